@@ -32,15 +32,15 @@ from plants import Expected, Planted, planted
 from plants.public import issues
 from torch._inductor.compiler_bisector import BisectionResult, CompilerBisector
 
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.compiler.settings import compile_in_process, drop_broken_kernels
-from fuzzcompile.execution.device import Numerics
-from fuzzcompile.execution.environment import describe
-from fuzzcompile.judging.report import Report
-from fuzzcompile.judging.triage import triage
-from fuzzcompile.trials.compiles import Experiments
+from fuzzcompile.compiler.torch_config import compile_in_process, drop_broken_kernels
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.device import Numerics
+from fuzzcompile.run.environment import describe
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.triage_report import Report
+from fuzzcompile.triage.trials.experiments import Experiments
 
 CPU = torch.device("cpu")
 _BEFORE = ("dynamo", "functionalization", "decomposition", "fake_tensor", "partition")

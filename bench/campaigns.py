@@ -24,9 +24,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fuzzcompile.corpus import Store
 from fuzzcompile.corpus.forms import GENERAL
-from fuzzcompile.severity import Severity
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.model.severity import Severity
 
 ENDED, CORPUS = "ended.json", "corpus.db"
 

@@ -23,16 +23,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from chaotic.house import House, blows
 from postgres_server import PostgresServer, lacking
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus import Store
 from fuzzcompile.corpus.models import CaseRow, FindingRow, RunRow
-from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.model.errors import EnvironmentUnfit
+
+sys.path.insert(0, str(Path(__file__).parent))
+
 
 # Seconds in peace within which a case has to be judged, on a machine where all workers may prove a bug at once.
 _PEACE = 240.0

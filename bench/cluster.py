@@ -33,16 +33,17 @@ import distributed
 import psutil
 
 import fuzzcompile
-from fuzzcompile.cluster.address import ClusterAddress
-from fuzzcompile.cluster.joining import join
-from fuzzcompile.cluster.messages import Charter
-from fuzzcompile.cluster.pool import ClusterPool
-from fuzzcompile.execution.named import Named, installed_torch
-from fuzzcompile.execution.pool import WorkerPool
-from fuzzcompile.execution.slot import WorkerState
-from fuzzcompile.execution.task_pool import TaskPool
-from fuzzcompile.worker.conditions import Conditions
-from fuzzcompile.worker.tasks import Surroundings
+from fuzzcompile.fuzz.campaign.campaign_run import join_cluster
+from fuzzcompile.fuzz.cluster.cluster_messages import HostCharter
+from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
+from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.named import Named
+from fuzzcompile.model.tasks import Surroundings
+from fuzzcompile.model.versions import installed_torch
+from fuzzcompile.run.pool import WorkerPool
+from fuzzcompile.run.slot import WorkerState
+from fuzzcompile.run.task_pool import TaskPool
 
 T = TypeVar("T")
 
@@ -127,8 +128,8 @@ def cluster(slots: int, *, real: bool) -> Iterator[tuple[ClusterPool, psutil.Pro
             stack.enter_context(_process("worker", *where, "--no-nanny", "--nthreads", str(threads)))
         opens = Named("cluster:open_plain") if real else Named("cluster:open_simulated")
         address = ClusterAddress.parse(json.loads(file.read_text())["address"])
-        pool = stack.enter_context(join(address, Conditions(device="cpu"), opens=opens))
-        pool.gathered(_PATIENCE)
+        pool = stack.enter_context(join_cluster(address, Conditions(device="cpu"), opens=opens))
+        pool.wait_for_worker(_PATIENCE)
         _until(lambda: pool.state.slots == slots)
         yield pool, scheduler
 
@@ -163,13 +164,13 @@ def work(seconds: float, source: str) -> str:
 _WORK: Callable[[float, str], str] = Named("cluster:work")
 
 
-def open_plain(charter: Charter, stack: ExitStack) -> tuple[TaskPool, Surroundings]:
+def open_plain(charter: HostCharter, stack: ExitStack) -> tuple[TaskPool, Surroundings]:
     """Worker processes without torch."""
     del stack
     return WorkerPool(charter.slots), Surroundings({"torch": installed_torch()}, "cpu")
 
 
-def open_simulated(charter: Charter, stack: ExitStack) -> tuple[TaskPool, Surroundings]:
+def open_simulated(charter: HostCharter, stack: ExitStack) -> tuple[TaskPool, Surroundings]:
     """No processes: tasks run in the threads of the Dask worker."""
     del stack
     return Inline(charter.slots), Surroundings({"torch": installed_torch()}, "cpu")

@@ -34,7 +34,8 @@ from bench.corpus_rows import ENVIRONMENT, SOURCE, add, begin, conclude, report,
 from bench.corpus_timing import Took, middle, show, timed, took
 from bench.corpus_writers import write_together
 from bench.postgres_server import PostgresServer
-from fuzzcompile.corpus import CaseRecord, Coverage, Reproducer, Store
+from fuzzcompile.corpus.records import CaseRecord, Coverage, Reproducer
+from fuzzcompile.corpus.store import Store
 
 
 def main() -> None:
@@ -127,7 +128,7 @@ def library(path: str, findings: int) -> None:
 
 def commands(path: str, finding: str) -> None:
     """What each command takes, with the start of Python."""
-    start = command(sys.executable, "-c", "import fuzzcompile.cli, fuzzcompile.corpus, rich.console")
+    start = command(sys.executable, "-c", "import fuzzcompile.front.cli, fuzzcompile.corpus, rich.console")
     show("python -c pass", None, command(sys.executable, "-c", "pass"))
     show("Python with the libraries of these commands", None, start)
     for words, limit in {

@@ -20,7 +20,8 @@ from bench.corpus_rows import (
     signature,
 )
 from bench.corpus_timing import took
-from fuzzcompile.corpus import CaseRecord, Coverage, Store
+from fuzzcompile.corpus.records import CaseRecord, Coverage
+from fuzzcompile.corpus.store import Store
 
 REPEATS = 100
 COMPILER = str(ENVIRONMENT["torch"])

@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus import Store
 from fuzzcompile.corpus.merging import in_short
 from fuzzcompile.corpus.models import Base, CampaignRow, CaseRow, EnvironmentRow, FindingRow, ReproducerRow, RunRow
 from fuzzcompile.corpus.postgres import set_sequences
+from fuzzcompile.corpus.store import Store
 from fuzzcompile.corpus.umbrellas import umbrella_of
-from fuzzcompile.severity import severity
+from fuzzcompile.model.severity import rate_severity
 
 ENVIRONMENT = {"torch": "2.13.0+cpu", "device": "cpu", "cpu": "synthetic"}
 STAGES = ("decomposition", "joint_graph", "post_grad", "lowering", "codegen")
@@ -123,7 +123,7 @@ def signature(name: int | str) -> str:
 def finding_row(number: int, hits: int) -> dict[str, object]:
     """The row of a finding, before it has runs."""
     judged = report(number)
-    own = severity(judged)  # type: ignore[arg-type]
+    own = rate_severity(judged)  # type: ignore[arg-type]
     said = {name: judged[name] for name in ("signature", "verdict", "confidence", "evidence")}
     said["culprit"] = in_short(judged.get("culprit"))
     seen = {"status": "open", "hits": hits, "first_seen": START, "last_seen": START}

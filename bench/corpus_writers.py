@@ -11,8 +11,10 @@ from collections import Counter
 from sqlalchemy import func, select
 
 from bench.corpus_rows import ENVIRONMENT, SOURCE, clean, report, sha
-from fuzzcompile.corpus import Campaign, CaseRecord, Coverage, Store, part_of
+from fuzzcompile.corpus.claiming import part_of
 from fuzzcompile.corpus.models import CoverageRow, FindingRow, RunRow
+from fuzzcompile.corpus.records import Campaign, CaseRecord, Coverage
+from fuzzcompile.corpus.store import Store
 
 STREAM = "seed=0"
 # Findings that all writers hit, and how often: each sees them first at about the same time.

@@ -31,16 +31,17 @@ from pathlib import Path
 import psutil
 import torch
 
-from fuzzcompile.compiler.catalogue import Known, known_to
-from fuzzcompile.corpus import CorpusError, Store
-from fuzzcompile.facts import facts
+from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
+from fuzzcompile.corpus.failures import CorpusError
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.model.facts import facts
 
 Rule = tuple[str, str]
 # The command line of fuzzcompile without minimizing: on an empty corpus, that would take most of a campaign's time, and
 # what is compared is how soon cases reach a rule.
 _REACHING = """
-import fuzzcompile.campaign.work as work
-from fuzzcompile.cli import main
+import fuzzcompile.fuzz.campaign.work_queue as work
+from fuzzcompile.front.cli import main
 work.LEAST_SEARCH = float("inf")
 main()
 """
@@ -83,12 +84,12 @@ def main() -> None:
 
 def reachable() -> list[Rule]:
     """Passes and patterns that can fire on the CPU under some setting, tables of patterns left out."""
-    rows = [row for row in known_to(torch.device("cpu")) if row.kind in ("pass", "pattern")]
+    rows = [row for row in list_known_rules(torch.device("cpu")) if row.kind in ("pass", "pattern")]
     tables = {(row.stage, row.pass_name) for row in rows if row.kind == "pattern"}
 
-    def can_fire(row: Known) -> bool:
+    def can_fire(row: KnownRule) -> bool:
         is_table = row.kind == "pass" and (row.stage, row.name) in tables
-        return not is_table and facts().lasting_reason_for(row.stage, row.name, "cpu") is None
+        return not is_table and facts().find_lasting_reason(row.stage, row.name, "cpu") is None
 
     return list(dict.fromkeys((row.stage, row.name) for row in rows if can_fire(row)))
 

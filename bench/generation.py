@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.execution.runs import grad_mode
-from fuzzcompile.generation import GeneratedCase, Profile, case_at
+from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at
+from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.run.runs import grad_mode
 
 
 def run_in_eager(case: GeneratedCase) -> None:
@@ -51,7 +52,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     profile = Profile(near_misses=not arguments.no_near_misses)
-    case_at(arguments.seed, 0, profile)
+    draw_case_at(arguments.seed, 0, profile)
 
     wall, busy, invalid_after = [], [], []
     sources: Counter[str] = Counter()
@@ -60,7 +61,7 @@ def main() -> None:
     ran = 0
     for index in range(arguments.count):
         start, begun = time.perf_counter(), time.process_time()
-        case = case_at(arguments.seed, index, profile)
+        case = draw_case_at(arguments.seed, index, profile)
         wall.append(time.perf_counter() - start)
         busy.append(time.process_time() - begun)
         ast.parse(case.source)

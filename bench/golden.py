@@ -60,6 +60,7 @@ def normalised(value: Any) -> Any:
 
 def normalised_text(text: str) -> str:
     """Return text without times, dates, temporary paths, and lines of fuzzcompile's own files."""
+    text = text.replace(sys.executable, "PYTHON")
     text = re.sub(r"/\S*?/(?=(tests|corpus|bench|templates|reports)/)", "", text)
     text = re.sub(r"/tmp/[\w./-]+", "TMP", text)
     text = re.sub(r"fuzzcompile/[\w/]+\.py(:\d+|\", line \d+)?", "FUZZCOMPILE", text)
@@ -166,8 +167,9 @@ def print_start(tree: Tree) -> dict[str, str]:
     """Count the modules that ``fuzzcompile triage`` imports, and time ``--help``."""
     counted = tree.run(
         "-c",
-        "import sys, fuzzcompile.__main__\n"
-        "try:\n    fuzzcompile.__main__.main(['triage', '--help'])\n"
+        "import runpy, sys\n"
+        "sys.argv = ['fuzzcompile', 'triage', '--help']\n"
+        "try:\n    runpy.run_module('fuzzcompile', run_name='__main__')\n"
         "except SystemExit:\n    pass\n"
         "own = [m for m in sys.modules if m.startswith('fuzzcompile')]\n"
         "print(len(own), len(sys.modules), 'torch' in sys.modules, file=sys.stderr)",

@@ -9,8 +9,8 @@ from typing import Literal
 from plants import Expected
 from torch._inductor.compiler_bisector import BisectionResult
 
-from fuzzcompile.attribution.culprit import Attribution
-from fuzzcompile.compiler.labels import base_name
+from fuzzcompile.compiler.watch.rule_labels import get_base_name
+from fuzzcompile.triage.attribution.culprit import Attribution
 
 Grade = Literal["right", "coarse", "wrong", "none"]
 # What CompilerBisector's backends and groups say of a stage, where they find nothing within.
@@ -47,9 +47,9 @@ def graded(found: Attribution, expected: Expected) -> Grade:
 
 def names(wanted: Sequence[str], text: str) -> bool:
     """Whether ``text`` (a rewrite, an operator, a node) names one of the wanted things."""
-    words = {text, base_name(text), *re.findall(r"\w+", text)}
+    words = {text, get_base_name(text), *re.findall(r"\w+", text)}
     words |= {re.sub(r"_\d+$", "", word) for word in words}
-    return any(base_name(name) in words for name in wanted)
+    return any(get_base_name(name) in words for name in wanted)
 
 
 def graded_bisection(result: BisectionResult | None, expected: Expected) -> Grade:

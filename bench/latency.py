@@ -235,20 +235,21 @@ def print_phases(script: Path) -> None:
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _HERE]  # the library's `profile` is meant
     if "OMP_WAIT_POLICY" not in os.environ:  # as in a worker's environment
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
-    gc.disable()  # as fuzzcompile.worker.start does
+    gc.disable()  # as fuzzcompile.triage.worker.start does
     with _phase("import of torch"):
         import torch
         import torch._inductor.codecache
     with contextlib.ExitStack() as stack:
         with _phase("start of the look at the toolchain"):
-            from fuzzcompile.compiler.toolchain import looking_at_toolchain
+            from fuzzcompile.compiler.kernel_cache import prepare_toolchain
 
-            stack.enter_context(looking_at_toolchain(wanted=True))
+            stack.enter_context(prepare_toolchain(wanted=True))
         with _phase("import of the compiler"):
             import torch._dynamo
             import torch._inductor.compile_fx  # noqa: F401
         with _phase("import of fuzzcompile"):
-            from fuzzcompile.worker.judge import JudgeTask, WorkerSetup, judge_file, prepare
+            from fuzzcompile.model.tasks import JudgeTask, WorkerSetup
+            from fuzzcompile.triage.judging.judge import judge_file, prepare
         with _phase("preparation of the worker"):
             prepare(WorkerSetup(threads=2))
         with _phase("end of the look at the toolchain"):
@@ -267,10 +268,10 @@ def print_phases(script: Path) -> None:
 
 def _watched() -> dict[str, tuple[float, float]]:
     """Sums of the time in the functions that judging consists of, without those that they call of each other."""
-    from fuzzcompile.execution import runs
-    from fuzzcompile.judging import attribute, triage
-    from fuzzcompile.trials.compiles import Experiments
-    from fuzzcompile.worker import judge
+    from fuzzcompile.run import runs
+    from fuzzcompile.triage import attributor, engine
+    from fuzzcompile.triage.judging import judge
+    from fuzzcompile.triage.trials.experiments import Experiments
 
     totals: dict[str, tuple[float, float]] = {}
     under_way: list[list[float]] = []
@@ -297,9 +298,9 @@ def _watched() -> dict[str, tuple[float, float]]:
     timed(runs, "run_eager", "eager and perturbed runs")
     timed(runs, "run_float64", "float64 runs")
     timed(Experiments, "trial", "compiles and their judgement")
-    timed(triage, "steps_of", "replays")
-    timed(triage, "decide", "decision")
-    timed(attribute.Attributor, "run", "attribution apart from its compiles")
+    timed(engine, "steps_of", "replays")
+    timed(engine, "decide", "decision")
+    timed(attributor.Attributor, "run", "attribution apart from its compiles")
     return totals
 
 

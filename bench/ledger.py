@@ -17,15 +17,15 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.attribution.replays import ReplayCount
-from fuzzcompile.attribution.steps import steps_of
-from fuzzcompile.case import Case, load_case
-from fuzzcompile.compiler.hooks import initialise_patterns
-from fuzzcompile.compiler.ledger import Ledger
-from fuzzcompile.compiler.session import Compilation, compiling, plainly
-from fuzzcompile.execution import runs
-from fuzzcompile.execution.building import build
-from fuzzcompile.execution.environment import describe
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.compiler.session import Compilation, open_plain_session, open_session
+from fuzzcompile.compiler.watch.ledger import Ledger
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run import runs
+from fuzzcompile.run.building import build
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.environment import describe
+from fuzzcompile.triage.attribution.steps import ReplayCount, measure_steps
 
 _KNOWN = Path(__file__).parent.parent / "tests" / "known_issues"
 _DEFAULT = (_KNOWN / "issue_179575.py", _KNOWN / "issue_195320.py")
@@ -64,9 +64,9 @@ def measure(case: Case, device: torch.device, pairs: int) -> None:
     for _ in range(_REPLAYED):  # apart: a compile after replays, or with a ledger held, takes a few percent longer
         ledger = _watched(case, device)[1]
         start = time.perf_counter()
-        steps_of(ledger, ReplayCount())
+        measure_steps(ledger, ReplayCount())
         replays.append(time.perf_counter() - start)
-        rewrites = len(ledger.rewrites())
+        rewrites = len(ledger.list_rewrites())
     print(f"{case.name}: {pairs} pairs, {rewrites} rewrites")
     for name, which in (("clock", 0), ("processor", 1)):
         without, seen = [times[which] for times in plain], [times[which] for times in watched]
@@ -81,7 +81,7 @@ def measure(case: Case, device: torch.device, pairs: int) -> None:
 def _plain(case: Case, device: torch.device) -> Times:
     program = build(case, device)
     gc.collect()  # what the run before left behind is not this one's to clear
-    with plainly(case.settings) as session:
+    with open_plain_session(case.settings) as session:
         start = time.perf_counter(), time.process_time()
         runs.observe(case, program, session.compile(program.model))
         return time.perf_counter() - start[0], time.process_time() - start[1]
@@ -90,7 +90,7 @@ def _plain(case: Case, device: torch.device) -> Times:
 def _watched(case: Case, device: torch.device) -> tuple[Times, Ledger]:
     program = build(case, device)
     gc.collect()
-    with compiling(case.settings, Compilation()) as session:
+    with open_session(case.settings, Compilation()) as session:
         start = time.perf_counter(), time.process_time()
         runs.observe(case, program, session.compile(program.model))
         times = time.perf_counter() - start[0], time.process_time() - start[1]

@@ -23,26 +23,25 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
-from fuzzcompile.campaign.drawing import recipe_of
-from fuzzcompile.campaign.leftovers import drawn_of
-from fuzzcompile.casefiles import defines_make
-from fuzzcompile.corpus import Store
-from fuzzcompile.execution.environment import describe
-from fuzzcompile.generation import Profile
-from fuzzcompile.judging.probe import Target
-from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.reduction.jobs import same_bug
-from fuzzcompile.reduction.minimize import minimize
-from fuzzcompile.reduction.scripts.sources import case_part
-from fuzzcompile.reduction.search import Budget
-from fuzzcompile.reduction.writing import model_lines
-from fuzzcompile.worker.judge import WorkerSetup, prepare
-from fuzzcompile.worker.minimize import LocalTools, job_of, judge_source
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.fuzz.campaign.leftovers import load_case
+from fuzzcompile.fuzz.recipe import GeneratedRecipe, read_recipe
+from fuzzcompile.model.tasks import WorkerSetup
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.programs.casefiles.python_text import defines_make
+from fuzzcompile.programs.ir.case_source import count_model_lines
+from fuzzcompile.programs.ir.case_text import extract_case
+from fuzzcompile.programs.shrink.minimize import minimize
+from fuzzcompile.programs.shrink.search import SearchBudget, same_bug
+from fuzzcompile.run.environment import describe
+from fuzzcompile.triage.judging.judge import prepare
+from fuzzcompile.triage.minimize.minimization import LocalTools, judge_source, make_job
+from fuzzcompile.triage.probe import SignatureLock
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
@@ -58,8 +57,7 @@ class Subject:
 
     name: str
     source: str
-    choices: bytes | None = None
-    profile: Profile = field(default_factory=Profile)
+    recipe: GeneratedRecipe | None = None
 
 
 def subjects_of(files: list[Path], corpus: Path | None) -> Iterator[Subject]:
@@ -71,8 +69,8 @@ def subjects_of(files: list[Path], corpus: Path | None) -> Iterator[Subject]:
         return
     with Store.open(corpus, create=False) as store:
         for finding in store.findings()[:FINDINGS]:
-            case = drawn_of(store, finding)
-            yield Subject(finding.public_id, finding.source, *recipe_of(case.choices, case.spec))
+            case = load_case(store, finding)
+            yield Subject(finding.public_id, finding.source, read_recipe(case.choices, case.spec))
 
 
 @dataclass(frozen=True)
@@ -102,16 +100,16 @@ def measured(subject: Subject, budget: float) -> Row | None:
     report = judge_source(source)
     if not report["is_bug"] or report["verdict"] in _LOST:
         return None
-    tools = LocalTools(Target.of(report))
-    job = job_of(source, report, subject.choices, subject.profile)
-    outcome = minimize(job, tools, Budget(200, time.monotonic() + budget))
-    before = case_part(source) if defines_make(source) else source
-    after = case_part(outcome.reproducer) if outcome.confirmed else outcome.source
+    tools = LocalTools(SignatureLock.of(report))
+    job = make_job(source, report, subject.recipe)
+    outcome = minimize(job, tools, SearchBudget(200, time.monotonic() + budget))
+    before = extract_case(source) if defines_make(source) else source
+    after = extract_case(outcome.reproducer) if outcome.confirmed else outcome.source
     return Row(
         subject.name,
         outcome.how,
-        model_lines(before),
-        model_lines(after),
+        count_model_lines(before),
+        count_model_lines(after),
         outcome.operators_before,
         operators_in(after) if outcome.how == "graph" else outcome.operators,
         outcome.tally.compiles,
@@ -140,10 +138,10 @@ def _is_constant(node: ast.AST) -> bool:
 _DRIVER = """
 import sys
 import torch
-from fuzzcompile.capture.loading import load
+from fuzzcompile.programs.capture.case_loader import load
 from pathlib import Path
-from fuzzcompile.execution.building import build
-from fuzzcompile.execution.runs import observe
+from fuzzcompile.run.building import build
+from fuzzcompile.run.runs import observe
 case = load(Path(sys.argv[1]), torch.device("cpu"))
 program = build(case, torch.device("cpu"))
 print(observe(case, program, torch.compile(program.model)).failure)
@@ -176,7 +174,7 @@ def torch_minifier(source: str, seconds: float, level: int) -> str:
         if not reproducers:
             return f"- ({seconds:.0f} s)" if time.monotonic() >= end else "-"
         text = reproducers[-1].read_text(encoding="utf-8")
-        return f"{model_lines(text)} lines, {text.count('torch.ops.')} ATen calls"
+        return f"{count_model_lines(text)} lines, {text.count('torch.ops.')} ATen calls"
 
 
 def _run(command: list[str], folder: str, environment: dict[str, str], end: float) -> None:

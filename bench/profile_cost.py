@@ -26,8 +26,8 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.execution.environment import describe
-from fuzzcompile.worker.pool import available_cpus
+from fuzzcompile.run.environment import describe
+from fuzzcompile.triage.worker.pool import available_cpus
 
 CASE = Path(__file__).parent / "profiles" / "bert_layout.py"
 PAIRS = (("inductor", "eager"), ("sdpa:math", "sdpa:flash"))

@@ -39,8 +39,8 @@ from recalling.sampling import Site, reach, sampled, sites
 from recalling.survey import Survey, Unjudged, drawn
 from recalling.table import report_of
 
-from fuzzcompile.compiler.recompiling import ROOT
-from fuzzcompile.signatures import source_hash
+from fuzzcompile.compiler.source_probes import ROOT
+from fuzzcompile.model.signatures import hash_source
 
 
 def main() -> None:
@@ -169,7 +169,7 @@ def _in_turn(queues: Sequence[tuple[Iterator[Site], int]]) -> Iterator[Iterator[
 def _sources(path: Path) -> Iterator[Unjudged]:
     for line in path.read_text(encoding="utf-8").splitlines():
         source = json.loads(line)["source"]
-        yield Unjudged(source_hash(source), source, ())
+        yield Unjudged(hash_source(source), source, ())
 
 
 def _tried(path: Path) -> list[Answer]:

@@ -24,12 +24,12 @@ import torch
 from plants import before, behind, planting
 from torch._inductor.fx_passes import post_grad
 
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.same import torch_same
-from fuzzcompile.execution.environment import describe
-from fuzzcompile.judging.report import Report
-from fuzzcompile.judging.triage import triage
-from fuzzcompile.trials.compiles import Experiments
+from fuzzcompile.compiler.torch_api import check_torch_same
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.environment import describe
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.triage_report import Report
+from fuzzcompile.triage.trials.experiments import Experiments
 
 aten = torch.ops.aten
 _CASE = """
@@ -125,7 +125,7 @@ def _others(path: Path) -> tuple[bool, bool]:
     compiled = experiments.trial().observation.values[0].value
     eager, exact = experiments.runs.eager.values[0].value, experiments.runs.reference.values[0].value
     assert math.isfinite(float(eager.double().abs().max()))
-    return torch.allclose(compiled, eager), torch_same(eager, compiled, exact)
+    return torch.allclose(compiled, eager), check_torch_same(eager, compiled, exact)
 
 
 if __name__ == "__main__":

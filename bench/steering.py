@@ -24,20 +24,19 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.attribution.proving import failing_rewrite
-from fuzzcompile.attribution.replays import ReplayCount
-from fuzzcompile.attribution.steps import steps_of, suspects_of
-from fuzzcompile.campaign.drawing import Drawn, Generator
-from fuzzcompile.campaign.profiles import for_this_torch
-from fuzzcompile.campaign.steering import UNIFORM, Item, Outcome, Steering, Strategy, items_of
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.labels import family_of
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.generation import Profile
-from fuzzcompile.judging.decision import decide
-from fuzzcompile.trials.compiles import Experiments
-from fuzzcompile.worker.isolation import isolated
-from fuzzcompile.worker.judge import WorkerSetup, prepare
+from fuzzcompile.compiler.watch.rule_labels import get_family
+from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, GeneratorSource, fit_installed_torch
+from fuzzcompile.fuzz.campaign.steering import UNIFORM, Item, PlaceOutcome, Steering, Strategy, collect_items
+from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.model.tasks import WorkerSetup
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.attribution.steps import ReplayCount, measure_steps, rank_suspects
+from fuzzcompile.triage.attribution.veto_proof import find_failing_rewrite
+from fuzzcompile.triage.decision import decide
+from fuzzcompile.triage.judging.judge import prepare
+from fuzzcompile.triage.trials.experiments import Experiments
+from fuzzcompile.triage.worker.isolation import isolated
 
 STRATEGIES = {
     "uniform": UNIFORM,
@@ -162,7 +161,7 @@ def _cell(runs: Sequence[Stream], name: str) -> str:
 def _run(generator: str, name: str, seed: int, seconds: float, folder: Path, known: dict[str, Screened]) -> Stream:
     """One stream of a strategy."""
     weights: Mapping[str, int] = SHARES.get(name, {})
-    source = Generator(for_this_torch(Profile().steered(weights)))
+    source = GeneratorSource(fit_installed_torch(Profile().steer(weights)))
     steering = Steering(source, seed, "screen", STRATEGIES.get(name, UNIFORM))
     spent, place = 0.0, 0
     reached: set[Item] = set()
@@ -177,14 +176,14 @@ def _run(generator: str, name: str, seed: int, seconds: float, folder: Path, kno
         spent += found.seconds
         reached |= found.items
         suspects |= {found.suspect} if found.suspect is not None else set()
-        items = items_of(found.items, found.suspect)
-        steering.learn(place, Outcome(drawn, items, True, found.step, found.suspect is not None))
+        items = collect_items(found.items, found.suspect)
+        steering.learn(place, PlaceOutcome(drawn, items, True, found.step, found.suspect is not None))
         place += 1
     fired = sum(outcome == "fired" for _, _, outcome in reached)
     return Stream(generator, name, seed, seconds, place, len(reached), fired, len(suspects), sorted(suspects))
 
 
-def _screen(drawn: Drawn, folder: Path) -> Screened:
+def _screen(drawn: DrawnCase, folder: Path) -> Screened:
     path = folder / f"case_{drawn.sha256[:12]}.py"
     path.write_text(drawn.source, encoding="utf-8")
     start = time.process_time()
@@ -197,7 +196,7 @@ def _screen(drawn: Drawn, folder: Path) -> Screened:
                 Compilation(screen=True), quick=True
             )
             trial = looking.trial()
-            steps = steps_of(trial.ledger, ReplayCount())
+            steps = measure_steps(trial.ledger, ReplayCount())
             decision = decide(looking, trial, steps)
     except Exception as error:  # a case that cannot be judged brings nothing
         print(f"  {path.name}: {type(error).__name__}: {str(error)[:80]}")
@@ -206,9 +205,9 @@ def _screen(drawn: Drawn, folder: Path) -> Screened:
         items |= {(one.stage, one.name, one.outcome) for one in trial.ledger.reached}
         step = max((one.float64 or 0.0 for one in steps if not one.random), default=None)
         if decision.verdict.is_bug:
-            failing, suspected = failing_rewrite(trial), suspects_of(steps)
+            failing, suspected = find_failing_rewrite(trial), rank_suspects(steps)
             label = failing or (suspected[0].label if suspected else None)
-            suspect = f"{decision.verdict.kind} {family_of(label.rewrite) if label is not None else 'unknown'}"
+            suspect = f"{decision.verdict.kind} {get_family(label.rewrite) if label is not None else 'unknown'}"
     return Screened(frozenset(items), time.process_time() - start, step, suspect)
 
 

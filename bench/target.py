@@ -27,11 +27,13 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.campaign.profiles import for_this_torch
-from fuzzcompile.execution.environment import describe
-from fuzzcompile.generation import Profile, case_at
-from fuzzcompile.worker.judge import JudgeTask, WorkerSetup, judge_file, prepare
-from fuzzcompile.worker.pool import available_cpus
+from fuzzcompile.fuzz.campaign.case_sources import fit_installed_torch
+from fuzzcompile.fuzz.generation.cases import draw_case_at
+from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.model.tasks import JudgeTask, WorkerSetup
+from fuzzcompile.run.environment import describe
+from fuzzcompile.triage.judging.judge import judge_file, prepare
+from fuzzcompile.triage.worker.pool import available_cpus
 
 _MOST_SECONDS = 10.0
 _BLOCK = '''"""One pre-norm transformer block."""
@@ -98,9 +100,9 @@ def sources(cases: int, seed: int, target: str) -> Iterator[tuple[str, str]]:
     for training in (False, True):
         for dtype in ("float32", "float16", "bfloat16"):
             yield f"block {dtype}{', trained' if training else ''}", _BLOCK.format(training=training, dtype=dtype)
-    profile = for_this_torch(Profile(), target)
+    profile = fit_installed_torch(Profile(), target)
     for index in range(cases):
-        yield f"case {index}", case_at(seed, index, profile).source
+        yield f"case {index}", draw_case_at(seed, index, profile).source
 
 
 def judged(path: str, screen: bool) -> Cost:

@@ -33,21 +33,22 @@ import psutil
 import torch
 from torch._inductor.utils import fresh_cache
 
-from fuzzcompile.campaign.budget import Budget, Clock, clock
-from fuzzcompile.campaign.crew import started
-from fuzzcompile.campaign.drawing import Drawn, Endless, Generator
-from fuzzcompile.campaign.events import CaseJudged, Event, Started, Tick
-from fuzzcompile.campaign.local import run_campaign
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.session import plainly
-from fuzzcompile.corpus import CaseRecord, Coverage, Store
-from fuzzcompile.execution import runs
-from fuzzcompile.execution.building import build
-from fuzzcompile.execution.environment import describe
-from fuzzcompile.generation import Profile
-from fuzzcompile.worker.conditions import Conditions
-from fuzzcompile.worker.judge import Judged, JudgeTask, WorkerSetup, judge_file, prepare
-from fuzzcompile.worker.pool import available_cpus
+from fuzzcompile.compiler.session import open_plain_session
+from fuzzcompile.corpus.records import CaseRecord, Coverage
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget, format_duration
+from fuzzcompile.fuzz.campaign.campaign_events import CaseJudged, Event, Started, Tick
+from fuzzcompile.fuzz.campaign.campaign_run import run_campaign, start_workers
+from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource, GeneratorSource
+from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.tasks import Judged, JudgeTask, WorkerSetup
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run import runs
+from fuzzcompile.run.building import build
+from fuzzcompile.run.environment import describe
+from fuzzcompile.triage.judging.judge import judge_file, prepare
+from fuzzcompile.triage.worker.pool import available_cpus
 
 _DEVICE = torch.device("cpu")
 _AGE = 45.0  # seconds of a worker's life at which its memory is compared
@@ -104,9 +105,9 @@ def measure_costs(cases: int, seed: int) -> None:
     plain: list[Cost] = []
     full: list[Cost] = []
     screen: list[Cost] = []
-    drawn: list[Drawn] = []
+    drawn: list[DrawnCase] = []
     with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder, "corpus.db")) as store:
-        _one(Generator().at(seed, 10**9), Path(folder), store, seed, 10**9)  # whatever is done once only
+        _one(GeneratorSource().at(seed, 10**9), Path(folder), store, seed, 10**9)  # whatever is done once only
         for index in range(cases):
             costs = _one(None, Path(folder), store, seed, index)
             if costs is None:
@@ -131,10 +132,10 @@ def measure_costs(cases: int, seed: int) -> None:
 
 
 def _one(
-    given: Drawn | None, folder: Path, store: Store, seed: int, index: int
-) -> tuple[Drawn, Cost, Cost, Cost] | None:
+    given: DrawnCase | None, folder: Path, store: Store, seed: int, index: int
+) -> tuple[DrawnCase, Cost, Cost, Cost] | None:
     """Plain, full and screened cost of a case; None if it has a bug or does not run."""
-    drawn = given or Generator().at(seed, index)
+    drawn = given or GeneratorSource().at(seed, index)
     path = folder / f"case_{index}.py"
     path.write_text(drawn.source, encoding="utf-8")
     costs: dict[str, Cost] = {}
@@ -142,15 +143,15 @@ def _one(
 
     def in_plain() -> None:
         case = load_case(path)
-        with plainly(case.settings):
+        with open_plain_session(case.settings):
             program = build(case, _DEVICE)
             runs.observe(case, program, torch.compile(program.model, dynamic=case.settings.dynamic))
 
     def in_full() -> None:
-        judged["full"] = _judged(Generator().at(seed, index), path, store, screen=False)
+        judged["full"] = _judged(GeneratorSource().at(seed, index), path, store, screen=False)
 
     def in_screen() -> None:
-        judged["screen"] = _judged(Generator().at(seed, index), path, store, screen=True)
+        judged["screen"] = _judged(GeneratorSource().at(seed, index), path, store, screen=True)
 
     ways = {"plain": in_plain, "full": in_full, "screen": in_screen}
     # Whichever comes first pays for what is done once (files read, the processor warm), so they take turns.
@@ -166,7 +167,7 @@ def _one(
     return drawn, costs["plain"], costs["full"], costs["screen"]
 
 
-def _judged(drawn: Drawn, path: Path, store: Store, *, screen: bool) -> Judged:
+def _judged(drawn: DrawnCase, path: Path, store: Store, *, screen: bool) -> Judged:
     """A case from its text to the corpus, as a campaign's worker and engine do it."""
     path.write_text(drawn.source, encoding="utf-8")
     judged = judge_file(JudgeTask(path=str(path), screen=screen))
@@ -180,7 +181,7 @@ def _median(costs: Iterable[Cost], what: str) -> float:
     return float(statistics.median(getattr(cost, what) for cost in costs))
 
 
-def _mix(drawn: Sequence[Drawn]) -> str:
+def _mix(drawn: Sequence[DrawnCase]) -> str:
     counts = Counter(name for case in drawn for name in case.features)
     return ", ".join(f"{name} {100 * count / len(drawn):.0f} %" for name, count in counts.most_common(20))
 
@@ -189,14 +190,14 @@ def _mix(drawn: Sequence[Drawn]) -> str:
 
 
 @dataclass(frozen=True)
-class _Blocks(Endless):
+class _Blocks(EndlessSource):
     """Single blocks in eval mode under the compiler's defaults: what the generator draws, until it is one."""
 
-    generator: Generator = field(default_factory=Generator)
+    generator: GeneratorSource = field(default_factory=GeneratorSource)
     name: str = "eval-blocks"
     profile: None = None
 
-    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
+    def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
         """The next such block."""
         number = 0
         while True:
@@ -208,7 +209,7 @@ class _Blocks(Endless):
                 return drawn
             number += 1
 
-    def of(self, choices: bytes) -> Drawn | None:
+    def of(self, choices: bytes) -> DrawnCase | None:
         """Nothing is varied."""
         return None
 
@@ -258,10 +259,10 @@ def measure_campaign(minutes: float, workers: int, mix: Any, *, blocks: bool, se
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder, "kernels"))
         location = str(Path(folder, "corpus.db"))
-        counted = Clock(Budget(seconds=60.0 * minutes))
-        with started(Conditions("cpu"), workers, counted) as crew:
+        counted = BudgetClock(CampaignBudget(seconds=60.0 * minutes))
+        with start_workers(Conditions("cpu"), workers, counted) as crew:
             source = _Blocks() if blocks else None
-            settings = crew.settings(
+            settings = crew.make_settings(
                 Profile(), counted, seed=seed, drafts=Path(folder, "drafts"), mix=mix, source=source
             )
             summary = run_campaign(
@@ -275,7 +276,7 @@ def measure_campaign(minutes: float, workers: int, mix: Any, *, blocks: bool, se
     drawn = ", ".join(f"{name} {100 * count / max(len(stored), 1):.0f} %" for name, count in counts.most_common(20))
     tally = summary.tally
     print(f"{mix}, {workers} workers, {'single eval blocks' if blocks else 'default mix'}: {tally.cases} cases in "
-          f"{clock(tally.seconds)}, {tally.cases_per_minute:.1f}/min, {tally.screened} screened")  # fmt: skip
+          f"{format_duration(tally.seconds)}, {tally.cases_per_minute:.1f}/min, {tally.screened} screened")  # fmt: skip
     spent = sum(watch.processor.values()) + _processor()
     print(f"{spent:.0f} s of processor time, {spent / max(tally.cases, 1):.2f} s a case; "
           f"left over: {summary.behind.cases} cases, {summary.behind.waiting} findings to minimize")  # fmt: skip
@@ -297,7 +298,10 @@ def _print_growth(watch: _Watch, screened: Mapping[int, float], minutes: float) 
         inside = [index for at, index in watch.judged if begin <= at < begin + window]
         took = [screened[index] for index in inside if index in screened]
         median = f"{statistics.median(took):5.2f} s" if took else "-"
-        print(f"  from {clock(begin)}: {60.0 * len(inside) / window:6.1f} cases/min; a screen took {median} (median)")
+        print(
+            f"  from {format_duration(begin)}: {60.0 * len(inside) / window:6.1f} cases/min; a screen took "
+            f"{median} (median)"
+        )
     ages = []
     for samples in watch.memory.values():
         at_age = [size for age, size in samples if abs(age - _AGE) < 2.0]

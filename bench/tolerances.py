@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fuzzcompile.execution.attention_backends import forced
-from fuzzcompile.execution.device import Numerics
-from fuzzcompile.execution.noise import UlpNoise
+from fuzzcompile.run.attention_backends import forced
+from fuzzcompile.run.device import Numerics
+from fuzzcompile.run.noise import UlpNoise
 
 WIDTH, INNER, HEADS, LENGTH, BATCH = 768, 3072, 12, 64, 2
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.execution.environment import describe
+from fuzzcompile.run.environment import describe
 
 SCRIPT = """
 import json, sys, time

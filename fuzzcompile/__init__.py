@@ -5,20 +5,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fuzzcompile.api.magic import load_ipython_extension as load_ipython_extension
-    from fuzzcompile.api.report import Report as Report
-    from fuzzcompile.api.triage import triage as triage
-    from fuzzcompile.watching.wrapping import watch as watch
+from fuzzcompile.model.versions import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from fuzzcompile.analyses.watch.wrapping import watch as watch
+    from fuzzcompile.front.api.notebook import load_ipython_extension as load_ipython_extension
+    from fuzzcompile.front.api.report import Report as Report
+    from fuzzcompile.front.api.triage import triage as triage
+
 __all__ = ["Report", "__version__", "triage", "watch"]
 
 _HOMES = {
-    "Report": "fuzzcompile.api.report",
-    "load_ipython_extension": "fuzzcompile.api.magic",
-    "triage": "fuzzcompile.api.triage",
-    "watch": "fuzzcompile.watching.wrapping",
+    "Report": "fuzzcompile.front.api.report",
+    "load_ipython_extension": "fuzzcompile.front.api.notebook",
+    "triage": "fuzzcompile.front.api.triage",
+    "watch": "fuzzcompile.analyses.watch.wrapping",
 }
 
 

@@ -1,6 +1,8 @@
 """``python -m fuzzcompile``."""
 
-from fuzzcompile.cli import main
+from __future__ import annotations
+
+from fuzzcompile.front.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.cli import main
+from fuzzcompile.front.cli.main import main
 
 KNOWN = Path(__file__).parent / "known_issues"
 CLEAN = """

@@ -15,10 +15,11 @@ from typing import Any
 import psutil
 
 import fuzzcompile
-from fuzzcompile.execution.named import Named, installed_torch
-from fuzzcompile.execution.pool import WorkerPool
-from fuzzcompile.execution.task_pool import TaskPool
-from fuzzcompile.worker.tasks import Surroundings
+from fuzzcompile.model.named import Named
+from fuzzcompile.model.tasks import Surroundings
+from fuzzcompile.model.versions import installed_torch
+from fuzzcompile.run.pool import WorkerPool
+from fuzzcompile.run.task_pool import TaskPool
 
 PATIENCE = 60  # seconds for anything that should be quick, on a machine that is busy
 EVAL: Callable[[str], Any] = Named("builtins:eval")

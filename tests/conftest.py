@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.settings import compile_in_process, drop_broken_kernels
-from fuzzcompile.execution.device import Numerics
-from fuzzcompile.judging.triage import triage
+from fuzzcompile.compiler.torch_config import compile_in_process, drop_broken_kernels
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.device import Numerics
+from fuzzcompile.triage.engine import triage
 
 KNOWN_ISSUES = Path(__file__).parent / "known_issues"
 
@@ -59,7 +59,7 @@ def triaged() -> Callable[[Path], dict[str, Any]]:
 def no_workarounds() -> Iterator[None]:
     """Triage looks for no workaround: a quarter of its compiles, for tests that read the culprit alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fuzzcompile.judging.attribute.find_workaround", lambda *arguments: None)
+        patch.setattr("fuzzcompile.triage.workaround.find_workaround", lambda *arguments: None)
         yield
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.capture.loading import load
-from fuzzcompile.compiler import custom
-from fuzzcompile.custom import Custom
-from fuzzcompile.errors import UsageError
-from fuzzcompile.judging.probe import probe
-from fuzzcompile.judging.report import Report
-from fuzzcompile.judging.triage import triage
-from fuzzcompile.reduction.reproducer import build_reproducer, confirm_reproducer
+from fuzzcompile.compiler import custom_code
+from fuzzcompile.model.custom import Custom
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.programs.capture.case_loader import load
+from fuzzcompile.programs.scripts.reproducer import build_reproducer, confirm_reproducer
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.probe import probe_case
+from fuzzcompile.triage.triage_report import Report
 
 CPU = torch.device("cpu")
 PAGE = Path(__file__).parents[1] / "docs" / "custom-passes.md"
@@ -58,11 +58,13 @@ def installed(tmp_path, monkeypatch) -> Iterator[object]:
         (tmp_path / f"{name}.py").write_text(text)
         file = str(tmp_path / f"{name}.py")
         named = [f"{file}:{attribute}" for attribute in passes]
-        custom.install(Custom.parse(named, at if passes else (), None if backend is None else f"{file}:{backend}"))
+        custom_code.install_custom(
+            Custom.parse(named, at if passes else (), None if backend is None else f"{file}:{backend}")
+        )
         return name
 
     yield install
-    custom.install(Custom())
+    custom_code.install_custom(Custom())
 
 
 def example(number: str, *changes: tuple[str, str]) -> str:
@@ -96,7 +98,7 @@ def test_the_right_fusion_is_clean_and_each_pattern_is_a_rule(installed, tmp_pat
     name = installed(example(f"right_{eps[-1]}_{dtype}"), "fusion")
     report = judged(case(tmp_path, eps=eps, dtype=dtype))
     assert not report.is_bug and fired(report) == ([rule] if rule else [])
-    [loaded] = custom.loaded()
+    [loaded] = custom_code.list_loaded()
     assert (loaded.name, loaded.place, loaded.setting) == (f"{name}:fusion", "post_grad", "post_grad_custom_post_pass")
     assert "add_rms_norm_float32_1e-05" in loaded.rules and len(loaded.rules) == 4
 
@@ -192,7 +194,7 @@ def spoil(module, inputs):
 
 def outcomes(path: Path, *vetoes: str) -> set[tuple[str, str]]:
     """What became of the matches of rules of post-grad, from one screen."""
-    seen = probe(load(path, CPU), CPU, vetoes=vetoes, screen=True).outcomes
+    seen = probe_case(load(path, CPU), CPU, vetoes=vetoes, screen=True).outcomes
     return {(family, how) for stage, family, how in seen if stage == "post_grad"}
 
 
@@ -204,7 +206,7 @@ def test_a_graph_pass_is_one_rule_that_is_vetoed_by_its_name(installed, tmp_path
 
 def test_patterns_of_one_name_are_told_apart_in_the_tables_that_an_object_holds(installed, tmp_path):
     name = installed(OWN, "manager")
-    [loaded] = custom.loaded()
+    [loaded] = custom_code.list_loaded()
     assert loaded.rules == ("to_sqrt", "to_sqrt#2")
     assert ("to_sqrt", "fired") in outcomes(case(tmp_path))
     assert ("to_sqrt", "fired") not in outcomes(case(tmp_path), f"{name}:manager")
@@ -213,7 +215,7 @@ def test_patterns_of_one_name_are_told_apart_in_the_tables_that_an_object_holds(
 @pytest.mark.parametrize(("attribute", "place"), [("Aware", "post_grad"), ("torch_level", "pre_grad")])
 def test_the_stage_is_known_where_only_one_can_run_the_pass(installed, attribute, place):
     installed(OWN, attribute, at=())
-    assert [loaded.place for loaded in custom.loaded()] == [place]
+    assert [loaded.place for loaded in custom_code.list_loaded()] == [place]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +266,7 @@ def test_a_backend_is_judged_and_blamed_where_inductor_is_right(installed, tmp_p
 
 def test_a_backend_that_torch_does_not_have_is_refused():
     with pytest.raises(UsageError, match="it has aot_eager"):
-        custom.install(Custom.parse([], [], "aot_eagr"))
+        custom_code.install_custom(Custom.parse([], [], "aot_eagr"))
 
 
 @pytest.mark.slow

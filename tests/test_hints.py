@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile import hints
+from fuzzcompile.model import hints
 
 
 @pytest.fixture(autouse=True)
@@ -20,19 +20,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def words(line: str) -> list[str]:
     """The arguments that a shell passes on."""
-    return shlex.split(line)[len(hints.program()) :]
+    return shlex.split(line)[len(hints.find_program()) :]
 
 
 def test_names_are_quoted_and_paths_made_relative(folder):
-    line = hints.command("minimize", folder / "a b.py", plant=(Path("it's.py"), "$x"))
+    line = hints.format_command("minimize", folder / "a b.py", plant=(Path("it's.py"), "$x"))
     assert words(line) == ["minimize", "a b.py", "--plant", "it's.py", "--plant", "$x"]
-    assert words(hints.command("triage", "-x.py", math_only=True, call=None)) == ["triage", "./-x.py", "--math-only"]
+    assert words(hints.format_command("triage", "-x.py", math_only=True, call=None)) == [
+        "triage",
+        "./-x.py",
+        "--math-only",
+    ]
 
 
 def test_what_holds_anyway_is_left_out(folder, monkeypatch):
-    line = hints.command("issue", "F1", corpus=folder / "corpus" / "fuzzcompile.db", device="auto", timeout=180.0)
+    line = hints.format_command(
+        "issue", "F1", corpus=folder / "corpus" / "fuzzcompile.db", device="auto", timeout=180.0
+    )
     assert words(line) == ["issue", "F1"]
-    assert words(hints.command("issue", "F1", corpus="x.db", device="cpu"))[2:] == [
+    assert words(hints.format_command("issue", "F1", corpus="x.db", device="cpu"))[2:] == [
         "--corpus",
         "x.db",
         "--device",
@@ -40,8 +46,8 @@ def test_what_holds_anyway_is_left_out(folder, monkeypatch):
     ]
     monkeypatch.setenv("FUZZCOMPILE_CORPUS", "x.db")
     (folder / "pyproject.toml").write_text('[tool.fuzzcompile]\ndevice = "cpu"\n')
-    assert words(hints.command("issue", "F1", corpus="x.db", device="cpu")) == ["issue", "F1"]
-    assert words(hints.command("issue", "F1", corpus="corpus/fuzzcompile.db", device="auto"))[2::2] == [
+    assert words(hints.format_command("issue", "F1", corpus="x.db", device="cpu")) == ["issue", "F1"]
+    assert words(hints.format_command("issue", "F1", corpus="corpus/fuzzcompile.db", device="auto"))[2::2] == [
         "--corpus",
         "--device",
     ]
@@ -49,13 +55,13 @@ def test_what_holds_anyway_is_left_out(folder, monkeypatch):
 
 def test_what_is_read_elsewhere_depends_on_no_setting_of_this_machine(monkeypatch):
     monkeypatch.setenv("FUZZCOMPILE_DEVICE", "cpu")
-    line = hints.command("issue", "F1", device="cpu", published=True)
+    line = hints.format_command("issue", "F1", device="cpu", published=True)
     assert line == "fuzzcompile issue F1 --device cpu"
 
 
 def test_a_subject_keeps_the_options_that_the_command_takes():
-    subject = hints.Named("m.py", {"module": "h.1", "device": "cpu", "plant": ("p.py",)})
-    assert words(subject.command("triage")) == [
+    subject = hints.CommandSubject("m.py", {"module": "h.1", "device": "cpu", "plant": ("p.py",)})
+    assert words(subject.format_command("triage")) == [
         "triage",
         "m.py",
         "--module",
@@ -65,10 +71,10 @@ def test_a_subject_keeps_the_options_that_the_command_takes():
         "--plant",
         "p.py",
     ]
-    assert words(subject.command("issue")) == ["issue", "m.py", "--device", "cpu", "--plant", "p.py"]
+    assert words(subject.format_command("issue")) == ["issue", "m.py", "--device", "cpu", "--plant", "p.py"]
     assert subject.is_taken_whole_by("bisect") and not subject.is_taken_whole_by("minimize")
 
 
 def test_where_no_script_of_ours_is_on_the_path_the_interpreter_is_named(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    assert hints.program() == [sys.executable, "-m", "fuzzcompile"]
+    assert hints.find_program() == [sys.executable, "-m", "fuzzcompile"]

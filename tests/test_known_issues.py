@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.compiler.labels import base_name
+from fuzzcompile.compiler.watch.rule_labels import get_base_name
 
 KNOWN = Path(__file__).parent / "known_issues"
 CASES = sorted(KNOWN.glob("issue_*.py"))
@@ -91,7 +91,7 @@ def test_culprit_is_named_and_proved(name, triaged):
     report = triaged(KNOWN / f"{name}.py")
     culprit = report["culprit"]
     if TORCH == "2.11":  # patterns have no names there: they go by their search functions, which their variants share
-        rewrite = base_name(rewrite)
+        rewrite = get_base_name(rewrite)
     assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == (stage, rewrite, True)
     assert culprit["source"].startswith("torch/_inductor/fx_passes/") and culprit["line"] > 0
     assert report["confidence"] == "high"

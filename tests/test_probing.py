@@ -10,10 +10,10 @@ import pytest
 import torch
 from behind_plants import aten
 
-from fuzzcompile.case import load_case
-from fuzzcompile.judging.probe import Probe, Target, probe
-from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.stages.base import Suspect
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.probe import CaseProbe, SignatureLock, probe_case
+from fuzzcompile.triage.stages.stage import Suspect
 
 KNOWN = Path(__file__).parent / "known_issues"
 CPU = torch.device("cpu")
@@ -22,17 +22,17 @@ TORCH = ".".join(torch.__version__.split(".")[:2])
 of_2_13 = pytest.mark.skipif(TORCH != "2.13", reason="bugs of torch 2.13")
 
 
-def look(path: Path, target: Target) -> Probe:
-    return probe(load_case(path), CPU, target=target)
+def look(path: Path, target: SignatureLock) -> CaseProbe:
+    return probe_case(load_case(path), CPU, target=target)
 
 
 @of_2_13
 @pytest.mark.parametrize("name", ["issue_195422", "issue_195579", "issue_198343b", "issue_191499"])
 def test_who_is_at_fault_beyond_the_graph_passes_is_told_by_one_compile(name, triaged):
     report = triaged(KNOWN / f"{name}.py")
-    target = Target.of(report)
+    target = SignatureLock.of(report)
     seen = look(KNOWN / f"{name}.py", target)
-    assert target.looks == report["culprit"]["stage"] and target.matches(seen)
+    assert target.suspect_stage == report["culprit"]["stage"] and target.matches(seen)
     assert (seen.compiles, seen.screens) == (1, 0)
 
 
@@ -48,7 +48,7 @@ def test_who_is_at_fault_beyond_the_graph_passes_is_told_by_one_compile(name, tr
 )
 def test_another_culprit_behind_the_same_verdict_is_no_match_unless_only_the_verdict_is_kept(wanted, other, triaged):
     report = triaged(KNOWN / f"{wanted}.py")
-    locked, loose = Target.of(report), Target.of(report, "verdict")
+    locked, loose = SignatureLock.of(report), SignatureLock.of(report, "verdict")
     seen = look(KNOWN / f"{other}.py", locked)
     assert seen.is_bug and not locked.matches(seen)
     assert loose.matches(look(KNOWN / f"{other}.py", loose))
@@ -60,7 +60,7 @@ def held(write_case) -> Callable[..., bool]:
 
     def check(stage: str, family: str, program: str) -> bool:
         source = f"import torch\ndef make():\n    return (lambda x: {program}), (torch.linspace(0.1, 1.5, 64),)\n"
-        target = Target("miscompile", stage, None, (family,))
+        target = SignatureLock("miscompile", stage, None, (family,))
         seen = look(write_case(source, f"case_{abs(hash(program))}.py"), target)
         assert seen.is_bug
         return target.matches(seen)
@@ -86,20 +86,20 @@ def test_errors_of_nobody_are_told_apart_by_what_they_say():
         "signature": "functionalization:RuntimeError:a view of size N was modified",
         "culprit": {"stage": "functionalization", "rewrite": None, "family": "unknown"},
     }
-    target = Target.of(report)
+    target = SignatureLock.of(report)
 
-    def seen(error: str) -> Probe:
-        return Probe(Verdict.COMPILE_ERROR, True, error=error)
+    def seen(error: str) -> CaseProbe:
+        return CaseProbe(Verdict.COMPILE_ERROR, True, error=error)
 
     assert target.matches(seen("RuntimeError: a view of size N was modified"))
     assert not target.matches(seen("RuntimeError: no such operator"))
     assert not target.matches(seen("TypeError: a view of size N was modified"))
-    assert Target.of(report, "verdict").matches(seen("TypeError: anything"))
+    assert SignatureLock.of(report, "verdict").matches(seen("TypeError: anything"))
 
 
 def test_among_rewrites_the_first_suspect_counts():
-    target = Target("miscompile", "joint_graph", "fuse_attention.py", ("sfdp",))
+    target = SignatureLock("miscompile", "joint_graph", "fuse_attention.py", ("sfdp",))
     sfdp, other = (Suspect("joint_graph", name, "fuse_attention.py") for name in ("sfdp", "other"))
-    assert target.matches(Probe(Verdict.NONFINITE, True, (sfdp, other)))
-    assert not target.matches(Probe(Verdict.NONFINITE, True, (other, sfdp)))
-    assert not target.matches(Probe(Verdict.METADATA, True, (sfdp,)))
+    assert target.matches(CaseProbe(Verdict.NONFINITE, True, (sfdp, other)))
+    assert not target.matches(CaseProbe(Verdict.NONFINITE, True, (other, sfdp)))
+    assert not target.matches(CaseProbe(Verdict.METADATA, True, (sfdp,)))

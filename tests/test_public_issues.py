@@ -13,9 +13,9 @@ import pytest
 import torch
 from test_known_issues import expected
 
-from fuzzcompile.commands.triage import Answer, triage_files
-from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.worker.conditions import Conditions
+from fuzzcompile.front.commands.triage import FileAnswer, triage_files
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.verdicts import Verdict
 
 FOLDER = Path(__file__).parent / "public_issues"
 CASES = sorted(FOLDER.glob("*/issue_*.py"))
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def answers(request: pytest.FixtureRequest) -> dict[str, Answer]:
+def answers(request: pytest.FixtureRequest) -> dict[str, FileAnswer]:
     """Triage of the files that the selected tests ask for, in two workers: some crash, some never end."""
     selected = [getattr(item, "callspec", None) for item in request.session.items]
     named = {spec.params.get("judged") for spec in selected if spec is not None}
@@ -58,14 +58,14 @@ def marked(path: Path) -> object:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("judged", [marked(path) for path in CASES])
-def test_verdict(judged: Path, answers: dict[str, Answer]):
+def test_verdict(judged: Path, answers: dict[str, FileAnswer]):
     answer = answers[judged.stem]
     assert answer.report is not None, answer.error
     assert answer.report["verdict"] in expected(judged), answer.report["detail"]
 
 
 @pytest.mark.slow
-def test_nearly_all_are_told_right(answers: dict[str, Answer]):
+def test_nearly_all_are_told_right(answers: dict[str, FileAnswer]):
     total: Counter[str] = Counter()
     on_the_right_side: Counter[str] = Counter()
     exact: Counter[str] = Counter()

@@ -9,20 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch._inductor.lowering
-from torch._inductor.codegen import cpp_utils
-
-from fuzzcompile.compiler.recompiling import ROOT, replaced
-from fuzzcompile.errors import UsageError
-from fuzzcompile.span import Span
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-
 from recalling.answers import OUTCOMES, Answer, Attempt, outcome_of, read_answers
 from recalling.calls import around, runs
 from recalling.mutation import Mutation
 from recalling.naming import named
 from recalling.operators import mutations_of
 from recalling.sampling import Site, sampled, sites
+from torch._inductor.codegen import cpp_utils
+
+from fuzzcompile.compiler.source_probes import ROOT, replace_code
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.focus_plan import Span
 
 FILE = "torch/_inductor/codegen/cpp_utils.py"
 ANSWERED = set(OUTCOMES) - {"not installable"}
@@ -71,7 +68,7 @@ def mutant(operator: str, function) -> Mutation:
 def test_a_mutant_runs_in_memory_says_so_and_can_be_taken_back():
     mutation, reached = mutant("comparison", cpp_utils.value_to_cpp), []
     own, right = cpp_utils.value_to_cpp.__code__, cpp_utils.value_to_cpp(1.5, "float")
-    planted = replaced(mutation.file, mutation.start, mutation.end, mutation.after, lambda: reached.append(1))
+    planted = replace_code(mutation.file, mutation.start, mutation.end, mutation.after, lambda: reached.append(1))
     planted.install()
     try:
         assert cpp_utils.value_to_cpp(1.5, "float") != right
@@ -85,7 +82,7 @@ def test_a_mutant_runs_in_memory_says_so_and_can_be_taken_back():
 
 def test_what_does_not_stand_there_is_refused():
     with pytest.raises(UsageError, match="no expression or statement"):
-        replaced(FILE, (1, 0), (1, 3), "None", lambda: None)
+        replace_code(FILE, (1, 0), (1, 3), "None", lambda: None)
 
 
 def site(number: int, stage: str = "lowering") -> Site:

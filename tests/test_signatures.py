@@ -2,10 +2,17 @@
 
 import pytest
 
-from fuzzcompile import signatures
-from fuzzcompile.reduction.jobs import same_bug
-from fuzzcompile.reporting.baseline import Baseline
-from fuzzcompile.signatures import agree, coarse, fingerprint, is_unproved, of_program, refined
+from fuzzcompile.model import signatures
+from fuzzcompile.model.signatures import (
+    agree,
+    drop_fingerprint,
+    is_unproved,
+    make_program_signature,
+    parse_fingerprint,
+    replace_fingerprint,
+)
+from fuzzcompile.programs.shrink.search import same_bug
+from fuzzcompile.report.baseline import Baseline
 
 SDPA = "joint_graph:torch/_inductor/fx_passes/fuse_attention.py:sfdp"
 ERROR = "lowering:CppCompileError:g++: error: 'tmp' was not declared"
@@ -27,39 +34,42 @@ PROGRAM = "unattributed:-:program-0123456789ab"
     ],
 )
 def test_place_and_fingerprint(signature, coarse, fingerprint):
-    assert (signatures.coarse(signature), signatures.fingerprint(signature)) == (coarse, fingerprint)
-    assert signatures.refined(signature, fingerprint) == signature
-    assert signatures.stage(signature) == signature.split(":")[0]
+    assert (signatures.drop_fingerprint(signature), signatures.parse_fingerprint(signature)) == (coarse, fingerprint)
+    assert signatures.replace_fingerprint(signature, fingerprint) == signature
+    assert signatures.parse_stage(signature) == signature.split(":")[0]
 
 
 def test_only_a_place_is_refined():
-    assert signatures.refined(f"{SDPA}:layout", "dtype") == f"{SDPA}:dtype"
-    assert signatures.refined(ERROR, "dtype") == ERROR and signatures.refined(PROGRAM, "dtype") == PROGRAM
+    assert signatures.replace_fingerprint(f"{SDPA}:layout", "dtype") == f"{SDPA}:dtype"
+    assert (
+        signatures.replace_fingerprint(ERROR, "dtype") == ERROR
+        and signatures.replace_fingerprint(PROGRAM, "dtype") == PROGRAM
+    )
     assert signatures.is_unproved(PROGRAM) and signatures.is_unproved("unattributed:-:miscompile")
     assert not any(signatures.is_unproved(proved) for proved in (SDPA, ERROR, "functionalization:-:to"))
 
 
 def test_two_fingerprints_are_two_bugs_of_one_place():
     dim, layout = f"{SDPA}:softmax(dim)", f"{SDPA}:layout"
-    assert signatures.same_place(dim, layout) and not signatures.agree(dim, layout)
+    assert signatures.name_same_place(dim, layout) and not signatures.agree(dim, layout)
     assert signatures.agree(dim, SDPA) and signatures.agree(SDPA, SDPA)
     assert not signatures.agree(SDPA, ERROR)
 
 
 def test_a_fingerprint_is_the_fourth_part():
-    signature = refined(SDPA, "softmax(dim)")
+    signature = replace_fingerprint(SDPA, "softmax(dim)")
     assert signature == f"{SDPA}:softmax(dim)"
-    assert (coarse(signature), fingerprint(signature)) == (SDPA, "softmax(dim)")
-    assert (coarse(SDPA), fingerprint(SDPA)) == (SDPA, None)
-    assert refined(SDPA, None) == SDPA
+    assert (drop_fingerprint(signature), parse_fingerprint(signature)) == (SDPA, "softmax(dim)")
+    assert (drop_fingerprint(SDPA), parse_fingerprint(SDPA)) == (SDPA, None)
+    assert replace_fingerprint(SDPA, None) == SDPA
 
 
 @pytest.mark.parametrize(
     "signature", [LOWERING_ERROR, "codegen:torch/_inductor/codegen/cpp.py:expm1", "unattributed:-:crash"]
 )
 def test_other_signatures_take_none_and_have_none(signature):
-    assert refined(signature, "layout") == coarse(signature) == signature
-    assert fingerprint(signature) is None
+    assert replace_fingerprint(signature, "layout") == drop_fingerprint(signature) == signature
+    assert parse_fingerprint(signature) is None
 
 
 @pytest.mark.parametrize(
@@ -81,16 +91,16 @@ def test_one_cause_in_one_place(wanted, reached, same):
 
 
 def test_a_program_stands_for_what_nothing_proves():
-    signature = of_program("decomposition", "0123456789abcdef")
+    signature = make_program_signature("decomposition", "0123456789abcdef")
     assert signature == "decomposition:-:program-0123456789ab"
     assert is_unproved(signature) and not is_unproved(SDPA)
-    assert not agree(signature, of_program("decomposition", "f" * 64))
+    assert not agree(signature, make_program_signature("decomposition", "f" * 64))
 
 
 @pytest.mark.parametrize(("cause", "same"), [("softmax(dim)", True), (None, True), ("layout", False)])
 def test_a_reduction_that_meets_another_cause_met_another_bug(cause, same):
     wanted = {"is_bug": True, "verdict": "miscompile", "confidence": "low", "signature": f"{SDPA}:softmax(dim)"}
-    assert same_bug(wanted, {**wanted, "signature": refined(SDPA, cause)}) is same
+    assert same_bug(wanted, {**wanted, "signature": replace_fingerprint(SDPA, cause)}) is same
 
 
 @pytest.mark.parametrize(
@@ -104,10 +114,10 @@ def test_a_reduction_that_meets_another_cause_met_another_bug(cause, same):
 def test_a_baseline_tells_causes_apart_where_both_are_known(known, met, is_known, tmp_path):
     path = tmp_path / "known.txt"
     path.write_text(known + "\n")
-    assert Baseline.read(path).knows({"is_bug": True, "signature": refined(SDPA, met)}) is is_known
+    assert Baseline.read(path).knows({"is_bug": True, "signature": replace_fingerprint(SDPA, met)}) is is_known
 
 
 def test_a_program_in_place_of_a_cause_is_provisional():
-    provisional = signatures.refined(SDPA, f"{signatures.PROGRAM}0123456789ab")
+    provisional = signatures.replace_fingerprint(SDPA, f"{signatures.PROGRAM}0123456789ab")
     assert signatures.is_provisional(provisional) and not signatures.is_provisional(PROGRAM)
     assert signatures.agree(provisional, f"{SDPA}:dtype") and not signatures.is_unproved(provisional)

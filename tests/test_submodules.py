@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from fuzzcompile.capture.loading import load
-from fuzzcompile.capture.submodules import submodule_case
-from fuzzcompile.case import Arguments, load_case
-from fuzzcompile.cli import main
-from fuzzcompile.errors import CaseError
-from fuzzcompile.execution.building import build
-from fuzzcompile.execution.runs import run_eager, run_float64
+from fuzzcompile.front.cli.main import main
+from fuzzcompile.model.errors import CaseError
+from fuzzcompile.programs.capture.case_loader import load, submodule_case
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.building import build
+from fuzzcompile.run.case import Arguments
+from fuzzcompile.run.runs import run_eager, run_float64
 
 CPU = torch.device("cpu")
 MODEL = """

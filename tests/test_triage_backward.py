@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch._inductor import lowering
 
-from fuzzcompile.case import load_case
-from fuzzcompile.judging.triage import triage
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.engine import triage
 
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch._inductor.fx_passes import post_grad
 
-from fuzzcompile.case import load_case
-from fuzzcompile.errors import UsageError
-from fuzzcompile.judging.triage import triage
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.engine import triage
 
 CPU = torch.device("cpu")
 MODE = "max-autotune-no-cudagraphs"

@@ -12,10 +12,10 @@ import torch
 from torch._dynamo.guards import GuardBuilder
 from torch._inductor.fx_passes import post_grad
 
-from fuzzcompile.case import load_case
-from fuzzcompile.judging.refusals import CannotJudge
-from fuzzcompile.judging.report import Report
-from fuzzcompile.judging.triage import triage
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.refusals import CannotJudge
+from fuzzcompile.triage.triage_report import Report
 
 CPU = torch.device("cpu")
 CALLS = """

@@ -13,9 +13,9 @@ import torch
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._inductor.fx_passes import post_grad
 
-from fuzzcompile.case import load_case
-from fuzzcompile.judging.refusals import CannotJudge
-from fuzzcompile.judging.triage import triage
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.refusals import CannotJudge
 
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 

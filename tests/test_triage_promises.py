@@ -10,14 +10,14 @@ import torch
 from torch._inductor import compile_fx, lowering
 from torch._inductor.virtualized import V
 
-from fuzzcompile.case import load_case
-from fuzzcompile.contract import broken_bits
-from fuzzcompile.contracts.promised import judge_promised, promises_of
-from fuzzcompile.judging.probe import Target
-from fuzzcompile.judging.refusals import CannotJudge
-from fuzzcompile.judging.triage import triage
-from fuzzcompile.reduction.writing import Written
-from fuzzcompile.worker.minimize import ProbeTask, judge_source, probe_candidate
+from fuzzcompile.model.contract import find_broken_promise
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.programs.ir.case_source import CaseText
+from fuzzcompile.triage.bitwise.promises import find_promises, judge_own_promises
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.minimize.minimization import ProbeTask, judge_source, probe_candidate
+from fuzzcompile.triage.probe import SignatureLock
+from fuzzcompile.triage.refusals import CannotJudge
 
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 
@@ -123,7 +123,7 @@ def unrounded():
 def test_casts_that_are_promised_and_elided_are_named(write_case):
     case = load_case(write_case(HEAD + CASTS + CHAIN + SHORT))
     with unrounded():
-        report = judge_promised(case, CPU, triage(case, CPU), deadline=None)
+        report = judge_own_promises(case, CPU, triage(case, CPU), deadline=None)
     assert report.verdict == "precision_loss"
     assert report.promise.startswith("emulate_precision_casts: ")
     assert (report.attribution.culprit.stage, report.attribution.culprit.rewrite) == ("lowering", "aten.mul.Tensor")
@@ -134,8 +134,8 @@ def test_a_reduction_holds_candidates_to_the_broken_promise():
     source = HEAD + CASTS + CHAIN + SHORT
     with unrounded():
         report = judge_source(source)
-        target = Target.of(report)
-        asked = {text: probe_candidate(ProbeTask(Written(text, {}), target, screen=False)) for text in (
+        target = SignatureLock.of(report)
+        asked = {text: probe_candidate(ProbeTask(CaseText(text, {}), target, screen=False)) for text in (
             source.replace("return (x * x + x).sub(0.25).mul(x)", "return x * x + x"),
             source.replace("return (x * x + x).sub(0.25).mul(x)", "return x.sub(0.25).add(x)"),
             source.replace(CASTS, ""),
@@ -149,25 +149,25 @@ def test_a_reduction_holds_candidates_to_the_broken_promise():
 def test_bits_alone_are_at_stake_where_a_promise_is_broken_and_no_value_is_wrong():
     evidence = {"promise": "emulate_precision_casts: kept", "outputs": [{"finding": "close"}]}
     report = {"verdict": "precision_loss", "evidence": evidence}
-    assert broken_bits(report) == evidence["promise"]
-    assert broken_bits({**report, "evidence": {**evidence, "outputs": [{"finding": "far"}]}}) is None
-    assert broken_bits({**report, "verdict": "accepts_invalid"}) is None
+    assert find_broken_promise(report) == evidence["promise"]
+    assert find_broken_promise({**report, "evidence": {**evidence, "outputs": [{"finding": "far"}]}}) is None
+    assert find_broken_promise({**report, "verdict": "accepts_invalid"}) is None
 
 
 def test_equal_bits_need_no_further_compile_and_no_setting_means_no_promise(write_case):
     case = load_case(write_case(HEAD + CASTS + CHAIN + SHORT))
     report = triage(case, CPU)
-    assert (report.verdict, judge_promised(case, CPU, report, deadline=None)) == ("equal", report)
+    assert (report.verdict, judge_own_promises(case, CPU, report, deadline=None)) == ("equal", report)
     plain = load_case(write_case(HEAD + CHAIN + SHORT))
-    assert promises_of(plain, CPU, rounding=True) == {}
-    assert list(promises_of(case, CPU, rounding=True)) == ["eager"]
+    assert find_promises(plain, CPU, rounding=True) == {}
+    assert list(find_promises(case, CPU, rounding=True)) == ["eager"]
 
 
 def test_deterministic_algorithms_promise_the_same_bits_again(write_case):
     case = load_case(write_case(HEAD + CHAIN + SHORT))
     torch.use_deterministic_algorithms(True)
     try:
-        assert list(promises_of(case, CPU, rounding=False)) == ["run_to_run"]
+        assert list(find_promises(case, CPU, rounding=False)) == ["run_to_run"]
     finally:
         torch.use_deterministic_algorithms(False)
 

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch._inductor.fx_passes import post_grad
 
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.execution.observation import Observation, Value
-from fuzzcompile.judging.triage import triage
-from fuzzcompile.oracle import streams
-from fuzzcompile.trials.compiles import Experiments
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.observation import Observation, Value
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.oracle import random_streams
+from fuzzcompile.triage.trials.experiments import Experiments
 
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 
@@ -189,8 +189,8 @@ def test_runs_under_seeds_begin_from_the_same_buffers(judged):
 VALUES = torch.randn(64, generator=torch.Generator().manual_seed(0)) * torch.linspace(0.01, 5, 64)
 
 
-def runs(draw, count: int = streams.SEEDS) -> list[streams.Run]:
-    return [streams.sampled(draw()) for _ in range(count)]
+def runs(draw, count: int = random_streams.SEEDS) -> list[random_streams.SampledRun]:
+    return [random_streams.sample_run(draw()) for _ in range(count)]
 
 
 def dropped(p: float = 0.3, scale: float = 1.0, values: torch.Tensor = VALUES, second: float | None = None):
@@ -209,9 +209,9 @@ def plain(draw):
 
 
 def test_u_has_its_exact_distribution():
-    assert streams.rank_p_value([1, 2], [3, 4]) == pytest.approx(2 / 6)
-    assert streams.rank_p_value(range(16), range(16, 32)) == pytest.approx(2 / 601080390)
-    assert streams.rank_p_value([1] * 16, [1] * 16) == 1.0
+    assert random_streams.rank_p_value([1, 2], [3, 4]) == pytest.approx(2 / 6)
+    assert random_streams.rank_p_value(range(16), range(16, 32)) == pytest.approx(2 / 601080390)
+    assert random_streams.rank_p_value([1] * 16, [1] * 16) == 1.0
 
 
 def test_runs_from_one_distribution_do_not_differ():
@@ -223,7 +223,7 @@ def test_runs_from_one_distribution_do_not_differ():
         plain(lambda: torch.randperm(10)),
         plain(lambda: torch.ones(500) * torch.randn(1)),
     ]
-    found = [streams.differences(runs(draw), runs(draw)) for draw in draws * 20]
+    found = [random_streams.find_differences(runs(draw), runs(draw)) for draw in draws * 20]
     assert not any(found)
 
 
@@ -246,19 +246,19 @@ def test_runs_from_one_distribution_do_not_differ():
 )
 def test_runs_from_another_distribution_differ(wrong, test: str):
     torch.manual_seed(0)
-    found = streams.differences(runs(dropped()), runs(wrong))
+    found = random_streams.find_differences(runs(dropped()), runs(wrong))
     assert any(test in one.test for one in found)
 
 
 def test_rounding_makes_no_difference_however_regular():
     torch.manual_seed(0)
     one, other = runs(dropped()), runs(dropped(scale=1 + 1e-5))
-    assert streams.differences(one, other) == []
+    assert random_streams.find_differences(one, other) == []
 
 
 def test_constants_do_not_vary():
-    assert streams.varying(runs(plain(lambda: F.relu(VALUES)))) == ()
-    assert streams.varying(runs(plain(lambda: torch.rand(2)))) == ("out0",)
+    assert random_streams.find_varying(runs(plain(lambda: F.relu(VALUES)))) == ()
+    assert random_streams.find_varying(runs(plain(lambda: torch.rand(2)))) == ("out0",)
 
 
 def test_what_rounding_leaves_of_a_zero_is_no_difference():
@@ -270,8 +270,12 @@ def test_what_rounding_leaves_of_a_zero_is_no_difference():
 
     eager = Observation((Value("gradient", torch.zeros(96), "gradient"),))
     moved = Observation((Value("gradient", torch.full((96,), 1e-8), "gradient"),))
-    floors = streams.floors_of(eager, [moved])
-    expected = [remains(1e-8) for _ in range(streams.SEEDS)]
-    actual = [remains(0.0) for _ in range(streams.SEEDS)]
-    assert streams.differences(*([streams.sampled(run) for run in sample] for sample in (expected, actual)))
-    assert not streams.differences(*([streams.sampled(run, floors) for run in sample] for sample in (expected, actual)))
+    floors = random_streams.measure_floors(eager, [moved])
+    expected = [remains(1e-8) for _ in range(random_streams.SEEDS)]
+    actual = [remains(0.0) for _ in range(random_streams.SEEDS)]
+    assert random_streams.find_differences(
+        *([random_streams.sample_run(run) for run in sample] for sample in (expected, actual))
+    )
+    assert not random_streams.find_differences(
+        *([random_streams.sample_run(run, floors) for run in sample] for sample in (expected, actual))
+    )

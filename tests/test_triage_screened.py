@@ -9,10 +9,10 @@ from torch._inductor import config
 from torch._inductor.codegen import cpp
 from torch._inductor.fx_passes import joint_graph
 
-from fuzzcompile.case import load_case
-from fuzzcompile.facts import facts_of
-from fuzzcompile.judging.report import Report
-from fuzzcompile.judging.triage import triage
+from fuzzcompile.model.facts import find_facts
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.triage_report import Report
 
 SINE = """
 import torch
@@ -103,6 +103,7 @@ def test_wrong_code_is_seen_in_full_only(judge, monkeypatch):
 def test_a_version_without_facts_of_its_own_is_said_in_the_notes(judge, clean, monkeypatch):
     """The facts of the nearest version stand in: the reader must know that they may not hold."""
     monkeypatch.setattr(torch, "__version__", "2.14.0")
+    monkeypatch.setattr("fuzzcompile.model.facts.installed_torch", lambda: "2.14.0")
     (note,) = judge(screen=True).notes
-    assert note == facts_of("2.14.0").note and "2.14.0, only for" in note and "that of 2.15 is used" in note
-    assert all(facts_of(report.torch).note in (None, *report.notes) for report in clean)
+    assert note == find_facts("2.14.0").note and "2.14.0, only for" in note and "that of 2.15 is used" in note
+    assert all(find_facts(report.torch).note in (None, *report.notes) for report in clean)

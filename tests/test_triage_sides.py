@@ -12,11 +12,11 @@ import torch
 from torch._inductor import compile_fx
 from torch._inductor.fx_passes import joint_graph
 
-from fuzzcompile.case import load_case
-from fuzzcompile.errors import CaseError, UsageError
-from fuzzcompile.judging.refusals import CannotJudge
-from fuzzcompile.judging.report import Report
-from fuzzcompile.judging.triage import triage
+from fuzzcompile.model.errors import CaseError, UsageError
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.refusals import CannotJudge
+from fuzzcompile.triage.triage_report import Report
 
 CPU = torch.device("cpu")
 SOURCE = """

@@ -8,9 +8,9 @@ import torch
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
 
-from fuzzcompile.case import load_case
-from fuzzcompile.execution import footprint, streamed
-from fuzzcompile.judging.triage import triage
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run import footprint, streamed
+from fuzzcompile.triage.engine import triage
 
 CPU = torch.device("cpu")
 SOURCE = """

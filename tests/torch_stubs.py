@@ -8,7 +8,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from fuzzcompile.corpus import CaseRecord, Reproducer, Store
+from fuzzcompile.corpus.records import CaseRecord, Reproducer
+from fuzzcompile.corpus.store import Store
 
 TORCH = "2.13.0+cpu"
 # Fails on the versions in its place.

@@ -11,13 +11,12 @@ import torch
 from planting import Plant
 from torch.utils import _pytree as pytree
 
-from fuzzcompile.attribution.replays import ReplayCount
-from fuzzcompile.attribution.steps import Step, steps_of
-from fuzzcompile.case import CompileSettings
-from fuzzcompile.compiler.hooks import initialise_patterns
-from fuzzcompile.compiler.ledger import Ledger, Rewrite
-from fuzzcompile.compiler.session import Compilation, compiling
-from fuzzcompile.execution.device import seed_everything
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.compiler.session import Compilation, open_session
+from fuzzcompile.compiler.watch.ledger import Ledger, Rewrite
+from fuzzcompile.run.case import CompileSettings
+from fuzzcompile.run.device import seed_everything
+from fuzzcompile.triage.attribution.steps import ReplayCount, Step, measure_steps
 
 SEED = 5
 DEFAULT = CompileSettings()
@@ -33,16 +32,16 @@ class Watched:
     @functools.cached_property
     def steps(self) -> list[Step]:
         """Every rewrite, replayed."""
-        return steps_of(self.ledger, ReplayCount())
+        return measure_steps(self.ledger, ReplayCount())
 
     @property
     def fired(self) -> list[str]:
         """Names of the recorded rewrites, in order."""
-        return [rewrite.label.rewrite for _, _, rewrite in self.ledger.rewrites()]
+        return [rewrite.label.rewrite for _, _, rewrite in self.ledger.list_rewrites()]
 
     def rewrite(self, name: str) -> Rewrite:
         """The only rewrite of that name."""
-        (found,) = [rewrite for _, _, rewrite in self.ledger.rewrites() if rewrite.label.rewrite == name]
+        (found,) = [rewrite for _, _, rewrite in self.ledger.list_rewrites() if rewrite.label.rewrite == name]
         return found
 
     def step(self, name: str) -> Step:
@@ -69,7 +68,7 @@ def watch(
     The values are the outputs of all calls and, with ``backward``, all gradients.
     """
     initialise_patterns(torch.device("cpu"))
-    with compiling(settings, Compilation(vetoes=tuple(vetoes), **how)) as session:
+    with open_session(settings, Compilation(vetoes=tuple(vetoes), **how)) as session:
         values = run(session.compile(target), target, *calls, backward=backward)
     return Watched(session.ledger, values)
 

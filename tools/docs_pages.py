@@ -13,7 +13,7 @@ import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from fuzzcompile.cli.main import cli
+from fuzzcompile.front.cli.main import cli
 
 _WIDTH = 100
 

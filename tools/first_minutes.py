@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from fuzzcompile.privacy import scrub
+from fuzzcompile.model.privacy import scrub
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORT = ROOT / "reports" / "first-minutes.md"

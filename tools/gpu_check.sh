@@ -73,8 +73,8 @@ rm -f "$out"/{steps.txt,environment.json,doctor.json,tests.txt,compile.json,camp
 step environment 15 environment.json "$python" -c '
 import json
 import torch
-from fuzzcompile.execution.device import Numerics
-from fuzzcompile.execution.environment import describe
+from fuzzcompile.run.device import Numerics
+from fuzzcompile.run.environment import describe
 print(json.dumps({**describe(torch.device("cuda:0")), "numerics": Numerics().to_json()}, indent=1))
 ' || status=1
 step doctor 110 doctor.json "$python" -m fuzzcompile doctor --device cuda --corpus "$out/corpus.db" --json || status=1

@@ -16,16 +16,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fuzzcompile.casefiles import defines_make
-from fuzzcompile.commands.triage import Answer, triage_files
-from fuzzcompile.contract import ReportJson, told
-from fuzzcompile.corpus import Store
-from fuzzcompile.errors import FuzzcompileError, UsageError
-from fuzzcompile.execution.device import resolve
-from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.reduction.jobs import same_bug
-from fuzzcompile.reduction.reproducer import confirm_reproducer
-from fuzzcompile.worker.conditions import Conditions, Limits
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.commands.triage import FileAnswer, triage_files
+from fuzzcompile.model.conditions import Conditions, Limits
+from fuzzcompile.model.contract import ReportJson, read_target
+from fuzzcompile.model.errors import FuzzcompileError, UsageError
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.programs.casefiles.python_text import defines_make
+from fuzzcompile.programs.scripts.reproducer import confirm_reproducer
+from fuzzcompile.programs.shrink.search import same_bug
+from fuzzcompile.run.device import resolve
 
 _SECONDS = 60.0
 _COLUMNS = ("finding", "target", "verdict on the target", "verdict on the device", "run alone", "outcome", "culprit")
@@ -76,7 +76,7 @@ def _of_folder(folder: Path) -> Iterator[Taken]:
         repro = path.with_name("repro.py")
         program = repro if repro.exists() else path.with_name("case.py")
         report = (stored.get("reproducer") or {}).get("report") or stored["report"]
-        if told(report) is not None:
+        if read_target(report) is not None:
             yield Taken(path.parent.name, report, program.read_text(encoding="utf-8"))
 
 
@@ -85,11 +85,11 @@ def _of_corpus(location: str) -> Iterator[Taken]:
         for finding in store.findings():
             best = store.best_reproducer(finding.public_id)
             report = best.report if best is not None and best.report else finding.report
-            if told(report) is not None:
+            if read_target(report) is not None:
                 yield Taken(finding.public_id, report, best.source if best is not None else finding.source)
 
 
-def compared(taken: Taken, answer: Answer, alone: int | None) -> Compared:
+def compared(taken: Taken, answer: FileAnswer, alone: int | None) -> Compared:
     """What the device says of a finding; ``alone`` is the exit status of its reproducer there."""
     there = answer.report
     if there is None:
@@ -99,7 +99,7 @@ def compared(taken: Taken, answer: Answer, alone: int | None) -> Compared:
     culprit = taken.report.get("culprit") or {}
     return Compared(
         taken.name,
-        told(taken.report) or "",
+        read_target(taken.report) or "",
         taken.report["verdict"],
         verdict,
         alone,

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fuzzcompile.corpus import CorpusError, Store
+from fuzzcompile.corpus.failures import CorpusError
+from fuzzcompile.corpus.store import Store
 
 
 def main(folder: Path) -> int:

@@ -15,14 +15,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from fuzzcompile.attribution.replays import ReplayCount
-from fuzzcompile.attribution.steps import steps_of
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.hooks import initialise_patterns
-from fuzzcompile.compiler.settings import compile_in_process
-from fuzzcompile.errors import FuzzcompileError
-from fuzzcompile.execution.device import Numerics, resolve
-from fuzzcompile.trials.compiles import Experiments
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.compiler.torch_config import compile_in_process
+from fuzzcompile.model.errors import FuzzcompileError
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.device import Numerics, resolve
+from fuzzcompile.triage.attribution.steps import ReplayCount, measure_steps
+from fuzzcompile.triage.trials.experiments import Experiments
 
 _CASE = """
 import torch
@@ -62,7 +61,7 @@ def main(device_option: str, runs: int) -> dict[str, object]:
                 raise FuzzcompileError(f"{case.name} fails on {device}: {failure}; there are no times to give.")
             compiled.append(trial.seconds)
             start = time.perf_counter()
-            steps_of(trial.ledger, count)
+            measure_steps(trial.ledger, count)
             replayed.append(time.perf_counter() - start)
     return {
         "case": case.name,

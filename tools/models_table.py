@@ -18,9 +18,15 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.commands.triage import Answer, triage_files
-from fuzzcompile.models import SIZES, architecture, case_file, case_text, names
-from fuzzcompile.worker.conditions import Conditions, Limits
+from fuzzcompile.front.commands.triage import FileAnswer, triage_files
+from fuzzcompile.fuzz.models.bundled_models import (
+    SIZES,
+    find_architecture,
+    list_architectures,
+    render_case,
+    write_case_file,
+)
+from fuzzcompile.model.conditions import Conditions, Limits
 
 REMARKS = "\n## Remarks\n"
 COLUMNS = ("architecture", "mode", "verdict", "confidence", "graphs", "culprit", "seconds", "remark")
@@ -35,7 +41,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one case")
     options = parser.parse_args()
-    wanted = [architecture(name).name for name in options.names] or list(names())
+    wanted = [find_architecture(name).name for name in options.names] or list(list_architectures())
     cases = [(name, training) for name in wanted for training in (False, True)]
     known = read_state(options.state)
     missing = [case for case in cases if key(*case, options.size) not in known]
@@ -59,7 +65,7 @@ def write(out: Path, known: dict[str, dict], cases: list[tuple[str, bool]], size
 
 def key(name: str, training: bool, size: str) -> str:
     """What identifies a judgement: the case's text and torch's version."""
-    text = case_text(name, training=training, size=size)
+    text = render_case(name, training=training, size=size)
     return hashlib.sha256(f"{torch.__version__}\n{text}".encode()).hexdigest()
 
 
@@ -72,13 +78,13 @@ def read_state(path: Path) -> dict[str, dict]:
 
 def judged(cases: list[tuple[str, bool]], size: str, seconds: float) -> Iterator[dict]:
     """A row for each case, as it is judged."""
-    files = [case_file(name, training=training, size=size) for name, training in cases]
+    files = [write_case_file(name, training=training, size=size) for name, training in cases]
     answers = triage_files(files, Conditions(limits=Limits(seconds=seconds)))
     for (name, training), answer in zip(cases, answers, strict=True):
         yield {"key": key(name, training, size), "name": name, "training": training, **outcome(answer)}
 
 
-def outcome(answer: Answer) -> dict:
+def outcome(answer: FileAnswer) -> dict:
     """What the table and a later look need of an answer."""
     return {"seconds": answer.seconds, "error": answer.error, "report": answer.report}
 

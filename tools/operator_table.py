@@ -23,11 +23,18 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from fuzzcompile.opinfo.calls import called, forms
-from fuzzcompile.opinfo.cases import calls_of
-from fuzzcompile.opinfo.cells import Cell, Operator
-from fuzzcompile.opinfo.spelling import Speller, Unspellable
-from fuzzcompile.opinfo.tables import entry_of, errors_of, operators, quietly
+from fuzzcompile.fuzz.opinfo.opinfo_cases import (
+    Speller,
+    Unspellable,
+    find_entry,
+    iter_calls,
+    iter_forms,
+    list_errors,
+    list_operators,
+    suppress_warnings,
+    write_call,
+)
+from fuzzcompile.fuzz.opinfo.opinfo_cells import OpInfoCell, OpInfoOperator
 
 OUT = Path(__file__).parent.parent / "fuzzcompile" / "generation" / "operators.json"
 SHAPES = ((2, 3, 4), (), (5,), (1, 1, 2), (2, 2, 3, 4))
@@ -54,7 +61,7 @@ def main() -> None:
     out: Path = parser.parse_args().out
     warnings.simplefilter("ignore")
     kinds: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in ("elementwise", "of_two", "along", "refused")}
-    listed = operators()
+    listed = list_operators()
     for number, operator in enumerate(listed):
         sys.stderr.write(f"\r{number + 1} of {len(listed)} operators")
         for kind, call, properties in (*accepted(operator), *refused(operator)):
@@ -101,15 +108,15 @@ def name_of(call: str) -> str:
 # -- calls that eager accepts ------------------------------------------------------------------------
 
 
-def accepted(operator: Operator) -> Iterator[tuple[str, str, dict[str, bool]]]:
+def accepted(operator: OpInfoOperator) -> Iterator[tuple[str, str, dict[str, bool]]]:
     """Kind, call and properties of what can be listed of the operator's samples."""
     if "float32" not in operator.dtypes or operator.name.startswith("_") or operator.name.endswith("_"):
         return
     tried: set[str] = set()
-    cell = Cell(operator.name, operator.variant, "function", "float32")
+    cell = OpInfoCell(operator.name, operator.variant, "function", "float32")
     for chunk in range(min(operator.samples // 6 + 1, MOST_SAMPLES // 6)):
-        with quietly():
-            calls = list(calls_of(entry_of(cell.name, cell.variant), replace(cell, chunk=chunk)))
+        with suppress_warnings():
+            calls = list(iter_calls(find_entry(cell.name, cell.variant), replace(cell, chunk=chunk)))
         for call in calls:
             form = re.sub(r"\bx\d+\b", "x", call.expression)
             if form not in tried and all("float32" in text and "drawn" not in text for text in call.tensors.values()):
@@ -267,12 +274,12 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
 # -- calls that eager refuses ------------------------------------------------------------------------
 
 
-def refused(operator: Operator) -> Iterator[tuple[str, str, dict[str, bool]]]:
+def refused(operator: OpInfoOperator) -> Iterator[tuple[str, str, dict[str, bool]]]:
     """Error inputs that any activation makes an error."""
     if operator.name.startswith("_"):
         return
-    entry = entry_of(operator.name, operator.variant)
-    for error in errors_of(entry):
+    entry = find_entry(operator.name, operator.variant)
+    for error in list_errors(entry):
         sample = error.sample_input
         try:
             call = refusal(entry, sample)
@@ -287,7 +294,7 @@ def refused(operator: Operator) -> Iterator[tuple[str, str, dict[str, bool]]]:
             yield "refused", call, {}
 
 
-def _fits_nothing(operator: Operator) -> bool:
+def _fits_nothing(operator: OpInfoOperator) -> bool:
     """Whether a refused call that compiles could not be added to the activation: its result is no tensor."""
     return operator.name in ("equal", "allclose", "is_same_size", "item")
 
@@ -301,8 +308,8 @@ def refusal(entry: Any, sample: Any) -> str | None:
     wanted = message(lambda: entry.op(sample.input, *sample.args, **sample.kwargs))
     if wanted is None:
         return None
-    for way in forms(entry, "function"):
-        text = called(way, first, rest).replace("torch.nn.functional.", "F.").replace("'", '"')
+    for way in iter_forms(entry, "function"):
+        text = write_call(way, first, rest).replace("torch.nn.functional.", "F.").replace("'", '"')
         for chosen in itertools.product(*tensors.values()):
             call = text
             for name, tensor in zip(tensors, chosen, strict=True):

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.execution.environment import describe
-from fuzzcompile.reporting.proof import figure
+from fuzzcompile.report.proof import figure
+from fuzzcompile.run.environment import describe
 
 HERE = Path(__file__).parent
 CASE, PLANT = HERE / "bert_layout.py", HERE / "scale_of_layer_7.py"

@@ -9,10 +9,10 @@ import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fuzzcompile.compiler.recompiling import ROOT, tree_of
-from fuzzcompile.errors import UsageError
-from fuzzcompile.span import Span
-from fuzzcompile.stage_files import stage_of_file
+from fuzzcompile.compiler.source_probes import ROOT, parse_file
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.focus_plan import Span
+from fuzzcompile.model.stages import find_file_stage
 
 # Calls between a rule and the function that is looked for: within one file, and through others.
 _WITHIN = 4
@@ -25,7 +25,7 @@ def runs(starts: Sequence[Span], wanted: Span) -> bool:
 
     Functions that have a line in common stand one in the other, and what a function makes is its work too.
     """
-    return any(function.meets(wanted) for start in starts for function in _reached(start))
+    return any(function.overlaps(wanted) for start in starts for function in _reached(start))
 
 
 @functools.cache
@@ -93,7 +93,7 @@ def _is_set(cell: types.CellType) -> bool:
 def _span_of(code: types.CodeType) -> Iterator[Span]:
     path = Path(code.co_filename)
     file = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
-    if stage_of_file(file) is None:
+    if find_file_stage(file) is None:
         return
     for (first, last), node in _functions(file).items():
         if min([first, *(decorator.lineno for decorator in node.decorator_list)]) == code.co_firstlineno:
@@ -119,7 +119,7 @@ def _by_name(file: str, part: ast.Name | ast.Attribute) -> Iterator[Span]:
 def _functions(file: str) -> dict[tuple[int, int], ast.FunctionDef | ast.AsyncFunctionDef]:
     """The functions of a file by their first and last lines."""
     try:
-        tree = tree_of(file)
+        tree = parse_file(file)
     except UsageError:
         return {}
     return {

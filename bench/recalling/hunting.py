@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.execution.failures import RemoteError, WorkerFailed, WorkerStartFailed
-from fuzzcompile.execution.pool import WorkerPool
-from fuzzcompile.worker.leaving import left_behind
-from fuzzcompile.worker.lost import report_of
+from fuzzcompile.run.failures import RemoteError, WorkerFailed, WorkerStartFailed
+from fuzzcompile.run.pool import WorkerPool
+from fuzzcompile.triage.worker.leaving import left_behind
+from fuzzcompile.triage.worker.lost import report_of
 from recalling.answers import ERRORS, Answer, Attempt, outcome_of
 from recalling.fresh import Fresh
 from recalling.naming import named

@@ -13,7 +13,7 @@ _PLANT = """\
 # Mutant {id} of {file}:{line}, in {function} ({operator}). Use: fuzzcompile triage CASE --plant THIS_FILE
 # - {before}
 # + {after}
-from fuzzcompile.compiler.recompiling import replaced
+from fuzzcompile.compiler.source_probes import replaced
 
 REACHED = []
 replaced({file!r}, {start}, {end}, {after!r}, lambda: REACHED.append(1) if not REACHED else None).install()

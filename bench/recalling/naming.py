@@ -8,10 +8,10 @@ from typing import Any, Literal
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.lowering import lowerings
 
-from fuzzcompile.compiler.decompositions import operator_named
-from fuzzcompile.compiler.fake import fake_function
-from fuzzcompile.span import Span
-from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR, LOWERING
+from fuzzcompile.compiler.operators.decompositions import find_operator
+from fuzzcompile.compiler.operators.fake_tensors import find_fake_function
+from fuzzcompile.model.focus_plan import Span
+from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR, LOWERING
 from recalling.calls import around, runs, spans_of
 from recalling.mutation import Mutation
 
@@ -71,13 +71,13 @@ def _functions_of(place: Mapping[str, Any], line: int) -> list[Span]:
 
 def _rules_of(place: Mapping[str, Any]) -> list[Span]:
     """What the stage of a culprit runs for its operator: a lowering, a decomposition, the rule of a fake tensor."""
-    operator = operator_named(str(place.get("rewrite")))
+    operator = find_operator(str(place.get("rewrite")))
     if operator is None:
         return []
     rules = {
         LOWERING: lambda: lowerings.get(operator),
         DECOMPOSITION: lambda: select_decomp_table().get(operator),
-        FAKE_TENSOR: lambda: fake_function(operator),
+        FAKE_TENSOR: lambda: find_fake_function(operator),
     }
     rule = rules.get(str(place.get("stage")))
     return [] if rule is None else list(spans_of(rule()))

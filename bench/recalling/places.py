@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fuzzcompile.stage_files import stage_of_file
-from fuzzcompile.stage_names import CUDAGRAPHS, DYNAMO, RUNTIME, STAGES
+from fuzzcompile.model.stages import CUDAGRAPHS, DYNAMO, RUNTIME, STAGES, find_file_stage
 
 # Relative to torch's folder.
 _FILES = (
@@ -35,4 +34,4 @@ def stage_of_files(root: Path) -> dict[str, str]:
     """The stage of each file that is mutated, by its path from ``root``, the folder that holds torch."""
     paths = {path for pattern in _FILES for path in (root / "torch").glob(pattern) if path.name not in _LEFT_OUT}
     names = sorted(path.relative_to(root).as_posix() for path in paths)
-    return {name: stage for name in names if (stage := stage_of_file(name)) is not None}
+    return {name: stage for name in names if (stage := find_file_stage(name)) is not None}

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fuzzcompile.compiler.recompiling import tree_of
+from fuzzcompile.compiler.source_probes import parse_file
 from recalling.mutation import Mutation
 from recalling.operators import mutations_of
 
@@ -45,7 +45,7 @@ def sites(stages: Mapping[str, str], probes: Sequence[Probe]) -> list[Site]:
     return [
         Site(mutation, stage, probe)
         for file, stage in stages.items()
-        for mutation, probe in _placed(mutations_of(file, tree_of(file)), numbered[file])
+        for mutation, probe in _placed(mutations_of(file, parse_file(file)), numbered[file])
     ]
 
 

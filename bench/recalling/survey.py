@@ -13,13 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fuzzcompile.campaign.drawing import Generator
-from fuzzcompile.campaign.profiles import for_this_torch
-from fuzzcompile.execution.pool import WorkerPool
-from fuzzcompile.generation import Profile
-from fuzzcompile.worker.conditions import Conditions, Limits
-from fuzzcompile.worker.pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
-from fuzzcompile.worker.tasks import JudgeTask
+from fuzzcompile.fuzz.campaign.case_sources import GeneratorSource, fit_installed_torch
+from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.model.conditions import Conditions, Limits
+from fuzzcompile.model.tasks import JudgeTask
+from fuzzcompile.run.pool import WorkerPool
+from fuzzcompile.triage.worker.pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
 from recalling.worker import Shown, case_file, judge_watched, probes
 
 _WATCHING = "from recalling.worker import watch_all_lines\nwatch_all_lines()\n"
@@ -77,7 +76,7 @@ def pool_with(plant: Path | None, workers: int = 1) -> WorkerPool:
 
 def drawn(seed: int) -> Iterator[Unjudged]:
     """Cases of the generator, in the order of a stream."""
-    source, index = Generator(for_this_torch(Profile())), 0
+    source, index = GeneratorSource(fit_installed_torch(Profile())), 0
     while True:
         case = source.at(seed, index)
         index += 1

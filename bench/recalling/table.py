@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from fuzzcompile.execution.named import installed_torch
+from fuzzcompile.model.versions import installed_torch
 from recalling.answers import Answer
 from recalling.places import MUTATED_STAGES
 from recalling.sampling import Reach

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch._inductor.codecache import PyCodeCache
 
-from fuzzcompile.compiler.lines import Lines, watching_lines
-from fuzzcompile.compiler.recompiling import ROOT
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.errors import CaseError, EnvironmentUnfit
-from fuzzcompile.execution.observation import Observation, Value
-from fuzzcompile.span import Span
-from fuzzcompile.trials.compiles import Experiments, Trial
-from fuzzcompile.worker.isolation import isolated
-from fuzzcompile.worker.judge import judge_file
-from fuzzcompile.worker.tasks import JudgeTask
+from fuzzcompile.compiler.source_probes import ROOT, LineWatch, watch_lines
+from fuzzcompile.model.errors import CaseError, EnvironmentUnfit
+from fuzzcompile.model.focus_plan import Span
+from fuzzcompile.model.tasks import JudgeTask
+from fuzzcompile.run.observation import Observation, Value
+from fuzzcompile.triage.judging.judge import judge_file
+from fuzzcompile.triage.trials.case_runs import Trial
+from fuzzcompile.triage.trials.experiments import Experiments
+from fuzzcompile.triage.worker.isolation import isolated
 from recalling.places import stage_of_files
 
 _REPORTED = ("verdict", "is_bug", "confidence", "culprit", "contributors", "signature", "detail", "severity")
@@ -63,13 +63,13 @@ class _Seen:
     generated: bool = False
 
 
-_lines: list[Lines] = []
+_lines: list[LineWatch] = []
 _kept = contextlib.ExitStack()
 
 
 def watch_all_lines() -> None:
     """Put a probe into every function that may be mutated, for the life of this process."""
-    _lines.append(_kept.enter_context(watching_lines(Span(file) for file in stage_of_files(ROOT))))
+    _lines.append(_kept.enter_context(watch_lines(Span(file) for file in stage_of_files(ROOT))))
 
 
 def probes() -> list[tuple[str, int, int, int, int]]:

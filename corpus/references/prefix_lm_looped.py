@@ -31,6 +31,6 @@ def make():
 
 
 def reference(calls):
-    from fuzzcompile.reference.prefix_lm import prefix_lm
+    from fuzzcompile.run.reference.attention_variants import prefix_lm
 
     return [prefix_lm(*inputs) for inputs in calls], {}

@@ -27,6 +27,6 @@ def make():
 
 
 def reference(calls):
-    from fuzzcompile.reference.prefix_lm import prefix_lm
+    from fuzzcompile.run.reference.attention_variants import prefix_lm
 
     return [prefix_lm(*packed, [0, *lengths.cumsum(0)], prefixes) for *packed, lengths, prefixes in calls], {}

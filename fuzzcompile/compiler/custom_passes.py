@@ -1,6 +1,6 @@
 """A user's own passes as they stand in Inductor's config (``torch._inductor.config.*custom*``).
 
-Imports the compiler's pattern matcher: :mod:`fuzzcompile.compiler.custom` is for what needs no pass.
+Imports the compiler's pattern matcher: :mod:`fuzzcompile.compiler.custom_code` is for what needs no pass.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.pattern_matcher import LoweringPatternEntry, PatternMatcherPass
 
-from fuzzcompile.compiler import labels
-from fuzzcompile.compiler.custom_loading import digest_of, imported, source_of
-from fuzzcompile.compiler.ledger import Label
-from fuzzcompile.custom import CustomPass, Loaded
-from fuzzcompile.errors import UsageError, message_of
-from fuzzcompile.stage_names import JOINT_GRAPH, POST_GRAD, PRE_GRAD
+from fuzzcompile.compiler.custom_imports import get_file_name, hash_modules, import_target
+from fuzzcompile.compiler.watch import rule_labels
+from fuzzcompile.compiler.watch.ledger import Label
+from fuzzcompile.model.custom import CustomPass, LoadedCustom
+from fuzzcompile.model.errors import UsageError, format_message
+from fuzzcompile.model.stages import JOINT_GRAPH, POST_GRAD, PRE_GRAD
 
 if TYPE_CHECKING:
     from torch import fx
     from torch._inductor.pattern_matcher import PatternEntry
+
 
 # torch 2.11 does not have it.
 _AWARE: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
@@ -40,7 +41,7 @@ SETTINGS = MappingProxyType(
 )
 """The entry of Inductor's config that runs a pass at a stage: of two, the one behind torch's own passes."""
 
-_MADE = "()"  # follows the name of a class
+_CALL_ENDING = "()"  # follows the name of a class
 _DEPTH = 4  # a manager of passes, its list, a pass, its tables
 
 
@@ -68,7 +69,7 @@ class InstalledPass(CustomGraphPass):
         """Return whether Inductor runs this pass where it calls ``function``: a script may have given it as it is."""
         if function is self or function is self.given or getattr(function, "__self__", None) is self.given:
             return True
-        return self.ending.startswith(_MADE) and type(function) is type(self.given)
+        return self.ending.startswith(_CALL_ENDING) and type(function) is type(self.given)
 
     @property
     def is_table(self) -> bool:
@@ -96,26 +97,26 @@ class InstalledPass(CustomGraphPass):
         """The entry of Inductor's config that holds it."""
         return SETTINGS[self.place]
 
-    def label(self, stage: str) -> Label:
+    def make_label(self, stage: str) -> Label:
         """The label of what the pass does beyond the patterns of its tables."""
         code = self.given if inspect.isroutine(self.given) else vars(type(self.given)).get("__call__")
-        source, line = (None, None) if self.is_table else labels.source_of(code)
-        place = source or source_of(self.custom.target)
+        source, line = (None, None) if self.is_table else rule_labels.find_source(code)
+        place = source or get_file_name(self.custom.target)
         return Label(stage, self.name, self.name, place, line or 1)
 
-    def tables(self) -> Iterator[PatternMatcherPass]:
+    def iterate_tables(self) -> Iterator[PatternMatcherPass]:
         """The tables of patterns that it applies, as far as they can be seen from outside."""
-        return _tables_in(self.given, _DEPTH)
+        return _find_tables(self.given, _DEPTH)
 
-    def patterns(self) -> list[tuple[Label, PatternEntry]]:
+    def list_patterns(self) -> list[tuple[Label, PatternEntry]]:
         """The patterns of its tables, each with its label."""
-        entries = _entries(self.tables())
-        return [(labels.entry_label(entry, self.place, self.name), entry) for entry in entries]
+        entries = _list_entries(self.iterate_tables())
+        return [(rule_labels.make_entry_label(entry, self.place, self.name), entry) for entry in entries]
 
-    def loaded(self) -> Loaded:
+    def describe(self) -> LoadedCustom:
         """The pass in plain data."""
-        names = tuple(label.rewrite for label, _ in self.patterns()) or (self.name,)
-        return Loaded(self.name, "pass", self.place, self.setting, names, digest_of(self.custom.target))
+        names = tuple(label.rewrite for label, _ in self.list_patterns()) or (self.name,)
+        return LoadedCustom(self.name, "pass", self.place, self.setting, names, hash_modules(self.custom.target))
 
 
 class InferenceAwarePass(InstalledPass):
@@ -137,15 +138,15 @@ def load_pass(custom: CustomPass) -> InstalledPass:
     Raises:
         UsageError: it cannot be imported, is no pass, or leaves open which stage is to run it.
     """
-    given, ending = imported(custom.target, "--pass"), ""
+    given, ending = import_target(custom.target, "--pass"), ""
     if inspect.isclass(given):
-        ending = _MADE
+        ending = _CALL_ENDING
         try:
             given = given()
         except Exception as error:  # user code: whatever it raises is an error of the class
             raise UsageError(
                 f"--pass {custom.target} is a class that cannot be made without arguments "
-                f"({type(error).__name__}: {message_of(error, 200)}); name an object of it."
+                f"({type(error).__name__}: {format_message(error, 200)}); name an object of it."
             ) from error
     if inspect.ismethod(given) and isinstance(given.__self__, PatternMatcherPass):
         given = given.__self__  # its method, as the compiler's settings take it
@@ -154,34 +155,34 @@ def load_pass(custom: CustomPass) -> InstalledPass:
     if not (callable(given) or isinstance(given, PatternMatcherPass)):
         kind = type(given).__name__
         raise UsageError(f"--pass {custom.target} is a {kind}; name a function of a graph, or a PatternMatcherPass.")
-    _name_apart(given, custom)
-    at = custom.at or _certain_place(given)
+    _make_names_unique(given, custom)
+    at = custom.at or _find_certain_stage(given)
     if at is None:
         raise UsageError(f"--pass {custom.target} does not say which graphs it is for: add --at {'|'.join(SETTINGS)}.")
-    aware = _is_aware(given)
+    aware = _is_inference_aware(given)
     if aware and at != POST_GRAD:
         raise UsageError(f"--pass {custom.target} takes is_inference, which torch tells passes at {POST_GRAD} alone.")
     return (InferenceAwarePass if aware else InstalledPass)(replace(custom, at=at), given, ending)
 
 
-def _name_apart(given: PatternMatcherPass | Callable[..., object], custom: CustomPass) -> None:
+def _make_names_unique(given: PatternMatcherPass | Callable[..., object], custom: CustomPass) -> None:
     """Give patterns that have the same name names of their own, so that reports can tell them apart."""
-    table = InstalledPass(replace(custom, at=POST_GRAD), given).tables()
+    table = InstalledPass(replace(custom, at=POST_GRAD), given).iterate_tables()
     names: Counter[str] = Counter()
-    for entry in _entries(table):
-        name = labels.entry_label(entry, POST_GRAD, None).rewrite
+    for entry in _list_entries(table):
+        name = rule_labels.make_entry_label(entry, POST_GRAD, None).rewrite
         names[name] += 1
         if names[name] > 1:
             entry.pattern_name = f"{name}#{names[name]}"  # type: ignore[attr-defined]  # torch reads it for telemetry
 
 
-def _certain_place(given: object) -> str | None:
+def _find_certain_stage(given: object) -> str | None:
     """The stage that alone can run the pass, where its kind or its patterns show that; else None."""
-    if _is_aware(given):
+    if _is_inference_aware(given):
         return POST_GRAD
     if not isinstance(given, PatternMatcherPass):
         return None
-    entries = list(_entries([given]))
+    entries = list(_list_entries([given]))
     if any(isinstance(entry, LoweringPatternEntry) for entry in entries):
         return POST_GRAD
     # Graphs behind dynamo's call overloads of operators and nothing else.
@@ -190,20 +191,20 @@ def _certain_place(given: object) -> str | None:
     return PRE_GRAD if heads and all(torch_level) else None
 
 
-def _is_aware(given: object) -> bool:
+def _is_inference_aware(given: object) -> bool:
     return _AWARE is not None and isinstance(given, _AWARE)
 
 
-def _tables_in(value: object, depth: int) -> Iterator[PatternMatcherPass]:
+def _find_tables(value: object, depth: int) -> Iterator[PatternMatcherPass]:
     """The tables of patterns that an object holds, in lists and objects of the user's too."""
     if isinstance(value, PatternMatcherPass):
         yield value
     elif depth:
-        for held in _held_by(value):
-            yield from _tables_in(held, depth - 1)
+        for held in _list_held_values(value):
+            yield from _find_tables(held, depth - 1)
 
 
-def _held_by(value: object) -> Iterable[object]:
+def _list_held_values(value: object) -> Iterable[object]:
     if isinstance(value, (list, tuple)):
         return value
     if isinstance(value, dict):
@@ -220,7 +221,7 @@ def _held_by(value: object) -> Iterable[object]:
     return list(getattr(value, "__dict__", {}).values())
 
 
-def _entries(tables: Iterable[PatternMatcherPass]) -> list[PatternEntry]:
+def _list_entries(tables: Iterable[PatternMatcherPass]) -> list[PatternEntry]:
     """The entries of the tables, each once."""
     every = (entry for table in tables for entries in table.patterns.values() for entry in entries)
     return list({id(entry): entry for entry in every}.values())

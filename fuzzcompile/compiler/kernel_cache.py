@@ -1,23 +1,27 @@
-"""Location of Inductor's compiled kernels, for processes with a temporary folder of their own."""
+"""Inductor's kernel cache: its location, precompiled headers, and the first queries of the toolchain."""
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import re
+import shutil
 import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.model.errors import EnvironmentUnfit
 
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 # A kernel is smaller, but on a disk with less than that nothing compiles for long.
 _LEAST_BYTES = 2**20
-#: Names the folder in which plain torch keeps precompiled headers (:mod:`fuzzcompile.compiler.headers`).
+#: Names the folder in which plain torch keeps precompiled headers (:mod:`fuzzcompile.compiler.kernel_cache`).
 HEADERS_VARIABLE = "FUZZCOMPILE_HEADERS"
 
 
-def shared_kernel_cache() -> dict[str, str]:
+def share_kernel_cache() -> dict[str, str]:
     """The environment variables by which a child process shares this process's kernels and headers, whatever TMPDIR.
 
     The folder is that of ``torch._inductor.runtime.cache_dir_utils.default_cache_dir``, which is not called because
@@ -26,7 +30,7 @@ def shared_kernel_cache() -> dict[str, str]:
     Raises:
         EnvironmentUnfit: kernels cannot be kept there; torch cannot even be imported then.
     """
-    default = Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
+    default = Path(tempfile.gettempdir(), f"torchinductor_{_get_user()}")
     kernels = Path(os.environ.get(_VARIABLE) or default)
     _require_room(kernels)
     headers = os.environ.get(HEADERS_VARIABLE) or str(default / "precompiled_headers")
@@ -45,9 +49,88 @@ def _require_room(folder: Path) -> None:
         ) from error
 
 
-def _user() -> str:
+def _get_user() -> str:
     try:
         name = getpass.getuser()
     except (KeyError, ModuleNotFoundError, OSError):  # a container's user without a name
         return f"uid_{os.getuid()}"
     return re.sub(r'[\\/:*?"<>|]', "_", name)
+
+
+# Precompiled C++ headers, which workers share as they share kernels.
+
+
+def share_headers() -> None:
+    """Link the headers beside the kernel cache into this process's folder, and publish those that it finished.
+
+    Those that plain torch of the same user has finished are linked as well, so that an empty kernel cache costs none.
+
+    The compiler writes a header in place, and a killed worker leaves half of one. A header is therefore finished in a
+    worker's own folder and copied under its name in one step. Without effect where both folders are the same.
+    """
+    import torch._inductor.codecache as codecache
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    folder = getattr(codecache, "_HEADER_DIR", None)  # a torch without it precompiles no headers
+    if folder is None:
+        return
+    own, shared = Path(folder), Path(cache_dir(), "precompiled_headers")
+    if own == shared:
+        return
+    with contextlib.suppress(OSError):  # a full disk or a race with another worker costs time and nothing else
+        for header in _find_missing_headers(own, shared):
+            _publish_header(own / header, shared / header)
+        for source in (shared, Path(os.environ.get(HEADERS_VARIABLE, shared))):
+            for header in _find_missing_headers(source, own):
+                own.mkdir(parents=True, exist_ok=True)
+                (own / header).symlink_to(source / header)
+
+
+def _find_missing_headers(source: Path, target: Path) -> list[str]:
+    """Finished headers of ``source`` that ``target`` lacks; the compiler keeps a build folder until one is finished."""
+    headers = [path for path in source.glob("*.gch") if not path.with_name(f"{path.stem}_CxxBuild").exists()]
+    return [path.name for path in headers if not (target / path.name).exists()]
+
+
+def _publish_header(header: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f"{target.name}.{os.getpid()}")
+    try:
+        shutil.copyfile(header, draft)
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+# Inductor's queries of the C++ toolchain before its first kernel, run while a worker is still importing.
+
+# Needs the vector instructions and the header; it is never compiled.
+_KERNEL = """#include <torch/csrc/inductor/cpp_prefix.h>
+extern "C" void kernel(const float* in_ptr0) { at::vec::Vectorized<float>::loadu(in_ptr0); }
+"""
+
+
+@contextlib.contextmanager
+def prepare_toolchain(*, wanted: bool) -> Iterator[None]:
+    """Look at it in a thread during the block, if that is wanted; the block ends when both have."""
+    # Imported here: two threads that import modules which import each other may see half of one.
+    from torch._inductor import codecache, cpp_builder, cpu_vec_isa
+
+    assert cpp_builder and cpu_vec_isa
+    load = getattr(getattr(codecache, "CppPythonBindingsCodeCache", None), "load_pybinding_async", None)
+    if not wanted or load is None:
+        yield
+        return
+    share_headers()
+    thread = threading.Thread(target=_query_toolchain, args=(load,), name="toolchain", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def _query_toolchain(load: Callable[..., object]) -> None:
+    # Whatever goes wrong (there is no compiler, this torch asks in another way) shows when a kernel is compiled.
+    with contextlib.suppress(Exception):
+        load(["const float*"], _KERNEL, submit_fn=lambda compile_it: None)

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard
 
-from fuzzcompile.facts import facts
+from fuzzcompile.model.facts import facts
 
 if TYPE_CHECKING:
     from torch._inductor.pattern_matcher import PatternMatcherPass
+
 
 _PASSES = facts().passes
 _DEEPEST = 3
@@ -44,7 +45,7 @@ class PassCall:
     on: bool
 
 
-def calls_of(function: Callable[..., object], is_table: IsTable, is_pass: IsPass) -> list[PassCall]:
+def list_pass_calls(function: Callable[..., object], is_table: IsTable, is_pass: IsPass) -> list[PassCall]:
     """The passes that ``function`` runs, each once, in the order of its source; those inside passes are included.
 
     Args:
@@ -53,7 +54,7 @@ def calls_of(function: Callable[..., object], is_table: IsTable, is_pass: IsPass
         is_pass: recognises a function that changes the graph that it is given.
     """
     calls: dict[tuple[str, int], PassCall] = {}
-    for call in _Reader(function, is_table, is_pass, 0).read():
+    for call in _PassReader(function, is_table, is_pass, 0).read():
         key = (call.name, id(call.target))
         if key not in calls or (call.on and not calls[key].on):
             calls[key] = call
@@ -66,10 +67,10 @@ class _Conditions:
 
     parts: tuple[tuple[str, bool | None], ...] = ()
 
-    def plus(self, source: str, holds: bool | None) -> _Conditions:
+    def add(self, source: str, holds: bool | None) -> _Conditions:
         return self if any(source == part for part, _ in self.parts) else _Conditions((*self.parts, (source, holds)))
 
-    def call(self, name: str, target: object) -> PassCall:
+    def make_call(self, name: str, target: object) -> PassCall:
         return PassCall(name, target, tuple(source for source, _ in self.parts), self.may_hold)
 
     @property
@@ -77,7 +78,7 @@ class _Conditions:
         return all(holds is not False for _, holds in self.parts)
 
 
-class _Reader:
+class _PassReader:
     """Reads one function."""
 
     def __init__(self, function: Callable[..., object], is_table: IsTable, is_pass: IsPass, depth: int) -> None:
@@ -94,34 +95,38 @@ class _Reader:
             return
         defined = tree.body[0]
         if isinstance(defined, ast.FunctionDef):
-            yield from self._block(defined.body, _Conditions())
+            yield from self._read_block(defined.body, _Conditions())
 
-    def _block(self, body: Sequence[ast.stmt], conditions: _Conditions) -> Iterator[PassCall]:
+    def _read_block(self, body: Sequence[ast.stmt], conditions: _Conditions) -> Iterator[PassCall]:
         for statement in body:
             if isinstance(statement, ast.If):
-                holds = self._holds(statement.test)
-                yield from self._block(statement.body, conditions.plus(ast.unparse(statement.test), holds))
+                holds = self._evaluate_condition(statement.test)
+                yield from self._read_block(statement.body, conditions.add(ast.unparse(statement.test), holds))
                 negated = ast.unparse(ast.UnaryOp(ast.Not(), statement.test))
-                otherwise = conditions.plus(negated, None if holds is None else not holds)
-                yield from self._block(statement.orelse, otherwise)
+                otherwise = conditions.add(negated, None if holds is None else not holds)
+                yield from self._read_block(statement.orelse, otherwise)
                 if isinstance(statement.body[-1], ast.Return):
                     conditions = otherwise
             elif isinstance(statement, ast.For):
-                yield from self._loop(statement, conditions)
+                yield from self._read_loop(statement, conditions)
             elif isinstance(statement, ast.With):
-                yield from self._with(statement, conditions)
+                yield from self._read_with(statement, conditions)
             elif isinstance(statement, ast.Try):
-                yield from self._block(statement.body, conditions)
+                yield from self._read_block(statement.body, conditions)
             elif isinstance(statement, (ast.Import, ast.ImportFrom)):
                 self._import(statement)
             elif not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
                 self._bind_list(statement)
-                yield from self._calls(statement, conditions)
+                yield from self._read_calls(statement, conditions)
 
-    def _loop(self, loop: ast.For, conditions: _Conditions) -> Iterator[PassCall]:
+    def _read_loop(self, loop: ast.For, conditions: _Conditions) -> Iterator[PassCall]:
         """Loops over pattern tables are unrolled; others run if there is anything to loop over."""
         listed, targets, number = loop.iter, [loop.target], None
-        if isinstance(listed, ast.Call) and _called(listed) == "enumerate" and isinstance(loop.target, ast.Tuple):
+        if (
+            isinstance(listed, ast.Call)
+            and _get_called_name(listed) == "enumerate"
+            and isinstance(loop.target, ast.Tuple)
+        ):
             listed, number, targets = listed.args[0], loop.target.elts[0], list(loop.target.elts[1:])
         passes = self._resolve(listed)
         if isinstance(passes, list) and passes and all(self.is_table(value) or callable(value) for value in passes):
@@ -131,56 +136,56 @@ class _Reader:
                 self._assign(number, index)
                 if isinstance(listed, ast.Name):
                     self._titles[id(value)] = f"{listed.id.removesuffix('s')}_{index}"
-                yield from self._block(loop.body, conditions)
+                yield from self._read_block(loop.body, conditions)
                 if not tables:
                     name = getattr(value, "pass_name", None) or getattr(value, "__name__", "?")
-                    yield conditions.call(str(name), value)
+                    yield conditions.make_call(str(name), value)
             return
-        if not isinstance(listed, ast.Call) or _called(listed) != "range":
-            conditions = conditions.plus(ast.unparse(listed), self._holds(listed))
-        yield from self._block(loop.body, conditions)
+        if not isinstance(listed, ast.Call) or _get_called_name(listed) != "range":
+            conditions = conditions.add(ast.unparse(listed), self._evaluate_condition(listed))
+        yield from self._read_block(loop.body, conditions)
 
-    def _with(self, statement: ast.With, conditions: _Conditions) -> Iterator[PassCall]:
-        name = next(filter(None, (self._observed_name(item.context_expr) for item in statement.items)), None)
+    def _read_with(self, statement: ast.With, conditions: _Conditions) -> Iterator[PassCall]:
+        name = next(filter(None, (self._read_observed_name(item.context_expr) for item in statement.items)), None)
         if name is None:
-            yield from self._block(statement.body, conditions)
+            yield from self._read_block(statement.body, conditions)
             return
         inner = [node for part in statement.body for node in ast.walk(part) if isinstance(node, ast.Call)]
-        yield conditions.call(name, next(filter(None, (self._resolve(call.func) for call in inner)), None))
+        yield conditions.make_call(name, next(filter(None, (self._resolve(call.func) for call in inner)), None))
 
-    def _calls(self, statement: ast.stmt, conditions: _Conditions) -> Iterator[PassCall]:
+    def _read_calls(self, statement: ast.stmt, conditions: _Conditions) -> Iterator[PassCall]:
         for call in (node for node in ast.walk(statement) if isinstance(node, ast.Call)):
             if isinstance(call.func, ast.Attribute) and call.func.attr in _PASSES.observed:
-                name = self._observed_name(call.func.value)
+                name = self._read_observed_name(call.func.value)
                 if name is not None and call.args:
-                    yield conditions.call(name, self._resolve(call.args[0]))
+                    yield conditions.make_call(name, self._resolve(call.args[0]))
                 return  # what stands inside is what the observer runs
-            yield from self._plain(call, conditions)
+            yield from self._read_plain_call(call, conditions)
 
-    def _plain(self, call: ast.Call, conditions: _Conditions) -> Iterator[PassCall]:
+    def _read_plain_call(self, call: ast.Call, conditions: _Conditions) -> Iterator[PassCall]:
         if isinstance(call.func, ast.Attribute) and call.func.attr == "apply":
             table = self._resolve(call.func.value)
             if self.is_table(table):
                 title = self._titles.get(id(table), ast.unparse(call.func.value))
                 if title == "patterns" and self.depth:  # its module's only one: its function says more
                     title = self.function.__name__
-                yield conditions.call(getattr(table, "pass_name", None) or title, table)
+                yield conditions.make_call(getattr(table, "pass_name", None) or title, table)
             return
         target = self._resolve(call.func)
-        over_graph = call.args and _root(call.args[0]) in _PASSES.graph_variables
+        over_graph = call.args and _get_root_name(call.args[0]) in _PASSES.graph_variables
         if not over_graph or not inspect.isfunction(target) or not self.is_pass(target):
             return
-        reader = _Reader(target, self.is_table, self.is_pass, self.depth + 1)
+        reader = _PassReader(target, self.is_table, self.is_pass, self.depth + 1)
         inside = list(reader.read()) if self.depth < _DEEPEST else []
         if all(inner.name != target.__name__ for inner in inside):
-            yield conditions.call(target.__name__, target)
+            yield conditions.make_call(target.__name__, target)
         for inner in inside:
             when = dict.fromkeys((*(source for source, _ in conditions.parts), *inner.when))
             yield PassCall(inner.name, inner.target, tuple(when), inner.on and conditions.may_hold)
 
-    def _observed_name(self, node: ast.expr) -> str | None:
+    def _read_observed_name(self, node: ast.expr) -> str | None:
         """The name under which a ``GraphTransformObserver(gm, name)`` runs its pass."""
-        if not isinstance(node, ast.Call) or _called(node) != _PASSES.observer or len(node.args) < 2:
+        if not isinstance(node, ast.Call) or _get_called_name(node) != _PASSES.observer or len(node.args) < 2:
             return None
         name = self._resolve(node.args[1])
         return name if isinstance(name, str) else None
@@ -205,7 +210,7 @@ class _Reader:
             return None if None in parts else "".join(map(str, parts))
         if isinstance(node, ast.Lambda) and isinstance(node.body, ast.Call):
             return self._resolve(node.body.func)
-        if isinstance(node, ast.Call) and _called(node) == "partial" and node.args:
+        if isinstance(node, ast.Call) and _get_called_name(node) == "partial" and node.args:
             return self._resolve(node.args[0])
         return None
 
@@ -213,15 +218,15 @@ class _Reader:
         """Remember a list of names, which a later loop may run over."""
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
             return
-        listed = self._list(statement.value)
+        listed = self._resolve_list(statement.value)
         if listed:
             self._assign(statement.targets[0], listed)
 
-    def _list(self, node: ast.expr) -> list[object]:
+    def _resolve_list(self, node: ast.expr) -> list[object]:
         if isinstance(node, ast.List):
             return [value for value in map(self._resolve, node.elts) if value is not None]
         if isinstance(node, ast.BinOp):
-            return [*self._list(node.left), *self._list(node.right)]
+            return [*self._resolve_list(node.left), *self._resolve_list(node.right)]
         listed = self._resolve(node)
         return listed if isinstance(listed, list) else []
 
@@ -238,21 +243,21 @@ class _Reader:
             for alias in statement.names:
                 self.names[alias.asname or alias.name] = getattr(module, alias.name)
 
-    def _holds(self, test: ast.expr) -> bool | None:
+    def _evaluate_condition(self, test: ast.expr) -> bool | None:
         """Return whether a condition holds under the present settings; None if it depends on more than these."""
         if isinstance(test, ast.BoolOp):
-            parts = [self._holds(part) for part in test.values]
+            parts = [self._evaluate_condition(part) for part in test.values]
             decided = isinstance(test.op, ast.Or)
             if decided in parts:
                 return decided
             return None if None in parts else not decided
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            inner = self._holds(test.operand)
+            inner = self._evaluate_condition(test.operand)
             return None if inner is None else not inner
         if isinstance(test, ast.NamedExpr):
-            return self._holds(test.value)
+            return self._evaluate_condition(test.value)
         for node in ast.walk(test):
-            if isinstance(node, ast.Call) and _called(node) not in _PASSES.condition_calls:
+            if isinstance(node, ast.Call) and _get_called_name(node) not in _PASSES.condition_calls:
                 return None
             if isinstance(node, (ast.NamedExpr, ast.Lambda)):
                 return None
@@ -261,14 +266,14 @@ class _Reader:
         return None
 
 
-def _called(call: ast.Call) -> str:
+def _get_called_name(call: ast.Call) -> str:
     function = call.func
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def _root(node: ast.expr) -> str | None:
+def _get_root_name(node: ast.expr) -> str | None:
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None

@@ -18,12 +18,10 @@ from typing import TypedDict
 
 import torch
 
-from fuzzcompile.case import CompileSettings
-from fuzzcompile.compiler.catalogue import known_to
-from fuzzcompile.compiler.hooks import initialise_patterns
-from fuzzcompile.compiler.quiet import quiet
-from fuzzcompile.compiler.session import Compilation, compiling
-from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns, list_known_rules
+from fuzzcompile.compiler.session import Compilation, open_session, silence_torch
+from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.run.case import CompileSettings
 
 _MODULE = "torch._inductor.fx_passes.fuse_attention"
 _LISTED = "_get_sfdp_patterns"
@@ -33,7 +31,7 @@ _HOME = "fuzzcompile_sdpa_patterns"
 _DROPOUT = "dropout_p"
 
 
-class _Registered(TypedDict):
+class _RegisteredPattern(TypedDict):
     """Torch's registration of a variant, as far as it is used here."""
 
     search_fn: Callable[..., object]
@@ -43,7 +41,7 @@ class _Registered(TypedDict):
 
 
 @dataclass(frozen=True)
-class Variant:
+class PatternVariant:
     """One registered variant of a pattern, in a form that can be called.
 
     Attributes:
@@ -73,7 +71,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Tried:
+class VariantResult:
     """The patterns that fired for one variant; ``trouble`` is the error if it compiled in no dtype."""
 
     name: str
@@ -81,7 +79,7 @@ class Tried:
     trouble: str | None = None
 
 
-def variants(device: torch.device) -> list[Variant]:
+def read_variants(device: torch.device) -> list[PatternVariant]:
     """Every variant that the installed torch has for ``device``, in the order in which they are registered.
 
     Raises:
@@ -93,7 +91,7 @@ def variants(device: torch.device) -> list[Variant]:
         list_variants = getattr(module, _LISTED)
         takes_device = bool(inspect.signature(list_variants).parameters)
         listed = list_variants(device) if takes_device else list_variants()
-        return [_variant(name, registered, _functions(module)) for name, registered in listed]
+        return [_make_variant(name, registered, _copy_search_functions(module)) for name, registered in listed]
     except (ImportError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise EnvironmentUnfit(
             f"This torch's list of SDPA patterns ({_MODULE}.{_LISTED}) is not where fuzzcompile looks for it "
@@ -101,36 +99,38 @@ def variants(device: torch.device) -> list[Variant]:
         ) from error
 
 
-def try_all(device: torch.device, candidates: Sequence[Variant]) -> Iterator[Tried]:
+def try_variants(device: torch.device, candidates: Sequence[PatternVariant]) -> Iterator[VariantResult]:
     """Compile the variants one after another, some 0.5 s each."""
     for variant in candidates:
         fired, compiled, trouble = set[str](), False, ""
         for dtype, fallback_random in itertools.product(variant.dtypes, variant.random_modes):
             try:
-                fired |= _fired(variant, device, dtype, fallback_random)
+                fired |= _find_fired(variant, device, dtype, fallback_random)
                 compiled = True
             except Exception as error:  # some functions name a dtype themselves; a compile may raise anything
                 trouble = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        yield Tried(variant.name, frozenset(fired), None if compiled else trouble)
+        yield VariantResult(variant.name, frozenset(fired), None if compiled else trouble)
 
 
-def registered(device: torch.device) -> list[str]:
+def list_registered(device: torch.device) -> list[str]:
     """The names of the SDPA patterns that are registered for ``device``: variants that repeat another are not."""
-    rows = known_to(device)
+    rows = list_known_rules(device)
     return [row.name for row in rows if row.kind == "pattern" and row.name.startswith(FAMILY)]
 
 
-def _variant(name: str, registered: _Registered, functions: Mapping[str, Callable[..., object]]) -> Variant:
+def _make_variant(
+    name: str, registered: _RegisteredPattern, functions: Mapping[str, Callable[..., object]]
+) -> PatternVariant:
     function = functions[registered["search_fn"].__name__]  # the wrapper that sets the dropout to 0 has its name
     scalars = dict(registered["scalar_workaround"] or {})
     if _DROPOUT in inspect.signature(function).parameters:
         scalars.setdefault(_DROPOUT, 0.0)
     training = registered["trace_fn"].__name__ != "fwd_only"
-    return Variant(name, function, tuple(registered["example_inputs"]), scalars, training)
+    return PatternVariant(name, function, tuple(registered["example_inputs"]), scalars, training)
 
 
 @functools.cache
-def _functions(module: types.ModuleType) -> Mapping[str, Callable[..., object]]:
+def _copy_search_functions(module: types.ModuleType) -> Mapping[str, Callable[..., object]]:
     """Copies of the search functions that dynamo traces: they are from no file of torch, and call each other."""
     home = types.ModuleType(_HOME)
     own = vars(home).copy()
@@ -145,18 +145,20 @@ def _functions(module: types.ModuleType) -> Mapping[str, Callable[..., object]]:
     return {name: function for name, function in vars(home).items() if name.startswith(FAMILY)}
 
 
-def _fired(variant: Variant, device: torch.device, dtype: torch.dtype, fallback_random: bool) -> set[str]:
-    inputs = [_input(example, variant, device, dtype) for example in variant.inputs]
+def _find_fired(variant: PatternVariant, device: torch.device, dtype: torch.dtype, fallback_random: bool) -> set[str]:
+    inputs = [_make_input(example, variant, device, dtype) for example in variant.inputs]
     function, scalars = variant.function, dict(variant.scalars)
     how = Compilation(screen=True, record=False, fallback_random=fallback_random)
     gradients = torch.set_grad_enabled(variant.training)
-    with gradients, compiling(CompileSettings(), how) as session, quiet():
+    with gradients, open_session(CompileSettings(), how) as session, silence_torch():
         session.compile(lambda *given: function(*given, **scalars))(*inputs)
     reached = (label.rewrite for label, outcome in session.ledger.coverage if outcome == "fired")
     return {name for name in reached if name.startswith(FAMILY)}
 
 
-def _input(example: torch.Tensor, variant: Variant, device: torch.device, dtype: torch.dtype) -> torch.Tensor | float:
+def _make_input(
+    example: torch.Tensor, variant: PatternVariant, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor | float:
     """A tensor of ones like the example; a plain number for a scale, because the patterns' checks want one."""
     if example.dim() == 0:
         return 2.0

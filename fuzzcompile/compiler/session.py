@@ -1,9 +1,11 @@
-"""Watched compiles: ``torch.compile`` with the patches of :mod:`~fuzzcompile.compiler.patches` in force."""
+"""Watched compiles: ``torch.compile`` with the patches of the patch table in force."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -11,25 +13,41 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.case import CompileSettings
-from fuzzcompile.compiler import aten_kernels, branches, breaks, decompositions, fake, patches
-from fuzzcompile.compiler.configs import config_of, has_entry, patched
-from fuzzcompile.compiler.exported import Exporting, NotExported
-from fuzzcompile.compiler.kernels.control import UNCHANGED, Control
-from fuzzcompile.compiler.kernels.kernel_watch import Watch
-from fuzzcompile.compiler.kernels.raised import generated_place, raised_in
-from fuzzcompile.compiler.ledger import Ledger
-from fuzzcompile.compiler.machine import machine_fault
-from fuzzcompile.compiler.patching import installed
-from fuzzcompile.compiler.recorder import Recorder
-from fuzzcompile.compiler.settings import setting
-from fuzzcompile.compiler.target import undecided
-from fuzzcompile.compiler.target.interpreted import Order
-from fuzzcompile.compiler.target.process import assumed, kernels_run, kernels_unfit
-from fuzzcompile.errors import CaseError
-from fuzzcompile.execution.observation import Failure
-from fuzzcompile.sides import COMPILE
-from fuzzcompile.stage_names import DYNAMO
+from fuzzcompile.compiler import graph_breaks
+from fuzzcompile.compiler.export import ExportError, ExportSession
+from fuzzcompile.compiler.kernels.kernel_watch import LoweringWatch
+from fuzzcompile.compiler.kernels.lowering_control import UNCHANGED, Control
+from fuzzcompile.compiler.operators import decompositions, fake_tensors, operator_application, operator_paths
+from fuzzcompile.compiler.target import target_process
+from fuzzcompile.compiler.target.kernel_log import ProgramOrder
+from fuzzcompile.compiler.target.target_process import current_target, explain_unfit_kernels, interpret_kernels
+from fuzzcompile.compiler.torch_config import get_setting, has_entry, load_config, patch_config
+from fuzzcompile.compiler.watch import patch_table
+from fuzzcompile.compiler.watch.compiler_errors import describe_machine_fault, find_generated_place, list_raise_frames
+from fuzzcompile.compiler.watch.ledger import Ledger
+from fuzzcompile.compiler.watch.recorder import Recorder
+from fuzzcompile.compiler.watch.torch_patch import install_patches
+from fuzzcompile.model.contract import COMPILE
+from fuzzcompile.model.errors import CaseError
+from fuzzcompile.model.stages import DYNAMO
+from fuzzcompile.run.case import CompileSettings
+from fuzzcompile.run.observation import Failure
+
+# Silence of torch where failures are expected.
+
+
+@contextlib.contextmanager
+def silence_torch() -> Iterator[None]:
+    """Neither warnings nor what torch logs: it would report each program that it cannot trace or compile."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
 
 # On the stack only while something is compiled.
 _CONVERTS = "torch/_dynamo/convert_frame.py"
@@ -49,7 +67,8 @@ class Compilation:
     """Options of one compile.
 
     ``backend`` replaces the case's own (None leaves it), ``vetoes`` name rewrites to refuse (see
-    :func:`fuzzcompile.compiler.labels.vetoes`), ``only`` names those that alone may apply beside the mandatory
+    :func:`fuzzcompile.compiler.watch.rule_labels.is_vetoed`), ``only`` names those that alone may apply beside the
+    mandatory
     ones, ``record`` asks for a ledger with snapshots, ``screen`` interprets the graphs instead of generating code,
     ``config`` patches ``torch._inductor.config`` beyond the case's own options, ``functorch``
     ``torch._functorch.config`` beyond the case's own entries, ``mode`` takes the place of the
@@ -75,13 +94,13 @@ class Compilation:
     fallback_random: bool = True
     config: Mapping[str, object] | None = None
     functorch: Mapping[str, object] | None = None
-    disallowed: tuple[breaks.Call, ...] = ()
+    disallowed: tuple[graph_breaks.CallTarget, ...] = ()
     timed: bool = False
     kernels: bool = False
     control: Control = UNCHANGED
     without_decompositions: tuple[str, ...] = ()
     kernel_metadata: tuple[str, ...] = ()
-    order: Order = Order.FORWARD
+    order: ProgramOrder = ProgramOrder.FORWARD
     templates: bool = False
     bypassed: tuple[str, ...] = ()
     contiguous_operands: tuple[str, ...] = ()
@@ -92,64 +111,70 @@ class Compilation:
 
 
 @contextlib.contextmanager
-def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
+def open_session(settings: CompileSettings, how: Compilation) -> Iterator[CompileSession]:
     """Everything compiled in this block follows ``settings`` and ``how``; dynamo is reset before and after.
 
     Inductor's FX graph cache and AOTAutograd's cache are off: with them a second compile runs no passes at
     all, and a veto that never ran would look like a rewrite that is not needed.
     """
-    screen = how.screen or kernels_unfit() is not None
+    screen = how.screen or explain_unfit_kernels() is not None
     recorder = Recorder(vetoed=how.vetoes, only=how.only, snapshots=how.record, screen=screen)
     recorder.capturing = how.record  # inputs are kept to replay snapshots on
     changes = {**settings.inductor, "fallback_random": how.fallback_random, **(how.config or {})}
     with (
-        _configured(settings, changes, how.functorch or {}),
-        _operators_changed(how, recorder.ledger),
-        installed(recorder, patches.GRAPHS, lambda entry: settings.options.get(entry, setting(entry))),
-        breaks.breaking_at(how.disallowed),
-        _kernels_watched(how, recorder),
-        installed(recorder.ledger, patches.COVERAGE if how.record else ()),
-        installed(recorder, patches.SPEED),
-        nullcontext() if screen else kernels_run(recorder.ledger.interpreted, order=how.order, templates=how.templates),
+        _apply_settings(settings, changes, how.functorch or {}),
+        _change_operators(how, recorder.ledger),
+        install_patches(recorder, patch_table.GRAPHS, lambda entry: settings.options.get(entry, get_setting(entry))),
+        graph_breaks.break_graph_at(how.disallowed),
+        _watch_kernels(how, recorder),
+        install_patches(recorder.ledger, patch_table.COVERAGE if how.record else ()),
+        install_patches(recorder, patch_table.SPEED),
+        nullcontext()
+        if screen
+        else interpret_kernels(recorder.ledger.interpreted, order=how.order, templates=how.templates),
     ):
-        before = breaks.Counted.now()
+        before = graph_breaks.DynamoCounts.now()
         try:
-            yield Session(settings, how, recorder)
+            yield CompileSession(settings, how, recorder)
         finally:
-            for question in undecided.met():
-                recorder.ledger.interpreted.not_decided(question)
-            recorder.ledger.graphs = breaks.graphs_since(before) + recorder.exported
-            recorder.ledger.graph_breaks = breaks.breaks_since(before)
+            for question in target_process.take_open_questions():
+                recorder.ledger.interpreted.add_undecided(question)
+            recorder.ledger.graphs = graph_breaks.count_graphs(before) + recorder.exported
+            recorder.ledger.graph_breaks = graph_breaks.list_breaks(before)
 
 
 @contextlib.contextmanager
-def _operators_changed(how: Compilation, ledger: Ledger) -> Iterator[None]:
+def _change_operators(how: Compilation, ledger: Ledger) -> Iterator[None]:
     """Operators without decompositions, with the metadata of their kernels, and left to eager mode, as ``how`` says."""
     with contextlib.ExitStack() as stack:
-        removal = decompositions.Removal(how.without_decompositions, ledger)
+        removal = decompositions.DecompositionRemoval(how.without_decompositions, ledger)
         if removal.operators:
-            stack.enter_context(installed(removal, patches.DECOMPOSITIONS))
-            stack.enter_context(decompositions.undecomposed(removal))
+            stack.enter_context(install_patches(removal, patch_table.DECOMPOSITIONS))
+            stack.enter_context(decompositions.keep_undecomposed(removal))
         if how.kernel_metadata:
-            stack.enter_context(installed(fake.Metadata(how.kernel_metadata, ledger), patches.METADATA))
-            stack.enter_context(fake.forgetting_metadata())
-        left_out = breaks.LeftOut([call for call in how.disallowed if not breaks.is_function(call)], ledger)
+            stack.enter_context(
+                install_patches(fake_tensors.KernelMetadata(how.kernel_metadata, ledger), patch_table.METADATA)
+            )
+            stack.enter_context(fake_tensors.forget_metadata())
+        left_out = graph_breaks.GraphExclusions(
+            [call for call in how.disallowed if not graph_breaks.is_function(call)], ledger
+        )
         if left_out.calls:
-            stack.enter_context(installed(left_out, patches.BREAKS))
+            stack.enter_context(install_patches(left_out, patch_table.BREAKS))
         if how.contiguous_operands:
-            stack.enter_context(aten_kernels.given_contiguous(how.contiguous_operands))
+            stack.enter_context(operator_application.use_contiguous_operands(how.contiguous_operands))
         yield
 
 
 @contextlib.contextmanager
-def _kernels_watched(how: Compilation, recorder: Recorder) -> Iterator[None]:
+def _watch_kernels(how: Compilation, recorder: Recorder) -> Iterator[None]:
     """Every graph that is lowered is watched, if values of kernels are to be kept or something is to be changed."""
     if not how.kernels and not how.control:
         yield
         return
-    watch = Watch(recorder, how.control, how.kernels)
+    watch = LoweringWatch(recorder, how.control, how.kernels)
     # One C++ compiler at a time, so that what it refuses is raised where the kernel is known.
-    with installed(watch, patches.KERNELS), patched("inductor", {"compile_threads": 1}):
+    with install_patches(watch, patch_table.KERNELS), patch_config("inductor", {"compile_threads": 1}):
         try:
             yield
         finally:
@@ -157,36 +182,38 @@ def _kernels_watched(how: Compilation, recorder: Recorder) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def plainly(settings: CompileSettings, how: Compilation | None = None) -> Iterator[Session]:
-    """All that :func:`compiling` sets, and nothing watched: a compile as users run it."""
+def open_plain_session(settings: CompileSettings, how: Compilation | None = None) -> Iterator[CompileSession]:
+    """All that :func:`open_session` sets, and nothing watched: a compile as users run it."""
     recorder = Recorder()
     with (
-        _configured(settings, {**settings.inductor, "fallback_random": True}, {}),
-        installed(recorder, patches.SPEED),
+        _apply_settings(settings, {**settings.inductor, "fallback_random": True}, {}),
+        install_patches(recorder, patch_table.SPEED),
     ):
-        yield Session(settings, how or Compilation(), recorder)
+        yield CompileSession(settings, how or Compilation(), recorder)
 
 
 @contextlib.contextmanager
-def _configured(
+def _apply_settings(
     settings: CompileSettings, inductor: Mapping[str, object], functorch: Mapping[str, object]
 ) -> Iterator[None]:
     always: dict[str, object] = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     traced: dict[str, object] = {"enable_autograd_cache": False}
-    if assumed() is not None:  # the backward is compiled while torch is told of the target, and nothing is recorded
+    if (
+        current_target() is not None
+    ):  # the backward is compiled while torch is told of the target, and nothing is recorded
         always |= _NO_DEVICE
         traced["force_non_lazy_backward_lowering"] = True
     torch._dynamo.reset()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patched("inductor", {**inductor, **always}))
-        stack.enter_context(patched("functorch", {**settings.functorch, **functorch, **traced}))
-        stack.enter_context(patched("dynamo", {**settings.dynamo, "suppress_errors": False}))
+        stack.enter_context(patch_config("inductor", {**inductor, **always}))
+        stack.enter_context(patch_config("functorch", {**settings.functorch, **functorch, **traced}))
+        stack.enter_context(patch_config("dynamo", {**settings.dynamo, "suppress_errors": False}))
         stack.callback(torch._dynamo.reset)
         yield
 
 
 @dataclass(frozen=True)
-class Session:
+class CompileSession:
     """One watched compile; ``ledger`` fills while the compiled callable runs."""
 
     settings: CompileSettings
@@ -200,10 +227,10 @@ class Session:
 
     def compile(self, target: Callable[..., object]) -> Callable[..., Any]:
         """``torch.compile`` of ``target`` with the case's settings, or what stands for it on another path."""
-        path = path_of(self.settings, self.how)
+        path = find_path(self.settings, self.how)
         if path != COMPILE:
             options = {key: value for key, value in self.settings.options.items() if key not in (self.how.config or {})}
-            return Exporting(path, bool(self.settings.dynamic), options, self.recorder).of(target)
+            return ExportSession(path, bool(self.settings.dynamic), options, self.recorder).wrap_model(target)
         arguments: dict[str, Any] = {"fullgraph": self.settings.fullgraph, "dynamic": self.settings.dynamic}
         backend = self.how.backend or self.settings.backend
         own = self.how.backend is None or self.how.backend == self.settings.backend
@@ -211,14 +238,14 @@ class Session:
         options = {key: value for key, value in options.items() if key not in (self.how.config or {})}
         mode = self.how.mode or mode
         asked = {**torch._inductor.list_mode_options().get(mode or "", {}), **options}
-        if assumed() is not None and "triton.cudagraphs" in asked:
+        if current_target() is not None and "triton.cudagraphs" in asked:
             options["triton.cudagraphs"] = False  # nothing can be recorded without a device
         given = set(torch._inductor.list_mode_options(mode)) & set(self.how.config or {}) if mode else set()
         if mode and (options or given):  # torch.compile takes one of the two: a mode is nothing but options
             options = {**torch._inductor.list_mode_options(mode), **options}
             options, mode = {key: value for key, value in options.items() if key not in given}, None
         if self.how.bypassed:
-            return torch.compile(target, backend=branches.bypassing(self.how.bypassed, backend), **arguments)
+            return torch.compile(target, backend=operator_paths.bypass_nodes(self.how.bypassed, backend), **arguments)
         if options:
             arguments["options"] = options
         if mode and mode != "default":
@@ -230,7 +257,7 @@ class Session:
         self.recorder.capturing = False
 
     @contextlib.contextmanager
-    def in_float64(self) -> Iterator[None]:
+    def interpret_in_float64(self) -> Iterator[None]:
         """Calls of what was compiled interpret each graph as it was lowered, in float64, casts dropped.
 
         The graphs are those of the program's own dtypes, so that a change of meaning shows without the rounding that
@@ -244,11 +271,11 @@ class Session:
 
     def describe_failure(self, error: BaseException) -> Failure:
         """Tell an error of the compiler from one of the compiled program."""
-        exporting = error if isinstance(error, NotExported) else None
-        compiler = exporting is not None or _compiler_error(error)
-        cause = _root_cause(error)
+        exporting = error if isinstance(error, ExportError) else None
+        compiler = exporting is not None or _is_compiler_error(error)
+        cause = _find_root_cause(error)
         message = str(cause).strip().splitlines()[0][:300] if str(cause).strip() else type(cause).__name__
-        uncaptured = breaks.why_uncaptured(error) if exporting is None else exporting.refused
+        uncaptured = graph_breaks.find_uncaptured_reason(error) if exporting is None else exporting.refused
         stage = self.ledger.failed_in.stage if self.ledger.failed_in is not None else None
         return Failure(
             type(cause).__name__,
@@ -256,9 +283,9 @@ class Session:
             "compile" if compiler or self.ledger.failed_in is not None else "run",
             stage or (exporting.stage if exporting is not None else DYNAMO if compiler else None),
             unsupported=uncaptured is not None,
-            machine="" if uncaptured else machine_fault(cause),
-            raised=raised_in(cause),
-            generated=generated_place(cause),
+            machine="" if uncaptured else describe_machine_fault(cause),
+            raised=list_raise_frames(cause),
+            generated=find_generated_place(cause),
         )
 
 
@@ -272,34 +299,34 @@ def check_settings(settings: CompileSettings) -> None:
         return  # its options are its own
     wanted = {"inductor": settings.options, "dynamo": settings.dynamo, "functorch": settings.functorch}
     for name, changes in wanted.items():
-        unknown = [key for key in changes if not has_entry(config_of(name), key)]
+        unknown = [key for key in changes if not has_entry(load_config(name), key)]
         if unknown:
             raise CaseError(f"This torch's {name} config has no {', '.join(sorted(unknown))}; mend OPTIONS or CONFIG.")
-    if settings.mode is not None and settings.mode not in modes():
-        raise CaseError(f"torch.compile knows no mode {settings.mode!r}; use one of {', '.join(modes())}.")
+    if settings.mode is not None and settings.mode not in list_modes():
+        raise CaseError(f"torch.compile knows no mode {settings.mode!r}; use one of {', '.join(list_modes())}.")
     if settings.mode is not None and settings.options:
         raise CaseError("torch.compile takes MODE or OPTIONS, not both; keep one of them.")
 
 
-def path_of(settings: CompileSettings, how: Compilation) -> str:
-    """Return the path that runs in place of a case compiled so (:mod:`fuzzcompile.sides`)."""
+def find_path(settings: CompileSettings, how: Compilation) -> str:
+    """Return the path that runs in place of a case compiled so (:mod:`fuzzcompile.model.contract`)."""
     return how.path or (settings.path if how.backend is None else COMPILE)
 
 
-def effective_setting(settings: CompileSettings, how: Compilation, key: str) -> object:
+def get_effective_setting(settings: CompileSettings, how: Compilation, key: str) -> object:
     """The entry of Inductor's config under which a case is compiled; ``MISSING`` where this torch has none such."""
     mode = how.mode or settings.mode
-    given = torch._inductor.list_mode_options(mode) if mode in modes() and mode != "default" else {}
+    given = torch._inductor.list_mode_options(mode) if mode in list_modes() and mode != "default" else {}
     options = {**settings.inductor, **given, **settings.options, **(how.config or {})}
-    return options.get(key, setting(key))
+    return options.get(key, get_setting(key))
 
 
-def modes() -> tuple[str, ...]:
+def list_modes() -> tuple[str, ...]:
     """The modes that ``torch.compile`` takes."""
     return tuple(dict.fromkeys(("default", *torch._inductor.list_mode_options())))
 
 
-def _compiler_error(error: BaseException) -> bool:
+def _is_compiler_error(error: BaseException) -> bool:
     """Return whether the compiler raised: an exception of its own, or any that left dynamo's conversion of a frame."""
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch")):
         return True
@@ -307,9 +334,9 @@ def _compiler_error(error: BaseException) -> bool:
     return any(frame.f_code.co_filename.endswith(_CONVERTS) for frame, _ in frames)
 
 
-def _root_cause(error: BaseException) -> BaseException:
+def _find_root_cause(error: BaseException) -> BaseException:
     """The exception that the compiler's own wrappers (BackendCompilerFailed, InductorError…) carry."""
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, BaseException) and inner is not error:
-        return _root_cause(inner)
+        return _find_root_cause(inner)
     return error

@@ -5,12 +5,12 @@ from __future__ import annotations
 import fnmatch
 
 
-def matches(rewrite: str, base: str, name: str) -> bool:
+def matches_veto(rewrite: str, base: str, name: str) -> bool:
     """Return whether ``name`` means a rewrite.
 
     Args:
         rewrite: the name of the rewrite.
-        base: that name without its variant (:func:`fuzzcompile.compiler.labels.base_name`).
+        base: that name without its variant (:func:`fuzzcompile.compiler.watch.rule_labels.get_base_name`).
         name: the name itself, a leading part that ends at an underscore or at the end, a glob, or ``=`` and the name
             with or without its variant.
     """

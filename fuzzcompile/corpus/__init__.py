@@ -1,5 +1,7 @@
 """The store of campaigns, cases, findings, reproducers and coverage, in SQLite or another database."""
 
+from __future__ import annotations
+
 from fuzzcompile.corpus.claiming import PLACES, part_of
 from fuzzcompile.corpus.clock import campaign_seconds, moment_at
 from fuzzcompile.corpus.failures import CorpusError, FolderTakenError, UnknownFindingError, UntrustedError

@@ -36,7 +36,8 @@ from fuzzcompile.corpus.querying import record_of, reproducer_record
 from fuzzcompile.corpus.records import CaseRecord, Related, Replay, public_id
 
 if TYPE_CHECKING:
-    from fuzzcompile.contract import ReportJson
+    from fuzzcompile.model.contract import ReportJson
+
 
 CHUNK = 200
 # How a campaign ended that had not when it came here.

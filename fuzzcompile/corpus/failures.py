@@ -1,6 +1,8 @@
 """Errors about a corpus that its user can fix."""
 
-from fuzzcompile.errors import EnvironmentUnfit, UsageError
+from __future__ import annotations
+
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 
 
 class CorpusError(EnvironmentUnfit):

@@ -25,9 +25,9 @@ from fuzzcompile.corpus.marking import Mark, status_of
 from fuzzcompile.corpus.matching import finding_of
 from fuzzcompile.corpus.models import CaseRow, FindingRow, FormerNameRow, RelatedRow, ReplayRow, RunRow, UmbrellaRow
 from fuzzcompile.corpus.records import CaseRecord, Related, Replay, Reproducer, Umbrella, public_id
-from fuzzcompile.errors import UsageError
-from fuzzcompile.severity import severity
-from fuzzcompile.signatures import PROGRAM, agree, coarse, refined
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.severity import rate_severity
+from fuzzcompile.model.signatures import PROGRAM, agree, drop_fingerprint, replace_fingerprint
 
 ORIGIN = "import"
 # A finding and its sources are some hundred kilobytes.
@@ -117,9 +117,9 @@ def put_export(session: Session, export: Export, *, trusted: bool) -> Arrived:
             name: data.decode(errors="surrogatepass") for name, data in export.files.items() if name in SOURCE_FILES
         }
         signature = str(told["signature"])
-        if not signature or not told["report"]["is_bug"] or severity(told["report"]) is None:
+        if not signature or not told["report"]["is_bug"] or rate_severity(told["report"]) is None:
             raise ValueError("its report shows no bug")
-        known, signature = _known(session, signature, content_hash(sources["case.py"]), severity(told["report"]))
+        known, signature = _known(session, signature, content_hash(sources["case.py"]), rate_severity(told["report"]))
         before = 0 if known is None else known.hits
         finding_id = _put_case(session, told, sources["case.py"], known, signature, trusted=trusted)
         put_said(session, finding_id, _said(told), before)
@@ -183,9 +183,9 @@ def _known(session: Session, signature: str, case: str, own: str | None) -> tupl
         if agree(row.signature, signature):
             return row, signature
     known = finding_of(session, signature)
-    if known is None or known.severity == own or coarse(signature) != signature:
+    if known is None or known.severity == own or drop_fingerprint(signature) != signature:
         return known, signature
-    apart = refined(signature, f"{PROGRAM}{case[:12]}")
+    apart = replace_fingerprint(signature, f"{PROGRAM}{case[:12]}")
     return (known, signature) if apart == signature else (finding_of(session, apart), apart)
 
 

@@ -14,7 +14,8 @@ from fuzzcompile.corpus.models import CampaignRow, CaseRow, EnvironmentRow, RunR
 from fuzzcompile.corpus.records import public_id
 
 if TYPE_CHECKING:
-    from fuzzcompile.contract import ReportJson
+    from fuzzcompile.model.contract import ReportJson
+
 
 _LEAST_DIGITS, _WHOLE = 6, 64
 

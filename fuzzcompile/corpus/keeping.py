@@ -21,8 +21,8 @@ from fuzzcompile.corpus.models import (
     ReproducerRow,
     RunRow,
 )
-from fuzzcompile.severity import Severity
-from fuzzcompile.signatures import stage
+from fuzzcompile.model.severity import Severity
+from fuzzcompile.model.signatures import parse_stage
 
 # What is left of the report of a run whose case was dropped.
 DROPPED: dict[str, object] = {}
@@ -78,7 +78,7 @@ def stats(session: Session) -> Stats:
         findings=len(rows),
         by_severity={word: severities[word] for word in (*map(str, Severity), "unknown") if severities[word]},
         by_status=dict(Counter(row.status for row in rows).most_common()),
-        by_stage=dict(Counter(stage(row.signature) for row in rows).most_common()),
+        by_stage=dict(Counter(parse_stage(row.signature) for row in rows).most_common()),
         campaigns=_number(session, CampaignRow.id),
         reproducers=_number(session, ReproducerRow.id),
         replays=_number(session, ReplayRow.id),

@@ -20,6 +20,7 @@ from fuzzcompile.corpus import postgres
 if TYPE_CHECKING:
     import psycopg
 
+
 # After so many seconds without an answer, the server is asked whether it is there; then again.
 SILENT_SECONDS = 15.0
 _EVERY = 1.0

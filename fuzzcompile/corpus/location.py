@@ -9,9 +9,9 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from fuzzcompile.corpus.failures import CorpusError, NotAFileError
-from fuzzcompile.hints import command
-from fuzzcompile.privacy import without_password
-from fuzzcompile.settings import in_force, place_of_corpus
+from fuzzcompile.model.hints import format_command
+from fuzzcompile.model.privacy import strip_password
+from fuzzcompile.model.settings import locate_corpus, read_settings
 
 POSTGRES = "postgresql"
 # What people and hosts of databases write for it.
@@ -24,10 +24,10 @@ def resolve(location: str | os.PathLike[str] | None) -> URL:
     A folder stands for the corpus in it, if it holds one. The path is made absolute, because connections are
     opened later and the working folder may have changed by then.
     """
-    given = str(location or in_force().value("corpus"))
+    given = str(location or read_settings().find_value("corpus"))
     if "://" in given:
         return _parse(given)
-    path = Path(place_of_corpus(given))
+    path = Path(locate_corpus(given))
     if Path(given).expanduser().is_dir() and not path.is_file():
         raise NotAFileError(f"The corpus {given} is a folder; name a file in it, such as {Path(given) / path.name}.")
     return URL.create("sqlite", database=str(path))
@@ -42,7 +42,7 @@ def describe(url: URL) -> str:
     """How messages name a corpus: its path, or its URL without passwords, as it may be given again."""
     if url.get_backend_name() == POSTGRES:
         url = url.set(drivername=POSTGRES)
-    return str(file_of(url) or without_password(url.render_as_string(hide_password=False)))
+    return str(file_of(url) or strip_password(url.render_as_string(hide_password=False)))
 
 
 def require_file(path: Path, *, create: bool) -> None:
@@ -60,7 +60,7 @@ def require_file(path: Path, *, create: bool) -> None:
             f"The folder of the corpus {path} cannot be used ({error.strerror}): name a writable place with --corpus."
         ) from error
     if not create and not present:
-        start = command("run", corpus=path)
+        start = format_command("run", corpus=path)
         raise CorpusError(f"There is no corpus at {path}: start one with `{start}`, or name yours with --corpus.")
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from fuzzcompile.corpus.models import FindingRow, UmbrellaRow
 from fuzzcompile.corpus.querying import finding_id
 from fuzzcompile.corpus.records import Status, public_id
-from fuzzcompile.errors import UsageError
+from fuzzcompile.model.errors import UsageError
 
 # The project whose issues ``#123`` means.
 PROJECT: Final = "pytorch/pytorch"

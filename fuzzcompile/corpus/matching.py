@@ -9,18 +9,18 @@ from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus.models import FindingRow, FormerNameRow, RunRow
 from fuzzcompile.corpus.querying import starts_with
-from fuzzcompile.signatures import (
+from fuzzcompile.model.signatures import (
     agree,
-    coarse,
-    fingerprint,
+    drop_fingerprint,
     is_unproved,
-    raised_alike,
-    renewed,
-    same_place,
+    name_same_place,
+    parse_fingerprint,
+    raise_alike,
+    renew,
 )
 
 if TYPE_CHECKING:
-    from fuzzcompile.contract import ReportJson
+    from fuzzcompile.model.contract import ReportJson
 
 
 def finding_of(session: Session, signature: str, report: ReportJson | None = None) -> FindingRow | None:
@@ -37,9 +37,11 @@ def finding_of(session: Session, signature: str, report: ReportJson | None = Non
     alike = raising_alike(session, report, rows) if report is not None else []
     if alike:
         return alike[0]
-    cause = fingerprint(signature)
+    cause = parse_fingerprint(signature)
     near = [
-        row for row in rows if cause in (None, fingerprint(row.signature)) and agree(renewed(row.signature), signature)
+        row
+        for row in rows
+        if cause in (None, parse_fingerprint(row.signature)) and agree(renew(row.signature), signature)
     ]
     if near:
         return near[0] if len(near) == 1 else None
@@ -56,7 +58,7 @@ def twins_of(session: Session, finding: FindingRow, report: ReportJson) -> list[
 
 def raising_alike(session: Session, report: ReportJson, rows: list[FindingRow]) -> list[FindingRow]:
     """Those of the findings whose best run raises as the report says."""
-    return [row for row in rows if raised_alike(report, best_report(session, row))]
+    return [row for row in rows if raise_alike(report, best_report(session, row))]
 
 
 def best_report(session: Session, finding: FindingRow) -> ReportJson:
@@ -69,10 +71,10 @@ def keep_name(session: Session, finding: FindingRow, signature: str) -> None:
 
     A finding under the signature that an earlier version gave it takes the present one.
     """
-    if signature == renewed(finding.signature) != finding.signature:
+    if signature == renew(finding.signature) != finding.signature:
         session.add(FormerNameRow(finding_id=finding.id, signature=finding.signature, merged_id=None))
         finding.signature = signature
-    elif fingerprint(signature) is not None and not _is_named(session, finding, signature):
+    elif parse_fingerprint(signature) is not None and not _is_named(session, finding, signature):
         session.add(FormerNameRow(finding_id=finding.id, signature=signature, merged_id=None))
     session.flush()
 
@@ -87,7 +89,7 @@ def _of_place(session: Session, signature: str) -> list[FindingRow]:
     """The findings of the same place in the compiler, oldest first; of an error without one, of the same message."""
     if is_unproved(signature):
         return []
-    place = coarse(signature)
+    place = drop_fingerprint(signature)
     begins = ":".join(place.split(":")[:2])
     rows = session.scalars(select(FindingRow).where(starts_with(f"{begins}:")).order_by(FindingRow.id))
-    return [row for row in rows if same_place(renewed(row.signature), signature)]
+    return [row for row in rows if name_same_place(renew(row.signature), signature)]

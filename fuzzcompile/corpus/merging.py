@@ -15,23 +15,23 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus.matching import best_report, twins_of
-from fuzzcompile.corpus.models import (
-    CaseRow,
-    FindingRow,
-    FormerNameRow,
-    RelatedRow,
-    ReplayRow,
-    ReproducerRow,
-    RunRow,
-)
+from fuzzcompile.corpus.models import CaseRow, FindingRow, FormerNameRow, RelatedRow, ReplayRow, ReproducerRow, RunRow
 from fuzzcompile.corpus.records import public_id
 from fuzzcompile.corpus.speaking import speaks_for
 from fuzzcompile.corpus.umbrellas import umbrella_of
-from fuzzcompile.severity import Severity, rank, severity
-from fuzzcompile.signatures import agree, fingerprint, is_provisional, is_unproved, raised_alike, same_place
+from fuzzcompile.model.severity import Severity, rank, rate_severity
+from fuzzcompile.model.signatures import (
+    agree,
+    is_provisional,
+    is_unproved,
+    name_same_place,
+    parse_fingerprint,
+    raise_alike,
+)
 
 if TYPE_CHECKING:
-    from fuzzcompile.contract import ReportJson
+    from fuzzcompile.model.contract import ReportJson
+
 
 # How well a run shows its finding; the least is the best.
 Rank: TypeAlias = tuple[tuple[int, bool], bool, bool, bool, int]
@@ -90,9 +90,9 @@ def settle(
 def belongs_apart(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> bool:
     """Whether the reproducer shows another cause than the finding it was made for, at the same place."""
     signature = _signature(reproducer) or finding.signature
-    if not same_place(signature, finding.signature) or agree(signature, finding.signature):
+    if not name_same_place(signature, finding.signature) or agree(signature, finding.signature):
         return False
-    return not raised_alike(cast("ReportJson", reproducer.report), best_report(session, finding))
+    return not raise_alike(cast("ReportJson", reproducer.report), best_report(session, finding))
 
 
 def move_apart(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> tuple[FindingRow, bool]:
@@ -142,7 +142,7 @@ def choose(session: Session, finding: FindingRow) -> None:
         finding.case_id = shown.case_id or (run.case_id if alike else None)
     finding.verdict, finding.confidence = str(report["verdict"]), cast("str | None", report.get("confidence"))
     finding.culprit, finding.evidence = in_short(report.get("culprit")), _object(report.get("evidence"))
-    finding.severity = severity(cast("ReportJson", report))
+    finding.severity = rate_severity(cast("ReportJson", report))
     finding.umbrella = umbrella_of(finding.severity, finding.signature)
     session.flush()
 
@@ -201,9 +201,9 @@ def _says_more(signature: str, known: str) -> bool:
     """Whether a signature says more of a bug than the one that is known."""
     if is_unproved(known):
         return not is_unproved(signature)
-    known_cause = fingerprint(known) is not None and not is_provisional(known)
-    own_cause = fingerprint(signature) is not None and not is_provisional(signature)
-    return same_place(signature, known) and own_cause and not known_cause
+    known_cause = parse_fingerprint(known) is not None and not is_provisional(known)
+    own_cause = parse_fingerprint(signature) is not None and not is_provisional(signature)
+    return name_same_place(signature, known) and own_cause and not known_cause
 
 
 def _is_all_there_is(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> bool:
@@ -228,7 +228,7 @@ def _of_the_same_program(session: Session, finding: FindingRow, reproducer: Repr
         ReproducerRow.finding_id != finding.id,
     )
     rows = session.scalars(select(FindingRow).where(FindingRow.id.in_(alike)).order_by(FindingRow.id)).all()
-    own = _nature(severity(cast("ReportJson | None", reproducer.report)))
+    own = _nature(rate_severity(cast("ReportJson | None", reproducer.report)))
     return [row for row in rows if _nature(row.severity) == own]
 
 

@@ -1,5 +1,7 @@
 """The tables of a corpus. A change here needs a revision in ``migrations/versions``."""
 
+from __future__ import annotations
+
 import re
 from datetime import UTC, datetime
 
@@ -165,7 +167,7 @@ class FindingRow(Base):
     confidence: Mapped[str | None] = mapped_column(String(16))
     culprit: Mapped[dict[str, object] | None]
     evidence: Mapped[dict[str, object] | None]
-    # A word of `fuzzcompile.severity.Severity`.
+    # A word of `fuzzcompile.model.severity.Severity`.
     severity: Mapped[str | None] = mapped_column(String(32), index=True)
     umbrella: Mapped[str | None] = mapped_column(String(64), index=True)
     # What a person said of it (`fuzzcompile mark`), with ``status``.
@@ -228,7 +230,8 @@ class ReproducerRow(Base):
     """A script that shows a finding without fuzzcompile.
 
     ``program`` identifies the reduced program up to names; ``shown`` is what was seen when the script was made
-    (`fuzzcompile.contract.ShownJson`). ``case_id`` is the case that was reduced, ``environment_id`` where its report
+    (`fuzzcompile.model.contract.ShownJson`). ``case_id`` is the case that was reduced, ``environment_id`` where its
+    report
     was made. ``imported`` as for a case.
     """
 

@@ -65,7 +65,7 @@ from fuzzcompile.corpus.records import (
 )
 
 if TYPE_CHECKING:
-    from fuzzcompile.contract import ReportJson
+    from fuzzcompile.model.contract import ReportJson
 
 
 @survives_outages

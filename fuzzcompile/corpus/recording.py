@@ -27,20 +27,12 @@ from fuzzcompile.corpus.models import (
     ReproducerRow,
     RunRow,
 )
-from fuzzcompile.corpus.records import (
-    CaseRecord,
-    Coverage,
-    Kept,
-    Recorded,
-    Related,
-    Replay,
-    Reproducer,
-    compiler_of,
-)
+from fuzzcompile.corpus.records import CaseRecord, Coverage, Kept, Recorded, Related, Replay, Reproducer, compiler_of
 from fuzzcompile.corpus.trusting import claim
 
 if TYPE_CHECKING:
-    from fuzzcompile.contract import ReportJson
+    from fuzzcompile.model.contract import ReportJson
+
 
 ENVIRONMENT_COLUMNS = ("torch", "device", "driver", "compiler", "cpu")
 

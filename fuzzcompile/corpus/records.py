@@ -1,7 +1,7 @@
 """The plain values that go into a corpus and come out of it.
 
 They depend on neither SQL nor torch. Reports and environments are JSON objects; a report is the one that
-``fuzzcompile triage --json`` prints (`fuzzcompile.contract`).
+``fuzzcompile triage --json`` prints (`fuzzcompile.model.contract`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
-from fuzzcompile.severity import Severity
+from fuzzcompile.model.severity import Severity
 
 if TYPE_CHECKING:
-    from fuzzcompile.contract import CulpritJson, EvidenceJson, ReportJson, ShownJson
     from fuzzcompile.corpus.machines import Machines
+    from fuzzcompile.model.contract import CulpritJson, EvidenceJson, ReportJson, ShownJson
+
 
 Ended = Literal["budget", "interrupted", "max-findings", "exhausted", "failed"]
 Outcome = Literal["fired", "refused", "fallback"]
@@ -236,7 +237,8 @@ class FindingSummary:
     """One root cause, as lists show it; what it says is that of one report (`Finding`).
 
     ``devices`` are the kinds of device for which programs that hit it were compiled: ``cpu``, ``cuda`` or a target.
-    ``severity`` is a word of `fuzzcompile.severity.Severity`. ``status``, ``issue``, ``note`` and ``duplicate_of`` (a
+    ``severity`` is a word of `fuzzcompile.model.severity.Severity`. ``status``, ``issue``, ``note`` and
+    ``duplicate_of`` (a
     public id) are what a person said; ``searched`` is when reports on it were last searched for, with which
     ``queries``. ``reproducer_lines`` and ``confirmed`` tell of the best reproducer; None where there is none.
     ``drawn_from`` is what `fuzzcompile.corpus.forms.drawn_from` says. ``trusted`` tells whether its programs may be run

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import URL, Connection, Engine, column, inspect, select, table, update
 
-from fuzzcompile import __version__
 from fuzzcompile.corpus.connection import connect, writing
 from fuzzcompile.corpus.failures import CorpusError
 from fuzzcompile.corpus.location import describe
 from fuzzcompile.corpus.models import fresh_tables
-from fuzzcompile.hints import command
+from fuzzcompile.model.hints import format_command
+from fuzzcompile.model.versions import __version__
 
-# Alembic takes as long to import as a list of findings takes to print: only what changes a schema imports it.
 if TYPE_CHECKING:
     from alembic.config import Config
+
+
+# Alembic takes as long to import as a list of findings takes to print: only what changes a schema imports it.
 
 # The newest revision in migrations/versions.
 HEAD = "0004"
@@ -123,10 +125,10 @@ def _refuse_unusable(url: URL, revision: str | None, has_tables: bool, create: b
     if revision is None and has_tables:
         raise _foreign(corpus)
     if revision is not None and revision.startswith(COPYING):
-        finish = command("corpus", "copy", "FROM", corpus)
+        finish = format_command("corpus", "copy", "FROM", corpus)
         raise CorpusError(f"{corpus} is being copied into: finish it with `{finish}`, or name another with --corpus.")
     if revision is None and not create:
-        fill = command("run", corpus=corpus)
+        fill = format_command("run", corpus=corpus)
         raise CorpusError(f"{corpus} holds no corpus yet: fill it with `{fill}`, or name yours with --corpus.")
     known = {script.revision for script in scripts.walk_revisions()}
     if revision is not None and revision not in known:

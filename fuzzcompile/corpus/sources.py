@@ -15,8 +15,8 @@ from pathlib import Path
 from fuzzcompile.corpus.failures import CorpusError
 from fuzzcompile.corpus.importing import Export, exports_in_folder, exports_in_zip
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.errors import UsageError
-from fuzzcompile.settings import FILE_NAME
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.settings import FILE_NAME
 
 _SQLITE = b"SQLite format 3\0"
 _SECONDS = 60.0

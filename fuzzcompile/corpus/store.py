@@ -38,11 +38,11 @@ from fuzzcompile.corpus.records import (
     public_id,
 )
 from fuzzcompile.corpus.schema import bring_up_to_date
-from fuzzcompile.errors import UsageError
-from fuzzcompile.settings import in_force
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.settings import read_settings
 
 if TYPE_CHECKING:
-    from fuzzcompile.contract import ReportJson
+    from fuzzcompile.model.contract import ReportJson
 
 
 Written = TypeVar("Written")
@@ -77,7 +77,7 @@ class Store(Reader):
         path = file_of(url)
         if path is not None:
             require_file(path, create=create)
-        waits = float(str(in_force().value("patience"))) if patience is None else patience
+        waits = float(str(read_settings().find_value("patience"))) if patience is None else patience
         engine = connect(url)
         try:
             once_it_is_up(lambda: _checked(engine, create), describe(url), waits)

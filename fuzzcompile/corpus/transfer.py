@@ -22,9 +22,9 @@ from fuzzcompile.corpus.models import Base, CaseRow, RunRow
 from fuzzcompile.corpus.outages import once_it_is_up, waiting
 from fuzzcompile.corpus.postgres import set_sequences
 from fuzzcompile.corpus.schema import COPYING, HEAD, bring_up_to_date, make_anew, restamp, state_of
-from fuzzcompile.errors import UsageError
-from fuzzcompile.hints import command
-from fuzzcompile.settings import in_force
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.hints import format_command
+from fuzzcompile.model.settings import read_settings
 
 # Rows of one transaction: reports and sources take some ten kilobytes each.
 CHUNK = 500
@@ -93,7 +93,7 @@ class _Transfer:
         self._source, self._target, self._on_progress = source, target, on_progress
         self._done = Transferred(describe(source.url), describe(target.url))
         self._begun = False  # by this call, which may begin again after an outage
-        self.patience = float(str(in_force().value("patience")))
+        self.patience = float(str(read_settings().find_value("patience")))
 
     @property
     def location(self) -> str:
@@ -148,7 +148,7 @@ class _Transfer:
         with self._target.connect() as target:
             filled = any(target.execute(select(table).limit(1)).first() for table in Base.metadata.sorted_tables)
         if filled:
-            importing = command("corpus", "import", self._done.source, corpus=self._done.target)
+            importing = format_command("corpus", "import", self._done.source, corpus=self._done.target)
             raise UsageError(
                 f"{self._done.target} holds a corpus: `{importing}` adds one to another; a copy needs an empty place."
             )

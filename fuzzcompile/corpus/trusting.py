@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from fuzzcompile.corpus.failures import UntrustedError
 from fuzzcompile.corpus.models import CaseRow, FindingRow, ReproducerRow
 from fuzzcompile.corpus.records import FindingSummary
-from fuzzcompile.hints import command
+from fuzzcompile.model.hints import format_command
 
 _MOST_NAMED = 5
 _CLAIM = "claimed:"
@@ -48,8 +48,8 @@ def require_trust(findings: Sequence[FindingSummary], corpus: str) -> None:
     if not foreign:
         return
     few = len(foreign) <= _MOST_NAMED
-    trusting = command("corpus", "trust", *(foreign if few else ()), all=not few, corpus=corpus)
-    read = command("corpus", "show", foreign[0], corpus=corpus)
+    trusting = format_command("corpus", "trust", *(foreign if few else ()), all=not few, corpus=corpus)
+    read = format_command("corpus", "show", foreign[0], corpus=corpus)
     if len(foreign) == 1:
         says = f"{foreign[0]} comes from another corpus, and running it runs its code: read it with `{read}`"
     else:

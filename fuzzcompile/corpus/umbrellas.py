@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fuzzcompile.severity import Severity
-from fuzzcompile.signatures import stage
+from fuzzcompile.model.severity import Severity
+from fuzzcompile.model.signatures import parse_stage
 
 VALIDATION = "validation"
 LAYOUT = "layout"
@@ -17,4 +17,4 @@ def umbrella_of(severity: str | None, signature: str) -> str | None:
     """
     if severity == Severity.ACCEPTS_INVALID:
         return VALIDATION
-    return f"{LAYOUT}-{stage(signature)}" if severity == Severity.LAYOUT else None
+    return f"{LAYOUT}-{parse_stage(signature)}" if severity == Severity.LAYOUT else None

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from fuzzcompile import triage
-from fuzzcompile.capture.invocation import invocation_of, uncompiled_parts
-from fuzzcompile.capture.sending import Unsendable, receive, send
-from fuzzcompile.case import Arguments
-from fuzzcompile.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.front.api.triage import triage
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.programs.capture.call_file import Unsendable, receive, send
+from fuzzcompile.programs.capture.invocation import capture_invocation, run_parts_uncompiled
+from fuzzcompile.run.case import Arguments
 
 CPU = torch.device("cpu")
 FACTOR = 2.0
@@ -45,7 +45,7 @@ class Pair:
 
 def sent(tmp_path: Path, model: object, *args: object, **kwargs: object):
     path = tmp_path / "model.call"
-    send(invocation_of(model, Arguments(args, kwargs)), path)
+    send(capture_invocation(model, Arguments(args, kwargs)), path)
     return receive(path, CPU)
 
 
@@ -57,13 +57,13 @@ def test_a_compiled_module_is_judged_under_its_own_settings(in_place):
         module.compile(options={"max_fusion_size": 3}, dynamic=True, fullgraph=True)
     else:
         compiled = torch.compile(module, options={"max_fusion_size": 3}, dynamic=True, fullgraph=True)
-    call = invocation_of(compiled, Arguments((torch.ones(2, 4),)))
+    call = capture_invocation(compiled, Arguments((torch.ones(2, 4),)))
     assert call.target is module and call.settings.options == {"max_fusion_size": 3}
     assert call.settings.dynamic is True and call.settings.fullgraph
 
 
 def test_a_compiled_function_is_judged_under_its_own_backend():
-    call = invocation_of(torch.compile(doubled, backend="eager"), Arguments((torch.ones(2),)))
+    call = capture_invocation(torch.compile(doubled, backend="eager"), Arguments((torch.ones(2),)))
     assert call.target is doubled and call.settings.backend == "eager"
 
 
@@ -71,7 +71,7 @@ def test_gradients_are_compared_where_a_program_would_use_them():
     x, module = torch.ones(2, 4), Counting()
 
     def backward(model: object, *args: object) -> bool:
-        return invocation_of(model, Arguments(args)).backward
+        return capture_invocation(model, Arguments(args)).backward
 
     assert backward(module, x) and backward(doubled, x.clone().requires_grad_())
     assert not backward(module.eval(), x) and not backward(doubled, x)
@@ -83,8 +83,8 @@ def test_parts_that_are_compiled_run_as_written():
     model = nn.Sequential(torch.compile(nn.Linear(4, 4)), nn.Linear(4, 4))
     model[1].compile()
     part, call = model[0], model[1]._compiled_call_impl
-    assert "compiled on its own" in invocation_of(model, Arguments((torch.ones(4),))).notes[0]
-    with uncompiled_parts(model):
+    assert "compiled on its own" in capture_invocation(model, Arguments((torch.ones(4),))).notes[0]
+    with run_parts_uncompiled(model):
         assert type(model[0]) is nn.Linear and model[1]._compiled_call_impl is None
     assert model[0] is part and model[1]._compiled_call_impl is call
 
@@ -115,7 +115,7 @@ def test_operators_go_by_name(tmp_path):
 def test_configs_of_the_process_go_along(tmp_path):
     with torch._inductor.config.patch(max_fusion_size=7):
         path = tmp_path / "model.call"
-        send(invocation_of(doubled, Arguments((torch.ones(2),))), path)
+        send(capture_invocation(doubled, Arguments((torch.ones(2),))), path)
     assert receive(path, CPU).settings.inductor == {"max_fusion_size": 7}
 
 

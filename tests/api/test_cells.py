@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 import fuzzcompile
-from fuzzcompile.api.cells import first_call
-from fuzzcompile.api.magic import judge_line
-from fuzzcompile.capture.interception import CompiledModule
-from fuzzcompile.errors import UsageError
+from fuzzcompile.front.api.notebook import judge_line, run_to_first_call
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.programs.capture.interception import CompiledModule
 
 
 class FakeShell:
@@ -38,7 +37,7 @@ class FakeShell:
 
 def test_a_cell_stops_at_its_first_compiled_call():
     shell = FakeShell()
-    call = first_call(shell, "f = torch.compile(torch.sin, dynamic=True)\nx = torch.ones(2)\ny = f(x)\nz = 1\n")
+    call = run_to_first_call(shell, "f = torch.compile(torch.sin, dynamic=True)\nx = torch.ones(2)\ny = f(x)\nz = 1\n")
     assert call is not None and call.target is torch.sin and call.settings.dynamic is True
     assert "x" in shell.user_ns and not {"y", "z"} & set(shell.user_ns)
     assert not hasattr(shell.user_ns["f"], "_intercepted")  # compiled for real afterwards
@@ -49,21 +48,21 @@ def test_what_earlier_cells_compiled_counts_and_stays():
     model = nn.Linear(2, 2)
     compiled = torch.compile(model, fullgraph=True)
     shell = FakeShell(compiled=compiled, x=torch.ones(2))
-    call = first_call(shell, "with torch.no_grad():\n    compiled(x)\n")
+    call = run_to_first_call(shell, "with torch.no_grad():\n    compiled(x)\n")
     assert call is not None and call.target is model and call.settings.fullgraph and call.ambient.grad == "no_grad"
     assert shell.user_ns["compiled"] is compiled
 
 
 def test_a_module_compiled_in_place_in_the_cell_is_compiled_for_real():
     model = nn.Linear(2, 2)
-    assert first_call(FakeShell(model=model), "model.compile()\nmodel(torch.ones(2))\n") is not None
+    assert run_to_first_call(FakeShell(model=model), "model.compile()\nmodel(torch.ones(2))\n") is not None
     assert not isinstance(model, CompiledModule) and model._compiled_call_impl._torchdynamo_orig_callable is not None
     assert not hasattr(model._compiled_call_impl, "_intercepted")
 
 
 def test_an_error_in_the_cell_is_the_users():
     with pytest.raises(ZeroDivisionError):
-        first_call(FakeShell(), "1 / 0\n")
+        run_to_first_call(FakeShell(), "1 / 0\n")
 
 
 def test_a_cell_that_compiles_nothing_says_what_to_do(capsys):

@@ -100,7 +100,7 @@ def project(tmp_path: Path) -> Path:
 
 def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     installed = {point.name for point in importlib.metadata.entry_points(group="pytest11")}
-    plugin = [] if "fuzzcompile" in installed else ["-p", "fuzzcompile.pytest_plugin"]
+    plugin = [] if "fuzzcompile" in installed else ["-p", "fuzzcompile.front.pytest_plugin"]
     return run(folder, "-m", "pytest", *plugin, "-q", "-rxf", "-p", "no:cacheprovider", *arguments)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fuzzcompile import Report
-from fuzzcompile.errors import UsageError
+from fuzzcompile.front.api.report import Report
+from fuzzcompile.model.errors import UsageError
 
 
 def answer(**changes: Any) -> dict[str, Any]:
@@ -74,7 +74,8 @@ def test_a_notebook_gets_html_that_stands_alone():
 
 def test_neither_the_report_nor_the_plugin_imports_torch():
     program = (
-        "import sys; import fuzzcompile, fuzzcompile.pytest_plugin; early = {'torch', 'rich'} & set(sys.modules); "
+        "import sys; import fuzzcompile, fuzzcompile.front.pytest_plugin; early = {'torch', 'rich'} & "
+        "set(sys.modules); "
         "from fuzzcompile import Report; print(early, 'torch' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from fuzzcompile.attribution.inputs import inputs_of
-from fuzzcompile.case import CompileSettings, load_case
-from fuzzcompile.compiler import analysis, tangents
-from fuzzcompile.compiler.session import Compilation, compiling
-from fuzzcompile.compiler.sources import captured_calls
-from fuzzcompile.compiler.views import lossy_views
-from fuzzcompile.judging.triage import triage
-from fuzzcompile.stage_names import PRE_GRAD
-from fuzzcompile.trials.compiles import Experiments
+from fuzzcompile.compiler.functional_run import find_lossy_views
+from fuzzcompile.compiler.graph_breaks import find_captured_calls
+from fuzzcompile.compiler.session import Compilation, open_session
+from fuzzcompile.compiler.watch import aot_autograd
+from fuzzcompile.model.stages import PRE_GRAD
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.case import CompileSettings
+from fuzzcompile.triage.attribution.steps import find_inputs
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.trials.experiments import Experiments
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel")
 
@@ -43,14 +44,14 @@ def make():
 def test_a_copy_of_a_tangent_that_loses_values_is_named_proved_and_worked_around(
     write_case: WriteCase, monkeypatch: pytest.MonkeyPatch
 ):
-    wrappers = importlib.import_module(tangents.PLACE[0])
-    right = getattr(wrappers, tangents.PLACE[1])
+    wrappers = importlib.import_module(aot_autograd.PLACE[0])
+    right = getattr(wrappers, aot_autograd.PLACE[1])
 
     def loses_a_row(x: Any, memory_format: Any) -> Any:
         copied = right(x, memory_format)
         return copied if copied is x else copied.index_fill(0, torch.tensor([1]), 0.0)
 
-    monkeypatch.setattr(wrappers, tangents.PLACE[1], loses_a_row)
+    monkeypatch.setattr(wrappers, aot_autograd.PLACE[1], loses_a_row)
     report = triage(load_case(write_case(TRAINED)), CPU).to_json()
     culprit = report["culprit"]
     assert (report["verdict"], report["confidence"]) == ("wrong_gradient", "high")
@@ -88,12 +89,12 @@ def make():
 def test_what_aotautograd_says_of_inputs_is_named_where_a_run_contradicts_it(
     write_case: WriteCase, monkeypatch: pytest.MonkeyPatch, function: str, answer: object, body: str, shown: str
 ):
-    module = importlib.import_module(analysis.SOURCE.removesuffix(".py").replace("/", "."))
+    module = importlib.import_module(aot_autograd.SOURCE.removesuffix(".py").replace("/", "."))
     monkeypatch.setattr(module, function, lambda *_: answer)
     report = triage(load_case(write_case(ANALYSED.format(body=body))), CPU).to_json()
     culprit = report["culprit"]
     assert report["is_bug"]
-    assert (culprit["stage"], culprit["source"]) == ("functionalization", analysis.SOURCE)
+    assert (culprit["stage"], culprit["source"]) == ("functionalization", aot_autograd.SOURCE)
     assert shown in culprit["details"]["a run shows"]
     assert culprit["necessary"] is None, "nothing was compiled without it"
 
@@ -108,11 +109,11 @@ def test_a_run_agrees_with_what_aotautograd_says_of_right_programs(write_case: W
     case = load_case(write_case(head + ANALYSED.format(body=body)))
     trial = Experiments(case, CPU).trial(Compilation(screen=True))
     (frame,) = trial.ledger.frames
-    record = frame.record(PRE_GRAD)
+    record = frame.find_record(PRE_GRAD)
     assert record is not None and frame.analysis is not None
-    inputs = inputs_of(frame, record)
+    inputs = find_inputs(frame, record)
     assert inputs is not None
-    assert not list(analysis.contradictions(frame.analysis, record.snapshots[-1], inputs, grad=grad))
+    assert not list(aot_autograd.find_contradictions(frame.analysis, record.snapshots[-1], inputs, grad=grad))
 
 
 def written(x: torch.Tensor) -> torch.Tensor:
@@ -125,18 +126,18 @@ def written(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("left", ["mul_", operator.setitem], ids=["method", "setitem"])
 def test_dynamo_leaves_a_method_to_eager_mode_and_compiles_the_rest(left: Any):
     x = torch.arange(6.0).reshape(2, 3)
-    with torch.no_grad(), compiling(CompileSettings(), Compilation(backend="eager", disallowed=(left,))) as session:
+    with torch.no_grad(), open_session(CompileSettings(), Compilation(backend="eager", disallowed=(left,))) as session:
         given = session.compile(written)(x)
     assert torch.equal(given, written(x))
     assert session.ledger.graphs == 2
 
 
 def test_calls_at_a_line_have_the_names_that_a_user_gives_them():
-    with torch.no_grad(), compiling(CompileSettings(), Compilation(screen=True)) as session:
+    with torch.no_grad(), open_session(CompileSettings(), Compilation(screen=True)) as session:
         session.compile(written)(torch.arange(6.0).reshape(2, 3))
     first = written.__code__.co_firstlineno
     here = Path(__file__).name
-    calls = [captured_calls(session.ledger, f"{here}:{first + line} #1", ()) for line in (2, 3)]
+    calls = [find_captured_calls(session.ledger, f"{here}:{first + line} #1", ()) for line in (2, 3)]
     assert calls == [
         {"torch.Tensor.t": "t", "torch.Tensor.mul_": "mul_"},
         {"operator.setitem": operator.setitem},
@@ -166,15 +167,15 @@ def test_a_view_that_loses_the_rest_of_its_base_is_found_whatever_writes_through
     case = load_case(write_case(VIEWED))
     trial = Experiments(case, CPU).trial(Compilation(screen=True))
     (frame,) = trial.ledger.frames
-    record = frame.record(PRE_GRAD)
+    record = frame.find_record(PRE_GRAD)
     assert record is not None
-    inputs = inputs_of(frame, record)
+    inputs = find_inputs(frame, record)
     assert inputs is not None
-    assert lossy_views(record.snapshots[-1], inputs) == []
+    assert find_lossy_views(record.snapshots[-1], inputs) == []
     library = torch.library.Library("aten", "IMPL")
     library.impl("diagonal_scatter", forgets_the_rest, "CPU")
     try:
-        assert lossy_views(record.snapshots[-1], inputs) == ["diagonal"]
+        assert find_lossy_views(record.snapshots[-1], inputs) == ["diagonal"]
     finally:
         library._destroy()
 

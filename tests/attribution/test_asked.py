@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.case import load_case
-from fuzzcompile.judging.report import Report
-from fuzzcompile.judging.triage import triage
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.triage_report import Report
 
 SOURCE = """
 import torch

@@ -16,17 +16,16 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch._inductor import compile_fx, decomposition, lowering
 from torch._subclasses import fake_impls
 
-from fuzzcompile.attribution.ablating import Ablator
-from fuzzcompile.attribution.culprit import Attribution
-from fuzzcompile.attribution.divergence import Divergence
-from fuzzcompile.attribution.replays import ReplayCount
-from fuzzcompile.attribution.steps import steps_of
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.hooks import initialise_patterns
-from fuzzcompile.judging.triage import triage
-from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.stages.table import Shows, looked
-from fuzzcompile.trials.compiles import Experiments, Trial
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.attribution.ablation import Ablator, Divergence
+from fuzzcompile.triage.attribution.culprit import Attribution
+from fuzzcompile.triage.attribution.steps import ReplayCount, measure_steps
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.stages.stage_table import Shows, look_in_order
+from fuzzcompile.triage.trials.case_runs import Trial
+from fuzzcompile.triage.trials.experiments import Experiments
 
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 
@@ -36,8 +35,8 @@ Plant = Callable[[], AbstractContextManager[Any]]
 
 
 def before_the_graphs(ablator: Ablator) -> Attribution | None:
-    divergence = Divergence.seen_by(ablator, steps_of(ablator.trial.ledger, ablator.count))
-    return looked(ablator, divergence, Shows.CERTAINLY) or looked(ablator, divergence, Shows.IN_GRAPHS)
+    divergence = Divergence.from_ablator(ablator, measure_steps(ablator.trial.ledger, ablator.count))
+    return look_in_order(ablator, divergence, Shows.CERTAINLY) or look_in_order(ablator, divergence, Shows.IN_GRAPHS)
 
 
 def attribute(folder: Path, source: str, plant: Plant = contextlib.nullcontext) -> tuple[Trial, Attribution | None]:

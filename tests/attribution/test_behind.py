@@ -15,16 +15,16 @@ import pytest
 import torch
 from behind_plants import aten
 
-from fuzzcompile.attribution.ablating import Ablator
-from fuzzcompile.attribution.culprit import Attribution
-from fuzzcompile.attribution.replays import ReplayCount
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.judging.triage import triage
-from fuzzcompile.stages.kernels.search import behind_the_graphs
-from fuzzcompile.stages.table import BEHIND
-from fuzzcompile.trials.compiles import Experiments
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.attribution.ablation import Ablator
+from fuzzcompile.triage.attribution.culprit import Attribution
+from fuzzcompile.triage.attribution.steps import ReplayCount
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.kernels.kernel_suspects import search_behind_graphs
+from fuzzcompile.triage.stages.stage_table import BACKEND_STAGES
+from fuzzcompile.triage.trials.experiments import Experiments
 
 CPU = torch.device("cpu")
 MOST_COMPILES = 8
@@ -149,7 +149,7 @@ def attributed(folder: Path, fault: Fault) -> tuple[Attribution | None, int]:
         assert trial.judgement.verdict.is_bug
         before = experiments.compiles
         ablator = Ablator(experiments, trial, ReplayCount())
-        found = behind_the_graphs(BEHIND, ablator)
+        found = search_behind_graphs(BACKEND_STAGES, ablator)
     if found is not None:
         found.ablations = ablator.ablations
     return found, experiments.compiles - before
@@ -257,7 +257,7 @@ def test_a_fault_of_a_graph_pass_is_left_alone(tmp_path: Path):
         experiments = Experiments(load_case(path), CPU, Compilation(config=plant.config))
         trial = experiments.trial()
         assert trial.judgement.verdict.is_bug
-        assert behind_the_graphs(BEHIND, Ablator(experiments, trial, ReplayCount())) is None
+        assert search_behind_graphs(BACKEND_STAGES, Ablator(experiments, trial, ReplayCount())) is None
     assert experiments.compiles == 1
 
 

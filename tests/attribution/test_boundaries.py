@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch._inductor import decomposition
 
-from fuzzcompile.attribution.replays import ReplayCount
-from fuzzcompile.case import load_case
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.judging.triage import triage
-from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.stages.operators.boundary import Boundary, boundaries_of
-from fuzzcompile.trials.compiles import Experiments
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.attribution.steps import ReplayCount
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.operators.graph_boundary import Boundary, find_boundaries
+from fuzzcompile.triage.trials.experiments import Experiments
 
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 
@@ -71,7 +71,7 @@ def borders(folder: Path, dtype: str, *, backward: bool = False) -> list[Boundar
     experiments = Experiments(load_case(path), torch.device("cpu"))
     trial = experiments.trial(Compilation(screen=True))
     assert trial.ledger.frames
-    return boundaries_of(trial.ledger, ReplayCount())
+    return find_boundaries(trial.ledger, ReplayCount())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch._inductor.decomposition import decompositions
 
-from fuzzcompile.attribution.inputs import inputs_of
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.functional import passing_on
-from fuzzcompile.judging.attribute import producer
-from fuzzcompile.judging.triage import triage
-from fuzzcompile.trials.compiles import Experiments
+from fuzzcompile.compiler.functional_run import find_identity_nodes
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.attribution.steps import find_inputs
+from fuzzcompile.triage.attributor import find_producer
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.trials.experiments import Experiments
 
 pytestmark = [
     pytest.mark.usefixtures("no_workarounds"),
@@ -229,10 +229,10 @@ def make():
 
 def test_what_gives_its_argument_back_has_made_no_output(write_case: WriteCase):
     frame = Experiments(load_case(write_case(PASSED_ON)), CPU).trial().ledger.frames[0]
-    record = frame.record("pre_grad")
+    record = frame.find_record("pre_grad")
     assert record is not None
-    snapshot, inputs = record.snapshots[0], inputs_of(frame, record)
+    snapshot, inputs = record.snapshots[0], find_inputs(frame, record)
     assert inputs is not None
-    passing = passing_on(snapshot, inputs)
+    passing = find_identity_nodes(snapshot, inputs)
     assert len(passing) == 2
-    assert producer(snapshot.graph, "out0", passing) == "sin"
+    assert find_producer(snapshot.graph, "out0", passing) == "sin"

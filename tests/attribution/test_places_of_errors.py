@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.hooks import initialise_patterns
-from fuzzcompile.compiler.recompiling import ROOT, replaced
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.execution.observation import GeneratedPlace
-from fuzzcompile.judging.triage import triage
-from fuzzcompile.stages.kernels.lost import lost_kernel
-from fuzzcompile.stages.kernels.wrapper_text import Flaw, flaw_of
-from fuzzcompile.trials.compiles import Experiments
+from fuzzcompile.compiler.source_probes import ROOT, replace_code
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.observation import GeneratedPlace
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.kernels.kernel_suspects import find_lost_kernel
+from fuzzcompile.triage.kernels.wrapper_program import Flaw, find_program_flaw
+from fuzzcompile.triage.trials.experiments import Experiments
 
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 
@@ -46,7 +46,7 @@ def planted(file: str, before: str, after: str, on: str = "") -> Iterator[int]:
     line, text = there[0]
     column = text.index(before)
     initialise_patterns(CPU)
-    change = replaced(file, (line, column), (line, column + len(before)), after, lambda: None)
+    change = replace_code(file, (line, column), (line, column + len(before)), after, lambda: None)
     change.install()
     try:
         yield line
@@ -128,7 +128,7 @@ def test_an_operator_that_the_program_computes_nowhere_names_what_left_it_out(wr
     how = Compilation(kernels=True)
     with planted(file, before, ""):
         trial = Experiments(load_case(write_case(case(body))), CPU).trial(how)
-    named = lost_kernel(trial.ledger)
+    named = find_lost_kernel(trial.ledger)
     assert named is not None and named.culprit is not None
     assert (named.culprit.stage, named.culprit.source) == (stage, file)
 
@@ -160,20 +160,20 @@ def call(args):
     ],
 )
 def test_the_flaw_of_a_generated_program(line, error, flaw, operators):
-    flawed = flaw_of(GeneratedPlace(PROGRAM, line), error)
+    flawed = find_program_flaw(GeneratedPlace(PROGRAM, line), error)
     assert flawed is not None
     assert (flawed.flaw, flawed.operators) == (flaw, operators)
     assert flawed.backward
     assert not flawed.written
-    assert flawed.reused == (flaw is Flaw.FREED)
+    assert flawed.is_reused == (flaw is Flaw.FREED)
 
 
 def test_what_a_kernel_writes_is_no_value_that_another_should_have_made():
-    flawed = flaw_of(GeneratedPlace(PROGRAM, 10), "NameError: name 'buf4' is not defined")
+    flawed = find_program_flaw(GeneratedPlace(PROGRAM, 10), "NameError: name 'buf4' is not defined")
     assert flawed is not None
     assert flawed.written
 
 
 def test_an_error_that_the_text_does_not_explain_is_left_alone():
-    assert flaw_of(GeneratedPlace(PROGRAM, 9), "RuntimeError: mat1 and mat2") is None
-    assert flaw_of(GeneratedPlace("def call(:", 1), "NameError: name 'buf3' is not defined") is None
+    assert find_program_flaw(GeneratedPlace(PROGRAM, 9), "RuntimeError: mat1 and mat2") is None
+    assert find_program_flaw(GeneratedPlace("def call(:", 1), "NameError: name 'buf3' is not defined") is None

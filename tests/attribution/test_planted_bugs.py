@@ -11,17 +11,16 @@ import torch
 from planting import PLANTS, Plant
 from torch._inductor.fx_passes import joint_graph, post_grad
 
-from fuzzcompile.attribution.ablating import Ablator
-from fuzzcompile.attribution.culprit import Attribution
-from fuzzcompile.attribution.evidence import REPLAY, VALUES
-from fuzzcompile.attribution.replays import ReplayCount
-from fuzzcompile.attribution.steps import steps_of
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.judging.attribute import Attributor
-from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.trials.compiles import Experiments, Trial
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.attribution.ablation import REPLAY, VALUES, Ablator
+from fuzzcompile.triage.attribution.culprit import Attribution
+from fuzzcompile.triage.attribution.steps import ReplayCount, measure_steps
+from fuzzcompile.triage.attributor import Attributor
+from fuzzcompile.triage.trials.case_runs import Trial
+from fuzzcompile.triage.trials.experiments import Experiments
 
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 
@@ -39,7 +38,7 @@ def experiments_of(folder: Path, program: Callable, *, backward: bool = False, *
 def attribute(experiments: Experiments, *, hidden: bool = False) -> tuple[Trial, Attribution]:
     trial = experiments.trial()
     count = ReplayCount()
-    steps = steps_of(trial.ledger, count)
+    steps = measure_steps(trial.ledger, count)
     ablator = Ablator(experiments, trial, count, REPLAY if hidden else VALUES)
     return trial, Attributor(ablator, steps).run()
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import fx
 
-from fuzzcompile.attribution import replays, steps
-from fuzzcompile.compiler.ledger import GraphRecord, Label, Rewrite, take_snapshot
-from fuzzcompile.compiler.replay import replay
+from fuzzcompile.compiler.graph_replay import replay_graph
+from fuzzcompile.compiler.watch.ledger import GraphRecord, Label, Rewrite, take_snapshot
+from fuzzcompile.triage.attribution import steps
+from fuzzcompile.triage.attribution import steps as replays
 
 
 def module(program) -> fx.GraphModule:
@@ -31,7 +32,7 @@ def measured(kept: int, moved: tuple[int, ...], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(replays, "_KEPT_BYTES", kept)
     count = replays.ReplayCount()
     made = record(moved)
-    measured_steps = list(steps._record_steps(0, made, [torch.arange(6.0), torch.ones(2, 3)], count))
+    measured_steps = list(steps._measure_record(0, made, [torch.arange(6.0), torch.ones(2, 3)], count))
     return [s for s in measured_steps if s.is_semantic], count.replays
 
 
@@ -46,7 +47,7 @@ def test_what_is_forgotten_changes_no_result(moved: tuple[int, ...], monkeypatch
 
 def test_no_more_than_one_comparison_is_kept_beyond_the_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(replays, "_KEPT_BYTES", 0)
-    runs = replays.Replays(record(()).snapshots, [torch.arange(6.0), torch.ones(2, 3)], replays.ReplayCount())
+    runs = replays.SnapshotReplays(record(()).snapshots, [torch.arange(6.0), torch.ones(2, 3)], replays.ReplayCount())
     for index in range(6):
         runs.at(index, double=False)
     assert list(runs._done) == [(index, False) for index in range(2, 6)]
@@ -56,10 +57,10 @@ def test_no_more_than_one_comparison_is_kept_beyond_the_limit(monkeypatch: pytes
 def test_outputs_that_are_views_of_inputs_are_no_copies():
     x, w = torch.arange(6.0), torch.ones(2, 3)
     for double in (False, True):
-        run = replay(record(()).snapshots[0], [x, w], double=double)
+        run = replay_graph(record(()).snapshots[0], [x, w], double=double)
         assert run.outputs[1].untyped_storage().data_ptr() == w.untyped_storage().data_ptr()
         assert run.outputs[1].shape == (3, 2) and run.outputs[1].stride() == (1, 3)
     written = take_snapshot(module(lambda x, w: (x, w.mul_(2))), {})
-    run = replay(written, [x, w], double=False)
+    run = replay_graph(written, [x, w], double=False)
     assert run.outputs[1].sum() == 12 and w.sum() == 6
     assert run.outputs[0].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()

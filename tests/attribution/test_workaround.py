@@ -11,17 +11,16 @@ import torch
 from planting import PLANTS
 from torch._inductor import lowering
 
-from fuzzcompile.attribution.ablating import Ablator
-from fuzzcompile.attribution.culprit import Attribution, Culprit, Workaround
-from fuzzcompile.attribution.replays import ReplayCount
-from fuzzcompile.attribution.steps import steps_of
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.judging.attribute import Attributor
-from fuzzcompile.judging.triage import triage
-from fuzzcompile.judging.workaround import find_workaround
-from fuzzcompile.trials.compiles import Experiments
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.attribution.ablation import Ablator
+from fuzzcompile.triage.attribution.culprit import Attribution, Culprit, Workaround
+from fuzzcompile.triage.attribution.steps import ReplayCount, measure_steps
+from fuzzcompile.triage.attributor import Attributor
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.trials.experiments import Experiments
+from fuzzcompile.triage.workaround import find_workaround
 
 CPU = torch.device("cpu")
 
@@ -36,7 +35,7 @@ def experiments_of(folder: Path, source: str, **how) -> Experiments:
 def attribute(experiments: Experiments) -> Attribution:
     trial, count = experiments.trial(), ReplayCount()
     experiments.trial(Compilation(record=False, timed=True, config=experiments.how.config))
-    return Attributor(Ablator(experiments, trial, count), steps_of(trial.ledger, count)).run()
+    return Attributor(Ablator(experiments, trial, count), measure_steps(trial.ledger, count)).run()
 
 
 def repairs(experiments: Experiments, workaround: Workaround) -> bool:

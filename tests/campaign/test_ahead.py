@@ -5,9 +5,8 @@ import signal
 
 import psutil
 
-from fuzzcompile.campaign.ahead import Ahead, drawing_ahead
-from fuzzcompile.campaign.drawing import Generator
-from fuzzcompile.campaign.steering import Steering
+from fuzzcompile.fuzz.campaign.case_sources import GeneratorSource, ReadAheadSource, draw_ahead
+from fuzzcompile.fuzz.campaign.steering import Steering
 
 
 def sources(source: object, places: int, begin: int = 0) -> list[str]:
@@ -17,12 +16,12 @@ def sources(source: object, places: int, begin: int = 0) -> list[str]:
 
 def test_many_workers_get_the_cases_that_few_would_get_and_no_process_is_left():
     workers, before = 1, set(psutil.Process().children(recursive=True))
-    with drawing_ahead(Generator(), 4, lambda: workers) as source:
-        assert isinstance(source, Ahead)
+    with draw_ahead(GeneratorSource(), 4, lambda: workers) as source:
+        assert isinstance(source, ReadAheadSource)
         alone = sources(source, 8)
         assert set(psutil.Process().children(recursive=True)) == before, "a few workers need no process"
         workers = 64
-        assert sources(source, 40) == sources(Generator(), 40) and sources(source, 8) == alone
+        assert sources(source, 40) == sources(GeneratorSource(), 40) and sources(source, 8) == alone
         drawing = [
             child for child in set(psutil.Process().children()) - before if "worker" in " ".join(child.cmdline())
         ]
@@ -30,5 +29,5 @@ def test_many_workers_get_the_cases_that_few_would_get_and_no_process_is_left():
         for process in drawing:
             os.kill(process.pid, signal.SIGKILL)
         far = 2**40 + 3
-        assert sources(source, 20, far) == sources(Generator(), 20, far)
+        assert sources(source, 20, far) == sources(GeneratorSource(), 20, far)
     assert not [child for child in drawing if child.is_running()]

@@ -18,13 +18,14 @@ import pytest
 import torch
 from interrupting import heed_interrupts
 
-from fuzzcompile.campaign.budget import Budget, clock
-from fuzzcompile.cli import main
-from fuzzcompile.corpus import CorpusError, Store
-from fuzzcompile.errors import UsageError
-from fuzzcompile.worker.conditions import Conditions
-from fuzzcompile.worker.pool import open_pool
-from fuzzcompile.worker.tasks import JUDGE, JudgeTask
+from fuzzcompile.corpus.failures import CorpusError
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.cli.main import main
+from fuzzcompile.fuzz.campaign.budget import CampaignBudget, format_duration
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.tasks import JUDGE, JudgeTask
+from fuzzcompile.triage.worker.pool import open_pool
 
 KNOWN = Path(__file__).parent.parent / "known_issues"
 # A known issue, and its signature: one that fails while it compiles, and a wrong result, whose search takes minutes.
@@ -83,24 +84,24 @@ def judged(folder: Path) -> int:
 @pytest.mark.parametrize(
     ("text", "budget"),
     [
-        ("90s", Budget(seconds=90)),
-        ("10m", Budget(seconds=600)),
-        ("1.5h", Budget(seconds=5400)),
-        ("200c", Budget(cases=200)),
+        ("90s", CampaignBudget(seconds=90)),
+        ("10m", CampaignBudget(seconds=600)),
+        ("1.5h", CampaignBudget(seconds=5400)),
+        ("200c", CampaignBudget(cases=200)),
     ],
 )
 def test_budgets(text, budget):
-    assert Budget.parse(text) == budget
+    assert CampaignBudget.parse(text) == budget
 
 
 @pytest.mark.parametrize("text", ["", "10", "m", "-5s", "0c", "1.5c", "10 minutes", "nan s"])
 def test_what_is_no_budget(text):
     with pytest.raises(UsageError, match="no budget"):
-        Budget.parse(text)
+        CampaignBudget.parse(text)
 
 
 def test_clock():
-    assert (clock(61), clock(3723)) == ("1:01", "1:02:03")
+    assert (format_duration(61), format_duration(3723)) == ("1:01", "1:02:03")
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from fuzzcompile.campaign.certificate import Certificate, Certified
-from fuzzcompile.campaign.drawing import Drawn
-from fuzzcompile.custom import Loaded
-from fuzzcompile.judging.counts import NO_REFERENCE, CoverageCount
+from fuzzcompile.fuzz.campaign.case_sources import DrawnCase
+from fuzzcompile.fuzz.campaign.certificates import Certificate, Certification
+from fuzzcompile.model.custom import LoadedCustom
+from fuzzcompile.model.verdicts import NO_REFERENCE, CoverageCount
 
-FUSION = Loaded("m:fusion", "pass", "post_grad", "post_grad_custom_post_pass", ("norm", "norm#2"))
+FUSION = LoadedCustom("m:fusion", "pass", "post_grad", "post_grad_custom_post_pass", ("norm", "norm#2"))
 
 
 def see(certificate: Certificate, verdict: str = "equal", *, outcome: str = "fired", finding=None, **more) -> None:
@@ -22,16 +22,16 @@ def see(certificate: Certificate, verdict: str = "equal", *, outcome: str = "fir
     report = {"verdict": verdict, "evidence": {"notes": notes, "graphs": more.get("graphs", 1)}}
     count = CoverageCount("post_grad", "m:fusion", "norm", outcome, 1, more.get("step", 0.0))
     screened = more.get("screened", False)
-    case = Drawn("", more.get("origin", "near_miss"), more.get("features", ()))
-    certificate.see(case, report, [count], screened=screened, finding=finding)  # type: ignore[arg-type]
+    case = DrawnCase("", more.get("origin", "near_miss"), more.get("features", ()))
+    certificate.count_case(case, report, [count], screened=screened, finding=finding)  # type: ignore[arg-type]
 
 
-def end(certificate: Certificate, *findings: tuple[str, str, bool]) -> Certified:
+def end(certificate: Certificate, *findings: tuple[str, str, bool]) -> Certification:
     named = [
         SimpleNamespace(public_id=name, verdict="miscompile", culprit={"pass": of, "rewrite": "x", "necessary": proved})
         for name, of, proved in findings
     ]
-    return certificate.certified(named, 9)  # type: ignore[arg-type]
+    return certificate.certify(named, 9)  # type: ignore[arg-type]
 
 
 def test_a_clean_pass_is_certified_with_what_was_seen():
@@ -73,7 +73,7 @@ def test_findings_are_its_own_another_s_or_nobody_s():
 
 
 def test_a_backend_counts_the_programs_that_it_compiled():
-    certificate = Certificate(Loaded("m:compile", "backend"))
+    certificate = Certificate(LoadedCustom("m:compile", "backend"))
     see(certificate)
     see(certificate, graphs=0)
     assert end(certificate).sentence == (

@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
-from fuzzcompile.campaign.budget import Budget
-from fuzzcompile.campaign.confirming import Confirming
-from fuzzcompile.campaign.drawing import Drawn, Endless
-from fuzzcompile.campaign.engine import Engine
-from fuzzcompile.campaign.settings import CampaignSettings
-from fuzzcompile.corpus import Campaign, CaseRecord, Mark, Reproducer, Store
-from fuzzcompile.generation import Profile
-from fuzzcompile.worker.tasks import Judged
+from fuzzcompile.corpus.marking import Mark
+from fuzzcompile.corpus.records import Campaign, CaseRecord, Reproducer
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.fuzz.campaign.budget import CampaignBudget
+from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
+from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignSettings
+from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
+from fuzzcompile.fuzz.campaign.leftovers import ConfirmationQueue
+from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.model.tasks import Judged
 
 HERE = {"torch": "2.13.0", "device": "cpu", "machine": "aaaaaaaa"}
 THERE = HERE | {"machine": "bbbbbbbb"}
@@ -26,16 +28,16 @@ CASE = "# theirs {}\ndef make(): ...\n"
 
 
 @dataclass(frozen=True)
-class Numbers(Endless):
+class Numbers(EndlessSource):
     """Endlessly many programs."""
 
     name: str = ""
     profile: None = None
 
-    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
-        return Drawn(f"# {index}.{candidate}\n", "generated", ("plain",))
+    def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
+        return DrawnCase(f"# {index}.{candidate}\n", "generated", ("plain",))
 
-    def of(self, choices: bytes) -> Drawn | None:
+    def of(self, choices: bytes) -> DrawnCase | None:
         return None
 
 
@@ -82,12 +84,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def campaign(store: Store, worker: Worker, cases: int, **given: Any) -> list[str]:
     """What a campaign on this machine judges of other machines' programs."""
     settings = CampaignSettings(
-        **{"budget": Budget(cases=cases), "seed": 0, "profile": Profile(), "device": "cpu", "workers": 1,
+        **{"budget": CampaignBudget(cases=cases), "seed": 0, "profile": Profile(), "device": "cpu", "workers": 1,
            "torch": "2.13.0", "source": Numbers(), "mix": "full", "drafts": Path(store.location).parent, **given}
     )  # fmt: skip
     kept = {"stream": settings.stream, **settings.conditions}
     number = store.start_campaign(Campaign(0, kept, "run", "0", HERE))
-    engine = Engine(settings, store, worker, HERE, campaign=number)
+    engine = CampaignEngine(settings, store, worker, HERE, campaign=number)
     for _ in engine.run():
         pass
     engine.finish()
@@ -139,7 +141,7 @@ def test_a_reproducer_that_is_a_case_is_what_is_judged(store: Store) -> None:
 
 def test_new_findings_are_looked_for_every_few_minutes(store: Store) -> None:
     now = [0.0]
-    confirming = Confirming(store, lambda: [HERE], lambda: now[0])
+    confirming = ConfirmationQueue(store, lambda: [HERE], lambda: now[0])
     assert confirming.next(0) is None
     found(store, 1)
     assert confirming.next(0) is None, "it has looked"

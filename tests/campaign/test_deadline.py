@@ -17,36 +17,37 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fuzzcompile.campaign import crew
-from fuzzcompile.campaign.budget import Budget, Clock, progress
-from fuzzcompile.campaign.drawing import Drawn, Endless
-from fuzzcompile.campaign.engine import Engine
-from fuzzcompile.campaign.events import Finished
-from fuzzcompile.campaign.settings import CampaignSettings
-from fuzzcompile.campaign.terminal import print_summary
-from fuzzcompile.corpus import Campaign, CaseRecord, Store
-from fuzzcompile.errors import EnvironmentUnfit
-from fuzzcompile.generation import Profile
-from fuzzcompile.reduction.outcome import Outcome, Tally
-from fuzzcompile.worker.conditions import Conditions
-from fuzzcompile.worker.reductions import Minimized, MinimizeTask
-from fuzzcompile.worker.tasks import Judged
+from fuzzcompile.corpus.records import Campaign, CaseRecord
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.fuzz.campaign import campaign_run
+from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget, format_progress
+from fuzzcompile.fuzz.campaign.campaign_display import print_summary
+from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
+from fuzzcompile.fuzz.campaign.campaign_events import Finished
+from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignSettings
+from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
+from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.model.tasks import Judged
+from fuzzcompile.programs.shrink.outcome import MinimizeOutcome, SearchTally
+from fuzzcompile.triage.minimize.task import MinimizeResult, MinimizeTask
 
 TORCH = "2.13.0"
 ENVIRONMENT = {"torch": TORCH, "device": "cpu"}
 
 
 @dataclass(frozen=True)
-class Numbers(Endless):
+class Numbers(EndlessSource):
     """Endlessly many programs."""
 
     name: str = ""
     profile: None = None
 
-    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
-        return Drawn(f"# {index}.{candidate}\n", "generated", ("plain",), b"\x00\xff", {"number": index})
+    def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
+        return DrawnCase(f"# {index}.{candidate}\n", "generated", ("plain",), b"\x00\xff", {"number": index})
 
-    def of(self, choices: bytes) -> Drawn | None:
+    def of(self, choices: bytes) -> DrawnCase | None:
         return None
 
 
@@ -70,10 +71,23 @@ class Workers(Executor):
             self.running += isinstance(task, MinimizeTask)
             self.most_minimized = max(self.most_minimized, self.running)
         elif isinstance(task, MinimizeTask):
-            outcome = Outcome(
-                task.source, task.report, "repro\n", True, "", None, "graph", True, "", Tally(), 1.0, True, None, None
+            outcome = MinimizeOutcome(
+                task.source,
+                task.report,
+                "repro\n",
+                True,
+                "",
+                None,
+                "graph",
+                True,
+                "",
+                SearchTally(),
+                1.0,
+                True,
+                None,
+                None,
             )
-            future.set_result(Minimized.of(outcome, task.source))
+            future.set_result(MinimizeResult.from_outcome(outcome, task.source))
         else:
             future.set_result(Judged(_bug(task.source)))
         return future
@@ -100,15 +114,17 @@ def _bug(source: str) -> Any:
 
 
 @contextmanager
-def campaign(folder: Path, executor: Workers, budget: Budget, **given: Any) -> Iterator[tuple[Finished, Store]]:
+def campaign(folder: Path, executor: Workers, budget: CampaignBudget, **given: Any) -> Iterator[tuple[Finished, Store]]:
     settings = CampaignSettings(
         **{"budget": budget, "seed": 0, "profile": Profile(), "device": "cpu", "workers": 2, "torch": TORCH,
            "drafts": folder / "drafts", "source": Numbers(), **given}
     )  # fmt: skip
-    clock = Clock(budget, started=executor.time, now=executor.now)
+    clock = BudgetClock(budget, started=executor.time, now=executor.now)
     with Store.open(folder / "corpus.db") as store:
         kept = Campaign(0, {"stream": settings.stream, **settings.conditions}, "run", "0", ENVIRONMENT)
-        engine = Engine(settings, store, executor, ENVIRONMENT, campaign=store.start_campaign(kept), clock=clock)
+        engine = CampaignEngine(
+            settings, store, executor, ENVIRONMENT, campaign=store.start_campaign(kept), clock=clock
+        )
         for _ in engine.run():
             pass
         yield engine.finish(), store
@@ -122,25 +138,25 @@ def said(summary: Finished, **how: Any) -> str:
 
 def test_what_runs_at_the_deadline_is_cut_off_and_judged_first_by_the_next_campaign(tmp_path):
     stuck = Workers(seconds=20.0, hangs=object)
-    with campaign(tmp_path, stuck, Budget(seconds=40)) as (summary, store):
+    with campaign(tmp_path, stuck, CampaignBudget(seconds=40)) as (summary, store):
         assert (summary.tally.cases, summary.behind.cases, summary.ended) == (0, 2, "budget")
         assert store.counters().runs == 0 and "Cut off: 2 cases; the next run" in said(summary)
     next_one = Workers()
-    with campaign(tmp_path, next_one, Budget(cases=3)) as (summary, store):
+    with campaign(tmp_path, next_one, CampaignBudget(cases=3)) as (summary, store):
         assert next_one.judged[:2] == stuck.judged and len(set(next_one.judged)) == 3
         assert summary.behind.cases == 0
         assert store.recorded_indices(store.campaigns()[0].settings["stream"]) == {0, 1, 2}
-    with campaign(tmp_path, again := Workers(), Budget(cases=1)):
+    with campaign(tmp_path, again := Workers(), CampaignBudget(cases=1)):
         assert not {*again.judged} & {*next_one.judged}  # left over once
 
 
 def test_a_minimization_that_cannot_end_is_not_begun_and_is_done_next(tmp_path):
-    with campaign(tmp_path, short := Workers(), Budget(seconds=8)) as (summary, store):
+    with campaign(tmp_path, short := Workers(), CampaignBudget(seconds=8)) as (summary, store):
         assert short.judged and not short.minimized
         waiting = summary.behind.waiting
         assert waiting == summary.tally.new_findings == len(store.findings()) > 2
         assert f"{waiting} findings wait for minimization: " in said(summary) and "--pending" in said(summary)
-    with campaign(tmp_path, later := Workers(), Budget(seconds=100), judges=False) as (summary, store):
+    with campaign(tmp_path, later := Workers(), CampaignBudget(seconds=100), judges=False) as (summary, store):
         assert not later.judged and len(later.minimized) == waiting
         assert {finding.reproducer_lines for finding in store.summaries()} == {1}
         assert summary.behind.waiting == 0
@@ -149,10 +165,10 @@ def test_a_minimization_that_cannot_end_is_not_begun_and_is_done_next(tmp_path):
 
 
 def test_a_run_minimizes_what_an_earlier_one_left_and_half_of_the_workers_go_on_judging(tmp_path):
-    with campaign(tmp_path, Workers(), Budget(seconds=8)) as (summary, _):
+    with campaign(tmp_path, Workers(), CampaignBudget(seconds=8)) as (summary, _):
         names = summary.behind.waiting
     slow = Workers(hangs=MinimizeTask)
-    with campaign(tmp_path, slow, Budget(seconds=60), workers=4) as (summary, _):
+    with campaign(tmp_path, slow, CampaignBudget(seconds=60), workers=4) as (summary, _):
         assert slow.most_minimized == 2 and len(slow.judged) > 10
         assert summary.behind.waiting == names + summary.tally.new_findings
 
@@ -163,12 +179,12 @@ def test_what_was_imported_is_not_run_before_it_is_trusted(tmp_path):
     with Store.open(tmp_path / "theirs.db") as theirs, Store.open(tmp_path / "corpus.db") as store:
         theirs.record(None, case, ENVIRONMENT, _bug("# imported"))
         list(store.copy(theirs, lambda *_: None))
-    with campaign(tmp_path, careful := Workers(), Budget(seconds=200), judges=False) as (summary, store):
+    with campaign(tmp_path, careful := Workers(), CampaignBudget(seconds=200), judges=False) as (summary, store):
         assert not careful.tasks and (summary.behind.waiting, summary.behind.foreign) == (0, 1)
         assert summary.to_json()["left_over"] == {"cases": 0, "bugs": 0, "to_minimize": 0, "to_trust": 1}
         assert "not run until they are read and trusted: 1 finding. Then: " in said(summary, judges=False)
         store.trust(["F1"])
-    with campaign(tmp_path, trusting := Workers(), Budget(seconds=200), judges=False) as (summary, _):
+    with campaign(tmp_path, trusting := Workers(), CampaignBudget(seconds=200), judges=False) as (summary, _):
         assert trusting.minimized == [source] and summary.behind.foreign == 0
         assert "trusted" not in said(summary, judges=False)
 
@@ -184,28 +200,28 @@ def test_a_budget_in_which_no_worker_starts_is_said_to_be_too_short(monkeypatch)
             self.killed = True
 
     pool = Slow()
-    monkeypatch.setattr(crew, "open_pool", lambda *given: pool)
+    monkeypatch.setattr(campaign_run, "open_pool", lambda *given: pool)
     with (
         pytest.raises(EnvironmentUnfit, match="No worker had started after 0:00"),
-        crew.started(Conditions("cpu"), 2, Clock(Budget(seconds=0.05))),
+        campaign_run.start_workers(Conditions("cpu"), 2, BudgetClock(CampaignBudget(seconds=0.05))),
     ):
         raise AssertionError("no worker has started")
     assert pool.killed
 
 
 def test_no_findings_is_not_said_over_a_corpus_that_has_some(tmp_path):
-    with campaign(tmp_path, Workers(), Budget(cases=2)) as (summary, _):
+    with campaign(tmp_path, Workers(), CampaignBudget(cases=2)) as (summary, _):
         assert "2 distinct, 2 of them new; the corpus holds 2." in said(summary)
-    with campaign(tmp_path, Workers(), Budget(seconds=0.5)) as (summary, _):
+    with campaign(tmp_path, Workers(), CampaignBudget(seconds=0.5)) as (summary, _):
         assert "This campaign hit no finding; the corpus holds 2 of earlier ones: " in said(summary)
         assert "No findings" not in said(summary)
 
 
 def test_the_display_never_reads_more_than_the_budget():
-    budget = Budget(seconds=60)
-    assert (progress(12.4, budget), progress(60.9, budget)) == ("0:12 of 1:00", "1:00 of 1:00")
-    assert progress(63.2, budget) == "1:00 of 1:00, finishing: 3 s over"
-    assert (progress(138, Budget(cases=5)), progress(5, None)) == ("2:18 of 5 cases", "0:05")
+    budget = CampaignBudget(seconds=60)
+    assert (format_progress(12.4, budget), format_progress(60.9, budget)) == ("0:12 of 1:00", "1:00 of 1:00")
+    assert format_progress(63.2, budget) == "1:00 of 1:00, finishing: 3 s over"
+    assert (format_progress(138, CampaignBudget(cases=5)), format_progress(5, None)) == ("2:18 of 5 cases", "0:05")
 
 
 @pytest.mark.slow
@@ -225,8 +241,8 @@ def test_a_run_ends_with_its_budget_on_a_busy_machine(tmp_path):
 
 def test_a_campaign_takes_over_what_others_left_and_not_what_it_has_begun_itself(tmp_path, monkeypatch):
     """Its own cases stand in its heartbeats too, as left over if it were killed."""
-    monkeypatch.setattr("fuzzcompile.campaign.work._LOOK_EVERY", 0.0)
-    monkeypatch.setattr("fuzzcompile.campaign.bookkeeping._HEARTBEAT", 0.0)
+    monkeypatch.setattr("fuzzcompile.fuzz.campaign.work_queue._LOOK_EVERY", 0.0)
+    monkeypatch.setattr("fuzzcompile.fuzz.campaign.campaign_engine._HEARTBEAT", 0.0)
 
     class Late(Workers):
         """Every third case never ends, so that some are always running."""
@@ -236,8 +252,8 @@ def test_a_campaign_takes_over_what_others_left_and_not_what_it_has_begun_itself
             return Future() if len(self.tasks) % 3 == 0 else future
 
     late = Late()
-    with campaign(tmp_path, late, Budget(seconds=30), workers=8) as (summary, _):
+    with campaign(tmp_path, late, CampaignBudget(seconds=30), workers=8) as (summary, _):
         assert len(late.judged) > 8 and summary.behind.cases > 2
         assert len(set(late.judged)) == len(late.judged), "each case was begun once"
-    with campaign(tmp_path, heir := Workers(), Budget(cases=2), workers=2):
+    with campaign(tmp_path, heir := Workers(), CampaignBudget(cases=2), workers=2):
         assert set(heir.judged) <= set(late.judged)

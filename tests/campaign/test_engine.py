@@ -13,40 +13,40 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fuzzcompile import hints
-from fuzzcompile.campaign.budget import Budget
-from fuzzcompile.campaign.drawing import Drawn, Endless
-from fuzzcompile.campaign.engine import Engine
-from fuzzcompile.campaign.local import run_campaign
-from fuzzcompile.campaign.settings import CampaignSettings
-from fuzzcompile.campaign.steering import UNIFORM, Strategy
-from fuzzcompile.campaign.terminal import print_summary
-from fuzzcompile.corpus import Campaign, CaseRecord, Store
-from fuzzcompile.errors import EnvironmentUnfit, MachineUnfit
-from fuzzcompile.execution.failures import WorkerCrashed
-from fuzzcompile.generation import Profile
-from fuzzcompile.judging.counts import CoverageCount
-from fuzzcompile.reduction.outcome import Outcome, Tally
-from fuzzcompile.severity import Severity
-from fuzzcompile.worker.asking import Asked
-from fuzzcompile.worker.judge import Judged, JudgeTask
-from fuzzcompile.worker.reductions import Minimized
+from fuzzcompile.corpus.records import Campaign, CaseRecord
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.fuzz.campaign.budget import CampaignBudget
+from fuzzcompile.fuzz.campaign.campaign_display import print_summary
+from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
+from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignSettings
+from fuzzcompile.fuzz.campaign.campaign_run import run_campaign
+from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
+from fuzzcompile.fuzz.campaign.steering import UNIFORM, Strategy
+from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.model import hints
+from fuzzcompile.model.errors import EnvironmentUnfit, MachineUnfit
+from fuzzcompile.model.severity import Severity
+from fuzzcompile.model.tasks import Judged, JudgeTask
+from fuzzcompile.model.verdicts import CoverageCount
+from fuzzcompile.programs.shrink.outcome import MinimizeOutcome, SearchTally
+from fuzzcompile.run.failures import WorkerCrashed
+from fuzzcompile.triage.minimize.task import MinimizeResult, ResumableState
 
 TORCH = "2.13.0"
 
 
 @dataclass(frozen=True)
-class Numbers(Endless):
+class Numbers(EndlessSource):
     """So many programs, and no more."""
 
     programs: int = 10**6
     name: str = ""
     profile: None = None
 
-    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
-        return Drawn(f"# {index % self.programs}\n", "generated", (f"feature {index % 3}",), spec={"number": index})
+    def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
+        return DrawnCase(f"# {index % self.programs}\n", "generated", (f"feature {index % 3}",), spec={"number": index})
 
-    def of(self, choices: bytes) -> Drawn | None:
+    def of(self, choices: bytes) -> DrawnCase | None:
         return None
 
 
@@ -74,13 +74,14 @@ def campaign(
 ) -> tuple[Any, Any, Store]:
     """Run one on the corpus in ``folder``: what the executor was asked, the summary, and the open store."""
     settings = CampaignSettings(**{
-        "budget": Budget(cases=40), "seed": 0, "profile": Profile(), "device": "cpu", "workers": 1, "torch": TORCH,
+        "budget": CampaignBudget(cases=40), "seed": 0, "profile": Profile(), "device": "cpu", "workers": 1, "torch":
+        TORCH,
         "drafts": folder / "drafts", "source": Numbers(), **given,
     })  # fmt: skip
     store, executor = Store.open(folder / "corpus.db"), executor or Inline()
     environment = environment or {"torch": TORCH, "device": "cpu"}
     number = store.start_campaign(Campaign(0, {"stream": settings.stream}, "run", "0", environment))
-    engine = Engine(settings, store, executor, environment, campaign=number)
+    engine = CampaignEngine(settings, store, executor, environment, campaign=number)
     for _ in engine.run():
         pass
     return executor, engine.finish(), store
@@ -146,9 +147,9 @@ def test_the_summary_of_a_campaign_that_the_machine_ends_says_why(tmp_path):
     executor = Full()
     executor.kill_workers, executor.capacity = lambda: None, 1
     around = SimpleNamespace(environment={"torch": TORCH, "device": "cpu"}, numerics={})
-    crew = SimpleNamespace(pool=executor, surroundings=around, activity=list, cluster=None)
+    crew = SimpleNamespace(pool=executor, surroundings=around, list_activity=list, cluster=None)
     settings = CampaignSettings(
-        Budget(cases=40), 0, Profile(), "cpu", 1, TORCH, drafts=tmp_path, source=Numbers(), mix="full"
+        CampaignBudget(cases=40), 0, Profile(), "cpu", 1, TORCH, drafts=tmp_path, source=Numbers(), mix="full"
     )
     where = {"location": str(tmp_path / "corpus.db"), "command": "run"}
     told = run_campaign(settings, crew, on_event=lambda event: None, **where).to_json()
@@ -234,15 +235,15 @@ class Buggy(Executor):
         self.reduced += 1
         minor = task.report["verdict"] == "accepts_invalid"
         report = wrong(f"{PLACE}:check" if minor else f"{PLACE}:dtype", verdict=task.report["verdict"])
-        outcome = Outcome(
-            "x = 1\n", report, "repro\n", True, "", None, "graph", True, "", Tally(), 1.0, True, None, None
+        outcome = MinimizeOutcome(
+            "x = 1\n", report, "repro\n", True, "", None, "graph", True, "", SearchTally(), 1.0, True, None, None
         )
-        future.set_result(Minimized.of(outcome, task.source))
+        future.set_result(MinimizeResult.from_outcome(outcome, task.source))
         return future
 
 
 def test_findings_that_turn_out_to_be_one_are_one_everywhere(tmp_path):
-    _executor, summary, store = campaign(tmp_path, executor=Buggy(), budget=Budget(cases=6))
+    _executor, summary, store = campaign(tmp_path, executor=Buggy(), budget=CampaignBudget(cases=6))
     said = summary.to_json()["findings"]
     assert [(line["id"], line["severity"], line["signature"], line["hits"]) for line in said] == [
         ("F1", "silent", f"{PLACE}:dtype", 4),
@@ -252,14 +253,17 @@ def test_findings_that_turn_out_to_be_one_are_one_everywhere(tmp_path):
     assert all(line["new"] for line in said) and summary.tally.new_findings == summary.tally.findings == 2
     assert not {path.stem for path in (tmp_path / "drafts").glob("F*.md")} - {"F1", "F3"}
     assert store.finding("F6").public_id == "F3"
-    assert summary.has_one_of(Severity.SILENT) and not replace(summary, findings=summary.findings[1:]).has_one_of(
+    assert summary.has_severity(Severity.SILENT) and not replace(summary, findings=summary.findings[1:]).has_severity(
         Severity.LAYOUT
     )
     out = io.StringIO()
     print_summary(Console(file=out, width=200), summary)
     assert (
         "F1  silent" in out.getvalue()
-        and f"1 that accept what eager refuses: {hints.command('corpus', 'list', all=True, corpus=summary.corpus)}"
+        and (
+            "1 that accept what eager refuses: "
+            f"{hints.format_command('corpus', 'list', all=True, corpus=summary.corpus)}"
+        )
         in out.getvalue()
     )
     store.close()
@@ -278,28 +282,28 @@ def test_a_finding_is_minimized_again_only_for_something_worse(tmp_path):
             future.set_result(Judged(wrong(f"{PLACE}:dtype", verdict=verdict), ()))
             return future
 
-    executor, _summary, store = campaign(tmp_path, executor=Worse(), budget=Budget(cases=10))
+    executor, _summary, store = campaign(tmp_path, executor=Worse(), budget=CampaignBudget(cases=10))
     assert (executor.judged, executor.reduced) == (10, 2)
     store.close()
 
 
 def test_a_candidate_that_takes_its_worker_down_does_not_end_the_minimization(tmp_path, monkeypatch):
     left: dict[str, str] = {}
-    monkeypatch.setattr("fuzzcompile.worker.asking.leave", left.__setitem__)
+    monkeypatch.setattr("fuzzcompile.triage.minimize.task.leave", left.__setitem__)
 
     @dataclass
     class Fragile(Buggy):
         def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
             (task,) = args
-            if isinstance(task, JudgeTask) or (asked := Asked.resumed(task.left)).fatal:
+            if isinstance(task, JudgeTask) or (asked := ResumableState.resume(task.left)).fatal:
                 return super().submit(function, *args, **kwargs)
-            self.asking = asked.about("compile x")
+            self.asking = asked.guard("compile x")
             self.asking.__enter__()  # and never comes back
             loss, future = WorkerCrashed(-11), Future()
             loss.left = dict(left)
             future.set_exception(loss)
             return future
 
-    executor, _summary, store = campaign(tmp_path, executor=Fragile(), budget=Budget(cases=1))
+    executor, _summary, store = campaign(tmp_path, executor=Fragile(), budget=CampaignBudget(cases=1))
     assert executor.reduced == 1 and store.best_reproducer("F1") is not None
     store.close()

@@ -9,31 +9,32 @@ from typing import Any
 import pytest
 import torch
 
-from fuzzcompile.campaign.budget import Budget
-from fuzzcompile.campaign.drawing import Drawn, Endless
-from fuzzcompile.campaign.engine import Engine
-from fuzzcompile.campaign.settings import CampaignSettings
-from fuzzcompile.commands.secondary import store_secondary_findings
-from fuzzcompile.corpus import Campaign, Store
-from fuzzcompile.generation import Profile
-from fuzzcompile.reduction.outcome import Outcome, Tally
-from fuzzcompile.worker.conditions import Conditions
-from fuzzcompile.worker.judge import Judged
-from fuzzcompile.worker.reductions import Minimized, MinimizeTask
+from fuzzcompile.corpus.records import Campaign
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.commands.minimize import store_secondary_findings
+from fuzzcompile.fuzz.campaign.budget import CampaignBudget
+from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
+from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignSettings
+from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
+from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.tasks import Judged
+from fuzzcompile.programs.shrink.outcome import MinimizeOutcome, SearchTally
+from fuzzcompile.triage.minimize.task import MinimizeResult, MinimizeTask
 
 KNOWN = Path(__file__).parent.parent / "known_issues"
 TORCH = "2.13.0"
 
 
-class One(Endless):
+class One(EndlessSource):
     """A single case."""
 
     name, profile = "one", None
 
-    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
-        return Drawn("# found\n", "user")
+    def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
+        return DrawnCase("# found\n", "user")
 
-    def of(self, choices: bytes) -> Drawn | None:
+    def of(self, choices: bytes) -> DrawnCase | None:
         return None
 
 
@@ -48,11 +49,11 @@ class Answers(Executor):
         future: Future[Any] = Future()
         if isinstance(task, MinimizeTask):
             others = tuple(f"# other {number}\n" for number in range(3)) if "found" in task.source else ()
-            outcome = Outcome(
+            outcome = MinimizeOutcome(
                 task.source, task.report, task.source, True, "", None, "as found", False, "",
-                Tally(others=dict(zip(others, others, strict=True))), 1.0, True, None, None,
+                SearchTally(others=dict(zip(others, others, strict=True))), 1.0, True, None, None,
             )  # fmt: skip
-            future.set_result(Minimized.of(outcome, task.source))
+            future.set_result(MinimizeResult.from_outcome(outcome, task.source))
             return future
         source = task.source
         self.judged.append(source)
@@ -64,12 +65,12 @@ class Answers(Executor):
 
 def test_a_campaign_judges_what_its_reductions_meet(tmp_path):
     settings = CampaignSettings(
-        Budget(cases=1), 0, Profile(), "cpu", 1, TORCH, drafts=tmp_path / "drafts", source=One()
+        CampaignBudget(cases=1), 0, Profile(), "cpu", 1, TORCH, drafts=tmp_path / "drafts", source=One()
     )
     environment, executor = {"torch": TORCH, "device": "cpu"}, Answers()
     with Store.open(tmp_path / "corpus.db") as store:
         number = store.start_campaign(Campaign(0, {"stream": settings.stream}, "run", "0", environment))
-        engine = Engine(settings, store, executor, environment, campaign=number)
+        engine = CampaignEngine(settings, store, executor, environment, campaign=number)
         for _ in engine.run():
             pass
         engine.finish()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fuzzcompile.campaign.shares import LEAST, MOST, Shares
+from fuzzcompile.fuzz.campaign.work_queue import LEAST, MOST, TimeShares
 
 
 def spent(workers: int, *, case: float, minimizing: float, finds: float, shows: float, seed: int = 0) -> float:
@@ -13,7 +13,7 @@ def spent(workers: int, *, case: float, minimizing: float, finds: float, shows: 
     A case takes ``case`` seconds and brings a new finding with probability ``finds``; a minimization takes
     ``minimizing`` seconds and ends with a reproducer with probability ``shows``.
     """
-    rng, shares = random.Random(seed), Shares()
+    rng, shares = random.Random(seed), TimeShares()
     ends: list[tuple[float, bool]] = []
     now, took = 0.0, {False: 0.0, True: 0.0}
     while now < max(4_000.0, 20_000.0 / workers):
@@ -26,9 +26,9 @@ def spent(workers: int, *, case: float, minimizing: float, finds: float, shows: 
         ends.sort()
         now, minimizes = ends.pop(0)
         if minimizes:
-            shares.minimized(minimizing, reproducer=rng.random() < shows)
+            shares.count_minimized(minimizing, reproducer=rng.random() < shows)
         else:
-            shares.judged(case, new_finding=rng.random() < finds, is_bug=False, proved=False)
+            shares.count_judged(case, new_finding=rng.random() < finds, is_bug=False, proved=False)
     return took[True] / (took[True] + took[False])
 
 
@@ -50,11 +50,11 @@ def test_what_brings_more_gets_more():
 
 
 def test_proofs_that_take_much_and_prove_little_are_cut_short():
-    good, bad = Shares(), Shares()
+    good, bad = TimeShares(), TimeShares()
     for _ in range(40):
-        good.judged(30.0, new_finding=False, is_bug=True, proved=True)
-        bad.judged(100.0, new_finding=False, is_bug=True, proved=False)
-    assert Shares().proof == good.proof == 1.0 and bad.proof == 0.25
+        good.count_judged(30.0, new_finding=False, is_bug=True, proved=True)
+        bad.count_judged(100.0, new_finding=False, is_bug=True, proved=False)
+    assert TimeShares().proof == good.proof == 1.0 and bad.proof == 0.25
     for _ in range(2000):
-        bad.judged(2.0, new_finding=False, is_bug=False, proved=False)
+        bad.count_judged(2.0, new_finding=False, is_bug=False, proved=False)
     assert bad.proof == 1.0, "they no longer take most of the time"

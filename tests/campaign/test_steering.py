@@ -8,34 +8,34 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from fuzzcompile.campaign.drawing import Drawn, Endless, Generator
-from fuzzcompile.campaign.steering import BLOCK, UNIFORM, Outcome, Steering, Strategy, items_of, mutate
-from fuzzcompile.corpus import Seed, StreamRun
-from fuzzcompile.generation import Profile
+from fuzzcompile.corpus.records import Seed, StreamRun
+from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource, GeneratorSource
+from fuzzcompile.fuzz.campaign.steering import BLOCK, UNIFORM, PlaceOutcome, Steering, Strategy, collect_items, mutate
+from fuzzcompile.fuzz.generation.profile import Profile
 
 NAMES = tuple("abcdefgh")
 
 
 @dataclass(frozen=True)
-class Letters(Endless):
+class Letters(EndlessSource):
     """Cases of two letters each; recipes are their bytes."""
 
     name: str = ""
     profile: None = None
 
-    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
+    def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
         chosen = random.Random(f"{seed} {index} {candidate}").sample(NAMES, 2)
-        return Drawn(f"{index} {candidate}", "generated", tuple(chosen), " ".join(chosen).encode())
+        return DrawnCase(f"{index} {candidate}", "generated", tuple(chosen), " ".join(chosen).encode())
 
-    def of(self, choices: bytes) -> Drawn | None:
-        return Drawn(choices.hex(), "mutated", ("mutant",), choices)
-
-
-def outcome(drawn: Drawn, screened: bool, *items: str) -> Outcome:
-    return Outcome(drawn, frozenset(("joint_graph", item, "fired") for item in items), screened)
+    def of(self, choices: bytes) -> DrawnCase | None:
+        return DrawnCase(choices.hex(), "mutated", ("mutant",), choices)
 
 
-def play(steering: Steering, places: int, brings, order=None) -> list[tuple[Drawn, bool]]:
+def outcome(drawn: DrawnCase, screened: bool, *items: str) -> PlaceOutcome:
+    return PlaceOutcome(drawn, frozenset(("joint_graph", item, "fired") for item in items), screened)
+
+
+def play(steering: Steering, places: int, brings, order=None) -> list[tuple[DrawnCase, bool]]:
     """Draw the places, with results arriving in the given order within groups of four."""
     drawn = []
     for begin in range(0, places, 4):
@@ -69,7 +69,7 @@ def test_a_well_that_has_run_dry_is_left():
 class LongAndShort(Letters):
     """Every other candidate is as good as the one before it and ten thousand characters longer."""
 
-    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
+    def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
         drawn = super().at(seed, index, candidate // 2)
         return replace(drawn, source=drawn.source + "#" * 10_000) if candidate % 2 == 0 else drawn
 
@@ -87,7 +87,7 @@ def test_of_two_that_promise_as_much_the_cheaper_one_is_drawn():
 class TwoKinds(Letters):
     """Every other place offers a plain case first; plain cases have fewer letters."""
 
-    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
+    def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
         drawn = super().at(seed, index, candidate)
         if (index + candidate) % 2:
             return drawn
@@ -101,7 +101,7 @@ def test_the_source_decides_how_many_there_are_of_each_kind():
 
 
 def test_the_kind_that_brings_more_is_drawn_more_often_until_it_is_dry():
-    def plain_until_then(index: int, case: Drawn) -> list[str]:
+    def plain_until_then(index: int, case: DrawnCase) -> list[str]:
         return [f"rule {index}"] if case.kind == "plain" and index < 320 else []
 
     drawn = play(Steering(TwoKinds(), 1, strategy=Strategy(mutated=0.0)), 960, plain_until_then)
@@ -135,7 +135,7 @@ def test_cases_that_reached_something_first_are_varied():
 
 
 def test_generated_recipes_can_be_varied():
-    generator, rng = Generator(Profile()), random.Random(3)
+    generator, rng = GeneratorSource(Profile()), random.Random(3)
     one, other = generator.at(0, 1), generator.at(0, 2)
     drawn = [generator.of(mutate(one.choices, other.choices, rng)) for _ in range(20)]
     programs = {case.source for case in drawn if case is not None}
@@ -154,7 +154,7 @@ def test_the_faster_speed_is_given_more_where_both_bring_as_much():
     play(steering, 320, lambda index, case: [f"rule {index}"])
     assert steering.full_share() < 0.2
 
-    def only_full(index: int, case: Drawn) -> list[str]:
+    def only_full(index: int, case: DrawnCase) -> list[str]:
         return [f"rule {index} {n}" for n in range(40)] if not shown[index][1] else []
 
     other, shown = Steering(Letters(), 1), {}
@@ -182,25 +182,25 @@ def test_an_interrupted_stream_goes_on_with_what_it_had_learned():
 
 
 def test_a_signature_counts_as_something_new():
-    assert items_of({("joint_graph", "rule", "fired")}, "joint_graph:file:rule") == {
+    assert collect_items({("joint_graph", "rule", "fired")}, "joint_graph:file:rule") == {
         ("joint_graph", "rule", "fired"),
         ("finding", "joint_graph:file:rule", "fired"),
     }
     steering, drawn = Steering(Letters(), 1), Letters().at(1, 0)
-    steering.learn(0, replace(outcome(drawn, True), items=items_of((), "one")))
+    steering.learn(0, replace(outcome(drawn, True), items=collect_items((), "one")))
     steering.at(2 * BLOCK)
     assert ("finding", "one", "fired") in steering.seen
 
 
-def campaign_of(workers: int, places: int, seed: int = 3) -> list[tuple[Drawn, bool, list[str]]]:
+def campaign_of(workers: int, places: int, seed: int = 3) -> list[tuple[DrawnCase, bool, list[str]]]:
     """What a campaign draws, and what each case reached, where results come back late and out of order.
 
     A case takes between one and ten units of time, a full compile four times as long. Features bring something new with
     different probabilities, and less and less of it.
     """
     steering, clock = Steering(Letters(), seed), random.Random(f"clock {workers}")
-    running: list[tuple[float, int, Drawn, bool]] = []
-    drawn: list[tuple[Drawn, bool, list[str]]] = []
+    running: list[tuple[float, int, DrawnCase, bool]] = []
+    drawn: list[tuple[DrawnCase, bool, list[str]]] = []
     now = 0.0
     for index in range(places):
         if len(running) == workers:
@@ -215,7 +215,7 @@ def campaign_of(workers: int, places: int, seed: int = 3) -> list[tuple[Drawn, b
     return drawn
 
 
-def spread(drawn: list[tuple[Drawn, bool, list[str]]]) -> Counter[str]:
+def spread(drawn: list[tuple[DrawnCase, bool, list[str]]]) -> Counter[str]:
     """How often each kind, feature and speed was drawn."""
     counted = Counter(name for case, _, _ in drawn for name in {case.kind, *case.features})
     counted["screened"] = sum(screen for _, screen, _ in drawn)

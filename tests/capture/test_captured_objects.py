@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.capture.loading import load
-from fuzzcompile.capture.submodules import submodule_case
-from fuzzcompile.case import Case
-from fuzzcompile.errors import CaseError
-from fuzzcompile.execution.building import build
-from fuzzcompile.execution.observation import Observation
-from fuzzcompile.execution.runs import observe, run_eager, run_float64
-from fuzzcompile.judging.refusals import CannotJudge
-from fuzzcompile.judging.triage import triage
-from fuzzcompile.oracle.judgement import same_bits
-from fuzzcompile.worker.isolation import isolated
+from fuzzcompile.model.errors import CaseError
+from fuzzcompile.programs.capture.case_loader import load, submodule_case
+from fuzzcompile.run.building import build
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.observation import Observation
+from fuzzcompile.run.runs import observe, run_eager, run_float64
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.oracle.judgement import have_same_bits
+from fuzzcompile.triage.refusals import CannotJudge
+from fuzzcompile.triage.worker.isolation import isolated
 
 CPU = torch.device("cpu")
 Loader = Callable[..., Case]
@@ -116,7 +115,7 @@ CACHES = {
 def test_what_objects_hold_is_restored_before_every_run(script: Loader, kind: str, call: int):
     case = script(CACHES[kind], call=call)
     first, (exact, _) = run_eager(case, CPU), run_float64(case, CPU)
-    assert same_bits(first, run_eager(case, CPU))
+    assert have_same_bits(first, run_eager(case, CPU))
     keys = [name for name in values(first) if "keys" in name]
     assert keys
     for name in keys:
@@ -191,7 +190,7 @@ def test_entries_of_mappings_are_restored(script: Loader, made: str):
     )
     first = run_eager(case, CPU)
     assert torch.equal(values(first)["out0"], torch.full((2,), 6.0 if "Batch" in made else 3.0))
-    assert same_bits(first, run_eager(case, CPU))
+    assert have_same_bits(first, run_eager(case, CPU))
 
 
 AWKWARD = """
@@ -236,7 +235,7 @@ def test_awkward_objects_are_restored_too(script: Loader, call: int):
     first = run_eager(case, CPU)
     name = "out0" if call == 1 else "call1.out0"
     assert torch.equal(first.named()[name].value, torch.full((2,), 4.0 + 2 * call))
-    assert same_bits(first, run_eager(case, CPU))
+    assert have_same_bits(first, run_eager(case, CPU))
 
 
 LAYERED = """
@@ -298,7 +297,7 @@ def test_counters_that_outlive_a_run_of_a_case_file_are_not_compared(tmp_path: P
     )
     case = load(path, CPU)
     assert set(values(run_eager(case, CPU))) == {"out0", "attribute calls after the call"}
-    assert same_bits(run_eager(case, CPU), run_eager(case, CPU))
+    assert have_same_bits(run_eager(case, CPU), run_eager(case, CPU))
 
 
 def test_a_refusal_says_what_differs(script: Loader):

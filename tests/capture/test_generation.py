@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from fuzzcompile.capture.loading import load
-from fuzzcompile.case import Case
-from fuzzcompile.execution.runs import run_eager, run_float64
-from fuzzcompile.oracle.judgement import same_bits
-from fuzzcompile.worker.isolation import isolated
+from fuzzcompile.programs.capture.case_loader import load
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.runs import run_eager, run_float64
+from fuzzcompile.triage.oracle.judgement import have_same_bits
+from fuzzcompile.triage.worker.isolation import isolated
 
 pytest.importorskip("transformers")
 CPU = torch.device("cpu")
@@ -92,7 +92,7 @@ def test_a_decode_step_begins_with_the_cache_as_it_was(script: Loader, kind: str
     case = script(kind, call=3)
     first, (exact, _) = run_eager(case, CPU), run_float64(case, CPU)
     assert first.failure is None
-    assert same_bits(first, run_eager(case, CPU))
+    assert have_same_bits(first, run_eager(case, CPU))
     last = f"call{len(case.calls)}." if case.calls else ""
     written = first.named()[f"{last}tensor past_key_values.{SCRIPTS[kind][2]} after the call"].value
     assert written.numel() and written.abs().max() > 0

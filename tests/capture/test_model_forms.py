@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.capture.loading import load
-from fuzzcompile.execution.runs import run_eager, run_float64
-from fuzzcompile.oracle.judgement import same_bits
-from fuzzcompile.worker.isolation import isolated
+from fuzzcompile.programs.capture.case_loader import load
+from fuzzcompile.run.runs import run_eager, run_float64
+from fuzzcompile.triage.oracle.judgement import have_same_bits
+from fuzzcompile.triage.worker.isolation import isolated
 
 CPU = torch.device("cpu")
 TIED = """
@@ -98,7 +98,7 @@ def test_a_model_of_this_form_runs_alike_each_time(tmp_path: Path, form: str):
         case = load(path, CPU)
         first, again, (exact, _) = run_eager(case, CPU), run_eager(case, CPU), run_float64(case, CPU)
     assert set(first.named()) == names
-    assert same_bits(first, again)
+    assert have_same_bits(first, again)
     for name, value in first.named().items():
         if value.is_tensor:
             torch.testing.assert_close(value.value.double(), exact.named()[name].value, rtol=1e-5, atol=1e-6)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.capture.loading import load
-from fuzzcompile.errors import CaseError
+from fuzzcompile.model.errors import CaseError
+from fuzzcompile.programs.capture.case_loader import load
 
 
 def notebook(path: Path, *cells: str) -> Path:

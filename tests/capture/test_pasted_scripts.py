@@ -61,7 +61,7 @@ ENDLESS = ("endless_compiles", "swallows_for_ever")
 # The command, and whether its own process imported torch, which takes seconds that its workers need.
 COMMAND = """
 import sys
-from fuzzcompile.cli import main
+from fuzzcompile.front.cli import main
 try:
     main()
 finally:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.capture.loading import load
-from fuzzcompile.case import Case
-from fuzzcompile.execution.building import build
-from fuzzcompile.execution.runs import run_eager
-from fuzzcompile.judging.refusals import CannotJudge
-from fuzzcompile.judging.triage import triage
-from fuzzcompile.worker.isolation import isolated
+from fuzzcompile.programs.capture.case_loader import load
+from fuzzcompile.run.building import build
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.runs import run_eager
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.refusals import CannotJudge
+from fuzzcompile.triage.worker.isolation import isolated
 
 CPU = torch.device("cpu")
 Loader = Callable[[str], Case]

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from fuzzcompile.capture.loading import load
-from fuzzcompile.case import Arguments, Case
-from fuzzcompile.errors import CaseError
-from fuzzcompile.execution.building import build
-from fuzzcompile.execution.runs import observe, run_eager, run_float64
-from fuzzcompile.worker.isolation import isolated
+from fuzzcompile.model.errors import CaseError
+from fuzzcompile.programs.capture.case_loader import load
+from fuzzcompile.run.building import build
+from fuzzcompile.run.case import Arguments, Case
+from fuzzcompile.run.runs import observe, run_eager, run_float64
+from fuzzcompile.triage.worker.isolation import isolated
 
 CPU = torch.device("cpu")
 Loader = Callable[..., Case]

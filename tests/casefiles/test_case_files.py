@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.casefiles import looks_like_path, read_case_file
-from fuzzcompile.errors import CaseError
+from fuzzcompile.model.errors import CaseError
+from fuzzcompile.programs.casefiles.case_file import looks_like_path, read_case_file
 
 MODEL = "import torch\nfrom torch import nn\nmodel, x = nn.Linear(4, 4), torch.randn(2, 4)\n"
 CASE = "import torch\ndef make():\n    return torch.nn.Linear(2, 2), (torch.ones(2),)\n"
@@ -141,7 +141,7 @@ def test_reading_imports_no_torch(tmp_path: Path):
     path = tmp_path / "case.py"
     path.write_text(CASE)
     program = (
-        "import sys; from pathlib import Path; from fuzzcompile.casefiles import read_case_file;"
+        "import sys; from pathlib import Path; from fuzzcompile.programs.casefiles.case_file import read_case_file;"
         f"read_case_file(Path({str(path)!r})); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
@@ -228,7 +228,7 @@ def test_an_old_notebook_is_read_as_well(tmp_path: Path):
 def test_a_report_names_the_places_of_a_notebook_by_cell(tmp_path: Path):
     file = read_case_file(notebook(tmp_path / "n.ipynb", "import torch", "f = torch.sin\ntorch.compile(f)"))
     report = {"culprit": {"site": "n.ipynb:3 #1"}, "detail": 'File "/x/n.ipynb", line 2, in f', "notes": ["m.py:3"]}
-    assert file.located(report) == {
+    assert file.locate(report) == {
         "culprit": {"site": "n.ipynb:cell 2, line 2 #1"},
         "detail": 'File "/x/n.ipynb", cell 2, line 1, in f',
         "notes": ["m.py:3"],

@@ -15,17 +15,18 @@ from conftest import KNOWN_ISSUES
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
 
-from fuzzcompile.attribution.culprit import Attribution, Culprit
-from fuzzcompile.case import load_case
-from fuzzcompile.causes.search import cause_of
-from fuzzcompile.judging.probe import Target
-from fuzzcompile.judging.report import Report
-from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.reduction.canonical import program_key
-from fuzzcompile.signatures import of_program
-from fuzzcompile.worker.capturing import programs_of
-from fuzzcompile.worker.causes import Screens, known_causes
-from fuzzcompile.worker.judge import JudgeTask, judge_file
+from fuzzcompile.model.signatures import make_program_signature
+from fuzzcompile.model.tasks import JudgeTask
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.programs.ir.case_text import program_key
+from fuzzcompile.programs.ir.graph_programs import capture_graph_programs
+from fuzzcompile.triage.attribution.culprit import Attribution, Culprit
+from fuzzcompile.triage.causes.cause import LocalScreener, known_causes
+from fuzzcompile.triage.causes.search import find_cause
+from fuzzcompile.triage.judging.judge import judge_file
+from fuzzcompile.triage.probe import SignatureLock
+from fuzzcompile.triage.triage_report import Report
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -53,8 +54,8 @@ def looked_for(report: dict[str, Any], path: Path, **given: Any) -> Any:
     """The cause of the bug of ``report`` in the case at ``path``; the lines are those of its own case alone."""
     if path.stem != report["case"]:
         report = {**report, "culprit": {**report["culprit"], "site": None, "details": {}}}
-    programs = programs_of(load_case(path), CPU)
-    return cause_of(report, programs, Screens(Target.of(report), CPU), **given)
+    programs = capture_graph_programs(load_case(path), CPU)
+    return find_cause(report, programs, LocalScreener(SignatureLock.of(report), CPU), **given)
 
 
 def attention(folder: Path, **given: str) -> Path:
@@ -178,7 +179,7 @@ def test_a_bug_without_a_proved_culprit_goes_by_its_program(tmp_path):
     key = program_key(
         Path(task.path).read_text().replace("program", "scores").replace("(x)", "(tensor)").replace("x.", "tensor.")
     )
-    assert report["signature"] == of_program(report["culprit"]["stage"], key)
+    assert report["signature"] == make_program_signature(report["culprit"]["stage"], key)
 
 
 def test_a_cause_that_is_proved_for_errors_is_not_known_for_values():

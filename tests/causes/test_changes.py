@@ -5,18 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuzzcompile.causes.changes import changes
-from fuzzcompile.causes.operations import arguments, operation
-from fuzzcompile.causes.search import Look, Still, cause_of
-from fuzzcompile.causes.window import smaller, windows
-from fuzzcompile.reduction.program import Form, Input, Program, Ref, Statement
-from fuzzcompile.reduction.writing import case_source
+from fuzzcompile.programs.ir.case_source import write_source
+from fuzzcompile.programs.ir.program import Form, Input, Program, Ref, Statement
+from fuzzcompile.triage.causes.changes import generate_changes
+from fuzzcompile.triage.causes.operations import list_arguments, name_operation
+from fuzzcompile.triage.causes.search import CulpritActivity, ScreenResult, find_cause, generate_windows, shrink_window
 
 X, Y = Ref("x"), Ref("y")
 
 
 def drawn(name: str, *shape: int, **given: torch.dtype) -> Input:
-    return Input.of(name, torch.randn(shape, **given))
+    return Input.from_tensor(name, torch.randn(shape, **given))
 
 
 def program(*statements: Statement, **given: object) -> Program:
@@ -25,7 +24,9 @@ def program(*statements: Statement, **given: object) -> Program:
 
 
 def offered(*statements: Statement, **given: object) -> list[tuple[str, str, str]]:
-    return [(change.fingerprint, change.before, change.after) for change in changes(program(*statements, **given))]
+    return [
+        (change.fingerprint, change.before, change.after) for change in generate_changes(program(*statements, **given))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -45,8 +46,8 @@ def offered(*statements: Statement, **given: object) -> list[tuple[str, str, str
 )
 def test_spellings_of_one_call_are_one_operation(form, target, args, kwargs, named):
     statement = Statement("out", form, target, args, kwargs)
-    last = arguments(statement)[-1]
-    assert (operation(statement), last.name, last.value) == named
+    last = list_arguments(statement)[-1]
+    assert (name_operation(statement), last.name, last.value) == named
 
 
 def test_the_usual_comes_first_and_equal_dimensions_are_equal():
@@ -71,7 +72,7 @@ def test_a_permutation_is_taken_apart_only_where_it_swaps_the_last_two_among_oth
     ("statement", "inputs", "fingerprint"),
     [
         (Statement("out", "operator", "*", (X, X)), (drawn("x", 3, dtype=torch.float16),), "dtype"),
-        (Statement("out", "method", "sin", (X,)), (Input.of("x", torch.randn(3, 2).T),), "layout"),
+        (Statement("out", "method", "sin", (X,)), (Input.from_tensor("x", torch.randn(3, 2).T),), "layout"),
         (Statement("out", "operator", "*", (X, X)), (drawn("x", 3),), "sharing"),
         (Statement("out", "method", "sin", (X,)), (drawn("x", 1, 3),), "size of 1"),
         (Statement("out", "method", "sin", (X,)), (drawn("x", 0, 3),), "size of 0"),
@@ -79,7 +80,7 @@ def test_a_permutation_is_taken_apart_only_where_it_swaps_the_last_two_among_oth
         (Statement("out", "function", "torch.full", ((), 5.0)), (), "no dimension"),
         (
             Statement("out", "function", "torch.index_select", (X, 0, Ref("index"))),
-            (drawn("x", 3), Input.of("index", torch.tensor([2]))),
+            (drawn("x", 3), Input.from_tensor("index", torch.tensor([2]))),
             "index_select(index)",
         ),
     ],
@@ -90,8 +91,8 @@ def test_tensors_are_changed_in_every_respect(statement, inputs, fingerprint):
 
 def test_one_change_is_made_in_all_statements_that_need_it():
     halves = [Statement(name, "function", "torch.sub", (X, Y), {"alpha": 2}) for name in ("a", "b")]
-    first = next(changes(program(*halves, Statement("out", "operator", "+", (Ref("a"), Ref("b"))))))
-    assert "alpha=2" not in case_source(first.program) and case_source(first.program).count("alpha=1") == 2
+    first = next(generate_changes(program(*halves, Statement("out", "operator", "+", (Ref("a"), Ref("b"))))))
+    assert "alpha=2" not in write_source(first.program) and write_source(first.program).count("alpha=1") == 2
 
 
 # -- windows --------------------------------------------------------------------------------------
@@ -113,17 +114,17 @@ LAYERS = program(
 
 
 def test_a_window_holds_the_lines_of_the_match_and_the_values_that_they_got():
-    window = next(windows([LAYERS], {7, 8}, 8, 2))
+    window = next(generate_windows([LAYERS], {7, 8}, 8, 2))
     assert [statement.target for statement in window.statements] == ["softmax", "@"]
     assert [input_.shape for input_ in window.inputs] == [(2, 3, 3)] * 2
     assert not window.is_recorded
-    both = [w for w in windows([LAYERS], {7, 8}, 8, 2) if len(w.statements) == 4]
+    both = [w for w in generate_windows([LAYERS], {7, 8}, 8, 2) if len(w.statements) == 4]
     assert both, "all matches of the lines come after the one that was asked for"
 
 
 def test_a_window_shrinks_from_its_ends():
-    window = next(windows([LAYERS], {7, 8}, 8, 1))
-    assert [[s.target for s in part.statements] for part in smaller(window)] == [["@"]]
+    window = next(generate_windows([LAYERS], {7, 8}, 8, 1))
+    assert [[s.target for s in part.statements] for part in shrink_window(window)] == [["@"]]
 
 
 # -- the search -----------------------------------------------------------------------------------
@@ -132,16 +133,16 @@ def test_a_window_shrinks_from_its_ends():
 class Rules:
     """Stands in for compiles: a scaled softmax is wrong, unless a rule for a part of its text says otherwise."""
 
-    def __init__(self, *rules: tuple[str, Still]) -> None:
+    def __init__(self, *rules: tuple[str, CulpritActivity]) -> None:
         self.rules, self.asked = rules, 0
 
-    def look(self, candidate: Program) -> Look:
+    def screen(self, candidate: Program) -> ScreenResult:
         self.asked += 1
-        text = case_source(candidate)
+        text = write_source(candidate)
         for part, still in self.rules:
             if part in text:
-                return Look(False, True, still)
-        return Look("softmax" in text and " * " in text, False, Still.FIRES)
+                return ScreenResult(False, True, still)
+        return ScreenResult("softmax" in text and " * " in text, False, CulpritActivity.FIRES)
 
 
 REPORT = {
@@ -153,26 +154,26 @@ ATTENTION = program(Statement("s", "method", "softmax", (X, 1)), Statement("out"
 
 
 def test_a_change_under_which_the_culprit_still_fires_says_more_than_one_that_hides_it():
-    hides = ("softmax(-1)", Still.ABSENT)
-    assert cause_of(REPORT, [ATTENTION], Rules(hides))["fingerprint"] == "softmax(dim)"
-    fires = ("float64", Still.FIRES)
-    assert cause_of(REPORT, [ATTENTION], Rules(hides, fires))["fingerprint"] == "dtype"
-    assert cause_of(REPORT, [ATTENTION], Rules(hides, ("* 1.0", Still.REFUSED)))["still"] == "refused"
+    hides = ("softmax(-1)", CulpritActivity.ABSENT)
+    assert find_cause(REPORT, [ATTENTION], Rules(hides))["fingerprint"] == "softmax(dim)"
+    fires = ("float64", CulpritActivity.FIRES)
+    assert find_cause(REPORT, [ATTENTION], Rules(hides, fires))["fingerprint"] == "dtype"
+    assert find_cause(REPORT, [ATTENTION], Rules(hides, ("* 1.0", CulpritActivity.REFUSED)))["still"] == "refused"
 
 
 def test_nothing_that_mends_it_is_no_cause_and_the_cost_is_bounded():
     rules = Rules()
-    assert cause_of(REPORT, [ATTENTION], rules) is None
+    assert find_cause(REPORT, [ATTENTION], rules) is None
     assert 2 < rules.asked <= 28
 
 
 def test_a_known_cause_is_tried_first():
-    rules = Rules(("float64", Still.REFUSED), ("softmax(-1)", Still.FIRES))
-    assert cause_of(REPORT, [ATTENTION], rules, known={"dtype"})["fingerprint"] == "dtype"
+    rules = Rules(("float64", CulpritActivity.REFUSED), ("softmax(-1)", CulpritActivity.FIRES))
+    assert find_cause(REPORT, [ATTENTION], rules, known={"dtype"})["fingerprint"] == "dtype"
     assert rules.asked == 2
 
 
 @pytest.mark.parametrize("change", [{"is_bug": False}, {"culprit": None}, {"culprit": {"stage": "codegen"}}])
 def test_nothing_is_looked_for_where_no_fingerprint_belongs(change):
-    rules = Rules(("softmax(-1)", Still.FIRES))
-    assert cause_of({**REPORT, **change}, [ATTENTION], rules) is None and not rules.asked
+    rules = Rules(("softmax(-1)", CulpritActivity.FIRES))
+    assert find_cause({**REPORT, **change}, [ATTENTION], rules) is None and not rules.asked

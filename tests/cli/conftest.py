@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from calling import PLANT
 
-from fuzzcompile.commands import triage
-from fuzzcompile.execution.pool import WorkerPool
+from fuzzcompile.front.commands import triage
+from fuzzcompile.run.pool import WorkerPool
 
 _open_pool = triage.open_pool
 

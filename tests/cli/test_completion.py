@@ -54,5 +54,7 @@ def test_what_cannot_be_installed_is_one_sentence(home, monkeypatch, capsys):
 
 def test_it_starts_without_torch(tmp_path):
     words = {"_FUZZCOMPILE_COMPLETE": "bash_complete", "COMP_WORDS": "fuzzcompile corpus show F", "COMP_CWORD": "3"}
-    program = "from fuzzcompile.cli import main; import sys\ntry: main([])\nfinally: assert 'torch' not in sys.modules"
+    program = (
+        "from fuzzcompile.front.cli import main; import sys\ntry: main([])\nfinally: assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", program], env={**os.environ, **words}, cwd=tmp_path, check=True)

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from calling import call, sentence
 
-from fuzzcompile.cli import main
-from fuzzcompile.corpus import CaseRecord, Reproducer, Store
+from fuzzcompile.corpus.records import CaseRecord, Reproducer
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"torch": "2.13.0+cpu", "device": "cpu"}
@@ -200,7 +201,7 @@ def test_a_mark_survives_a_merge(corpus):
 def test_lists_need_neither_torch_nor_alembic(corpus):
     for command in (["list"], ["list", "--json"], ["show", "F4"]):
         program = (
-            "import sys\nfrom fuzzcompile.cli import main\n"
+            "import sys\nfrom fuzzcompile.front.cli import main\n"
             f"try:\n    main(['corpus', *{command!r}])\nexcept SystemExit as end:\n    assert not end.code\n"
             "print({'torch', 'alembic'} & set(sys.modules), file=sys.stderr)"
         )

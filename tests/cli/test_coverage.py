@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from fuzzcompile.cli import main
-from fuzzcompile.commands import attention, coverage
 from fuzzcompile.compiler import sdpa_patterns
-from fuzzcompile.corpus import CaseRecord, Coverage, Store
-from fuzzcompile.facts import facts_of
+from fuzzcompile.corpus.records import CaseRecord, Coverage
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.cli.main import main
+from fuzzcompile.front.commands import coverage
+from fuzzcompile.front.commands import coverage as attention
+from fuzzcompile.model.facts import find_facts
 
 VARIANT = "_inference" if torch.__version__ >= "2.12" else ""
 REPORT: dict[str, Any] = {
@@ -116,7 +118,7 @@ def test_both_shares_are_given(corpus):
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.14.0", "2.16.0"])
 def test_on_a_torch_without_checked_reasons_only_the_raw_share_is_given(corpus, tmp_path, monkeypatch, version):
-    monkeypatch.setattr(coverage, "facts", lambda: facts_of(version))
+    monkeypatch.setattr(coverage, "facts", lambda: find_facts(version))
     report = tmp_path / "coverage.md"
     status, out, _ = call("coverage", "--json", "--corpus", corpus, "--report", report)
     content = json.loads(out)
@@ -162,9 +164,9 @@ def test_wrong_use_is_said_in_one_sentence(corpus, tmp_path):
 @pytest.fixture
 def three_variants(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling all SDPA patterns takes a minute: two that can fire, and one that cannot."""
-    by_name = {variant.name: variant for variant in sdpa_patterns.variants(torch.device("cpu"))}
+    by_name = {variant.name: variant for variant in sdpa_patterns.read_variants(torch.device("cpu"))}
     names = [f"_sfdp_pattern_{name}_inference" for name in ("1", "3", "5")]
-    monkeypatch.setattr(attention, "variants", lambda device: [by_name[name] for name in names])
+    monkeypatch.setattr(attention, "read_variants", lambda device: [by_name[name] for name in names])
 
 
 @named_by_variant

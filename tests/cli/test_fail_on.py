@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from calling import call, sentence
 
-from fuzzcompile.commands.triage import Answer, overall_status
-from fuzzcompile.severity import Severity
+from fuzzcompile.front.commands.triage import FileAnswer, compute_status
+from fuzzcompile.model.severity import Severity
 
 
-def answer(verdict: str, status: int = 1) -> Answer:
-    return Answer(Path("c.py"), {"verdict": verdict, "is_bug": True}, status=status)
+def answer(verdict: str, status: int = 1) -> FileAnswer:
+    return FileAnswer(Path("c.py"), {"verdict": verdict, "is_bug": True}, status=status)
 
 
 @pytest.mark.parametrize(
@@ -26,13 +26,13 @@ def answer(verdict: str, status: int = 1) -> Answer:
     ],
 )
 def test_what_is_bad_enough(least, verdicts, status):
-    assert overall_status([answer(verdict) for verdict in verdicts], least) == status
+    assert compute_status([answer(verdict) for verdict in verdicts], least) == status
 
 
 def test_what_could_not_be_judged_or_is_known(tmp_path):
-    unjudged = Answer(Path("c.py"), None, "no memory", 3)
-    assert overall_status([unjudged, answer("miscompile")], Severity.SILENT) == 3
-    assert overall_status([answer("miscompile", status=0)], Severity.SILENT) == 0, "the baseline knows it"
+    unjudged = FileAnswer(Path("c.py"), None, "no memory", 3)
+    assert compute_status([unjudged, answer("miscompile")], Severity.SILENT) == 3
+    assert compute_status([answer("miscompile", status=0)], Severity.SILENT) == 0, "the baseline knows it"
 
 
 @pytest.mark.parametrize("command", ["run", "triage"])

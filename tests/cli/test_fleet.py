@@ -10,11 +10,12 @@ import pytest
 import torch
 from calling import CLEAN, SUBTRACTS, call, sentence
 
-from fuzzcompile.commands import confirm
-from fuzzcompile.commands.answers import Answer
-from fuzzcompile.corpus import CaseRecord, Store
-from fuzzcompile.execution.environment import machine
-from fuzzcompile.signatures import source_hash
+from fuzzcompile.corpus.records import CaseRecord
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.commands import confirm
+from fuzzcompile.front.commands.triage import FileAnswer
+from fuzzcompile.model.signatures import hash_source
+from fuzzcompile.run.environment import machine
 
 THERE = {"torch": str(torch.__version__), "device": "cpu", "machine": "bbbbbbbb", "cpu": "Xeon"}
 SIGNATURE = "post_grad:p.py:fold:x"
@@ -31,7 +32,7 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FUZZCOMPILE_CORPUS", raising=False)
     monkeypatch.chdir(tmp_path)
     with Store.open() as store:
-        store.record(None, CaseRecord(source_hash(SUBTRACTS), SUBTRACTS, "generated"), THERE, report())
+        store.record(None, CaseRecord(hash_source(SUBTRACTS), SUBTRACTS, "generated"), THERE, report())
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     answers: list[dict[str, Any]] = []
 
     def triaged(paths: list[Path], conditions: object) -> Any:
-        yield from (Answer(path, answers[0] or None, error="no worker", status=3) for path in paths)
+        yield from (FileAnswer(path, answers[0] or None, error="no worker", status=3) for path in paths)
 
     monkeypatch.setattr(confirm, "triage_files", triaged)
     return answers
@@ -92,7 +93,7 @@ def test_the_machine_that_found_it_says_so(judged: list[Any], capsys: pytest.Cap
     with Store.open() as store:
         own = {**THERE, "machine": machine()}
         store.record(
-            None, CaseRecord(source_hash(CLEAN), CLEAN, "generated"), own, report(signature="post_grad:q.py:r")
+            None, CaseRecord(hash_source(CLEAN), CLEAN, "generated"), own, report(signature="post_grad:q.py:r")
         )
     assert call("fleet", "confirm", "F2", "--device", "cpu") == 0
     assert "F2: left out; it was seen on this machine: confirm it on another one." in capsys.readouterr().out
@@ -102,7 +103,7 @@ def test_another_torch_is_no_second_machine(judged: list[Any], capsys: pytest.Ca
     with Store.open() as store:
         old = {**THERE, "torch": "1.0"}
         store.record(
-            None, CaseRecord(source_hash(CLEAN), CLEAN, "generated"), old, report(signature="post_grad:q.py:r")
+            None, CaseRecord(hash_source(CLEAN), CLEAN, "generated"), old, report(signature="post_grad:q.py:r")
         )
     assert call("fleet", "confirm", "F2", "--device", "cpu") == 0
     assert "F2: left out; it was not seen under torch " in capsys.readouterr().out

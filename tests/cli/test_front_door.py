@@ -12,16 +12,19 @@ from typing import Any, cast
 
 import pytest
 
-from fuzzcompile.casefiles import read_case_file
-from fuzzcompile.cli.waiting import Waiting
-from fuzzcompile.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.execution.named import Named, installed_torch
-from fuzzcompile.execution.pool import WorkerPool, WorkerStartFailed, WorkerState
-from fuzzcompile.execution.worker import say
-from fuzzcompile.worker.conditions import Conditions
-from fuzzcompile.worker.lost import unstartable
-from fuzzcompile.worker.torch_sources import pass_sources
-from fuzzcompile.worker.vetoes import Vetoes
+from fuzzcompile.compiler.torch_sources import pass_sources
+from fuzzcompile.front.cli.wait_line import WaitLine
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.model.named import Named
+from fuzzcompile.model.versions import installed_torch
+from fuzzcompile.programs.casefiles.case_file import read_case_file
+from fuzzcompile.run.failures import WorkerStartFailed
+from fuzzcompile.run.pool import WorkerPool
+from fuzzcompile.run.slot import WorkerState
+from fuzzcompile.run.worker import say
+from fuzzcompile.triage.judging.vetoes import Vetoes
+from fuzzcompile.triage.worker.lost import unstartable
 
 SCRIPT = "import torch\nprint(torch.compile(torch.sin)(torch.ones(3)))\n"
 # Arguments, and a part of what is said.
@@ -56,7 +59,7 @@ WRONG = [
 # Runs command lines one after another: the status and the output of each, and whether torch was imported.
 EACH = """
 import contextlib, io, json, sys
-from fuzzcompile.cli import main
+from fuzzcompile.front.cli import main
 answers = []
 for arguments in json.loads(sys.argv[1]):
     said = io.StringIO()
@@ -184,7 +187,7 @@ def test_a_veto_may_mean_a_pass_of_a_package_that_the_case_imports(tmp_path: Pat
 
 
 def test_what_a_veto_may_mean_is_what_the_compiler_registers_and_its_source_spells():
-    rules = Named("fuzzcompile.worker.rules:rules_here")()
+    rules = Named("fuzzcompile.compiler.rule_watch:list_rules")()
     assert ("post_grad", "remove_noop_ops", "remove_noop_ops") in rules
     assert {stage for stage, name, _ in rules if name.startswith("_sfdp_pattern_1")} == {"joint_graph"}
     spelt, made = pass_sources().words, pass_sources().stems
@@ -199,19 +202,19 @@ def state(doing: str) -> WorkerState:
 
 
 def test_away_from_a_terminal_each_new_thing_is_a_line(capsys):
-    with Waiting() as waiting:
+    with WaitLine() as waiting:
         waiting.say("starting")
-        waiting.heard(state("compiling"))
-        waiting.heard(state("compiling"))
+        waiting.show_worker_state(state("compiling"))
+        waiting.show_worker_state(state("compiling"))
     assert capsys.readouterr() == ("", "fuzzcompile: starting ...\nfuzzcompile: compiling ...\n")
 
 
 def test_away_from_a_terminal_json_and_many_files_are_quiet(capsys):
-    with Waiting(as_json=True) as waiting:
+    with WaitLine(as_json=True) as waiting:
         waiting.say("starting")
-    with Waiting(several=True) as waiting:
+    with WaitLine(several=True) as waiting:
         waiting.say("starting")
-        waiting.heard(state("compiling"))
+        waiting.show_worker_state(state("compiling"))
     assert capsys.readouterr() == ("", "fuzzcompile: starting ...\n")
 
 
@@ -224,11 +227,11 @@ def test_on_a_terminal_a_line_changes_and_what_is_printed_goes_its_own_way(monke
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    with Waiting(as_json=True, several=True) as waiting:
+    with WaitLine(as_json=True, several=True) as waiting:
         waiting.say("starting")
-        waiting.heard(state("compiling"))
+        waiting.show_worker_state(state("compiling"))
         print("{}")
-        with waiting.printing():
+        with waiting.pause():
             print("[]")
     assert out.getvalue() == "{}\n[]\n"
     assert "judge a.py: compiling" in err.getvalue() and "{}" not in err.getvalue()

@@ -11,8 +11,9 @@ import click
 import pytest
 from calling import SUBTRACTS, call
 
-from fuzzcompile.cli.main import cli
-from fuzzcompile.corpus import CaseRecord, Store
+from fuzzcompile.corpus.records import CaseRecord
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.cli.main import cli
 
 _HINTS = (re.compile(r"`(fuzzcompile [^`]+)`"), re.compile(r"(?:: |next: |undo: )(fuzzcompile [^`]+?)\)?:?$"))
 _CULPRIT = {"stage": "post_grad", "source": "torch/p.py", "line": 1, "rewrite": "fold", "family": "fold", "pass": None}

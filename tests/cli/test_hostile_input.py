@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-from fuzzcompile.cli import main
+from fuzzcompile.front.cli.main import main
 
 CASE = """
 import torch

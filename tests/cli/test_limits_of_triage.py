@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from calling import CLEAN, call, sentence
 
-from fuzzcompile.tolerances import Tolerances
-from fuzzcompile.worker.judge import JudgeTask, judge_file
+from fuzzcompile.model.tasks import JudgeTask
+from fuzzcompile.model.tolerances import Tolerances
+from fuzzcompile.triage.judging.judge import judge_file
 
 # Runs where it must not under --math-only, whatever it sets for the process itself.
 WATCHFUL = """

@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch._inductor import config
 
-from fuzzcompile.cli import main
-from fuzzcompile.cli.passes import passes
-from fuzzcompile.corpus import CaseRecord, Coverage, Store
-from fuzzcompile.stage_names import STAGES
+from fuzzcompile.corpus.records import CaseRecord, Coverage
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.cli.coverage import passes
+from fuzzcompile.front.cli.main import main
+from fuzzcompile.model.stages import STAGES
 
 # torch 2.11 knows patterns by the function that they search for, without what variant they are.
 VARIANT = "_inference" if torch.__version__ >= "2.12" else ""

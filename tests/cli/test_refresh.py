@@ -8,8 +8,9 @@ import pytest
 import torch
 from calling import call, sentence
 
-from fuzzcompile.corpus import CaseRecord, Store
-from fuzzcompile.signatures import source_hash
+from fuzzcompile.corpus.records import CaseRecord
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.model.signatures import hash_source
 
 # What only compiled code does stands for a bug of the compiler that every torch has.
 DIFFERS = """
@@ -36,7 +37,7 @@ def stored(store: Store, source: str, signature: str) -> None:
         "cost": {},
     }
     store.record(
-        None, CaseRecord(source_hash(source), source, "generated"), {"torch": "2.0.0", "device": "cpu"}, report
+        None, CaseRecord(hash_source(source), source, "generated"), {"torch": "2.0.0", "device": "cpu"}, report
     )
 
 

@@ -11,12 +11,12 @@ from calling import call, sentence
 from packaging.version import Version
 from torch_stubs import BROKEN_ON, add, interpreter, wheel
 
-from fuzzcompile.commands import replay as replaying
-from fuzzcompile.corpus import Store
-from fuzzcompile.errors import EnvironmentUnfit
-from fuzzcompile.replaying import pip
-from fuzzcompile.replaying.environments import NoDisk, is_made
-from fuzzcompile.replaying.installed import Torch, torch_of
+from fuzzcompile.corpus.replay import pip
+from fuzzcompile.corpus.replay.environments import NoDisk, is_made
+from fuzzcompile.corpus.replay.installed import Torch, torch_of
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.commands import replay as replaying
+from fuzzcompile.model.errors import EnvironmentUnfit
 
 COMMITTED = Path(__file__).parents[2] / "corpus" / "torch-2.13.0-cpu"
 VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4", "1.5", "1.6", "1.7")
@@ -201,13 +201,13 @@ def test_an_interrupt_keeps_what_is_stored(corpus: Path, torches, monkeypatch, c
     with Store.open(corpus) as store:
         add(store, "stage:-:a", broken_on("1.0"))
         add(store, "stage:-:b", broken_on("1.0"))
-    kept = replaying.Replays._keep
+    kept = replaying.ReplayRun._keep
 
     def keep(self, version, result):
         kept(self, version, result)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(replaying.Replays, "_keep", keep)
+    monkeypatch.setattr(replaying.ReplayRun, "_keep", keep)
     assert call("replay", "--runs=1", f"--torch={torches['1.0'].python}") == 130
     assert "Interrupted; what is shown is stored. 2 findings" in capsys.readouterr().out
     with Store.open(corpus) as store:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from calling import CLEAN, call, sentence
 
-from fuzzcompile.commands.triage import Answer
-from fuzzcompile.errors import EnvironmentUnfit
-from fuzzcompile.targets import TARGETS
-from fuzzcompile.worker.conditions import Conditions, running_device
-from fuzzcompile.worker.pool import open_pool
+from fuzzcompile.front.commands.triage import FileAnswer
+from fuzzcompile.model.conditions import Conditions, running_device
+from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.model.targets import TARGETS
+from fuzzcompile.triage.worker.pool import open_pool
 
 ALL = ("run", "triage", "bisect", "minimize", "issue", "passes", "coverage", "doctor")
 TAKES_A_CASE = ("triage", "bisect", "minimize", "issue")
@@ -60,7 +60,7 @@ def _looked(target: dict[str, Any] | None, error: str | None = None) -> Any:
 
     def judged(files, conditions, question):
         assert conditions == Conditions("cpu", target="cuda:sm_90")
-        yield Answer(files[0], report, error and error.replace("FILE", str(files[0])))
+        yield FileAnswer(files[0], report, error and error.replace("FILE", str(files[0])))
 
     return judged
 
@@ -70,8 +70,8 @@ def doctor(tmp_path, monkeypatch, capsys):
     """The exit status and the checks of ``doctor --target`` with a made-up answer on the small program."""
 
     def examined(judged: Any) -> tuple[int, dict[str, Any]]:
-        monkeypatch.setattr("fuzzcompile.commands.doctor._checks", lambda device, corpus: ())
-        monkeypatch.setattr("fuzzcompile.commands.examined_target.triage_files", judged)
+        monkeypatch.setattr("fuzzcompile.front.commands.doctor._list_checks", lambda device, corpus: ())
+        monkeypatch.setattr("fuzzcompile.front.commands.doctor.triage_files", judged)
         status = call("doctor", "--target", "cuda:sm_90", "--corpus", tmp_path / "c.db", "--json")
         return status, {check["name"]: check for check in json.loads(capsys.readouterr().out)}
 
@@ -100,9 +100,9 @@ def test_doctor_refuses_a_machine_on_which_nothing_can_be_looked_at(doctor):
 
 
 def _assumed() -> str | None:
-    from fuzzcompile.compiler.target.process import assumed
+    from fuzzcompile.compiler.target.target_process import current_target
 
-    target = assumed()
+    target = current_target()
     return None if target is None else target.name
 
 

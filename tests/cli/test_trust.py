@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from calling import call, sentence
 
-from fuzzcompile.campaign import crew
-from fuzzcompile.cli import main
-from fuzzcompile.corpus import CaseRecord, Store
-from fuzzcompile.replaying import engine
+from fuzzcompile.corpus.records import CaseRecord
+from fuzzcompile.corpus.replay import engine
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.cli.main import main
+from fuzzcompile.fuzz.campaign import campaign_run
 
 EXPORT = Path(__file__).parents[2] / "corpus" / "torch-2.13.0-cpu" / "addmm-drops-alpha"
 
@@ -29,7 +30,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         raise AssertionError("it was run")
 
     monkeypatch.setattr(engine, "run_script", ran, raising=False)
-    monkeypatch.setattr(crew, "started", ran)
+    monkeypatch.setattr(campaign_run, "start_workers", ran)
     assert call("corpus", "import", EXPORT) == 0
     assert "corpus trust --all" in capsys.readouterr().out
     return tmp_path

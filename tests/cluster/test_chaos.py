@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("distributed", reason="needs the extra `cluster`")
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from chaos import chaos
 from postgres_server import lacking

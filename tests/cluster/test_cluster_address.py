@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from fuzzcompile.cluster.address import ClusterAddress
-from fuzzcompile.errors import UsageError
+from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
+from fuzzcompile.model.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,13 @@ from pathlib import Path
 
 import pytest
 from calling import PLANT, call, sentence
+from clustered import PATIENCE, until
 from interrupting import heed_interrupts
 
-pytest.importorskip("distributed", reason="Dask is an extra: pip install 'fuzzcompile[cluster]'")
-
-from clustered import PATIENCE, until
-
-from fuzzcompile.campaign.log import entry_of
-from fuzzcompile.campaign.terminal import Progress
-from fuzzcompile.cluster.changes import (
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.fuzz.campaign.campaign_display import CampaignProgress
+from fuzzcompile.fuzz.campaign.campaign_outputs import format_entry
+from fuzzcompile.fuzz.cluster.cluster_state import (
     ClusterState,
     SchedulerBack,
     SchedulerLost,
@@ -28,7 +26,8 @@ from fuzzcompile.cluster.changes import (
     WorkerLost,
     WorkerRefused,
 )
-from fuzzcompile.corpus import Store
+
+pytest.importorskip("distributed", reason="Dask is an extra: pip install 'fuzzcompile[cluster]'")
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -70,8 +69,8 @@ def test_what_happens_to_the_cluster_is_said_and_logged():
         SchedulerBack("tcp://s:8786", 2),
     ]
     for change in changes:
-        Progress(console).handle(change)
-        assert json.dumps(entry_of(change)[1])
+        CampaignProgress(console).handle(change)
+        assert json.dumps(format_entry(change)[1])
     assert console.file.getvalue().splitlines() == [
         "Worker tcp://a:1 joins: 4 cases at a time on cpu, torch 2.13.0+cpu, machine 12345678.",
         "Worker tcp://a:1 on machine 12345678 is lost: it is gone; 2 running there begin anew.",
@@ -133,10 +132,10 @@ def test_certificates_come_from_dasks_own_configuration(tmp_path):
     from distributed import LocalCluster
     from distributed.security import Security
 
-    from fuzzcompile.cluster.address import ClusterAddress
-    from fuzzcompile.cluster.joining import join
-    from fuzzcompile.errors import EnvironmentUnfit
-    from fuzzcompile.worker.conditions import Conditions
+    from fuzzcompile.fuzz.campaign.campaign_run import join_cluster
+    from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
+    from fuzzcompile.model.conditions import Conditions
+    from fuzzcompile.model.errors import EnvironmentUnfit
 
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     subprocess.run(
@@ -156,7 +155,7 @@ def test_certificates_come_from_dasks_own_configuration(tmp_path):
         settings |= {f"{tls}.{side}.key": str(key), f"{tls}.{side}.cert": str(certificate)}
 
     def joined(cluster):
-        return join(ClusterAddress.parse(cluster.scheduler_address), Conditions(device="cpu"), opens=PLAIN)
+        return join_cluster(ClusterAddress.parse(cluster.scheduler_address), Conditions(device="cpu"), opens=PLAIN)
 
     with (
         dask.config.set(settings),
@@ -173,10 +172,10 @@ def test_certificates_come_from_dasks_own_configuration(tmp_path):
     ):
         assert cluster.scheduler_address.startswith("tls://")
         with joined(cluster) as pool:
-            pool.gathered(PATIENCE)
+            pool.wait_for_worker(PATIENCE)
             assert pool.schedule(EVAL, ("6 * 7",)).result(PATIENCE) == 42
         nothing = dict.fromkeys(settings)
         with dask.config.set(nothing), joined(cluster) as pool:
             with pytest.raises(EnvironmentUnfit, match="certificates") as refused:
-                pool.gathered(PATIENCE)
+                pool.wait_for_worker(PATIENCE)
             assert "\n" not in str(refused.value)

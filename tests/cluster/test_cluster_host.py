@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("distributed", reason="needs the extra `cluster`")
+from fuzzcompile.fuzz.cluster.cluster_messages import ClusterCall, pack
+from fuzzcompile.fuzz.cluster.dask_host import CampaignHost
+from fuzzcompile.model.errors import MachineUnfit
 
-from fuzzcompile.cluster.host import Host
-from fuzzcompile.cluster.messages import Call, packed
-from fuzzcompile.errors import MachineUnfit
+pytest.importorskip("distributed", reason="needs the extra `cluster`")
 
 
 def test_a_machine_that_can_compile_no_more_gives_its_cases_back():
@@ -32,8 +32,8 @@ def test_a_machine_that_can_compile_no_more_gives_its_cases_back():
         return future
 
     pool = SimpleNamespace(schedule=schedule, kill_workers=lambda: None)
-    host = Host(SimpleNamespace(opens=lambda charter, stack: (pool, None)))  # type: ignore[arg-type]
-    call = Call("c", 1, packed((len, (), {})), {})
+    host = CampaignHost(SimpleNamespace(opens=lambda charter, stack: (pool, None)))  # type: ignore[arg-type]
+    call = ClusterCall("c", 1, pack((len, (), {})), {})
     replies = [host.run(call) for _ in range(6)]
     host.close()
     assert [reply.unhosted for reply in replies] == [False, False, False, False, False, True]

@@ -10,29 +10,25 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+import distributed
 import pytest
+
+from fuzzcompile.fuzz.cluster import dask_host, membership
+from fuzzcompile.fuzz.cluster.cluster_messages import ClusterCall, HostCharter, PackedConditions, pack
+from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress, WorkerJoined, WorkerLost, WorkerRefused
+from fuzzcompile.fuzz.cluster.dispatcher import ClusterFuture, ClusterMember, ClusterTask, WorkerRequirements
+from fuzzcompile.fuzz.cluster.membership import Connection, Membership
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.model.named import Named
+from fuzzcompile.model.tasks import Surroundings
+from fuzzcompile.run.failures import WorkerStartFailed, WorkerStopped
 
 pytest.importorskip("distributed", reason="needs the extra `cluster`")
 
-import distributed
-
-from fuzzcompile.cluster import connecting, host, roster
-from fuzzcompile.cluster.address import ClusterAddress
-from fuzzcompile.cluster.changes import WorkerJoined, WorkerLost, WorkerRefused
-from fuzzcompile.cluster.connecting import Connection
-from fuzzcompile.cluster.dispatching import ClusterFuture, Errand, Member
-from fuzzcompile.cluster.fitness import Wanted
-from fuzzcompile.cluster.messages import Call, Charter, packed
-from fuzzcompile.cluster.roster import Roster
-from fuzzcompile.cluster.travelling import Packed
-from fuzzcompile.errors import EnvironmentUnfit
-from fuzzcompile.execution.failures import WorkerStartFailed, WorkerStopped
-from fuzzcompile.execution.named import Named
-from fuzzcompile.worker.conditions import Conditions
-from fuzzcompile.worker.tasks import Surroundings
 
 HERE = Surroundings({"torch": "2.15.0", "machine": "m"}, "cpu")
-CHARTER = Charter("campaign", Packed(Conditions(device="cpu")), slots=1)
+CHARTER = HostCharter("campaign", PackedConditions(Conditions(device="cpu")), slots=1)
 
 
 class Pool:
@@ -62,8 +58,8 @@ OPENING = dataclasses.replace(CHARTER, opens=Named(f"{__name__}:open_slowly"))
 
 
 def test_a_host_that_takes_long_to_open_does_not_close_itself(monkeypatch):
-    monkeypatch.setattr(host, "time", clock)
-    slow = host.Host(OPENING)
+    monkeypatch.setattr(dask_host, "time", clock)
+    slow = dask_host.CampaignHost(OPENING)
     time.sleep(1.2)
     assert slow.is_open
     slow.close()
@@ -80,27 +76,27 @@ def test_a_deaf_worker_that_is_admitted_again_gets_a_host_that_runs_nothing():
 
     async def admit_twice() -> None:
         worker: Any = Worker()
-        await host.open_host(pickle.dumps(OPENING), worker)
-        first = host._host("campaign", worker.address)
-        await host.open_host(pickle.dumps(OPENING), worker)
-        assert first is not None and host._host("campaign", worker.address) is first, "it was free"
-        running = asyncio.create_task(asyncio.to_thread(first.run, Call("campaign", 1, packed((len, (), {})), {})))
+        await dask_host.open_host(pickle.dumps(OPENING), worker)
+        first = dask_host._find_host("campaign", worker.address)
+        await dask_host.open_host(pickle.dumps(OPENING), worker)
+        assert first is not None and dask_host._find_host("campaign", worker.address) is first, "it was free"
+        running = asyncio.create_task(asyncio.to_thread(first.run, ClusterCall("campaign", 1, pack((len, (), {})), {})))
         while first.is_fresh():
             await asyncio.sleep(0.01)
-        await host.open_host(pickle.dumps(OPENING), worker)
+        await dask_host.open_host(pickle.dumps(OPENING), worker)
         assert (await running).unhosted and not first.is_open
-        second = host._host("campaign", worker.address)
+        second = dask_host._find_host("campaign", worker.address)
         assert second is not None and second is not first
         await worker.plugins.popitem()[1].teardown(worker)
 
     asyncio.run(admit_twice())
 
 
-def a_roster() -> tuple[Roster, list[Any]]:
+def a_roster() -> tuple[Membership, list[Any]]:
     told: list[Any] = []
     failed: Any = told.append
-    return Roster(
-        ClusterAddress(url="tcp://s:1"), CHARTER, Wanted(), any_device=True, say=told.append, fail=failed
+    return Membership(
+        ClusterAddress(url="tcp://s:1"), CHARTER, WorkerRequirements(), any_device=True, say=told.append, fail=failed
     ), told
 
 
@@ -127,14 +123,14 @@ def test_a_worker_that_is_listed_and_never_answers_is_waited_for_once(monkeypatc
         seen = []
         for seconds in (0.1, 0.3, 0.1):
             await asyncio.sleep(seconds)
-            seen.append(kept.opening)
+            seen.append(kept.is_opening)
         await kept.close()
         assert keeping.cancelled()
         return seen
 
     monkeypatch.setattr(Connection, "open", connect)
     for name, seconds in (("_TICK", 0.01), ("_ASKING", 0.2), ("ANSWERS_WITHIN", 0.1)):
-        monkeypatch.setattr(roster, name, seconds)
+        monkeypatch.setattr(membership, name, seconds)
     assert asyncio.run(keep()) == [True, False, False]
 
 
@@ -147,10 +143,10 @@ def test_a_worker_that_is_listed_and_never_answers_is_waited_for_once(monkeypatc
 )
 def test_a_worker_that_cannot_run_a_task_is_told_as_lost_with_what_it_ran(error, kinds, why):
     kept, told = a_roster()
-    member = Member("tcp://a:1", 1, HERE)
+    member = ClusterMember("tcp://a:1", 1, HERE)
     kept._admit(member)
     assert isinstance(told.pop(), WorkerJoined) and kept.state.slots == 1
-    member.running[0] = Errand(Call("c", 0, b"", {}), "judge", ClusterFuture())
+    member.running[0] = ClusterTask(ClusterCall("c", 0, b"", {}), "judge", ClusterFuture())
     kept._doubt(member, error, False)
     assert [type(change) for change in told] == kinds
     assert told[0].tasks == 1 and why in told[0].why and kept.state.slots == 0
@@ -178,7 +174,7 @@ def test_what_was_started_for_a_connection_that_fails_is_closed(monkeypatch, fai
 
     monkeypatch.setattr(distributed, "LocalCluster", lambda **_: Fake("cluster"))
     monkeypatch.setattr(distributed, "Client", lambda *_, **__: Fake("client"))
-    monkeypatch.setattr(connecting, "_leave_interrupts_to_the_main_thread", lambda: None)
+    monkeypatch.setattr(membership, "_leave_interrupts_to_the_main_thread", lambda: None)
     with pytest.raises(EnvironmentUnfit, match="it fails"):
         asyncio.run(Connection.open(ClusterAddress(local=2)))
     assert closed == (["cluster"] if fails == "cluster" else ["client", "cluster"])

@@ -10,19 +10,25 @@ from collections import Counter
 
 import psutil
 import pytest
+from clustered import EVAL, PATIENCE, PLAIN, Processes, until
+
+from fuzzcompile.fuzz.campaign.campaign_run import join_cluster
+from fuzzcompile.fuzz.cluster import membership
+from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
+from fuzzcompile.fuzz.cluster.cluster_state import (
+    ClusterAddress,
+    SchedulerBack,
+    SchedulerLost,
+    WorkerJoined,
+    WorkerLost,
+    WorkerRefused,
+)
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.run.failures import WorkerStartFailed
 
 pytest.importorskip("distributed", reason="Dask is an extra: pip install 'fuzzcompile[cluster]'")
 
-from clustered import EVAL, PATIENCE, PLAIN, Processes, until
-
-from fuzzcompile.cluster import roster
-from fuzzcompile.cluster.address import ClusterAddress
-from fuzzcompile.cluster.changes import SchedulerBack, SchedulerLost, WorkerJoined, WorkerLost, WorkerRefused
-from fuzzcompile.cluster.joining import join
-from fuzzcompile.cluster.pool import ClusterPool
-from fuzzcompile.errors import EnvironmentUnfit
-from fuzzcompile.execution.pool import WorkerStartFailed
-from fuzzcompile.worker.conditions import Conditions
 
 pytestmark = pytest.mark.slow
 
@@ -36,8 +42,8 @@ def processes(tmp_path):
 
 
 def joined(processes: Processes, slots: int, address: str = "") -> ClusterPool:
-    pool = join(ClusterAddress.parse(address or processes.address), Conditions(device="cpu"), opens=PLAIN)
-    pool.gathered(PATIENCE)
+    pool = join_cluster(ClusterAddress.parse(address or processes.address), Conditions(device="cpu"), opens=PLAIN)
+    pool.wait_for_worker(PATIENCE)
     until(lambda: pool.state.slots == slots)
     return pool
 
@@ -113,8 +119,8 @@ def test_a_worker_that_stops_longer_than_the_scheduler_waits_is_lost_and_may_com
 
 
 def test_a_worker_that_does_not_answer_is_lost_before_the_scheduler_says_so(processes, monkeypatch):
-    monkeypatch.setattr(roster, "_PULSE", 1.0)
-    monkeypatch.setattr(roster, "_DEAF", 4.0)
+    monkeypatch.setattr(membership, "_PULSE", 1.0)
+    monkeypatch.setattr(membership, "_ANSWER_LIMIT", 4.0)
     processes.scheduler()
     workers = [processes.worker() for _ in range(2)]
     with joined(processes, 2) as pool:
@@ -161,7 +167,7 @@ def test_a_scheduler_file_leads_to_the_new_scheduler(processes):
 
 
 def test_a_scheduler_that_does_not_come_back_ends_the_campaign_with_a_sentence(processes, monkeypatch):
-    monkeypatch.setattr(roster, "_PATIENCE", 3.0)
+    monkeypatch.setattr(membership, "_PATIENCE", 3.0)
     scheduler = processes.scheduler()
     processes.worker()
     with joined(processes, 1) as pool:
@@ -180,9 +186,9 @@ def test_what_runs_for_a_driver_that_is_killed_ends_soon(processes, tmp_path):
     script.write_text(
         "import sys, time\n"
         "from clustered import EVAL, PLAIN\n"
-        "from fuzzcompile.cluster.address import ClusterAddress\n"
-        "from fuzzcompile.cluster.joining import join\n"
-        "from fuzzcompile.worker.conditions import Conditions\n"
+        "from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress\n"
+        "from fuzzcompile.fuzz.campaign.campaign_run import join\n"
+        "from fuzzcompile.model.conditions import Conditions\n"
         "if __name__ == '__main__':\n"
         "    pool = join(ClusterAddress.parse(sys.argv[1]), Conditions(device='cpu'), opens=PLAIN)\n"
         "    pool.gathered()\n"
@@ -190,7 +196,7 @@ def test_what_runs_for_a_driver_that_is_killed_ends_soon(processes, tmp_path):
         "    time.sleep(1000)\n"
     )
     driver = processes.run(script, processes.address)
-    until(lambda: [child for child in below(worker) if "fuzzcompile.execution.worker" in " ".join(child.cmdline())])
+    until(lambda: [child for child in below(worker) if "fuzzcompile.run.worker" in " ".join(child.cmdline())])
     driver.kill()
     until(lambda: not below(worker), 60)
     assert worker.poll() is None
@@ -210,7 +216,7 @@ def test_a_worker_without_fuzzcompile_or_with_an_older_one_is_refused(processes,
     with joined(processes, 1) as pool:
         assert results(numbers(pool, 0.0)) == list(range(TASKS))
         told: list = []
-        until(lambda: told.extend(pool.changes()) or len(pool._roster.refused) == 2)
+        until(lambda: told.extend(pool.changes()) or len(pool._membership.refused) == 2)
         told += pool.changes()
         why = sorted(change.why for change in told if isinstance(change, WorkerRefused))
         assert why == ["its fuzzcompile is older", "no fuzzcompile is installed there"]

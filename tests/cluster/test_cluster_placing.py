@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("distributed", reason="needs the extra `cluster`")
+from fuzzcompile.fuzz.cluster.cluster_messages import ClusterCall
+from fuzzcompile.fuzz.cluster.dispatcher import ClusterFuture, ClusterMember, ClusterTask, Dispatcher
+from fuzzcompile.model.tasks import Surroundings
 
-from fuzzcompile.cluster.dispatching import ClusterFuture, Dispatcher, Errand, Member
-from fuzzcompile.cluster.messages import Call
-from fuzzcompile.worker.tasks import Surroundings
+pytest.importorskip("distributed", reason="needs the extra `cluster`")
 
 
 class Sent(asyncio.Future[bytes]):
@@ -31,15 +31,15 @@ class Client:
         return Sent()
 
 
-def member(address: str, machine: str, slots: int = 1) -> Member:
-    return Member(address, slots, Surroundings({"machine": machine}, "cpu"))
+def member(address: str, machine: str, slots: int = 1) -> ClusterMember:
+    return ClusterMember(address, slots, Surroundings({"machine": machine}, "cpu"))
 
 
-def errand(name: str, *not_on: str) -> Errand:
-    return Errand(Call("c", hash(name) % 999, b"", {}), name, ClusterFuture(), None, frozenset(not_on))
+def errand(name: str, *not_on: str) -> ClusterTask:
+    return ClusterTask(ClusterCall("c", hash(name) % 999, b"", {}), name, ClusterFuture(), None, frozenset(not_on))
 
 
-def placed(members: list[Member], errands: list[Errand], *later: Member) -> list[tuple[str, str]]:
+def placed(members: list[ClusterMember], errands: list[ClusterTask], *later: ClusterMember) -> list[tuple[str, str]]:
     async def place() -> list[tuple[str, str]]:
         dispatcher, client = Dispatcher(lambda *_: None), Client()
         for each in errands:

@@ -12,34 +12,32 @@ import time
 
 import psutil
 import pytest
-
-pytest.importorskip("distributed", reason="Dask is an extra: pip install 'fuzzcompile[cluster]'")
-
 from clustered import EVAL, PATIENCE, PLAIN, threads, until
 
-from fuzzcompile.cluster import host, messages, pool, roster
-from fuzzcompile.cluster.address import ClusterAddress
-from fuzzcompile.cluster.changes import WorkerJoined, WorkerLost, WorkerRefused
-from fuzzcompile.cluster.joining import join
-from fuzzcompile.cluster.pool import ClusterPool
-from fuzzcompile.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.execution.named import Named
-from fuzzcompile.execution.pool import WorkerCrashed, WorkerOutOfMemory, WorkerStartFailed, WorkerStopped, WorkerTimeout
-from fuzzcompile.worker.conditions import Conditions
+from fuzzcompile.fuzz.campaign.campaign_run import join_cluster
+from fuzzcompile.fuzz.cluster import cluster_messages, cluster_pool, dask_host, membership
+from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
+from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress, WorkerJoined, WorkerLost, WorkerRefused
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.model.named import Named
+from fuzzcompile.run.failures import WorkerCrashed, WorkerOutOfMemory, WorkerStartFailed, WorkerStopped, WorkerTimeout
+
+pytest.importorskip("distributed", reason="Dask is an extra: pip install 'fuzzcompile[cluster]'")
 
 
 def joined(cluster, **arguments) -> ClusterPool:
     address = ClusterAddress.parse(cluster if isinstance(cluster, str) else cluster.scheduler_address)
-    return join(address, Conditions(device="cpu"), **{"opens": PLAIN, **arguments})
+    return join_cluster(address, Conditions(device="cpu"), **{"opens": PLAIN, **arguments})
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Everything that only takes time, shorter."""
     for module, name, seconds in [
-        (roster, "_TICK", 0.1),
-        (roster, "ANSWERS_WITHIN", 2.0),
-        (pool, "_GATHERING", 0.6),
+        (membership, "_TICK", 0.1),
+        (membership, "ANSWERS_WITHIN", 2.0),
+        (cluster_pool, "_GATHERING", 0.6),
     ]:
         monkeypatch.setattr(module, name, seconds)
 
@@ -53,7 +51,7 @@ def cluster():
 @pytest.fixture
 def workers(cluster):
     with joined(cluster) as workers:
-        workers.gathered(PATIENCE)
+        workers.wait_for_worker(PATIENCE)
         until(lambda: workers.state.slots == 2)
         yield workers
 
@@ -83,8 +81,8 @@ def test_what_takes_its_process_down_costs_the_task_and_not_the_dask_worker(work
 
 
 def test_what_a_process_leaves_of_its_task_comes_back_while_it_runs_and_when_it_is_lost(workers, monkeypatch):
-    monkeypatch.setattr(roster, "_PULSE", 0.2)
-    leaves = "__import__('fuzzcompile.execution.worker', fromlist=['leave']).leave('how far', 'half')"
+    monkeypatch.setattr(membership, "_PULSE", 0.2)
+    leaves = "__import__('fuzzcompile.run.worker', fromlist=['leave']).leave('how far', 'half')"
     heard: dict[str, str] = {}
     lost = workers.schedule(
         EVAL, (f"{leaves} or __import__('time').sleep(1.5) or __import__('os')._exit(1)",), on_left=heard.__setitem__
@@ -113,7 +111,7 @@ def test_no_more_runs_than_there_are_slots_and_the_next_begins_at_once(workers, 
 
 def test_the_most_that_the_user_asks_for_is_kept(cluster):
     with joined(cluster, most=1) as workers:
-        workers.gathered(PATIENCE)
+        workers.wait_for_worker(PATIENCE)
         until(lambda: workers.state.slots == 2)
         assert workers.capacity == 1
 
@@ -121,7 +119,7 @@ def test_the_most_that_the_user_asks_for_is_kept(cluster):
 def test_several_campaigns_share_a_cluster(cluster):
     with joined(cluster) as first, joined(cluster) as second:
         for workers in (first, second):
-            workers.gathered(PATIENCE)
+            workers.wait_for_worker(PATIENCE)
         until(lambda: first.state.slots == second.state.slots == 2)
         tasks = [workers.schedule(EVAL, (f"{number}",)) for workers in (first, second) for number in range(10)]
         assert [task.result(PATIENCE) for task in tasks] == [*range(10), *range(10)]
@@ -132,7 +130,7 @@ def test_several_campaigns_share_a_cluster(cluster):
 def test_killing_it_settles_every_task_and_ends_every_process(cluster):
     before = {child.pid for child in psutil.Process().children()}
     workers = joined(cluster)
-    workers.gathered(PATIENCE)
+    workers.wait_for_worker(PATIENCE)
     until(lambda: workers.state.slots == 2)
     sleeps = [workers.schedule(Named("time:sleep"), (1000,)) for _ in range(3)]
     until(lambda: workers.state.busy == 2)
@@ -146,7 +144,7 @@ def test_killing_it_settles_every_task_and_ends_every_process(cluster):
 @pytest.mark.slow
 def test_a_worker_that_joins_later_gets_work_and_one_that_leaves_costs_nothing():
     with threads(1) as cluster, joined(cluster) as workers:
-        workers.gathered(PATIENCE)
+        workers.wait_for_worker(PATIENCE)
         cluster.scale(2)
         until(lambda: workers.state.slots == 2)
         sleeps = [workers.schedule(EVAL, (f"__import__('time').sleep(0.7) or {number}",)) for number in range(3)]
@@ -159,15 +157,15 @@ def test_a_worker_that_joins_later_gets_work_and_one_that_leaves_costs_nothing()
 
 
 def test_a_task_that_loses_three_dask_workers_is_taken_to_end_them(workers, monkeypatch):
-    monkeypatch.setattr(roster, "_SETTLING", 0.0)
+    monkeypatch.setattr(membership, "_SETTLING", 0.0)
     killing = workers.schedule(Named("time:sleep"), (1000,))
     other = workers.schedule(Named("time:sleep"), (0.1,))
 
     def lose_its_worker() -> bool:
         def lose() -> None:
-            for member in list(workers._roster.dispatcher.members.values()):
+            for member in list(workers._membership.dispatcher.members.values()):
                 if any(errand.future is killing for errand in member.running.values()):
-                    workers._roster._lose("it is gone", member)
+                    workers._membership._lose("it is gone", member)
 
         workers._loop.call_soon_threadsafe(lose)
         return killing.done()
@@ -179,22 +177,22 @@ def test_a_task_that_loses_three_dask_workers_is_taken_to_end_them(workers, monk
 
 @pytest.mark.slow
 def test_a_host_that_hears_nothing_of_its_campaign_closes_and_is_opened_again(cluster, monkeypatch):
-    monkeypatch.setattr(host, "SILENCE", 1.0)
+    monkeypatch.setattr(dask_host, "SILENCE", 1.0)
     with joined(cluster) as workers:
-        workers.gathered(PATIENCE)
+        workers.wait_for_worker(PATIENCE)
         until(lambda: workers.state.slots == 2)
-        until(lambda: not any(each.result().is_open for each in host._hosts.values() if each.done()))
-        opened = [opening.result() for opening in host._hosts.values() if opening.done()]
+        until(lambda: not any(each.result().is_open for each in dask_host._hosts.values() if each.done()))
+        opened = [opening.result() for opening in dask_host._hosts.values() if opening.done()]
         assert opened
         assert workers.schedule(EVAL, ("1 + 1",)).result(PATIENCE) == 2
 
 
 @pytest.mark.slow
 def test_a_task_that_runs_long_keeps_its_host_open(cluster, monkeypatch):
-    monkeypatch.setattr(host, "SILENCE", 1.2)
-    monkeypatch.setattr(roster, "_PULSE", 0.3)
+    monkeypatch.setattr(dask_host, "SILENCE", 1.2)
+    monkeypatch.setattr(membership, "_PULSE", 0.3)
     with joined(cluster) as workers:
-        workers.gathered(PATIENCE)
+        workers.wait_for_worker(PATIENCE)
         assert workers.schedule(EVAL, ("__import__('time').sleep(2.5) or 'done'",)).result(PATIENCE) == "done"
 
 
@@ -202,10 +200,10 @@ def test_a_task_that_runs_long_keeps_its_host_open(cluster, monkeypatch):
 
 
 def test_a_worker_of_another_fuzzcompile_is_refused_with_a_sentence(cluster, monkeypatch):
-    monkeypatch.setattr(messages, "code_digest", lambda: "0" * 12)
-    monkeypatch.setattr(host, "code_digest", lambda: "1" * 12)
+    monkeypatch.setattr(cluster_messages, "compute_code_digest", lambda: "0" * 12)
+    monkeypatch.setattr(dask_host, "compute_code_digest", lambda: "1" * 12)
     with joined(cluster) as workers, pytest.raises(EnvironmentUnfit, match="install the same there") as refused:
-        workers.gathered()
+        workers.wait_for_worker()
     assert "tcp://127.0.0.1" in str(refused.value) and "\n" not in str(refused.value)
     assert {type(each) for each in workers.changes()} == {WorkerRefused}
 
@@ -215,7 +213,7 @@ def test_a_worker_of_another_torch_is_refused(cluster):
         joined(cluster, torch="1.0.0") as workers,
         pytest.raises(EnvironmentUnfit, match=r"and the campaign is for torch 1\.0\.0"),
     ):
-        workers.gathered()
+        workers.wait_for_worker()
 
 
 def open_never(charter, stack):
@@ -229,13 +227,13 @@ def open_with_plant(charter, stack):
 def test_a_worker_whose_processes_cannot_start_is_refused_with_the_reason(cluster):
     opens = Named(f"{__name__}:open_never")
     with joined(cluster, opens=opens) as workers, pytest.raises(EnvironmentUnfit, match="needs a C"):
-        workers.gathered()
+        workers.wait_for_worker()
 
 
 def test_what_is_wrong_with_the_users_own_files_ends_the_campaign_at_once(cluster):
     opens = Named(f"{__name__}:open_with_plant")
     with joined(cluster, opens=opens) as workers, pytest.raises(UsageError, match="plant raises"):
-        workers.gathered(PATIENCE)
+        workers.wait_for_worker(PATIENCE)
 
 
 def test_a_cluster_without_workers_is_told_how_to_get_some():
@@ -244,7 +242,7 @@ def test_a_cluster_without_workers_is_told_how_to_get_some():
         joined(cluster) as workers,
         pytest.raises(EnvironmentUnfit, match="has no workers: start some with `dask worker"),
     ):
-        workers.gathered()
+        workers.wait_for_worker()
 
 
 # -- who does not answer
@@ -256,7 +254,7 @@ def test_nobody_answers():
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     begun = time.monotonic()
     with joined(address) as workers, pytest.raises(EnvironmentUnfit, match="No Dask scheduler answers at") as nobody:
-        workers.gathered()
+        workers.wait_for_worker()
     assert time.monotonic() - begun < 6 and address in str(nobody.value) and "\n" not in str(nobody.value)
 
 

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 
+from fuzzcompile.fuzz.cluster.cluster_messages import ClusterCall, ClusterReply, pack, unpack
+from fuzzcompile.fuzz.cluster.dispatcher import ClusterFuture, ClusterMember, ClusterTask, Dispatcher
+from fuzzcompile.model.tasks import Surroundings
+from fuzzcompile.run.failures import RemoteError, WorkerCrashed, WorkerStartFailed, WorkerStopped
+from fuzzcompile.triage.minimize.task import MinimizeTask, can_resume
+
 pytest.importorskip("distributed", reason="needs the extra `cluster`")
 
-from fuzzcompile.cluster.dispatching import ClusterFuture, Dispatcher, Errand, Member
-from fuzzcompile.cluster.messages import Call, Reply, packed, unpacked
-from fuzzcompile.execution.failures import RemoteError, WorkerCrashed, WorkerStartFailed, WorkerStopped
-from fuzzcompile.worker.asking import can_resume
-from fuzzcompile.worker.reductions import MinimizeTask
-from fuzzcompile.worker.tasks import Surroundings
 
 NOT_HERE = b"cno_such_module\nError\n."
 """The pickle of an exception whose module is not installed here."""
@@ -40,15 +40,17 @@ class Client:
         return self.sent[-1][2]
 
 
-def member(address: str, slots: int = 1) -> Member:
-    return Member(address, slots, Surroundings({"machine": address}, "cpu"))
+def member(address: str, slots: int = 1) -> ClusterMember:
+    return ClusterMember(address, slots, Surroundings({"machine": address}, "cpu"))
 
 
-def errand(number: int = 0, *args: object) -> Errand:
-    return Errand(Call("c", number, packed((len, args, {})), {}), "judge", ClusterFuture())
+def errand(number: int = 0, *args: object) -> ClusterTask:
+    return ClusterTask(ClusterCall("c", number, pack((len, args, {})), {}), "judge", ClusterFuture())
 
 
-def dispatched(members: list[Member], errands: list[Errand], then: Callable[[Dispatcher, Client], Any]) -> Client:
+def dispatched(
+    members: list[ClusterMember], errands: list[ClusterTask], then: Callable[[Dispatcher, Client], Any]
+) -> Client:
     """Send errands to members, do something, and let what follows from it happen."""
 
     async def run() -> Client:
@@ -77,9 +79,9 @@ def test_workers_that_are_lost_at_once_blame_a_task_once():
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        (Reply(error=NOT_HERE, told=RemoteError("torch.Broken", "its text")), "torch.Broken: its text"),
-        (Reply(error=NOT_HERE), "cannot be unpickled"),
-        (Reply(error=pickle.dumps(KeyError("k")), cause=NOT_HERE), "'k'"),
+        (ClusterReply(error=NOT_HERE, remote_error=RemoteError("torch.Broken", "its text")), "torch.Broken: its text"),
+        (ClusterReply(error=NOT_HERE), "cannot be unpickled"),
+        (ClusterReply(error=pickle.dumps(KeyError("k")), cause=NOT_HERE), "'k'"),
     ],
 )
 def test_an_error_that_the_driver_cannot_unpickle_is_told_and_its_slot_is_free_again(reply, said):
@@ -94,9 +96,9 @@ def test_an_error_that_the_driver_cannot_unpickle_is_told_and_its_slot_is_free_a
 def test_the_error_of_a_reply_has_its_cause_and_its_text():
     error = ValueError("bad")
     error.__cause__ = KeyError("why")
-    reply = Reply.of(error)
-    assert reply.told is not None and str(reply.told) == "ValueError: bad"
-    raised = reply.raised()
+    reply = ClusterReply.of(error)
+    assert reply.remote_error is not None and str(reply.remote_error) == "ValueError: bad"
+    raised = reply.load_error()
     assert isinstance(raised, ValueError) and isinstance(raised.__cause__, KeyError)
 
 
@@ -131,8 +133,7 @@ def test_a_task_that_was_lost_with_three_workers_fails():
 
 
 def test_a_minimization_goes_on_elsewhere_without_blame_for_its_last_question():
-    profile: Any = None
-    task = errand(7, MinimizeTask("source", cast(Any, {}), None, profile, 1.0))
+    task = errand(7, MinimizeTask("source", cast(Any, {}), None, 1.0))
     heard: dict[str, str] = {}
     goes_on: list[dict[str, str]] = []
     task.on_left = heard.__setitem__
@@ -140,9 +141,9 @@ def test_a_minimization_goes_on_elsewhere_without_blame_for_its_last_question():
     left = {"state": '{"tally": {}, "fatal": []}', "asking": "compile 1", "eager": ""}
 
     def lose(dispatcher: Dispatcher, _: Client) -> None:
-        members[0].tell({7: left, 8: {"state": "of another"}})
+        members[0].store_left({7: left, 8: {"state": "of another"}})
         for name in "abc":
-            goes_on.append(unpacked(task.call.call)[1][0].left)
+            goes_on.append(unpack(task.call.call)[1][0].left)
             dispatcher.drop(dispatcher.members[name], blame=True)
 
     dispatched(members, [task], lose)

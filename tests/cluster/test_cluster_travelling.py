@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.cluster.travelling import Packed
-from fuzzcompile.custom import Custom
-from fuzzcompile.errors import UsageError
-from fuzzcompile.worker.conditions import Conditions
+from fuzzcompile.fuzz.cluster.cluster_messages import PackedConditions
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.custom import Custom
+from fuzzcompile.model.errors import UsageError
 
 
 def test_plants_passes_and_backends_arrive_where_their_files_are_not(tmp_path):
@@ -22,10 +22,10 @@ def test_plants_passes_and_backends_arrive_where_their_files_are_not(tmp_path):
     second.write_text("SECOND = 2")
     own.write_text("def p(graph): ...")
     custom = Custom.parse([f"{own}:p@post_grad", "installed.module:p2@post_grad"], (), f"{own}:p")
-    packed = pickle.loads(pickle.dumps(Packed.of(Conditions(plants=(first, second), custom=custom))))
+    packed = pickle.loads(pickle.dumps(PackedConditions.of(Conditions(plants=(first, second), custom=custom))))
     for path in (first, second, own):
         path.unlink()
-    moved = packed.unpacked(there)
+    moved = packed.unpack(there)
     assert [path.read_text() for path in moved.plants] == ["FIRST = 1", "SECOND = 2"]
     assert {path.name for path in moved.plants} == {"bug.py"}
     targets = [*(each.target for each in moved.custom.passes), moved.custom.backend]
@@ -38,4 +38,4 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
     plant = tmp_path / "plant.py"
     plant.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="cannot be sent to a cluster"):
-        Packed.of(Conditions(plants=(plant,)))
+        PackedConditions.of(Conditions(plants=(plant,)))

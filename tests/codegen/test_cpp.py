@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.codegen.cpp import Cpp
-from fuzzcompile.codegen.table import CODE_GENERATORS
-from fuzzcompile.compiler.kernels.statements import Statement
+from fuzzcompile.compiler.watch.ledger import KernelStatement
+from fuzzcompile.triage.kernels.code_generators import CODE_GENERATORS, Cpp
 
 GCC = """/tmp/k.main.cpp: In function 'void kernel(const float*, float*)':
 /tmp/k.main.cpp:{line}: error: {error}
@@ -30,20 +29,20 @@ GCC = """/tmp/k.main.cpp: In function 'void kernel(const float*, float*)':
 )
 def test_a_refused_statement_leads_to_its_operator(statement, operators):
     statements = [
-        Statement("tmp2", "tmp1.no_such_function()", "sin"),
-        Statement("tmp2", "tmp0 * tmp1", "mul"),
-        Statement("tmp3", "[&]\n{\n    return tmp1.pow(3);\n}()", "pow"),
-        Statement("tmp_acc1", "reduction (torch.float32, 'sum', tmp2)", "reduction:sum"),
+        KernelStatement("tmp2", "tmp1.no_such_function()", "sin"),
+        KernelStatement("tmp2", "tmp0 * tmp1", "mul"),
+        KernelStatement("tmp3", "[&]\n{\n    return tmp1.pow(3);\n}()", "pow"),
+        KernelStatement("tmp_acc1", "reduction (torch.float32, 'sum', tmp2)", "reduction:sum"),
     ]
     message = GCC.format(line="93:26", number=93, error="it is wrong", statement=statement)
-    assert Cpp().refused_operators(statements, message) == operators
-    assert Cpp().complaint(message) == "it is wrong"
+    assert Cpp().list_refused_operators(statements, message) == operators
+    assert Cpp().find_complaint(message) == "it is wrong"
 
 
 @pytest.mark.parametrize("vectorised", [False, True])
 @pytest.mark.parametrize("operator", ["exp", "erf", "reduction:sum", "loop"])
 def test_the_line_is_where_torch_defines_it(operator, vectorised):
-    code = Cpp().code_of(operator, vectorised=vectorised)
+    code = Cpp().find_code(operator, vectorised=vectorised)
     assert code.source == "torch/_inductor/codegen/cpp.py"
     function = {"reduction:sum": "reduction", "loop": "load"}.get(operator, operator)
     lines = (Path(torch.__file__).parents[1] / code.source).read_text().splitlines()
@@ -52,7 +51,7 @@ def test_the_line_is_where_torch_defines_it(operator, vectorised):
 
 def test_vectors_and_scalars_have_names_of_their_own():
     names = {
-        Cpp().code_of(operator, vectorised=vectorised).name
+        Cpp().find_code(operator, vectorised=vectorised).name
         for operator in ("exp", "reduction:max")
         for vectorised in (0, 1)
     }
@@ -60,7 +59,7 @@ def test_vectors_and_scalars_have_names_of_their_own():
 
 
 def test_an_operator_that_this_torch_does_not_have_has_a_name_and_no_line():
-    code = Cpp().code_of("no_such_operator")
+    code = Cpp().find_code("no_such_operator")
     assert (code.name, code.source, code.line) == ("CppOverrides.no_such_operator", None, None)
 
 

@@ -14,17 +14,17 @@ import torch
 from torch._inductor.codegen.triton import TritonKernel, TritonKernelOverrides
 from triton_on_cpu import triton_on_cpu
 
-from fuzzcompile.attribution.ablating import Ablator
-from fuzzcompile.attribution.replays import ReplayCount
-from fuzzcompile.case import CompileSettings, load_case
-from fuzzcompile.codegen.table import generator_of
-from fuzzcompile.codegen.triton import Triton
-from fuzzcompile.compiler.hooks import initialise_patterns
-from fuzzcompile.compiler.session import Compilation, compiling
-from fuzzcompile.stages.codegen import Codegen
-from fuzzcompile.stages.kernels.search import behind_the_graphs
-from fuzzcompile.stages.table import BEHIND
-from fuzzcompile.trials.compiles import Experiments
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.compiler.session import Compilation, open_session
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.case import CompileSettings
+from fuzzcompile.triage.attribution.ablation import Ablator
+from fuzzcompile.triage.attribution.steps import ReplayCount
+from fuzzcompile.triage.kernels.code_generators import Triton, find_generator
+from fuzzcompile.triage.kernels.kernel_suspects import search_behind_graphs
+from fuzzcompile.triage.stages.codegen import Codegen
+from fuzzcompile.triage.stages.stage_table import BACKEND_STAGES
+from fuzzcompile.triage.trials.experiments import Experiments
 
 CPU = torch.device("cpu")
 PRODUCT = "torch.exp(x) * y - torch.sin(x)"
@@ -37,7 +37,7 @@ def lowered():
     """A pointwise kernel, watched: what Inductor generated for it, and the results of the run."""
     initialise_patterns(CPU)
     x, y = torch.randn(8, 33), torch.randn(8, 33)
-    with triton_on_cpu(), compiling(CompileSettings(), Compilation(kernels=True)) as session:
+    with triton_on_cpu(), open_session(CompileSettings(), Compilation(kernels=True)) as session:
         result = session.compile(lambda x, y: torch.exp(x) * y - torch.sin(x))(x, y)
     assert torch.allclose(result, torch.exp(x) * y - torch.sin(x))
     assert not session.ledger.unseen
@@ -48,8 +48,8 @@ def lowered():
 def test_a_kernel_knows_its_code_generator(lowered):
     (kernel,) = lowered.kernels
     assert "@triton.jit" in lowered.sources[kernel.name]
-    assert isinstance(generator_of(lowered, kernel.name), Triton)
-    assert isinstance(generator_of(lowered), Triton)
+    assert isinstance(find_generator(lowered, kernel.name), Triton)
+    assert isinstance(find_generator(lowered), Triton)
 
 
 def test_the_operators_of_a_buffer(lowered):
@@ -66,12 +66,12 @@ def test_each_line_belongs_to_an_operator(lowered, written, operator):
     (kernel,) = lowered.kernels
     body = lowered.sources[kernel.name].partition("xmask = ")[2].splitlines()
     line = next(line for line in body if "tmp" in line and written in line)
-    assert Triton().operator_of(lowered.statements[kernel.name], line) == operator
+    assert Triton().find_operator(lowered.statements[kernel.name], line) == operator
 
 
 @pytest.mark.parametrize("operator", ["exp", "sin", "sqrt", "sigmoid", "where", "load_seed", "reduction:sum", "loop"])
 def test_the_line_is_where_torch_defines_it(lowered, operator):
-    code = Triton().code_of(operator)
+    code = Triton().find_code(operator)
     function = {"reduction:sum": "reduction", "loop": "load"}.get(operator, operator)
     assert code.name == (operator if function != operator else f"TritonKernelOverrides.{operator}")
     assert code.source == SOURCE
@@ -92,9 +92,9 @@ def test_a_refused_statement_leads_to_its_operator(lowered):
     (kernel,) = lowered.kernels
     line = next(line.strip() for line in lowered.sources[kernel.name].splitlines() if "tl_math.sin(" in line)
     message = MESSAGE.format(line=line)
-    assert Triton().refused_operators(lowered.statements[kernel.name], message) == ("sin",)
-    assert Triton().complaint(message) == "NameError('no_such_function is not defined')"
-    assert Triton().complaint("out of memory") is None
+    assert Triton().list_refused_operators(lowered.statements[kernel.name], message) == ("sin",)
+    assert Triton().find_complaint(message) == "NameError('no_such_function is not defined')"
+    assert Triton().find_complaint("out of memory") is None
 
 
 # -- faults planted in the code generator -----------------------------------------------------------
@@ -139,7 +139,7 @@ def attributed(folder: Path, body: str, fault: contextlib.AbstractContextManager
         trial = experiments.trial()
         assert trial.judgement.verdict.is_bug
         ablator = Ablator(experiments, trial, ReplayCount())
-        found = behind_the_graphs(BEHIND, ablator)
+        found = search_behind_graphs(BACKEND_STAGES, ablator)
     assert found is not None
     return found.culprit, ablator.ablations
 

@@ -20,11 +20,11 @@ from torch._inductor import compile_fx, decomposition
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
 
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler import labels, patches
-from fuzzcompile.compiler import recorder as recorder_module
-from fuzzcompile.compiler.recorder import Recorder
-from fuzzcompile.judging.triage import triage
+from fuzzcompile.compiler.watch import patch_table, rule_labels
+from fuzzcompile.compiler.watch import recorder as recorder_module
+from fuzzcompile.compiler.watch.recorder import Recorder
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.engine import triage
 
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 
@@ -167,9 +167,9 @@ BUG_OF = {
     "fallback": "lowering",
     "decomposition table": "decomposition",
     "fake tensors": "decomposition",
-    **dict.fromkeys((patch.name for patch in patches.KERNELS if patch.stages != ("lowering",)), "vector"),
+    **dict.fromkeys((patch.name for patch in patch_table.KERNELS if patch.stages != ("lowering",)), "vector"),
 }
-NAMES = [patch.name for patch in patches.PATCHES]
+NAMES = [patch.name for patch in patch_table.PATCHES]
 HOWS = ("raises", "raises afterwards", "is missing")
 # Run in every run of the tests; all others are slow.
 TELLING = {
@@ -215,8 +215,8 @@ def break_patch(monkeypatch: pytest.MonkeyPatch, name: str, how: str) -> None:
         )
 
     for table in TABLES:
-        rows = getattr(patches, table)
-        monkeypatch.setattr(patches, table, tuple(broken(row) if row.name == name else row for row in rows))
+        rows = getattr(patch_table, table)
+        monkeypatch.setattr(patch_table, table, tuple(broken(row) if row.name == name else row for row in rows))
 
 
 def judged(bug: Bug, folder: Path) -> dict[str, Any]:
@@ -266,11 +266,14 @@ def test_broken_hook_makes_no_wrong_answer(name: str, how: str, monkeypatch: pyt
 PARTS = [
     *[(Recorder, name) for name in vars(Recorder) if not name.startswith("_") and callable(vars(Recorder)[name])],
     *[(Recorder, name) for name in ("refuses", "refuses_pass", "refuses_plain", "count", "blame")],
-    *[(Recorder, name) for name in ("_mark", "_changed", "_site", "_constants")],
-    *[(recorder_module, name) for name in ("State", "take_snapshot", "copy_tree", "lowered_match")],
-    *[(labels, name) for name in ("location", "entry_label", "pass_label", "callable_label", "vetoes")],
+    *[(Recorder, name) for name in ("_mark", "_record_change", "_make_site", "_copy_constants")],
+    *[(recorder_module, name) for name in ("GraphState", "take_snapshot", "copy_tree", "lowered_match")],
+    *[
+        (rule_labels, name)
+        for name in ("find_location", "make_entry_label", "make_pass_label", "make_callable_label", "is_vetoed")
+    ],
 ]
-TELLING_PARTS = {"stage", "apply_pattern", "State", "entry_label", "capture"}
+TELLING_PARTS = {"record_stage", "apply_pattern", "GraphState", "make_entry_label", "capture"}
 
 
 @pytest.mark.parametrize(

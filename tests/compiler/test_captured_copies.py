@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from watching import Watched, watch
 
-from fuzzcompile.case import CompileSettings
-from fuzzcompile.compiler.session import Compilation, compiling
-from fuzzcompile.execution.tensors import KnownCopies, copy_tree
+from fuzzcompile.compiler.session import Compilation, open_session
+from fuzzcompile.run.case import CompileSettings
+from fuzzcompile.run.tensors import KnownCopies, copy_tree
 
 
 def storages(inputs: list) -> set[int]:
@@ -79,7 +79,7 @@ def test_mutated_inputs_are_kept_as_they_were_before_each_call():
         return x + 1
 
     x = torch.ones(4)
-    with compiling(CompileSettings(), Compilation()) as session:
+    with open_session(CompileSettings(), Compilation()) as session:
         compiled = session.compile(program)
         for _ in range(2):
             compiled(x)
@@ -91,7 +91,7 @@ def test_mutated_inputs_are_kept_as_they_were_before_each_call():
 def test_frozen_parameters_stay_as_they_were():
     model, (x,) = linear(False)
     expected = [p.detach().clone() for p in model.parameters()]
-    with compiling(CompileSettings(), Compilation(config={"freezing": True})) as session, torch.no_grad():
+    with open_session(CompileSettings(), Compilation(config={"freezing": True})) as session, torch.no_grad():
         session.compile(model)(x)
     (frame,) = session.ledger.frames
     for parameter in model.parameters():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from watching import watch
 
-from fuzzcompile.compiler.catalogue import known_to
+from fuzzcompile.compiler.rule_catalogue import list_known_rules
 
 CPU = torch.device("cpu")
 
@@ -63,14 +63,14 @@ def test_what_a_compile_books_is_in_the_catalogue(make, config, fallback_random)
     training = make is programs.sine_trained
     with torch.set_grad_enabled(training):
         watched = watch(target, inputs, backward=training, screen=True, config=config, fallback_random=fallback_random)
-    known = {(row.stage, row.name) for row in known_to(CPU)}
+    known = {(row.stage, row.name) for row in list_known_rules(CPU)}
     booked = {(label.stage, label.rewrite) for label, _ in watched.ledger.coverage}
     assert booked, "nothing was matched: the program proves nothing"
     assert booked - known == set()
 
 
 def test_a_rule_is_listed_once_and_has_a_source():
-    rows = known_to(CPU)
+    rows = list_known_rules(CPU)
     keys = [(row.stage, row.kind, row.pass_name, row.name, row.source, row.line) for row in rows]
     assert len(keys) == len(set(keys))
     patterns = [row for row in rows if row.kind == "pattern"]
@@ -78,8 +78,8 @@ def test_a_rule_is_listed_once_and_has_a_source():
 
 
 def test_a_rule_stands_under_the_pass_that_runs_it():
-    rows = {(row.stage, row.name): row for row in known_to(CPU) if row.kind == "pattern"}
-    passes = {(row.stage, row.name) for row in known_to(CPU) if row.kind == "pass"}
+    rows = {(row.stage, row.name): row for row in list_known_rules(CPU) if row.kind == "pattern"}
+    passes = {(row.stage, row.name) for row in list_known_rules(CPU) if row.kind == "pass"}
     assert {(row.stage, row.pass_name) for row in rows.values()} <= passes
-    frozen = [row.name for row in known_to(CPU) if row.kind == "pattern" and row.stage == "freezing"]
+    frozen = [row.name for row in list_known_rules(CPU) if row.kind == "pattern" and row.stage == "freezing"]
     assert len(frozen) == len(set(frozen)) > 10

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuzzcompile.execution.memory import aliases
-from fuzzcompile.execution.tensors import copy_tree
+from fuzzcompile.run.memory import aliases
+from fuzzcompile.run.tensors import copy_tree
 
 BOTH = pytest.mark.parametrize("double", [False, True], ids=["native", "float64"])
 

@@ -14,35 +14,35 @@ from torch import nn
 from torch._inductor import compile_fx, decomposition, lowering
 from watching import watch
 
-from fuzzcompile.attribution.replays import ReplayCount
-from fuzzcompile.compiler import patches
-from fuzzcompile.compiler.decompositions import (
-    Removal,
+from fuzzcompile.compiler.functional_run import run_eagerly, run_functionalized
+from fuzzcompile.compiler.operators.decompositions import (
+    DecompositionRemoval,
     can_take_out,
-    decomposition_table,
-    family_of_operator,
-    functional_form,
-    operator_named,
-    undecomposed,
+    find_functional_form,
+    find_operator,
+    get_operator_family,
+    keep_undecomposed,
+    read_decomposition_table,
 )
-from fuzzcompile.compiler.fake import Metadata, forgetting_metadata, run_fake
-from fuzzcompile.compiler.functional import run_functionally, run_plainly
-from fuzzcompile.compiler.ledger import Ledger
-from fuzzcompile.compiler.patching import installed
-from fuzzcompile.stages.operators.metadata import metadata_faults
-from fuzzcompile.stages.operators.side_by_side import Checked, check_operators
+from fuzzcompile.compiler.operators.fake_tensors import KernelMetadata, forget_metadata, run_fake
+from fuzzcompile.compiler.watch import patch_table
+from fuzzcompile.compiler.watch.ledger import Ledger
+from fuzzcompile.compiler.watch.torch_patch import install_patches
+from fuzzcompile.triage.attribution.steps import ReplayCount
+from fuzzcompile.triage.operators.operator_comparison import OperatorCheck, check_operators
+from fuzzcompile.triage.operators.operator_suspects import find_metadata_faults
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow), torch.float16)
 
 
-def checked(target: Callable[..., Any], *inputs: torch.Tensor, backward: bool = False) -> Checked:
+def checked(target: Callable[..., Any], *inputs: torch.Tensor, backward: bool = False) -> OperatorCheck:
     watched = watch(target, inputs, backward=backward, screen=True)
     assert watched.ledger.unseen == []
     (found,) = check_operators(watched.ledger, ReplayCount())
     assert found.watched.raised is None
     assert found.watched.unseen == []
-    assert metadata_faults(watched.ledger, ReplayCount(), strides=False) == []
+    assert find_metadata_faults(watched.ledger, ReplayCount(), strides=False) == []
     return found
 
 
@@ -122,7 +122,7 @@ def test_a_graph_that_raises_inside_a_transform_leaves_it():
     (frame,) = watched.ledger.frames
     snapshot = frame.records[0].snapshots[0]
     wrong = [torch.tensor([0, 9]) if value.dtype is torch.int64 else value for value in frame.dynamo_calls[0].inputs]
-    run = run_plainly(snapshot, wrong, double=False)
+    run = run_eagerly(snapshot, wrong, double=False)
     assert isinstance(run.error, (IndexError, RuntimeError))
     assert not torch._C._functorch.get_interpreter_stack()
 
@@ -132,7 +132,10 @@ def test_writes_made_functional_are_the_same_writes(double: bool):
     watched = watch(writing, programs.tensors((4, 4)), screen=True)
     (frame,) = watched.ledger.frames
     snapshot, inputs = frame.records[0].snapshots[-1], frame.dynamo_calls[0].inputs
-    plain, functional = run_plainly(snapshot, inputs, double=double), run_functionally(snapshot, inputs, double=double)
+    plain, functional = (
+        run_eagerly(snapshot, inputs, double=double),
+        run_functionalized(snapshot, inputs, double=double),
+    )
     assert plain.error is None and functional is not None and functional.error is None
     assert torch.equal(plain.outputs[0], functional.outputs[0])
     written = {str(operator) for node in plain.operators.values() for operator in node if operator._schema.is_mutable}
@@ -143,27 +146,31 @@ def test_writes_made_functional_are_the_same_writes(double: bool):
 
 
 def test_names():
-    assert operator_named("aten.gelu.default") is aten.gelu.default
-    assert operator_named("aten.no_such_operator.default") is None
-    assert functional_form(aten.add_.Tensor) is aten.add.Tensor
-    assert functional_form(aten.mm.out) is aten.mm.default
-    assert functional_form(aten.add.Tensor) is None
-    assert functional_form(aten._native_batch_norm_legit.default) is aten._native_batch_norm_legit_functional.default
-    assert family_of_operator("aten.celu_.default") == "celu"
-    assert family_of_operator("aten.native_layer_norm_backward.default") == "native_layer_norm_backward"
+    assert find_operator("aten.gelu.default") is aten.gelu.default
+    assert find_operator("aten.no_such_operator.default") is None
+    assert find_functional_form(aten.add_.Tensor) is aten.add.Tensor
+    assert find_functional_form(aten.mm.out) is aten.mm.default
+    assert find_functional_form(aten.add.Tensor) is None
+    assert (
+        find_functional_form(aten._native_batch_norm_legit.default) is aten._native_batch_norm_legit_functional.default
+    )
+    assert get_operator_family("aten.celu_.default") == "celu"
+    assert get_operator_family("aten.native_layer_norm_backward.default") == "native_layer_norm_backward"
 
 
 def test_without_takes_out_and_puts_back():
     assert can_take_out()
-    before, lowered = decomposition_table(), set(lowering.lowerings)
+    before, lowered = read_decomposition_table(), set(lowering.lowerings)
     kernels = dict(aten.dropout.default.py_kernels)
-    removal = Removal(["aten.gelu_.default", "aten.dropout.default", "aten.no_such_operator.default"], Ledger())
-    with installed(removal, patches.DECOMPOSITIONS), undecomposed(removal):
+    removal = DecompositionRemoval(
+        ["aten.gelu_.default", "aten.dropout.default", "aten.no_such_operator.default"], Ledger()
+    )
+    with install_patches(removal, patch_table.DECOMPOSITIONS), keep_undecomposed(removal):
         table = compile_fx.select_decomp_table()
         assert aten.gelu.default not in table and aten.gelu.default in before
         assert len(before) - len(table) <= 3
         assert torch._C.DispatchKey.Autograd not in aten.dropout.default.py_kernels
-    assert decomposition_table() == before
+    assert read_decomposition_table() == before
     assert aten.gelu.default in decomposition.decompositions
     assert dict(aten.dropout.default.py_kernels) == kernels
     assert set(lowering.lowerings) == lowered
@@ -176,9 +183,9 @@ def test_without_a_decomposition_the_operator_reaches_the_passes():
     x = programs.tensors((3, 5))
     for names, calls in (((), False), (("aten.hardswish.default",), True)):
         watched = watch(program, x, screen=True, without_decompositions=names)
-        record = watched.ledger.frames[0].record("joint_graph")
+        record = watched.ledger.frames[0].find_record("joint_graph")
         assert record is not None
-        assert ("aten.hardswish.default" in record.snapshots[0].calls) is calls
+        assert ("aten.hardswish.default" in record.snapshots[0].operator_names) is calls
 
 
 @pytest.mark.parametrize("ci", [None, "true"])
@@ -217,8 +224,8 @@ def test_fake_run_says_what_it_can():
 def test_metadata_from_kernels_is_what_kernels_give():
     fake_tensor = torch._subclasses.fake_tensor
     original = fake_tensor.FakeTensorMode._dispatch_impl
-    metadata = Metadata(["aten.cumprod.default"], Ledger())
-    with installed(metadata, patches.METADATA), forgetting_metadata():
+    metadata = KernelMetadata(["aten.cumprod.default"], Ledger())
+    with install_patches(metadata, patch_table.METADATA), forget_metadata():
         x = torch.randn(4, 3).t()
         with fake_tensor.FakeTensorMode() as mode:
             result = torch.cumprod(mode.from_tensor(x), 0)

@@ -12,11 +12,11 @@ import torch
 from torch._inductor.fx_passes import joint_graph, post_grad
 from watching import run
 
-from fuzzcompile.case import CompileSettings
-from fuzzcompile.compiler.hooks import initialise_patterns
-from fuzzcompile.compiler.ledger import Label
-from fuzzcompile.compiler.session import Compilation, compiling
-from fuzzcompile.execution.observation import Failure
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.compiler.session import Compilation, open_session
+from fuzzcompile.compiler.watch.ledger import Label
+from fuzzcompile.run.case import CompileSettings
+from fuzzcompile.run.observation import Failure
 
 SIN, COS = planting.aten.sin.default, planting.aten.cos.default
 
@@ -59,7 +59,7 @@ def compile_and_fail(
 ) -> tuple[Label | None, Failure | None]:
     initialise_patterns(torch.device("cpu"))
     target, inputs = program()
-    with install(), compiling(CompileSettings(), Compilation(vetoes=vetoes, config=config)) as session:
+    with install(), open_session(CompileSettings(), Compilation(vetoes=vetoes, config=config)) as session:
         try:
             run(session.compile(target), target, inputs, backward=backward)
         except Exception as error:

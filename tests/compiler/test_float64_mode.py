@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fuzzcompile.execution.float64 import Float64Mode
-from fuzzcompile.execution.noise import UlpNoise
+from fuzzcompile.run.float64 import Float64Mode
+from fuzzcompile.run.noise import UlpNoise
 
 X = programs.tensors((4, 6), (6, 6))
 

@@ -9,9 +9,9 @@ import torch
 from torch._inductor.fx_passes import joint_graph
 from watching import Watched, apart, eager, watch
 
-from fuzzcompile.case import CompileSettings
-from fuzzcompile.compiler import recorder
-from fuzzcompile.compiler.ledger import Frame
+from fuzzcompile.compiler.watch import recorder
+from fuzzcompile.compiler.watch.ledger import Frame
+from fuzzcompile.run.case import CompileSettings
 
 DYNAMIC = CompileSettings(dynamic=True)
 
@@ -30,7 +30,7 @@ def sin_off():
 
 def indices(watched: Watched, name: str) -> list[int]:
     """Frames in which a rewrite was recorded."""
-    return [frame.index for frame, _, rewrite in watched.ledger.rewrites() if rewrite.label.rewrite == name]
+    return [frame.index for frame, _, rewrite in watched.ledger.list_rewrites() if rewrite.label.rewrite == name]
 
 
 def shapes(inputs: list) -> list:
@@ -133,7 +133,7 @@ def test_independent_compiled_functions_get_a_frame_each_in_the_order_of_their_f
     (x,) = programs.tensors((3, 5))
     with sin_off():
         watched = watch(program, (x,))
-    first_calls = [frame.records[0].snapshots[0].calls for frame in watched.ledger.frames]
+    first_calls = [frame.records[0].snapshots[0].operator_names for frame in watched.ledger.frames]
     assert ["add" in str(first_calls[0]), "sin" in str(first_calls[1]), "cos" in str(first_calls[2])] == [True] * 3
     assert indices(watched, "sin_off") == [1]
     assert watched.step("sin_off").is_semantic

@@ -11,10 +11,9 @@ from planting import PLANTS
 from torch import fx
 from watching import Watched, watch, watch_plant
 
-from fuzzcompile.attribution.culprit import Culprit
-from fuzzcompile.compiler.dump import dump_ledger
-from fuzzcompile.compiler.graphtext import changed_nodes, difference, text_of, user_lines
-from fuzzcompile.compiler.ledger import Ledger, Snapshot
+from fuzzcompile.compiler.graph_text import diff_graphs, dump_ledger, find_changed_nodes, format_graph, list_user_lines
+from fuzzcompile.compiler.watch.ledger import Ledger, Snapshot
+from fuzzcompile.triage.attribution.culprit import Culprit
 
 aten = torch.ops.aten
 
@@ -33,43 +32,43 @@ def trained() -> Watched:
 
 def pair(watched: Watched, name: str) -> tuple[Snapshot, Snapshot]:
     """The graphs before and after the only rewrite of that name."""
-    (found,) = [(r, w) for _, r, w in watched.ledger.rewrites() if w.label.rewrite == name]
+    (found,) = [(r, w) for _, r, w in watched.ledger.list_rewrites() if w.label.rewrite == name]
     record, rewrite = found
     return record.snapshots[rewrite.before], record.snapshots[rewrite.after]
 
 
 def test_a_graph_reads_like_a_program(sine):
     (frame,) = sine.ledger.frames
-    text = text_of(frame.record("pre_grad").snapshots[0])
+    text = format_graph(frame.find_record("pre_grad").snapshots[0])
     assert text == [
         "l_x_: f32[3, 5] = input",
         "sin: f32[3, 5] = torch.sin(l_x_)",
         "mul: f32[3, 5] = mul(sin, 2)",
         "return (mul,)",
     ]
-    assert text_of(frame.record("joint_graph").snapshots[0])[1] == "sin: f32[3, 5] = aten.sin.default(arg0_1)"
+    assert format_graph(frame.find_record("joint_graph").snapshots[0])[1] == "sin: f32[3, 5] = aten.sin.default(arg0_1)"
 
 
 def test_a_diff_has_only_the_lines_around_the_change(sine):
     before, after = pair(sine, "sin_off")
-    diff = difference(before, after)
+    diff = diff_graphs(before, after)
     assert "-mul: f32[3, 5] = aten.mul.Tensor(sin, 2)" in diff
     assert [line for line in diff if line.startswith("+") and "1.01" in line]
     assert " return (mul,)" in diff and diff[0].startswith("@@")
-    assert difference(before, before) == []
-    assert difference(before, after, most=2) == [*diff[:2], f"... and {len(diff) - 2} more lines"]
+    assert diff_graphs(before, before) == []
+    assert diff_graphs(before, after, most=2) == [*diff[:2], f"... and {len(diff) - 2} more lines"]
 
 
 def test_nodes_are_found_in_the_program(sine, trained):
     before, after = pair(sine, "sin_off")
-    (line,) = user_lines(before, ["sin", "no such node"])
+    (line,) = list_user_lines(before, ["sin", "no such node"])
     assert line == {
         "source": programs.location_of("torch.sin(x) * 2"),
         "code": "return torch.sin(x) * 2",
         "nodes": ["sin"],
     }
-    assert changed_nodes(before, after) == ["sin", "mul"] and changed_nodes(before, before) == []
-    (line,) = user_lines(pair(trained, "cos_off")[0], ["cos"])
+    assert find_changed_nodes(before, after) == ["sin", "mul"] and find_changed_nodes(before, before) == []
+    (line,) = list_user_lines(pair(trained, "cos_off")[0], ["cos"])
     assert line["source"] == programs.location_of("torch.sin(x) + b")
 
 
@@ -101,7 +100,7 @@ def test_unusual_graphs_have_text():
     several.meta["val"] = [torch.empty(2, dtype=torch.bool), torch.empty(3, dtype=torch.float8_e4m3fn)]
     graph.output([several, None])
     body = fx.symbolic_trace(lambda y: y.sin())
-    text = text_of(Snapshot(graph, {"true_graph_0": body, "constant": torch.ones(1)}, {}))
+    text = format_graph(Snapshot(graph, {"true_graph_0": body, "constant": torch.ones(1)}, {}))
     assert text == [
         "x = input",
         f"{partial.name} = lowering lower(x)",
@@ -120,7 +119,7 @@ def test_long_lines_are_cut():
     graph = fx.Graph()
     many = [graph.placeholder(f"argument_{n}") for n in range(100)]
     graph.output(graph.call_function(aten.cat.default, (many,)))
-    assert max(map(len, text_of(Snapshot(graph, {}, {})))) <= 200
+    assert max(map(len, format_graph(Snapshot(graph, {}, {})))) <= 200
 
 
 def test_a_ledger_is_written_graph_by_graph(trained, tmp_path):
@@ -142,7 +141,7 @@ def test_a_ledger_is_written_graph_by_graph(trained, tmp_path):
     assert "1.01" in after and "return (" in after
     for link in ("graph0-joint_graph-joint/00-start.txt", f"graph0-post_grad-backward/{diff.name}"):
         assert f"({link})" in index and (folder / link).exists()
-    assert len(list(folder.rglob("*.diff"))) == len(trained.ledger.rewrites())
+    assert len(list(folder.rglob("*.diff"))) == len(trained.ledger.list_rewrites())
 
 
 def test_what_was_refused_and_an_empty_ledger_are_said(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch._inductor.codecache as codecache
 
-from fuzzcompile.compiler.headers import share_headers
+from fuzzcompile.compiler.kernel_cache import share_headers
 
 
 @pytest.fixture

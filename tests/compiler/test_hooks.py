@@ -12,18 +12,20 @@ from planting import PLANTS
 from torch._inductor.fx_passes import joint_graph, post_grad, pre_grad
 from watching import apart, eager, run, watch, watch_plant
 
-from fuzzcompile.case import CompileSettings
-from fuzzcompile.compiler import conformance, matched, patches
-from fuzzcompile.compiler import recorder as recorder_module
-from fuzzcompile.compiler.session import Compilation, compiling
-from fuzzcompile.stage_names import CUDAGRAPHS, FUNCTIONALIZATION, STAGES
+from fuzzcompile.compiler.session import Compilation, open_session
+from fuzzcompile.compiler.watch import conformance, patch_table, recorder
+from fuzzcompile.compiler.watch import recorder as recorder_module
+from fuzzcompile.model.stages import CUDAGRAPHS, FUNCTIONALIZATION, STAGES
+from fuzzcompile.run.case import CompileSettings
 
-HOOK_NAMES = [patch.name for patch in patches.GRAPHS]
-ALL_NAMES = [patch.name for patch in patches.PATCHES]
+HOOK_NAMES = [patch.name for patch in patch_table.GRAPHS]
+ALL_NAMES = [patch.name for patch in patch_table.PATCHES]
 
 
 def hooked_functions() -> list[object]:
-    return [patch.original() for patch in patches.GRAPHS if patch.members is None and patch.name != "joint pass"]
+    return [
+        patch.find_original() for patch in patch_table.GRAPHS if patch.members is None and patch.name != "joint pass"
+    ]
 
 
 def entries() -> list[tuple[object, dict]]:
@@ -47,13 +49,13 @@ def lose(monkeypatch: pytest.MonkeyPatch, name: str, **changes: str) -> None:
             )
             if patch.name == name
             else patch
-            for patch in getattr(patches, table)
+            for patch in getattr(patch_table, table)
         ]
-        monkeypatch.setattr(patches, table, tuple(rows))
+        monkeypatch.setattr(patch_table, table, tuple(rows))
 
 
 def test_this_torch_has_a_place_for_every_patch():
-    assert conformance.missing_patches() == {}
+    assert conformance.find_missing_patches() == {}
 
 
 def test_names_of_patches_are_unique():
@@ -63,18 +65,18 @@ def test_names_of_patches_are_unique():
 @pytest.mark.parametrize("name", ALL_NAMES)
 def test_missing_function_is_named(monkeypatch: pytest.MonkeyPatch, name: str):
     lose(monkeypatch, name)
-    assert list(conformance.missing_patches()) == [name]
+    assert list(conformance.find_missing_patches()) == [name]
 
 
 def test_function_in_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch):
     lose(monkeypatch, "backend entry", module="torch._inductor.of_another_torch")
-    assert list(conformance.missing_patches()) == ["backend entry"]
+    assert list(conformance.find_missing_patches()) == ["backend entry"]
 
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage not in (FUNCTIONALIZATION, CUDAGRAPHS)])
 def test_every_stage_that_is_watched_knows_its_patches(stage: str):
-    assert all(stage in patch.stages for patch in patches.patches_of(stage))
-    assert patches.patches_of(stage)
+    assert all(stage in patch.stages for patch in patch_table.list_patches(stage))
+    assert patch_table.list_patches(stage)
 
 
 # What is still recorded of three plants (pre-grad pass, joint-graph pattern, post-grad pass) without a hook.
@@ -145,7 +147,7 @@ def test_all_three_plants_are_recorded_with_all_hooks():
 
 def test_functions_of_torch_are_replaced_inside_the_block_only():
     before = hooked_functions()
-    with compiling(CompileSettings(), Compilation()):
+    with open_session(CompileSettings(), Compilation()):
         inside = hooked_functions()
     assert all(one is not other for one, other in zip(before, inside, strict=True))
     assert hooked_functions() == before
@@ -154,7 +156,7 @@ def test_functions_of_torch_are_replaced_inside_the_block_only():
 def test_functions_and_settings_of_torch_are_restored_when_the_block_raises():
     before = hooked_functions()
     config = (torch._inductor.config.fallback_random, torch._functorch.config.enable_autograd_cache)
-    with pytest.raises(KeyError), compiling(CompileSettings(), Compilation(config={"max_fusion_size": 3})):
+    with pytest.raises(KeyError), open_session(CompileSettings(), Compilation(config={"max_fusion_size": 3})):
         assert torch._inductor.config.max_fusion_size == 3
         raise KeyError("in the block")
     assert hooked_functions() == before
@@ -202,7 +204,7 @@ def test_caches_that_were_filled_without_a_recorder_do_not_hide_the_rewrites():
     run(torch.compile(target), target, inputs)
     watched = watch(target, inputs)
     assert watched.fired[0] == "_sfdp_pattern_1_inference"
-    assert watched.ledger.frames[0].record("post_grad") is not None
+    assert watched.ledger.frames[0].find_record("post_grad") is not None
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -236,10 +238,10 @@ def failing(*args: object, **kwargs: object) -> object:
 @pytest.mark.parametrize(
     "module, function",
     [
-        (recorder_module, "State"),
+        (recorder_module, "GraphState"),
         (recorder_module, "take_snapshot"),
         (recorder_module, "copy_tree"),
-        (recorder_module.labels, "location"),
+        (recorder_module.rule_labels, "find_location"),
     ],
 )
 def test_broken_recorder_lets_the_compile_succeed_and_says_so(
@@ -249,22 +251,22 @@ def test_broken_recorder_lets_the_compile_succeed_and_says_so(
     monkeypatch.setattr(module, function, failing)
     watched = watch(target, inputs)
     assert apart(watched.values, eager(target, inputs)) < 1e-5
-    assert watched.ledger.blind()
+    assert watched.ledger.has_unseen()
     assert {missed.why for missed in watched.ledger.unseen} == {"RuntimeError: the recorder is broken"}
 
 
 def test_recorder_that_cannot_tell_what_a_lowering_replaced_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(matched, "sub_graph", failing)
+    monkeypatch.setattr(recorder, "extract_subgraph", failing)
     target, inputs = PLANTS["lowering"].program()
     with planting.lowering(post_grad.pass_patterns[0]):
         watched = watch(target, inputs)
     assert watched.fired == ["erf_off"]
     assert [missed.why for missed in watched.ledger.unseen] == ["RuntimeError: the recorder is broken"]
-    assert watched.ledger.blind("post_grad")
+    assert watched.ledger.has_unseen("post_grad")
 
 
 def test_vetoes_work_with_a_broken_recorder(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(recorder_module, "State", failing)
+    monkeypatch.setattr(recorder_module, "GraphState", failing)
     target, inputs = programs.attention()
     watched = watch(target, inputs, vetoes=["_sfdp"])
     assert set(watched.outcomes("_sfdp_pattern_1_inference")) == {"vetoed"}

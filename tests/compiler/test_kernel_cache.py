@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fuzzcompile.compiler.settings import drop_broken_kernels
+from fuzzcompile.compiler.torch_config import drop_broken_kernels
 
 
 @pytest.fixture

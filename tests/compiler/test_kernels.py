@@ -10,17 +10,16 @@ import sympy
 import torch
 from watching import eager, run
 
-from fuzzcompile.attribution.replays import ReplayCount
-from fuzzcompile.case import CompileSettings
-from fuzzcompile.compiler.hooks import initialise_patterns
-from fuzzcompile.compiler.kernels import kernel_calls
-from fuzzcompile.compiler.kernels.control import Control
-from fuzzcompile.compiler.kernels.evaluated import Evaluated
-from fuzzcompile.compiler.kernels.fused import dependences
-from fuzzcompile.compiler.kernels.raised import raised_at, raised_in
-from fuzzcompile.compiler.session import Compilation, compiling
-from fuzzcompile.stages.kernels.examined import examined
-from fuzzcompile.stages.kernels.lost import lost_kernel
+from fuzzcompile.compiler.kernels import kernel_watch
+from fuzzcompile.compiler.kernels.ir_evaluation import GraphEvaluation
+from fuzzcompile.compiler.kernels.kernel_loops import check_dependences
+from fuzzcompile.compiler.kernels.lowering_control import Control
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.compiler.session import Compilation, open_session
+from fuzzcompile.compiler.watch.compiler_errors import find_raise_place, list_raise_frames
+from fuzzcompile.run.case import CompileSettings
+from fuzzcompile.triage.attribution.steps import ReplayCount
+from fuzzcompile.triage.kernels.kernel_suspects import find_lost_kernel, watch_graphs
 
 
 def everything():
@@ -51,7 +50,7 @@ def bits():
 def watched(program, *, backward: bool = False, calls: int = 1, dynamic: bool | None = None, **how):
     function, inputs = program
     initialise_patterns(torch.device("cpu"))
-    with compiling(CompileSettings(dynamic=dynamic), Compilation(kernels=True, **how)) as session:
+    with open_session(CompileSettings(dynamic=dynamic), Compilation(kernels=True, **how)) as session:
         results = run(session.compile(function), function, *[inputs] * calls, backward=backward)
     return session.ledger, results
 
@@ -75,26 +74,26 @@ SLOW = ("block", "block trained")  # the others have all that these have
 )
 def clean(request):
     ledger, results = CLEAN[request.param]()
-    return ledger, results, examined(ledger, ReplayCount())
+    return ledger, results, watch_graphs(ledger, ReplayCount())
 
 
 def test_nothing_is_wrong_with_a_clean_program(clean):
     ledger, _, looks = clean
     assert looks
     assert not ledger.unseen
-    assert lost_kernel(ledger) is None
+    assert find_lost_kernel(ledger) is None
     for look in looks:
-        assert look.first_refused() is None
-        assert look.wrong_operators() == []
-        assert look.as_run.wrong_kernels() == []
-        assert look.wrong_outputs() == []
+        assert look.find_first_refused() is None
+        assert look.find_wrong_operators() == []
+        assert look.as_run.find_wrong_kernels() == []
+        assert look.find_wrong_outputs() == []
 
 
 def test_what_is_fused_keeps_its_dependences(clean):
     for look in clean[2]:
         fused = [kernel for kernel in look.lowered.kernels if not kernel.extern]
         assert fused
-        assert "broken" not in [dependences(look.lowered, kernel.scheduled) for kernel in fused]
+        assert "broken" not in [check_dependences(look.lowered, kernel.scheduled) for kernel in fused]
 
 
 def test_most_of_it_was_looked_at(clean):
@@ -107,20 +106,20 @@ def test_most_of_it_was_looked_at(clean):
         assert look.call.written
 
 
-def value_of(ir: Evaluated, name: str):
+def value_of(ir: GraphEvaluation, name: str):
     try:
-        return ir.node(name)
+        return ir.evaluate_node(name)
     except Exception:
         return None
 
 
 def test_bits_are_evaluated():
     ledger, _ = watched(bits())
-    (look,) = examined(ledger, ReplayCount())
+    (look,) = watch_graphs(ledger, ReplayCount())
     read = [name for name, label in look.lowered.labels.items() if "view.dtype" in label]
     assert len(read) == 3
     for name in read:
-        assert torch.equal(look.native_ir.node(name), look.native[name])
+        assert torch.equal(look.native_ir.evaluate_node(name), look.native[name])
 
 
 def test_kernels_know_their_operators_and_source(clean):
@@ -134,7 +133,7 @@ def test_kernels_know_their_operators_and_source(clean):
 
 def test_watching_changes_no_bit():
     function, inputs = programs.block()
-    with compiling(CompileSettings(), Compilation(record=False)) as session:
+    with open_session(CompileSettings(), Compilation(record=False)) as session:
         plain = run(session.compile(function), function, inputs)
     _, seen = watched(programs.block())
     assert all(torch.equal(one, other) for one, other in zip(plain, seen, strict=True))
@@ -178,19 +177,19 @@ def test_an_error_is_placed_where_the_compiler_raised_it():
         raise RuntimeError("told again") from error
     except RuntimeError as outer:
         outer_error = outer
-        source, line, function = raised_at(outer)
+        source, line, function = find_raise_place(outer)
     assert (source, function) == ("torch/_inductor/index_propagation.py", "maximum")
     assert "Max(" in (Path(torch.__file__).parents[1] / source).read_text().splitlines()[line - 1]
-    assert raised_in(outer_error)[0] == (source, line, function)
-    assert raised_at(ValueError("never raised")) == (None, None, None)
-    assert raised_in(ValueError("never raised")) == ()
+    assert list_raise_frames(outer_error)[0] == (source, line, function)
+    assert find_raise_place(ValueError("never raised")) == (None, None, None)
+    assert list_raise_frames(ValueError("never raised")) == ()
 
 
 def test_an_error_of_the_watching_is_written_down_and_leaves_the_program_alone(monkeypatch):
     def broken(value, kept):
         raise ValueError("planted")
 
-    monkeypatch.setattr(kernel_calls, "_same_bits", broken)
+    monkeypatch.setattr(kernel_watch, "_has_same_bits", broken)
     function, inputs = programs.sine_and_exponential()
     apart = Control(realised=("*",), apart=("*",), separate=True)
     ledger, results = watched((function, inputs), control=apart)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch._inductor.fx_passes import fuse_attention, joint_graph, post_grad
 
-from fuzzcompile.compiler.hooks import initialise_patterns
-from fuzzcompile.compiler.labels import base_name, entry_label, family_of, vetoes
-from fuzzcompile.compiler.ledger import Label
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.compiler.watch.ledger import Label
+from fuzzcompile.compiler.watch.rule_labels import get_base_name, get_family, is_vetoed, make_entry_label
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ from fuzzcompile.compiler.ledger import Label
     ],
 )
 def test_variants_and_numbers_are_told_from_the_name(rewrite: str, base: str, family: str):
-    assert base_name(rewrite) == base
-    assert family_of(rewrite) == family
+    assert get_base_name(rewrite) == base
+    assert get_family(rewrite) == family
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_variants_and_numbers_are_told_from_the_name(rewrite: str, base: str, fa
     ],
 )
 def test_veto_means_what_it_says(name: str, rewrite: str, meant: bool):
-    assert vetoes(Label("joint_graph", None, rewrite), [name]) is meant
+    assert is_vetoed(Label("joint_graph", None, rewrite), [name]) is meant
 
 
 def test_every_entry_of_torch_has_a_name_and_a_place():
     initialise_patterns(torch.device("cpu"))
     tables = [joint_graph.early_patterns, *joint_graph.pass_patterns, *post_grad.pass_patterns]
     entries = {id(e): e for table in tables for found in table.patterns.values() for e in found}
-    named = [entry_label(entry, "stage", None) for entry in entries.values()]
+    named = [make_entry_label(entry, "stage", None) for entry in entries.values()]
     assert len(named) > 50
     assert all(label.rewrite and label.source and label.line for label in named)
     assert all(str(label.source).startswith("torch/_inductor/") for label in named)
@@ -69,7 +69,7 @@ def test_rules_of_different_functions_have_different_names():
     for table in [joint_graph.early_patterns, *joint_graph.pass_patterns, *post_grad.pass_patterns]:
         for found in table.patterns.values():
             for entry in found:
-                label = entry_label(entry, "stage", None)
+                label = make_entry_label(entry, "stage", None)
                 places[label.rewrite].add((label.source, label.line))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
@@ -78,9 +78,9 @@ def test_every_sdpa_pattern_is_placed_at_its_own_definition():
     initialise_patterns(torch.device("cpu"))
     source = Path(fuse_attention.__file__).read_text().splitlines()
     entries = {id(e): e for table in joint_graph.pass_patterns for listed in table.patterns.values() for e in listed}
-    placed = [entry_label(entry, "joint_graph", None) for entry in entries.values()]
+    placed = [make_entry_label(entry, "joint_graph", None) for entry in entries.values()]
     patterns = [label for label in placed if label.rewrite.startswith("_sfdp_pattern")]
     assert len(patterns) > 40
     for label in patterns:
         assert label.line is not None
-        assert f"def {base_name(label.rewrite)}(" in source[label.line - 1]
+        assert f"def {get_base_name(label.rewrite)}(" in source[label.line - 1]

@@ -4,8 +4,8 @@ import inspect
 import torch
 from torch._inductor import lowering, utils
 
-from fuzzcompile.compiler.lines import watching_lines
-from fuzzcompile.span import Span
+from fuzzcompile.compiler.source_probes import watch_lines
+from fuzzcompile.model.focus_plan import Span
 
 
 def _span(function) -> Span:
@@ -15,11 +15,11 @@ def _span(function) -> Span:
 
 def test_only_the_branch_that_ran_is_executed_and_the_function_is_restored():
     own = utils.ceildiv.__code__
-    with watching_lines([_span(utils.ceildiv)]) as lines:
+    with watch_lines([_span(utils.ceildiv)]) as lines:
         assert utils.ceildiv(7, 2) == 4
-        once = lines.executed()
+        once = lines.list_executed()
         lines.clear()
-        assert not lines.executed()
+        assert not lines.list_executed()
     assert utils.ceildiv.__code__ is own
     taken = {span.first - own.co_firstlineno for span in once}
     assert taken
@@ -29,15 +29,15 @@ def test_only_the_branch_that_ran_is_executed_and_the_function_is_restored():
 def test_functions_behind_decorators_and_those_the_collector_skips_are_watched():
     gc.freeze()
     try:
-        with watching_lines([Span("torch/_inductor/lowering.py")]) as lines:
+        with watch_lines([Span("torch/_inductor/lowering.py")]) as lines:
             assert lines.unwatched == []
             assert lowering.decode_dtype(torch.bool) is torch.bool
-            assert lines.executed()
+            assert lines.list_executed()
     finally:
         gc.unfreeze()
 
 
 def test_what_cannot_be_watched_is_said():
-    with watching_lines([Span("torch/_inductor/there_is_none.py")]) as lines:
+    with watch_lines([Span("torch/_inductor/there_is_none.py")]) as lines:
         pass
     assert "there_is_none.py" in lines.unwatched[0]

@@ -11,7 +11,7 @@ from torch import nn
 from torch._inductor.fx_passes import joint_graph, post_grad
 from watching import apart, eager, watch
 
-from fuzzcompile.compiler.replay import random_calls
+from fuzzcompile.compiler.graph_replay import list_random_calls
 
 
 class Cache(nn.Module):
@@ -176,4 +176,4 @@ def test_dropout_in_eval_mode_is_not_random():
         watched = watch(Dropped().eval(), (x,), screen=True)
     assert watched.step("sin_off").is_semantic
     snapshots = [s for f in watched.ledger.frames for r in f.records for s in r.snapshots if r.stage != "pre_grad"]
-    assert not any(random_calls(snapshot) for snapshot in snapshots)
+    assert not any(list_random_calls(snapshot) for snapshot in snapshots)

@@ -7,10 +7,10 @@ import importlib
 import pytest
 import torch
 
-from fuzzcompile.compiler.catalogue import known_to
-from fuzzcompile.compiler.sdpa_patterns import registered, try_all, variants
-from fuzzcompile.errors import EnvironmentUnfit
-from fuzzcompile.facts import facts
+from fuzzcompile.compiler.rule_catalogue import list_known_rules
+from fuzzcompile.compiler.sdpa_patterns import list_registered, read_variants, try_variants
+from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.model.facts import facts
 
 CPU = torch.device("cpu")
 FUSE_ATTENTION = "torch._inductor.fx_passes.fuse_attention"
@@ -19,9 +19,9 @@ only_2_13 = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason
 
 
 def fired(*names: str) -> dict[str, set[str]]:
-    chosen = [variant for variant in variants(CPU) if variant.name in names]
+    chosen = [variant for variant in read_variants(CPU) if variant.name in names]
     assert len(chosen) == len(names)
-    tried = list(try_all(CPU, chosen))
+    tried = list(try_variants(CPU, chosen))
     assert [attempt.trouble for attempt in tried] == [None] * len(names)
     return {attempt.name: set(attempt.fired) for attempt in tried}
 
@@ -40,7 +40,7 @@ def test_patterns_of_every_kind_fire_for_their_own_function():
 @named_by_variant
 def test_dropout_fires_under_the_random_stream_of_the_compiler():
     name = "_sfdp_pattern_7_training"
-    (variant,) = (listed for listed in variants(CPU) if listed.name == name)
+    (variant,) = (listed for listed in read_variants(CPU) if listed.name == name)
     assert variant.random_modes == (True, False)
     assert fired(name)[name] == {name}
 
@@ -51,22 +51,22 @@ def test_without_dropout_another_pattern_takes_the_graph():
 
 
 def test_every_variant_is_listed_with_what_it_is_called_with():
-    listed = variants(CPU)
+    listed = read_variants(CPU)
     names = {variant.name for variant in listed}
     assert len(listed) > 100 and len(names) == len(listed)
     assert {variant.training for variant in listed} == {True, False}
     assert {torch.float32, torch.float16} == {variant.inputs[0].dtype for variant in listed}
-    assert len(registered(CPU)) > 20
+    assert len(list_registered(CPU)) > 20
 
 
 def test_one_that_cannot_be_compiled_is_told_and_the_others_are_tried(monkeypatch):
-    first, second = variants(CPU)[:2]
+    first, second = read_variants(CPU)[:2]
 
     def broken(*inputs: object, **scalars: object) -> None:
         raise RuntimeError("no such attention")
 
     object.__setattr__(first, "function", broken)
-    bad, good = try_all(CPU, [first, second])
+    bad, good = try_variants(CPU, [first, second])
     assert "no such attention" in (bad.trouble or "") and not bad.fired
     assert good.trouble is None and good.fired
 
@@ -75,15 +75,15 @@ def test_a_torch_without_the_list_is_told_in_one_sentence(monkeypatch):
     module = importlib.import_module(FUSE_ATTENTION)
     monkeypatch.delattr(module, "_get_sfdp_patterns")
     with pytest.raises(EnvironmentUnfit, match="_get_sfdp_patterns"):
-        variants(CPU)
+        read_variants(CPU)
 
 
 @only_2_13
 @pytest.mark.slow
 def test_all_fire_on_a_cpu_but_those_with_a_reason_against_them():
-    tried = list(try_all(CPU, variants(CPU)))
+    tried = list(try_variants(CPU, read_variants(CPU)))
     can_fire = set().union(*(attempt.fired for attempt in tried))
     assert [attempt.trouble for attempt in tried if attempt.trouble] == []
-    silent = [row for row in known_to(CPU) if row.name in set(registered(CPU)) - can_fire]
-    assert can_fire < set(registered(CPU)) and silent
-    assert [row.name for row in silent if facts().reason_for(row.stage, row.name, "cpu", frozenset()) is None] == []
+    silent = [row for row in list_known_rules(CPU) if row.name in set(list_registered(CPU)) - can_fire]
+    assert can_fire < set(list_registered(CPU)) and silent
+    assert [row.name for row in silent if facts().find_reason(row.stage, row.name, "cpu", frozenset()) is None] == []

@@ -19,17 +19,19 @@ from torch._inductor.pattern_matcher import (
     MultiOutputPattern,
 )
 
-from fuzzcompile.compiler.catalogue import Known, known_to
-from fuzzcompile.compiler.programs.code import named_in
-from fuzzcompile.compiler.programs.expressions import Reader, Unwritable
-from fuzzcompile.compiler.programs.filling import fill, named
-from fuzzcompile.compiler.programs.making import programs_of
-from fuzzcompile.compiler.programs.recording import recorded
-from fuzzcompile.compiler.programs.settings import settings_for
-from fuzzcompile.compiler.programs.spelling import operands, statements
-from fuzzcompile.compiler.programs.trying import compiled, runs
-from fuzzcompile.facts import facts
-from fuzzcompile.generation.patterned.kinds import applied
+from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
+from fuzzcompile.fuzz.rules.code_mentions import find_mentions, list_rule_settings
+from fuzzcompile.fuzz.rules.hole_values import fill_skeleton, name_operands
+from fuzzcompile.fuzz.rules.rule_programs import (
+    compile_program,
+    list_operands,
+    make_rule_programs,
+    runs_in_eager,
+    write_statements,
+)
+from fuzzcompile.fuzz.rules.skeleton_sources import PatternReader, Unwritable, record_calls
+from fuzzcompile.model.facts import facts
+from fuzzcompile.programs.edits.near_miss_edits import apply_edit
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -39,10 +41,10 @@ def written(pattern, seed=0):
     """The lines of a program for a pattern, and its operands."""
     for attempt in range(seed, seed + 20):
         rng = random.Random(attempt)
-        filled = fill(Reader(rng).read(pattern), rng, "float32")
+        filled = fill_skeleton(PatternReader(rng).read_pattern(pattern), rng, "float32")
         if filled is not None:
-            filled = named(filled)
-            return list(statements(filled)), operands(filled)
+            filled = name_operands(filled)
+            return list(write_statements(filled)), list_operands(filled)
     raise AssertionError("no values were found")
 
 
@@ -68,7 +70,7 @@ def test_parts_of_one_split_are_taken_apart_once():
 
 def test_of_several_outputs_all_are_returned():
     total = CallFunction(aten.sum.default, KeywordArg("x"))
-    skeleton = Reader(random.Random(0)).read(
+    skeleton = PatternReader(random.Random(0)).read_pattern(
         MultiOutputPattern([total, CallFunction(aten.exp.default, KeywordArg("x"))])
     )
     assert skeleton.returns == [0, 1]
@@ -82,7 +84,7 @@ def test_any_arguments_are_those_of_the_schema():
 def test_operators_on_packed_weights_are_not_called_with_anything():
     pattern = CallFunction(torch.ops.mkldnn._linear_pointwise.default, *(Arg() for _ in range(6)))
     with pytest.raises(Unwritable, match="called by the compiler alone"):
-        Reader(random.Random(0)).read(pattern)
+        PatternReader(random.Random(0)).read_pattern(pattern)
 
 
 def test_a_search_function_is_recorded_call_by_call():
@@ -90,17 +92,17 @@ def test_a_search_function_is_recorded_call_by_call():
         return (q @ k.transpose(-2, -1) / scale).softmax(-1)
 
     tensors = torch.rand(2, 3), torch.rand(2, 3)
-    filled = named(recorded(search, tensors, {"scale": 2.0}, training=False))
+    filled = name_operands(record_calls(search, tensors, {"scale": 2.0}, training=False))
     values = dict(zip(("x0", "x1"), tensors, strict=True))
-    for line in statements(filled):
+    for line in write_statements(filled):
         exec(line, {"torch": torch}, values)
-    assert [operand.name for operand in operands(filled)] == ["x0", "x1"]
+    assert [operand.name for operand in list_operands(filled)] == ["x0", "x1"]
     assert any(torch.equal(value, search(*tensors, 2.0)) for value in values.values())
 
 
 def test_the_code_of_a_rule_names_settings_operators_and_constants():
     check = lambda match: config.cpp.enable_concat_linear and not config.freezing  # noqa: E731
-    code = named_in([check, handler])
+    code = find_mentions([check, handler])
     assert set(code.settings) >= {"cpp.enable_concat_linear", "freezing"}
     assert aten.mm.default in code.operators and torch.bfloat16 in code.constants
 
@@ -111,8 +113,8 @@ def handler(match):
 
 def test_settings_are_those_of_the_condition():
     condition = "config.b2b_gemm_pass and 'split_cat_pass' in config.pre_grad_fusion_options"
-    rule = Known("pre_grad", "pass", "planted", when=condition)
-    assert settings_for(rule)[0] == {
+    rule = KnownRule("pre_grad", "pass", "planted", when=condition)
+    assert list_rule_settings(rule)[0] == {
         "b2b_gemm_pass": True,
         "pre_grad_fusion_options": {"normalization_pass": {}, "split_cat_pass": {}},
     }
@@ -120,28 +122,30 @@ def test_settings_are_those_of_the_condition():
 
 @pytest.mark.parametrize("condition", ["", "with gradients", "count", "is_inference and config.reorder_for_locality"])
 def test_a_condition_that_no_setting_decides_asks_for_none(condition):
-    assert settings_for(Known("post_grad", "pass", "planted", when=condition)) == [{}]
+    assert list_rule_settings(KnownRule("post_grad", "pass", "planted", when=condition)) == [{}]
 
 
 def test_a_program_of_a_rule_makes_it_fire_and_its_near_misses_run():
-    rule = next(row for row in known_to(CPU) if (row.stage, row.name) == ("joint_graph", "pointless_permute_pair"))
-    (program,) = programs_of(rule, CPU, seconds=6.0, enough=1)
+    rule = next(
+        row for row in list_known_rules(CPU) if (row.stage, row.name) == ("joint_graph", "pointless_permute_pair")
+    )
+    (program,) = make_rule_programs(rule, CPU, seconds=6.0, enough=1)
     assert program.fires and len({edit.name for edit in program.edits}) > 5
-    near = [edited for edit in program.edits if (edited := applied(program, edit)) is not None]
-    assert all(map(runs, near))
+    near = [edited for edit in program.edits if (edited := apply_edit(program, edit)) is not None]
+    assert all(map(runs_in_eager, near))
 
 
 @pytest.mark.slow
 def test_most_patterns_that_can_fire_do_in_a_program_of_their_own():
-    patterns = [row for row in known_to(CPU) if row.kind == "pattern" and not row.name.startswith("_sfdp")]
-    rules = [row for row in patterns if facts().lasting_reason_for(row.stage, row.name, "cpu") is None]
-    fired = {row.name: any(p.fires for p in programs_of(row, CPU, 10.0, enough=1)) for row in rules}
+    patterns = [row for row in list_known_rules(CPU) if row.kind == "pattern" and not row.name.startswith("_sfdp")]
+    rules = [row for row in patterns if facts().find_lasting_reason(row.stage, row.name, "cpu") is None]
+    fired = {row.name: any(p.fires for p in make_rule_programs(row, CPU, 10.0, enough=1)) for row in rules}
     assert sum(fired.values()) > 0.7 * len(fired), [name for name, fires in fired.items() if not fires]
 
 
 @pytest.mark.slow
 def test_a_rule_that_is_off_fires_under_the_setting_that_turns_it_on():
-    rule = next(row for row in known_to(CPU) if row.name == "matmul_fuse_pattern")
-    (program, *_) = programs_of(rule, CPU, seconds=20.0, enough=1)
+    rule = next(row for row in list_known_rules(CPU) if row.name == "matmul_fuse_pattern")
+    (program, *_) = make_rule_programs(rule, CPU, seconds=20.0, enough=1)
     assert program.settings == {"freezing": True, "cpp.enable_concat_linear": True}
-    assert (rule.stage, rule.name) in compiled(program, CPU).changed
+    assert (rule.stage, rule.name) in compile_program(program, CPU).changed

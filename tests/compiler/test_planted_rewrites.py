@@ -8,8 +8,8 @@ import torch
 from planting import PLANTS, Plant
 from watching import Watched, apart, eager, watch, watch_plant
 
-from fuzzcompile.compiler.labels import vetoes
-from fuzzcompile.compiler.ledger import Label
+from fuzzcompile.compiler.watch.ledger import Label
+from fuzzcompile.compiler.watch.rule_labels import is_vetoed
 
 ROUNDING = 1e-5
 
@@ -35,7 +35,7 @@ def test_recording_meets_no_trouble(planted: Watched):
 def test_rewrite_is_recorded_with_its_rule_and_place_in_torch(plant: Plant, planted: Watched):
     found = [
         (record.stage, record.direction, rewrite.label)
-        for _, record, rewrite in planted.ledger.rewrites()
+        for _, record, rewrite in planted.ledger.list_rewrites()
         if rewrite.label.rewrite == plant.rewrite
     ]
     stage, direction, label = found[0]
@@ -122,9 +122,9 @@ def test_number_of_a_pattern_is_not_a_prefix_of_a_longer_number():
 
 def test_number_of_a_pass_is_not_a_prefix_of_a_longer_number():
     ten = Label("joint_graph", "pass_pattern_10", "pass_pattern_10")
-    assert not vetoes(ten, ["pass_pattern_1"])
-    assert vetoes(ten, ["pass_pattern_10"])
-    assert vetoes(ten, ["pass_pattern"])
+    assert not is_vetoed(ten, ["pass_pattern_1"])
+    assert is_vetoed(ten, ["pass_pattern_10"])
+    assert is_vetoed(ten, ["pass_pattern"])
 
 
 def test_veto_of_a_pass_takes_out_the_patterns_in_it():
@@ -140,7 +140,7 @@ def test_veto_of_another_pass_leaves_the_patterns_alone():
 @pytest.mark.parametrize("stage, other", [("joint_graph", "post_grad"), ("post_grad", "joint_graph")])
 def test_pass_of_two_stages_can_be_vetoed_in_one(stage: str, other: str):
     watched = watch_plant(SHARED, vetoes=[f"{stage}:remove_noop_ops"], screen=True)
-    assert [record.stage for _, record, _ in watched.ledger.rewrites()] == [other]
+    assert [record.stage for _, record, _ in watched.ledger.list_rewrites()] == [other]
 
 
 def test_vetoed_sibling_lets_the_next_of_its_family_take_its_place():

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import fx
 from torch._inductor import inductor_prims
 
-from fuzzcompile.compiler.ledger import Snapshot
-from fuzzcompile.compiler.replay import random_calls
+from fuzzcompile.compiler.graph_replay import list_random_calls
+from fuzzcompile.compiler.watch.ledger import Snapshot
 
 ATEN = torch.ops.aten
 FLASH = ATEN._scaled_dot_product_flash_attention_for_cpu.default
@@ -23,7 +23,7 @@ def draws(target: Callable[..., Any] | str, *arguments: object, **options: objec
     x = graph.placeholder("x")
     create = graph.call_method if isinstance(target, str) else graph.call_function
     create(target, tuple(x if argument == "x" else argument for argument in arguments), options)
-    return bool(random_calls(Snapshot(graph, {}, {})))
+    return bool(list_random_calls(Snapshot(graph, {}, {})))
 
 
 @pytest.mark.parametrize(

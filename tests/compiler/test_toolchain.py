@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from torch._inductor import codecache, cpu_vec_isa
 
-from fuzzcompile.compiler.toolchain import looking_at_toolchain
+from fuzzcompile.compiler.kernel_cache import prepare_toolchain
 
 
 @pytest.mark.slow
 def test_after_the_look_a_kernel_asks_nothing_of_the_toolchain():
     cpu_vec_isa.valid_vec_isa_list.cache_clear()
     codecache._precompile_header.cache_clear()
-    with looking_at_toolchain(wanted=True):
+    with prepare_toolchain(wanted=True):
         pass
     assert cpu_vec_isa.valid_vec_isa_list.cache_info().currsize == 1
     before = codecache._precompile_header.cache_info()

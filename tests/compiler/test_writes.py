@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import fx
 
-from fuzzcompile.compiler.ledger import Snapshot
-from fuzzcompile.compiler.replay import replay
-from fuzzcompile.compiler.writes import read_only
-from fuzzcompile.execution import streamed
+from fuzzcompile.compiler.graph_replay import find_read_only, replay_graph
+from fuzzcompile.compiler.watch.ledger import Snapshot
+from fuzzcompile.run import streamed
 
 aten = torch.ops.aten
 
@@ -25,7 +24,7 @@ def graph_of(build) -> fx.Graph:
 
 
 def test_inputs_without_writes_are_read_only():
-    assert read_only(graph_of(lambda call, a, b: (call(aten.add.Tensor, (a, b)),))) == [0, 1]
+    assert find_read_only(graph_of(lambda call, a, b: (call(aten.add.Tensor, (a, b)),))) == [0, 1]
 
 
 def through_views(call, a, b):
@@ -34,18 +33,20 @@ def through_views(call, a, b):
 
 
 def test_a_write_through_views_is_one_to_the_input():
-    assert read_only(graph_of(through_views)) == [1]
+    assert find_read_only(graph_of(through_views)) == [1]
 
 
 def test_a_write_to_a_result_is_none_to_the_input():
-    assert read_only(graph_of(lambda call, a, b: (call(aten.mul_.Tensor, (call(aten.exp.default, (a,)), b)),))) == [
+    assert find_read_only(
+        graph_of(lambda call, a, b: (call(aten.mul_.Tensor, (call(aten.exp.default, (a,)), b)),))
+    ) == [
         0,
         1,
     ]
 
 
 def test_calls_without_a_schema_may_write_anything():
-    assert read_only(graph_of(lambda call, a, b: (call(torch.add, (a, b)),))) == []
+    assert find_read_only(graph_of(lambda call, a, b: (call(torch.add, (a, b)),))) == []
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -53,7 +54,7 @@ def test_replays_do_not_reach_the_captured_inputs(monkeypatch, double):
     monkeypatch.setattr(streamed, "LEAST_BYTES", 0)
     a, b = torch.randn(4, 4), torch.randn(2, 4)
     kept = a.clone(), b.clone()
-    run = replay(Snapshot(graph_of(through_views), {}, {}), [a, b], double=double)
+    run = replay_graph(Snapshot(graph_of(through_views), {}, {}), [a, b], double=double)
     assert run.error is None and torch.equal(a, kept[0]) and torch.equal(b, kept[1])
     expected = kept[0].clone()
     expected.t()[2:] *= kept[1]
@@ -64,6 +65,6 @@ def test_views_of_streamed_inputs_are_views_of_the_captured_ones(monkeypatch):
     monkeypatch.setattr(streamed, "LEAST_BYTES", 0)
     a, b = torch.randn(4, 4), torch.randn(2, 4)
     graph = graph_of(lambda call, a, b: (call(aten.t.default, (a,)), call(aten.mm.default, (b, a))))
-    run = replay(Snapshot(graph, {}, {}), [a, b], double=True)
+    run = replay_graph(Snapshot(graph, {}, {}), [a, b], double=True)
     assert run.outputs[0].data_ptr() == a.data_ptr() and run.outputs[1].dtype == torch.float64
     assert torch.equal(run.outputs[1], b.double() @ a.double())

@@ -25,7 +25,7 @@ from torch._inductor.pattern_matcher import (
     register_replacement,
 )
 
-from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 
 aten = torch.ops.aten
 ERROR = 0.01

@@ -15,11 +15,11 @@ import torch
 from planted import ERROR, PLANTED
 from watching import apart, eager, watch
 
-from fuzzcompile.case import CompileSettings
-from fuzzcompile.compiler import conformance, patches, patching, plain
-from fuzzcompile.compiler.hooks import initialise_patterns
-from fuzzcompile.compiler.labels import base_name, entry_label
-from fuzzcompile.compiler.session import Compilation, compiling
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.compiler.session import Compilation, open_session
+from fuzzcompile.compiler.watch import conformance, pass_patches, patch_table, torch_patch
+from fuzzcompile.compiler.watch.rule_labels import get_base_name, make_entry_label
+from fuzzcompile.run.case import CompileSettings
 
 ROUNDING = 1e-5
 
@@ -30,16 +30,16 @@ PUBLIC = ("guard timing", "optimize", "optimize_assert")
 
 @pytest.fixture(scope="module")
 def probed() -> dict[str, str]:
-    return conformance.probe()
+    return conformance.probe_patches()
 
 
-@pytest.mark.parametrize("name", [patch.name for patch in patches.PATCHES])
+@pytest.mark.parametrize("name", [patch.name for patch in patch_table.PATCHES])
 def test_probe_of_the_hook_passes(name: str, probed: dict[str, str]):
     assert probed.get(name) is None
 
 
 def test_every_hook_has_a_probe():
-    assert [patch.name for patch in patches.PATCHES if patch.probe is None and not patch.takes] == list(PUBLIC)
+    assert [patch.name for patch in patch_table.PATCHES if patch.probe is None and not patch.takes] == list(PUBLIC)
 
 
 def test_this_version_is_one_of_those_that_are_tried():
@@ -57,16 +57,16 @@ def test_planted_rewrite_makes_the_result_wrong(tried):
 
 
 def test_it_is_in_the_ledger_under_its_stage_and_name(tried):
-    found = [rewrite.label for _, _, rewrite in tried.watched.ledger.rewrites()]
-    assert (tried.plant.stage, tried.plant.rewrite) in {(label.stage, base_name(label.rewrite)) for label in found}
+    found = [rewrite.label for _, _, rewrite in tried.watched.ledger.list_rewrites()]
+    assert (tried.plant.stage, tried.plant.rewrite) in {(label.stage, get_base_name(label.rewrite)) for label in found}
     assert tried.watched.ledger.unseen == []
 
 
 def test_it_has_a_place_in_a_file(tried):
     (label, *_) = [
         rewrite.label
-        for _, _, rewrite in tried.watched.ledger.rewrites()
-        if base_name(rewrite.label.rewrite) == tried.plant.rewrite
+        for _, _, rewrite in tried.watched.ledger.list_rewrites()
+        if get_base_name(rewrite.label.rewrite) == tried.plant.rewrite
     ]
     assert label.source is not None
     assert label.source.endswith(".py")
@@ -86,7 +86,7 @@ def test_screening_shows_it(tried):
 
 def test_replay_blames_it_and_nothing_else(tried):
     semantic = [step for step in tried.watched.steps if step.is_semantic or step.moves_natively]
-    names = {(step.label.stage, base_name(step.label.rewrite)) for step in semantic}
+    names = {(step.label.stage, get_base_name(step.label.rewrite)) for step in semantic}
     assert names == ({(tried.plant.stage, tried.plant.rewrite)} if tried.plant.replayable else set())
 
 
@@ -98,7 +98,7 @@ def test_stages_come_in_order_with_their_inputs(tried):
     assert all(record.snapshots for record in frame.records)
     assert len(frame.dynamo_calls) == len(frame.forward_calls) == 1
     assert len(frame.backward_calls) == len(frame.partitions) == int(tried.plant.backward)
-    post_grad = frame.record("post_grad")
+    post_grad = frame.find_record("post_grad")
     inputs = post_grad.snapshots[0].graph.find_nodes(op="placeholder")
     assert len(inputs) == len(frame.forward_calls[0].inputs)
 
@@ -123,7 +123,7 @@ def test_error_in_a_check_is_laid_at_its_pattern():
     with (
         planted.handler(planted._JOINT, planted.sine_never, extra_check=raising),
         pytest.raises(Exception, match="planted in a check"),
-        compiling(CompileSettings(), Compilation()) as session,
+        open_session(CompileSettings(), Compilation()) as session,
     ):
         session.compile(planted.sine)(planted.waves())
     assert (session.ledger.failed_in.stage, session.ledger.failed_in.rewrite) == ("joint_graph", "sine_never")
@@ -134,12 +134,12 @@ def test_attention_patterns_have_their_names():
 
     initialise_patterns(torch.device("cpu"))
     entries = [entry for table in joint_graph.pass_patterns for found in table.patterns.values() for entry in found]
-    names = {base_name(entry_label(entry, "joint_graph", None).rewrite) for entry in entries}
+    names = {get_base_name(make_entry_label(entry, "joint_graph", None).rewrite) for entry in entries}
     assert {f"_sfdp_pattern_{number}" for number in (1, 3, 5, 11, 12, 18, 19)} <= names
 
 
 def test_functions_that_are_no_observed_pass_are_found():
-    names = plain.plain_passes()
+    names = pass_patches.list_plain_passes()
     assert {"constant_fold", "freezing_passes", "fx_graph_cse", "replace_random_passes", "quant_lift_up"} <= set(names)
     assert not {"joint_graph_passes", "replace_node_with_constant", "fake_tensor_prop"} & set(names)
 
@@ -149,9 +149,9 @@ def test_functions_that_are_no_observed_pass_are_found():
 
 def replace_patch(monkeypatch: pytest.MonkeyPatch, name: str, **changes: Any) -> None:
     for table in ("GRAPHS", "COVERAGE", "KERNELS", "DECOMPOSITIONS", "METADATA", "SPEED", "CAPTURE", "PATCHES"):
-        rows = getattr(patches, table)
+        rows = getattr(patch_table, table)
         changed = [dataclasses.replace(patch, **changes) if patch.name == name else patch for patch in rows]
-        monkeypatch.setattr(patches, table, tuple(changed))
+        monkeypatch.setattr(patch_table, table, tuple(changed))
 
 
 def raising_wrap(recorder: Any, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -175,7 +175,7 @@ def blind_wrap(recorder: Any, original: Callable[..., Any]) -> Callable[..., Any
 @pytest.fixture
 def probes_again():
     yield
-    patching.switched_off.clear()
+    torch_patch.switched_off.clear()
 
 
 def misfit_wrap(recorder: Any, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -186,13 +186,13 @@ def misfit_wrap(recorder: Any, original: Callable[..., Any]) -> Callable[..., An
 @pytest.mark.parametrize("name", ["post-grad stage", "pattern pass", "lowered node"])
 def test_patch_whose_wrapper_raises_is_named_and_switched_off(name: str, wrap, monkeypatch, probes_again):
     replace_patch(monkeypatch, name, wrap=wrap)
-    failed = conformance.probe()
+    failed = conformance.probe_patches()
     assert failed[name].startswith("TypeError: ")
     x = planted.waves()
     watched = watch(planted.sine, (x,), screen=True)
     assert apart(watched.values, eager(planted.sine, (x,))) < ROUNDING
     seen = {(missed.what, missed.why) for missed in watched.ledger.unseen}
-    assert ((name, failed[name]) in seen) is (name in {patch.name for patch in patches.GRAPHS})
+    assert ((name, failed[name]) in seen) is (name in {patch.name for patch in patch_table.GRAPHS})
 
 
 def breaking_wrap(recorder: Any, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -202,10 +202,10 @@ def breaking_wrap(recorder: Any, original: Callable[..., Any]) -> Callable[..., 
 
 def test_patch_that_breaks_compiles_is_found_and_switched_off(monkeypatch, probes_again):
     replace_patch(monkeypatch, "pre-grad stage", wrap=breaking_wrap)
-    assert "pre-grad stage" in conformance.probe()
+    assert "pre-grad stage" in conformance.probe_patches()
 
 
-SIGNATURE_ONLY = {patch.name for patch in patches.PATCHES if patch.probe is None}
+SIGNATURE_ONLY = {patch.name for patch in patch_table.PATCHES if patch.probe is None}
 
 
 # Blind patches whose loss is looked for in every run of the tests; the others take a second or two each.
@@ -216,14 +216,14 @@ TELLING = {"post-grad stage", "pattern pass", "freezing stage", "dead code", "pa
     "name",
     [
         pytest.param(patch.name, marks=() if patch.name in TELLING else pytest.mark.slow)
-        for patch in patches.PATCHES
+        for patch in patch_table.PATCHES
         if patch.name not in SIGNATURE_ONLY
     ],
 )
 def test_patch_that_sees_nothing_any_more_is_named(name: str, monkeypatch, probes_again):
     replace_patch(monkeypatch, name, wrap=blind_wrap, **({"members": no_members} if name in FAMILIES else {}))
-    assert name in conformance.probe()
-    assert name in patching.switched_off
+    assert name in conformance.probe_patches()
+    assert name in torch_patch.switched_off
 
 
 def test_patch_without_a_place_is_in_the_ledger(monkeypatch):
@@ -231,7 +231,7 @@ def test_patch_without_a_place_is_in_the_ledger(monkeypatch):
     watched = watch(planted.sine, (planted.waves(),), screen=True)
     (missed,) = watched.ledger.unseen
     assert missed.what == "partition" and "partition_fn_of_another_torch" in missed.why
-    assert watched.ledger.blind("partition") and not watched.ledger.blind("post_grad")
+    assert watched.ledger.has_unseen("partition") and not watched.ledger.has_unseen("post_grad")
 
 
 def test_plants_cover_what_works_on_graphs():

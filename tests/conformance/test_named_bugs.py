@@ -6,9 +6,9 @@ import planted
 import pytest
 import torch
 
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler import patching
-from fuzzcompile.judging.triage import triage
+from fuzzcompile.compiler.watch import torch_patch
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.engine import triage
 
 FROZEN = """
 import torch
@@ -72,7 +72,7 @@ def test_without_the_plant_there_is_no_bug(source, write_case):
 
 
 def test_report_says_what_was_not_watched(write_case, monkeypatch):
-    monkeypatch.setitem(patching.switched_off, "freezing stage", "it takes other arguments")
+    monkeypatch.setitem(torch_patch.switched_off, "freezing stage", "it takes other arguments")
     case = load_case(write_case(FROZEN.replace("CONFIG = {", 'CONFIG = {"inductor": {"freezing": True}, ')))
     report = triage(case, torch.device("cpu")).to_json()
     text = "not watched: freezing stage (it takes other arguments): rewrites of frozen graphs were not seen"
@@ -81,7 +81,7 @@ def test_report_says_what_was_not_watched(write_case, monkeypatch):
 
 
 def test_what_has_nothing_to_do_is_not_missed(write_case, monkeypatch):
-    monkeypatch.setitem(patching.switched_off, "freezing stage", "it takes other arguments")
+    monkeypatch.setitem(torch_patch.switched_off, "freezing stage", "it takes other arguments")
     report = triage(load_case(write_case(UNIFORM)), torch.device("cpu")).to_json()
     assert report["evidence"]["notes"] == []
     assert report["confidence"] == "high"

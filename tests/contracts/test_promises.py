@@ -15,12 +15,12 @@ from torch._inductor.codegen import cpp
 from torch._inductor.lowering import lowerings
 from torch._inductor.output_code import CompiledFxGraph
 
-from fuzzcompile.case import load_case
-from fuzzcompile.contract import PromiseJson, ReportJson
-from fuzzcompile.contracts.bitwise import judge_bitwise
-from fuzzcompile.contracts.settings import replaced_settings, strict_settings, under_contract
-from fuzzcompile.judging.report import Report
-from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.model.contract import PromiseJson, ReportJson
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.bitwise.execution import apply_contract, list_replaced_settings, strict_settings
+from fuzzcompile.triage.bitwise.promises import judge_bitwise
+from fuzzcompile.triage.triage_report import Report
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def judged(tmp_path: Path, body: str, dtype: str = "float32", settings: str = ""
     path.write_text(PROGRAM.format(body=body, dtype=dtype, settings=settings))
     own = load_case(path)
     report = Report(own.name, torch.__version__, "cpu", Verdict.ROUNDING, "high")
-    return judge_bitwise(under_contract(own), CPU, report, own=own, deadline=None).to_json()  # type: ignore[return-value]
+    return judge_bitwise(apply_contract(own), CPU, report, own=own, deadline=None).to_json()  # type: ignore[return-value]
 
 
 def promise(report: ReportJson, name: str) -> PromiseJson:
@@ -274,7 +274,7 @@ def test_another_backend_promises_nothing(tmp_path: Path):
 
     other = dataclasses.replace(own, settings=dataclasses.replace(own.settings, backend="aot_eager"))
     report = Report(own.name, torch.__version__, "cpu", Verdict.EQUAL, "high")
-    answer = judge_bitwise(under_contract(other), CPU, report, own=other, deadline=None).to_json()
+    answer = judge_bitwise(apply_contract(other), CPU, report, own=other, deadline=None).to_json()
     assert {each["holds"] for each in answer["contract"]["promises"]} == {None}
 
 
@@ -283,7 +283,7 @@ def test_settings_of_the_case_are_replaced(tmp_path: Path):
     settings = 'OPTIONS = {"emulate_precision_casts": False, "max_fusion_size": 8}'
     path.write_text(PROGRAM.format(body="x + y", dtype="float32", settings=settings))
     own = load_case(path)
-    assert replaced_settings(own) == ("emulate_precision_casts",)
-    under = under_contract(own).settings
+    assert list_replaced_settings(own) == ("emulate_precision_casts",)
+    under = apply_contract(own).settings
     assert dict(under.options) == {"max_fusion_size": 8}
     assert under.inductor["emulate_precision_casts"] is True

@@ -1,16 +1,12 @@
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from fuzzcompile.corpus import Store
-from fuzzcompile.corpus.models import Base
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-
 from postgres_server import PostgresServer, lacking
+
+from fuzzcompile.corpus.models import Base
+from fuzzcompile.corpus.store import Store
 
 _ON_POSTGRES_SLOWLY = {
     "test_corpus_export",

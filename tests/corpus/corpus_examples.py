@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any
 
-from fuzzcompile.corpus import Campaign, CaseRecord, Coverage, Reproducer
+from fuzzcompile.corpus.records import Campaign, CaseRecord, Coverage, Reproducer
 
 TORCH = "2.13.0+cpu"
 ENVIRONMENT = {

@@ -9,7 +9,9 @@ import corpus_examples as examples
 import pytest
 from sqlalchemy import create_engine, text
 
-from fuzzcompile.corpus import Store, StoredCampaign, campaign_seconds, moment_at
+from fuzzcompile.corpus.clock import campaign_seconds, moment_at
+from fuzzcompile.corpus.records import StoredCampaign
+from fuzzcompile.corpus.store import Store
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

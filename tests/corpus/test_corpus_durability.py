@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from corpus_examples import ENVIRONMENT, FIRED, STREAM, bug, case, report
 
-from fuzzcompile.corpus import CorpusError, Store, sqlite
+from fuzzcompile.corpus import sqlite
+from fuzzcompile.corpus.failures import CorpusError
+from fuzzcompile.corpus.store import Store
 
 ROOT = Path(__file__).parents[2]
 WRITER = Path(__file__).with_name("writer_process.py")

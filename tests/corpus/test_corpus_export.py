@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from corpus_examples import ENVIRONMENT, SDPA, bug, case, reproducer
 
-from fuzzcompile.corpus import CorpusError, FolderTakenError, Store, UnknownFindingError
+from fuzzcompile.corpus.failures import CorpusError, FolderTakenError, UnknownFindingError
+from fuzzcompile.corpus.store import Store
 
 
 @pytest.fixture

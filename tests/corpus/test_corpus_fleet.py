@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from corpus_examples import ENVIRONMENT, bug, campaign, case, report
 
-from fuzzcompile.corpus import Store, recording
+from fuzzcompile.corpus import recording
 from fuzzcompile.corpus.fleet import Fleet
-from fuzzcompile.reporting.fleet_text import fleet_text
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.report.fleet_text import fleet_text
 
 
 def machine(name: str, **fields: Any) -> dict[str, Any]:

@@ -16,10 +16,13 @@ from typing import Any
 import pytest
 from corpus_examples import ENVIRONMENT, FIRED, STREAM, TORCH, bug, campaign, case, report, reproducer
 
-from fuzzcompile.corpus import CorpusError, Mark, Related, Replay, Store
+from fuzzcompile.corpus.failures import CorpusError
 from fuzzcompile.corpus.importing import Arrived
+from fuzzcompile.corpus.marking import Mark
+from fuzzcompile.corpus.records import Related, Replay
 from fuzzcompile.corpus.sources import opened
-from fuzzcompile.errors import UsageError
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.model.errors import UsageError
 
 COMMITTED = Path(__file__).parents[2] / "corpus"
 FOLD = "post_grad:p.py:fold:sum(dim)"

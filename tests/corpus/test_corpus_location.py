@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.corpus import CorpusError, Store
+from fuzzcompile.corpus.failures import CorpusError
 from fuzzcompile.corpus.location import describe, resolve
-from fuzzcompile.errors import UsageError
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.model.errors import UsageError
 
 
 def assert_one_sentence(error: CorpusError, *parts: str) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from corpus_examples import ENVIRONMENT, bug, campaign, case, report, reproducer
 
-from fuzzcompile.corpus import Finding, Store
+from fuzzcompile.corpus.records import Finding
 from fuzzcompile.corpus.sources import opened
-from fuzzcompile.hints import Named
-from fuzzcompile.reporting.machines import seen_on, seen_on_and_next
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.model.hints import CommandSubject
+from fuzzcompile.report.machines import seen_on, seen_on_and_next
 
 XEON = ENVIRONMENT | {"cpu": "Xeon", "machine": "aaaaaaaa"}
 SAME_TYPE = XEON | {"machine": "bbbbbbbb"}
@@ -33,7 +34,7 @@ def test_a_finding_of_one_machine_waits_for_a_second(store: Store) -> None:
     assert machines.waits_for(EPYC) and machines.waits_for(SAME_TYPE) and not machines.waits_for(XEON)
     assert not machines.waits_for(EPYC | {"torch": "2.15.0"}) and not machines.waits_for(ENVIRONMENT)
     assert seen_on(machines) == "seen on one machine (Xeon)"
-    said = seen_on_and_next(machines, Named("F1"))
+    said = seen_on_and_next(machines, CommandSubject("F1"))
     assert said.startswith("Seen on one machine (Xeon); ") and said.endswith("fleet confirm F1`.")
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from corpus_examples import ENVIRONMENT, bug, case, reproducer
 
-from fuzzcompile.corpus import Kept, Store
+from fuzzcompile.corpus.records import Kept
+from fuzzcompile.corpus.store import Store
 
 PLACE = "post_grad:torch/_inductor/fx_passes/mine.py:fold_scale"
 SIZE, DTYPE = f"{PLACE}:size", f"{PLACE}:dtype"

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from corpus_examples import ENVIRONMENT, TORCH, bug, case, report, reproducer
 
-from fuzzcompile.corpus import Kept, Related, Replay, Store, UnknownFindingError
+from fuzzcompile.corpus.failures import UnknownFindingError
+from fuzzcompile.corpus.records import Kept, Related, Replay
+from fuzzcompile.corpus.store import Store
 
 PLACE = "post_grad:torch/_inductor/fx_passes/mine.py:fold_scale"
 AXIS, DTYPE = f"{PLACE}:sum(dim)", f"{PLACE}:dtype"

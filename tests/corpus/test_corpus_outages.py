@@ -18,7 +18,10 @@ from corpus_examples import ENVIRONMENT, FIRED, STREAM, TORCH, bug, campaign, ca
 from postgres_server import PostgresServer, lacking
 from sqlalchemy import event, exc
 
-from fuzzcompile.corpus import CorpusError, Replay, Store, liveness, outages
+from fuzzcompile.corpus import liveness, outages
+from fuzzcompile.corpus.failures import CorpusError
+from fuzzcompile.corpus.records import Replay
+from fuzzcompile.corpus.store import Store
 
 ROOT = Path(__file__).parents[2]
 WRITER = Path(__file__).with_name("writer_process.py")

@@ -20,8 +20,10 @@ from corpus_examples import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from fuzzcompile.corpus import Counters, Coverage, Store, UnknownFindingError, compiler_of
-from fuzzcompile.errors import UsageError
+from fuzzcompile.corpus.failures import UnknownFindingError
+from fuzzcompile.corpus.records import Counters, Coverage, compiler_of
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.model.errors import UsageError
 
 
 def rows(store: Store, query: str) -> list[tuple[object, ...]]:

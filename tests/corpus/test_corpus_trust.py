@@ -11,9 +11,10 @@ import pytest
 from corpus_examples import ENVIRONMENT, STREAM, bug, campaign, case, report, reproducer
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus import Store, UnknownFindingError, UntrustedError, copying
-from fuzzcompile.corpus.failures import CorpusGone
+from fuzzcompile.corpus import copying
+from fuzzcompile.corpus.failures import CorpusGone, UnknownFindingError, UntrustedError
 from fuzzcompile.corpus.sources import opened
+from fuzzcompile.corpus.store import Store
 from fuzzcompile.corpus.trusting import require_trust
 
 FOLD, OTHER = "post_grad:p.py:fold:sum(dim)", "post_grad:q.py:other:mul"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from corpus_examples import ENVIRONMENT, bug, case
 
-from fuzzcompile.corpus import Store
 from fuzzcompile.corpus.sources import opened
+from fuzzcompile.corpus.store import Store
 
 
 def recorded(store: Store, *features: tuple[str, ...]) -> str | None:

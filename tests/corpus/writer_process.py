@@ -8,7 +8,7 @@ import sys
 
 from corpus_examples import ENVIRONMENT, FIRED, STREAM, bug, campaign, case, report
 
-from fuzzcompile.corpus import Store
+from fuzzcompile.corpus.store import Store
 
 location, prefix = sys.argv[1:3]
 indices = range(int(sys.argv[3])) if sys.argv[3:] else itertools.count()

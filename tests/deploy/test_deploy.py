@@ -16,7 +16,7 @@ from typing import Any
 import click
 import pytest
 
-from fuzzcompile.cli.main import cli
+from fuzzcompile.front.cli.main import cli
 
 yaml = pytest.importorskip("yaml")
 

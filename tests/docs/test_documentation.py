@@ -9,7 +9,7 @@ import click
 import pytest
 from documented import PAGES, ROOT, commands, links
 
-from fuzzcompile.cli.main import cli
+from fuzzcompile.front.cli.main import cli
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from contributing import TEXT, Block, sections
 
-from fuzzcompile.facts import loading
+from fuzzcompile.model import facts
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sections()
@@ -23,9 +23,9 @@ ELSEWHERE = {"Add an idiom": "tests/generation/test_new_idiom.py"}
 def facts_folder(tmp_path, monkeypatch) -> Iterator[Path]:
     """A copy of the tables of facts, which are read from it."""
     folder = tmp_path / "facts"
-    shutil.copytree(ROOT / "fuzzcompile" / "facts", folder)
-    monkeypatch.setattr(loading.importlib.resources, "files", lambda package: folder)
-    caches = (loading.known_versions, loading.tables_of)
+    shutil.copytree(ROOT / "fuzzcompile" / "model" / "facts", folder)
+    monkeypatch.setattr(facts.importlib.resources, "files", lambda package: folder)
+    caches = (facts.list_known_versions, facts.load_tables)
     for cached in caches:
         cached.cache_clear()
     yield folder

@@ -14,15 +14,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuzzcompile.capture.ambient import Ambient
-from fuzzcompile.case import load_case
-from fuzzcompile.commands.attention_kernels import answers, table
-from fuzzcompile.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.execution.attention_backends import KERNELS, backends_for, forced, math_only, reasons, switched_on
-from fuzzcompile.execution.attention_calls import attention_calls, refuse_unless_usable
-from fuzzcompile.execution.building import build
-from fuzzcompile.execution.device import Numerics, pinned
-from fuzzcompile.reference.sdpa_math import sdpa_math
+from fuzzcompile.front.commands.doctor import ask_kernels, format_kernel_table
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.programs.capture.state import Ambient
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.attention_backends import KERNELS, backends_for, forced, math_only, reasons, switched_on
+from fuzzcompile.run.attention_calls import attention_calls, refuse_unless_usable
+from fuzzcompile.run.building import build
+from fuzzcompile.run.device import Numerics, pinned
+from fuzzcompile.run.reference.fused_attention import sdpa_math
 
 CPU = torch.device("cpu")
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
@@ -123,7 +123,7 @@ def test_a_kernel_that_is_off_is_never_usable(name: str):
             backend = named(backends_for(*inputs, **options))[name]
             assert not backend.usable and not backend.chosen and "switched off" in backend.reason
         assert name not in switched_on()
-        assert all(name not in answer.usable for answer in answers(CPU))
+        assert all(name not in answer.usable for answer in ask_kernels(CPU))
 
 
 def test_where_all_refuse_none_is_chosen():
@@ -234,10 +234,10 @@ def test_what_surrounded_a_scripts_call_does_not_undo_math_only():
     with pinned(Numerics(float32_matmul="high")):
         torch.backends.mkldnn.matmul.fp32_precision = "bf16"
         surrounding = Ambient.current()
-    with math_only(), surrounding.entered():
+    with math_only(), surrounding.enter():
         assert (Numerics.current().float32_matmul, switched_on()) == ("highest", ("math",))
         assert torch.backends.mkldnn.matmul.fp32_precision in ("none", "ieee")
-    with surrounding.entered():
+    with surrounding.enter():
         assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
 
 
@@ -303,10 +303,12 @@ def test_a_program_that_a_kernel_refuses_is_refused_with_the_shapes_and_a_way_ou
 
 
 def test_the_table_shows_what_is_chosen_first_and_each_reason_once():
-    answered = answers(CPU)
+    answered = ask_kernels(CPU)
     assert len(answered) == len({(each.inputs, each.width, each.dtype) for each in answered}) == 45
-    text = table(answered)
+    text = format_kernel_table(answered)
     assert any(line.startswith("causal") and "64, 80, 256" in line and "flash, math" in line for line in text)
     assert sum("non-zero dropout" in line for line in text) == 1
     with pinned(Numerics(math_sdp=False)):
-        assert any(line.startswith("training, dropout") and "none" in line for line in table(answers(CPU)))
+        assert any(
+            line.startswith("training, dropout") and "none" in line for line in format_kernel_table(ask_kernels(CPU))
+        )

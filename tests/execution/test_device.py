@@ -11,8 +11,8 @@ import numpy
 import pytest
 import torch
 
-from fuzzcompile.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.execution.device import Numerics, assign, assigned, pinned, resolve, seed_everything
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.run.device import Numerics, assign, assigned, pinned, resolve, seed_everything
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.execution import environment
-from fuzzcompile.execution.environment import describe
-from fuzzcompile.execution.toolchain import cxx_compiler
+from fuzzcompile.run import environment
+from fuzzcompile.run.environment import describe
+from fuzzcompile.run.toolchain import cxx_compiler
 
 CPU = torch.device("cpu")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuzzcompile.case import load_case
-from fuzzcompile.errors import EnvironmentUnfit
-from fuzzcompile.execution.footprint import Footprint, footprint_of, refuse_oversized
+from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.footprint import Footprint, footprint_of, refuse_oversized
 
 HEADER = """
 import torch

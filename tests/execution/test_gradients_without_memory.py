@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.case import load_case
-from fuzzcompile.execution import runs
-from fuzzcompile.judging.triage import triage
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run import runs
+from fuzzcompile.triage.engine import triage
 
 CPU = torch.device("cpu")
 SOURCE = """

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.commands.triage import triage_files
-from fuzzcompile.execution.lost_gpu import lost_gpu
-from fuzzcompile.worker.conditions import Conditions
+from fuzzcompile.front.commands.triage import triage_files
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.run.lost_gpu import lost_gpu
 
 OUT_OF_RANGE = """
 import torch

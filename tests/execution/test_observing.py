@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from fuzzcompile.case import Case, CompileSettings
-from fuzzcompile.execution import runs
-from fuzzcompile.execution.building import build
-from fuzzcompile.execution.memory import aliases
-from fuzzcompile.execution.observation import Observation
-from fuzzcompile.execution.trees import structure
+from fuzzcompile.run import runs
+from fuzzcompile.run.building import build
+from fuzzcompile.run.case import Case, CompileSettings
+from fuzzcompile.run.memory import aliases
+from fuzzcompile.run.observation import Observation
+from fuzzcompile.run.trees import structure
 
 CPU = torch.device("cpu")
 

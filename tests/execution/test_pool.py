@@ -23,18 +23,17 @@ import psutil
 import pytest
 
 import fuzzcompile
-from fuzzcompile.execution.pool import (
+from fuzzcompile.run.failures import (
     RemoteError,
     WorkerCrashed,
     WorkerFailed,
     WorkerOutOfMemory,
-    WorkerPool,
     WorkerStartFailed,
     WorkerStopped,
     WorkerTimeout,
-    current_device,
 )
-from fuzzcompile.execution.worker import leave, retire
+from fuzzcompile.run.pool import WorkerPool
+from fuzzcompile.run.worker import current_device, leave, retire
 
 PATIENCE = 30  # seconds for anything that should be quick, on a machine that is busy
 MIB = 2**20
@@ -582,7 +581,7 @@ def heed_interrupts() -> None:
 HANGING = """
     from pathlib import Path
     from test_pool import announce_and_sleep, hang_with_children
-    from fuzzcompile.execution.pool import WorkerPool
+    from fuzzcompile.run.pool import WorkerPool
 
     if __name__ == "__main__":
         with WorkerPool(3) as pool:
@@ -635,7 +634,7 @@ def test_workers_print_nothing_to_the_parents_streams(tmp_path: Path) -> None:
         tmp_path,
         """
         import os, sys
-        from fuzzcompile.execution.pool import WorkerPool
+        from fuzzcompile.run.pool import WorkerPool
 
         def chatter():
             print("from python", flush=True)
@@ -662,7 +661,7 @@ def test_environment_and_pythonpath_reach_the_workers(tmp_path: Path) -> None:
         """
         import os
         import only_on_pythonpath
-        from fuzzcompile.execution.pool import WorkerPool
+        from fuzzcompile.run.pool import WorkerPool
 
         if __name__ == "__main__":
             os.environ["SET_BY_THE_PARENT"] = "here"
@@ -680,7 +679,7 @@ def test_a_script_without_a_main_guard_starts_no_pools_in_its_workers(tmp_path: 
     stdout = run_script(
         tmp_path,
         """
-        from fuzzcompile.execution.pool import WorkerPool
+        from fuzzcompile.run.pool import WorkerPool
 
         def task():
             return 1
@@ -699,7 +698,7 @@ def test_the_interpreter_can_end_without_a_shutdown(tmp_path: Path) -> None:
         tmp_path,
         """
         import time
-        from fuzzcompile.execution.pool import WorkerPool
+        from fuzzcompile.run.pool import WorkerPool
 
         if __name__ == "__main__":
             pool = WorkerPool(2)
@@ -711,7 +710,7 @@ def test_the_interpreter_can_end_without_a_shutdown(tmp_path: Path) -> None:
 
 
 def test_the_pool_does_not_import_torch() -> None:
-    code = "import sys, fuzzcompile.execution.pool; sys.exit('torch' in sys.modules)"
+    code = "import sys, fuzzcompile.run.pool; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(fuzzcompile.__file__).parents[1]).returncode == 0
 
 

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fuzzcompile.case import Case, CompileSettings
-from fuzzcompile.execution import runs
-from fuzzcompile.execution.building import build
-from fuzzcompile.execution.observation import Observation
-from fuzzcompile.execution.tensors import StorageCopier, copy_tree
-from fuzzcompile.oracle.judgement import Observations, judge, same_bits
-from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.run import runs
+from fuzzcompile.run.building import build
+from fuzzcompile.run.case import Case, CompileSettings
+from fuzzcompile.run.observation import Observation
+from fuzzcompile.run.tensors import StorageCopier, copy_tree
+from fuzzcompile.triage.oracle.judgement import Observations, have_same_bits, judge
 
 CPU = torch.device("cpu")
 
@@ -72,7 +72,7 @@ def test_module_that_outlives_a_run_is_left_alone():
     first = eager(made)
     assert float64(made).values[0].value.dtype == torch.float64
     assert model[0].weight.dtype == torch.float32
-    assert same_bits(first, eager(made))
+    assert have_same_bits(first, eager(made))
     assert int(model[1].num_batches_tracked) == 0
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from fuzzcompile.case import Case, CompileSettings
-from fuzzcompile.execution import runs, streamed
-from fuzzcompile.execution.building import build
-from fuzzcompile.execution.streamed import Stream, is_streamed, native
+from fuzzcompile.run import runs, streamed
+from fuzzcompile.run.building import build
+from fuzzcompile.run.case import Case, CompileSettings
+from fuzzcompile.run.streamed import Stream, is_streamed, native
 
 CPU = torch.device("cpu")
 

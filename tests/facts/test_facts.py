@@ -13,8 +13,16 @@ import pytest
 import torch
 from torch._inductor import config
 
-from fuzzcompile.facts import FactsError, facts, facts_of, is_in_known_range, known_versions
-from fuzzcompile.facts.loading import merged, parsed, tables_of
+from fuzzcompile.model.facts import (
+    FactsError,
+    facts,
+    find_facts,
+    is_in_known_range,
+    list_known_versions,
+    load_tables,
+    merge_tables,
+    parse_tables,
+)
 
 has_own_table = pytest.mark.skipif(not facts().exact, reason="no table for this torch")
 only_2_13 = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="operators were checked in torch 2.13")
@@ -23,10 +31,10 @@ only_2_13 = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason
 # -- choosing a table -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("minor", known_versions())
+@pytest.mark.parametrize("minor", list_known_versions())
 def test_every_table_loads_and_says_how_it_was_checked(minor):
-    assert tables_of(minor).checked
-    assert facts_of(f"{minor[0]}.{minor[1]}.0+cpu").exact
+    assert load_tables(minor).checked
+    assert find_facts(f"{minor[0]}.{minor[1]}.0+cpu").exact
 
 
 @pytest.mark.parametrize(
@@ -41,7 +49,7 @@ def test_every_table_loads_and_says_how_it_was_checked(minor):
     ],
 )
 def test_the_nearest_table_stands_in_and_a_note_says_so(version, table):
-    chosen = facts_of(version)
+    chosen = find_facts(version)
     assert chosen.table == table
     if chosen.exact:
         assert chosen.note is None
@@ -60,21 +68,21 @@ def test_the_package_asks_for_a_torch_in_the_known_range():
     (bounds,) = [name for name in metadata.requires("fuzzcompile") or () if name.startswith("torch")]
     lowest, beyond = (re.search(rf"{sign}(\d+)\.(\d+)", bounds) for sign in (">=", "<(?!=)"))
     assert lowest is not None and beyond is not None
-    assert known_versions()[0] == (int(lowest[1]), int(lowest[2]))
-    assert known_versions()[-1] == (int(beyond[1]), int(beyond[2]) - 1)
+    assert list_known_versions()[0] == (int(lowest[1]), int(lowest[2]))
+    assert list_known_versions()[-1] == (int(beyond[1]), int(beyond[2]) - 1)
 
 
 def test_reasons_hold_only_on_the_version_they_were_checked_on():
     rule = ("post_grad", "move_constructors_to_cuda", "cpu", frozenset[str]())
-    assert facts_of("2.13.0").reason_for(*rule) is not None
+    assert find_facts("2.13.0").find_reason(*rule) is not None
     for version in ("2.11.0", "2.12.0", "2.15.0"):
-        assert not facts_of(version).has_reasons and facts_of(version).reason_for(*rule) is None
+        assert not find_facts(version).has_reasons and find_facts(version).find_reason(*rule) is None
 
 
 def test_a_version_adds_to_the_base():
-    added = merged({"a": ["x"], "b": {"c": "1", "d": ["y"]}}, {"a": ["z"], "b": {"c": "2", "d": ["w"]}})
+    added = merge_tables({"a": ["x"], "b": {"c": "1", "d": ["y"]}}, {"a": ["z"], "b": {"c": "2", "d": ["w"]}})
     assert added == {"a": ["x", "z"], "b": {"c": "2", "d": ["y", "w"]}}
-    assert facts_of("2.11.0").passes.mandatory < facts_of("2.13.0").passes.mandatory
+    assert find_facts("2.11.0").passes.mandatory < find_facts("2.13.0").passes.mandatory
 
 
 # -- malformed tables -------------------------------------------------------------------------------
@@ -85,8 +93,8 @@ def table() -> dict[str, object]:
     import importlib.resources
     import tomllib
 
-    files = importlib.resources.files("fuzzcompile.facts")
-    return merged(*(tomllib.loads((files / name).read_text()) for name in ("base.toml", "2.13.toml")))
+    files = importlib.resources.files("fuzzcompile.model.facts")
+    return merge_tables(*(tomllib.loads((files / name).read_text()) for name in ("base.toml", "2.13.toml")))
 
 
 @pytest.mark.parametrize(
@@ -106,13 +114,13 @@ def test_a_malformed_table_is_refused_in_one_sentence(change, message):
     if message.startswith("item"):  # its number is that of the list as merged
         base["passes"] = {**base["passes"], "mandatory": ["name"] * 13}  # type: ignore[dict-item]
     with pytest.raises(FactsError, match=re.escape(message)) as refused:
-        parsed(merged(base, change), "x.toml")
+        parse_tables(merge_tables(base, change), "x.toml")
     assert "\n" not in str(refused.value)
 
 
 def test_what_is_no_version_is_refused():
     with pytest.raises(FactsError, match="does not start with numbers"):
-        facts_of("nightly")
+        find_facts("nightly")
 
 
 # -- the installed torch ------------------------------------------------------------------------------
@@ -156,9 +164,9 @@ def test_the_passes_of_the_table_exist():
 @has_own_table
 def test_the_settings_of_the_table_exist_and_what_they_switch_off_too():
     assert [name for name in settings() if name not in config._config] == []
-    from fuzzcompile.compiler.catalogue import known_to
+    from fuzzcompile.compiler.rule_catalogue import list_known_rules
 
-    assert absent(facts().settings.switching_off, (row.name for row in known_to(torch.device("cpu")))) == []
+    assert absent(facts().settings.switching_off, (row.name for row in list_known_rules(torch.device("cpu")))) == []
 
 
 @has_own_table

@@ -7,21 +7,21 @@ import fnmatch
 import pytest
 import torch
 
-from fuzzcompile.commands import coverage
-from fuzzcompile.compiler.catalogue import Known, known_to
-from fuzzcompile.facts import Reason, facts
-from fuzzcompile.generation.toggles import TOGGLES
+from fuzzcompile.compiler.facts.inductor_toggles import TOGGLES
+from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
+from fuzzcompile.front.commands import coverage
+from fuzzcompile.model.facts import UnreachableReason, facts
 
 pytestmark = pytest.mark.skipif(not facts().has_reasons, reason="reasons were not checked in this torch")
 
 
 @pytest.fixture(scope="module")
-def rules() -> list[Known]:
-    return [row for row in known_to(torch.device("cpu")) if row.kind in ("pass", "pattern")]
+def rules() -> list[KnownRule]:
+    return [row for row in list_known_rules(torch.device("cpu")) if row.kind in ("pass", "pattern")]
 
 
-def reason_for(rule: Known, device: str, switched_on: frozenset[str] | None = None) -> Reason | None:
-    return facts().reason_for(rule.stage, rule.name, device, switched_on or coverage.switched_on())
+def reason_for(rule: KnownRule, device: str, switched_on: frozenset[str] | None = None) -> UnreachableReason | None:
+    return facts().find_reason(rule.stage, rule.name, device, switched_on or coverage.list_switched_on())
 
 
 def test_every_name_is_registered(rules):

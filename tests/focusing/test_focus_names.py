@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.errors import UsageError
-from fuzzcompile.focusing.asked import asked_for
-from fuzzcompile.focusing.definitions import CodeGraph, Source
-from fuzzcompile.focusing.naming import meant
-from fuzzcompile.span import END, Span
+from fuzzcompile.fuzz.focus.code_graph import CodeGraph, DefinitionSource
+from fuzzcompile.fuzz.focus.focus_request import parse_focus
+from fuzzcompile.fuzz.focus.focus_worker import select_names
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.focus_plan import END, Span
 
 RULES = [("joint_graph", "_sfdp_pattern_1_inference"), ("joint_graph", "_sfdp_pattern_1_training"),
          ("joint_graph", "_sfdp_pattern_2_inference"), ("post_grad", "addmm"), ("post_grad", "mm_plus_mm"),
@@ -67,13 +67,13 @@ def readings():
     ],
 )
 def test_a_name_means_a_rule_a_family_an_operator_or_what_ends_so(what, names):
-    assert meant(what, RULES, OPERATORS, readings()) == names
+    assert select_names(what, RULES, OPERATORS, readings()) == names
 
 
 @pytest.mark.parametrize(("what", "says"), [("admm", "nearest are addmm"), ("inference", "may mean several")])
 def test_a_name_that_means_nothing_or_several_things_is_refused_with_the_nearest(what, says):
     with pytest.raises(UsageError, match=says):
-        meant(what, RULES, OPERATORS, readings())
+        select_names(what, RULES, OPERATORS, readings())
 
 
 @pytest.fixture
@@ -107,61 +107,61 @@ def change(checkout: Path, before: str, after: str) -> None:
 
 
 def test_lines_are_those_of_the_installed_torch(installed):
-    assert asked_for([f"{PASSES}:4-5"], [], None, installed).question.spans == (Span(PASSES, 4, 5),)
-    assert asked_for(["passes.py"], [], None, installed).question.spans == (Span(PASSES, 1, END),)
-    assert asked_for([f"{installed / PASSES}:8"], [], None, installed).question.spans == (Span(PASSES, 8, 8),)
-    assert asked_for(["addmm"], [], None, installed).question.names == ("addmm",)
+    assert parse_focus([f"{PASSES}:4-5"], [], None, installed).question.spans == (Span(PASSES, 4, 5),)
+    assert parse_focus(["passes.py"], [], None, installed).question.spans == (Span(PASSES, 1, END),)
+    assert parse_focus([f"{installed / PASSES}:8"], [], None, installed).question.spans == (Span(PASSES, 8, 8),)
+    assert parse_focus(["addmm"], [], None, installed).question.names == ("addmm",)
 
 
 @pytest.mark.parametrize("what", [f"{PASSES}:900", f"{PASSES}:9-4", "torch/_inductor/missing.py", f"{PASSES}:0-4"])
 def test_lines_and_files_that_there_are_not_are_refused(installed, what):
     with pytest.raises(UsageError, match="--focus"):
-        asked_for([what], [], None, installed)
+        parse_focus([what], [], None, installed)
 
 
 def test_a_diff_aims_at_the_same_definitions_of_the_installed_torch(installed, checkout):
     change(checkout, "match.size < LIMIT", "match.size <= LIMIT")
-    asked = asked_for([], ["HEAD"], checkout, installed)
+    asked = parse_focus([], ["HEAD"], checkout, installed)
     assert asked.question.spans == (Span(PASSES, 4, 5),)  # eleven lines further down in the checkout
 
 
 def test_what_only_the_checkout_has_is_said_and_comments_count_as_nothing(installed, checkout):
     change(checkout, "def unused", "def added():\n    return 2\n\n\ndef unused")
     with pytest.raises(UsageError, match="does not define added"):
-        asked_for([], ["HEAD"], checkout, installed)
+        parse_focus([], ["HEAD"], checkout, installed)
     change(checkout, "LIMIT = 4", "LIMIT = 5")
-    assert "does not define added" in asked_for([], ["HEAD"], checkout, installed).notes[0]
+    assert "does not define added" in parse_focus([], ["HEAD"], checkout, installed).notes[0]
     git(checkout, "checkout", "-q", ".")
     change(checkout, "    return 1\n", "    # why\n    return 1\n")
     with pytest.raises(UsageError, match="nothing to aim at"):
-        asked_for([], ["HEAD"], checkout, installed)
+        parse_focus([], ["HEAD"], checkout, installed)
 
 
 def test_a_revision_and_a_checkout_that_there_are_not_are_refused(installed, checkout, tmp_path):
     with pytest.raises(UsageError, match="knows no such diff"):
-        asked_for([], ["nowhere"], checkout, installed)
+        parse_focus([], ["nowhere"], checkout, installed)
     with pytest.raises(UsageError, match="no checkout of PyTorch"):
-        asked_for([], ["HEAD"], tmp_path, installed)
+        parse_focus([], ["HEAD"], tmp_path, installed)
     with pytest.raises(UsageError, match="--changed"):
-        asked_for(["addmm"], [], checkout, installed)
+        parse_focus(["addmm"], [], checkout, installed)
 
 
 def test_lines_of_a_file_of_a_checkout_are_mapped_by_name(installed, checkout):
-    asked = asked_for([f"{checkout / PASSES}:11-12"], [], None, installed)
+    asked = parse_focus([f"{checkout / PASSES}:11-12"], [], None, installed)
     assert asked.question.spans == (Span(PASSES, 4, 5),)
 
 
 def test_definitions_know_what_they_use_also_through_methods_and_constants(installed):
     graph = CodeGraph(installed, [PASSES])
-    limit = graph.places_at(Span(PASSES, 1, 1))
-    reached = graph.reached([(PASSES, "handler")])
+    limit = graph.find_places(Span(PASSES, 1, 1))
+    reached = graph.find_reached([(PASSES, "handler")])
     assert limit == [(PASSES, "LIMIT")]
     assert set(limit) <= reached
     assert (PASSES, "unused") not in reached
-    assert (PASSES, "helper") in graph.reached([(PASSES, "Fusion.match")])
-    assert graph.users([(PASSES, "unused")]) == set()
+    assert (PASSES, "helper") in graph.find_reached([(PASSES, "Fusion.match")])
+    assert graph.find_users([(PASSES, "unused")]) == set()
 
 
 def test_the_line_of_a_method_is_the_methods_and_not_its_whole_class():
-    source = Source.parse(PASSES, CODE)
-    assert [part.name for part in source.at(20, 20)] == ["Fusion.match"]
+    source = DefinitionSource.parse(PASSES, CODE)
+    assert [part.name for part in source.find_at(20, 20)] == ["Fusion.match"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.cli import main
+from fuzzcompile.front.cli.main import main
 
 # The rule that gives every concatenation one form makes it 1 % too large.
 PLANT = """

@@ -6,24 +6,23 @@ import ast
 
 import pytest
 
-from fuzzcompile.campaign.drawing import Drawn
-from fuzzcompile.campaign.focused import BLOCK, Focused, FocusedSteering
-from fuzzcompile.campaign.steering import Outcome
-from fuzzcompile.focusing.plan import Aim, Plan, Seen
-from fuzzcompile.focusing.sources import with_settings
-from fuzzcompile.focusing.tally import FOCUS, FocusTally
-from fuzzcompile.generation.patterned import Operand, PatternProgram
-from fuzzcompile.generation.switches import switching_on
-from fuzzcompile.span import Span
+from fuzzcompile.compiler.facts.inductor_toggles import solve_switches
+from fuzzcompile.fuzz.campaign.case_sources import DrawnCase
+from fuzzcompile.fuzz.campaign.focus_steering import BLOCK, FocusSource, FocusSteering
+from fuzzcompile.fuzz.campaign.steering import PlaceOutcome
+from fuzzcompile.fuzz.focus.focus_counts import FOCUS, FocusTally
+from fuzzcompile.fuzz.focus.focus_settings import add_settings
+from fuzzcompile.model.focus_plan import FocusAim, FocusObservation, FocusPlan, Span
+from fuzzcompile.programs.edits.pattern_program import Operand, PatternProgram
 
 SETTINGS = {"pre_grad_fusion_options": {"normalization_pass": {}, "merge_splits_pass": {}}}
-AIM = Aim(
+AIM = FocusAim(
     "merge_splits", "pattern", "pre_grad", (("pre_grad", "merge_splits"),), SETTINGS, operators=(("a", "b"), ("c",))
 )
 X = Operand("x", (4, 4))
 SPLIT = ("y = torch.split(x, 2)",)
 PROGRAM = PatternProgram("pre_grad", "merge_splits", None, "pattern", (X,), SPLIT, ("y",), {}, fires=True)
-LINES = Aim("ir.py:1-9", "lines", "", spans=(Span("ir.py", 1, 9),))
+LINES = FocusAim("ir.py:1-9", "lines", "", spans=(Span("ir.py", 1, 9),))
 
 
 def settings_in(source: str, name: str) -> object:
@@ -41,13 +40,13 @@ def settings_in(source: str, name: str) -> object:
     ],
 )  # fmt: skip
 def test_settings_are_put_beside_those_of_a_case(before, config):
-    source = with_settings(f"import torch\n{before}\ndef make():\n    return torch.relu, ()\n", SETTINGS)
+    source = add_settings(f"import torch\n{before}\ndef make():\n    return torch.relu, ()\n", SETTINGS)
     assert settings_in(source, "CONFIG") == {"inductor": config}
-    assert with_settings(source, SETTINGS) == source
+    assert add_settings(source, SETTINGS) == source
 
 
 def test_an_option_of_the_case_keeps_its_place():
-    source = with_settings('import torch\nOPTIONS = {"pre_grad_fusion_options": {"batch_relu": {}}}\n', SETTINGS)
+    source = add_settings('import torch\nOPTIONS = {"pre_grad_fusion_options": {"batch_relu": {}}}\n', SETTINGS)
     assert "batch_relu" in settings_in(source, "OPTIONS")["pre_grad_fusion_options"]
     assert "merge_splits_pass" in settings_in(source, "OPTIONS")["pre_grad_fusion_options"]
     assert "CONFIG" not in source
@@ -73,15 +72,15 @@ def test_a_condition_says_what_has_to_be_set(condition, settings):
             raise AttributeError(entry)
         return present[entry]
 
-    assert switching_on(condition, value) == settings
+    assert solve_switches(condition, value) == settings
 
 
-def steering(*aims: Aim, programs: tuple[PatternProgram, ...] = (PROGRAM,)) -> FocusedSteering:
-    return FocusedSteering(Focused(Plan(aims), programs=programs), seed=0)
+def steering(*aims: FocusAim, programs: tuple[PatternProgram, ...] = (PROGRAM,)) -> FocusSteering:
+    return FocusSteering(FocusSource(FocusPlan(aims), programs=programs), seed=0)
 
 
-def outcome(drawn: Drawn, *items: tuple[str, str, str]) -> Outcome:
-    return Outcome(drawn, frozenset(items), screened=True)
+def outcome(drawn: DrawnCase, *items: tuple[str, str, str]) -> PlaceOutcome:
+    return PlaceOutcome(drawn, frozenset(items), screened=True)
 
 
 def test_the_first_case_of_an_aim_is_its_program_under_its_settings():
@@ -101,11 +100,11 @@ def test_the_way_of_drawing_that_makes_an_aim_match_is_drawn_more_often():
         steered.learn(index, outcome(case, *([("pre_grad", "merge_splits", "fired")] if fired else [])))
     late = arms[30:]
     assert late.count("drawn as:grammar") > len(late) / 3 > 60 / 3 * arms[: 2 * BLOCK].count("drawn as:grammar") / 60
-    assert not steered.seeking
+    assert not steered.is_seeking
 
 
 def test_an_aim_that_never_matched_is_drawn_for_more_often():
-    other = Aim("other", "pattern", "pre_grad", (("pre_grad", "other"),))
+    other = FocusAim("other", "pattern", "pre_grad", (("pre_grad", "other"),))
     steered, labels = steering(AIM, other), []
     for index in range(80):
         case, _ = steered.at(index)
@@ -120,18 +119,18 @@ def test_lines_are_met_where_one_of_them_ran():
     case, _ = steered.at(0)
     steered.learn(0, outcome(case, (FOCUS, "ir.py:1-9", "fired")))
     steered.at(2 * BLOCK)
-    assert not steered.seeking
+    assert not steered.is_seeking
 
 
 def test_counts_say_what_fired_what_refused_and_what_is_missing():
-    tally = FocusTally(Plan((AIM, LINES)))
-    tally.count([], Seen(operators=frozenset({"b"})))
+    tally = FocusTally(FocusPlan((AIM, LINES)))
+    tally.count([], FocusObservation(operators=frozenset({"b"})))
     assert tally.to_json()["merge_splits"]["missing"] == "no graph called c"
     assert tally.to_json()["ir.py:1-9"] | {"fired": 0, "refused": 0, "matched": 0} == tally.to_json()["ir.py:1-9"]
     why = "same_dims: a != b (x.py:3)"
     tally.count(
         [("pre_grad", "merge_splits", "fired", 2), ("pre_grad", "merge_splits", "refused", 1), ("p", "x", "fired", 9)],
-        Seen(
+        FocusObservation(
             checks={("pre_grad", "merge_splits", why): 1},
             spans=frozenset(LINES.spans),
             lines=frozenset({("ir.py", 3), ("ir.py", 40)}),
@@ -141,4 +140,4 @@ def test_counts_say_what_fired_what_refused_and_what_is_missing():
     assert (entry["fired"], entry["refused"], entry["matched"], entry["cases"]) == (2, 1, 3, 1)
     assert entry["checks"] == {why: 1}
     assert tally.to_json()["ir.py:1-9"]["lines"] == 1
-    assert any("refused by same_dims" in line for line in tally.lines())
+    assert any("refused by same_dims" in line for line in tally.format_lines())

@@ -9,17 +9,16 @@ import pytest
 import torch
 from torch._inductor.fx_passes import mkldnn_fusion, post_grad
 
-from fuzzcompile.errors import UsageError
-from fuzzcompile.focusing.plan import FocusQuestion, Plan
-from fuzzcompile.span import Span
-from fuzzcompile.worker.focusing import plan_of
+from fuzzcompile.fuzz.focus.focus_worker import find_focus_plan
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.focus_plan import FocusPlan, FocusQuestion, Span
 
 ROOT = Path(torch.__file__).parent.parent
 NEEDS_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="the reasons asked for are those of the CPU")
 
 
-def aimed(*names: str, spans: tuple[Span, ...] = ()) -> Plan:
-    return plan_of(FocusQuestion(names, spans))
+def aimed(*names: str, spans: tuple[Span, ...] = ()) -> FocusPlan:
+    return find_focus_plan(FocusQuestion(names, spans))
 
 
 def span_of(function: object, offset: int = 0) -> Span:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from each_idiom import pen
 
-from fuzzcompile.generation import CaseSpec, render
-from fuzzcompile.generation.fitting import fitted
-from fuzzcompile.generation.idioms import Idiom, idioms
-from fuzzcompile.generation.near_misses import NEAR_MISSES, NearMiss
-from fuzzcompile.generation.spec import Attention, Block, Dims, Part
+from fuzzcompile.fuzz.generation.constraints import fit_spec
+from fuzzcompile.fuzz.generation.rendering import render
+from fuzzcompile.fuzz.generation.spec import Attention, Block, CaseSpec, Dims, Part
+from fuzzcompile.fuzz.idioms.registry import Idiom, idioms
+from fuzzcompile.fuzz.near_misses.near_miss_registry import NEAR_MISSES, NearMiss
 
 DIMS = Dims(batch=2, sequence=5, heads=4, head_dim=6)
 PLAIN = CaseSpec(Attention("attention_div"), DIMS)
@@ -21,7 +21,7 @@ PLAIN = CaseSpec(Attention("attention_div"), DIMS)
 
 def with_idiom(idiom: Idiom, seed: int) -> CaseSpec:
     """A case in a block around the idiom, its choices drawn."""
-    part = idiom.part(pen(seed)) if idiom.draw_attention is None else Part(idiom.name)
+    part = idiom.draw_choices(pen(seed)) if idiom.draw_attention is None else Part(idiom.name)
     projected = Attention("attention_div", projection="projection_linear")
     made = {
         "attention": lambda: CaseSpec(idiom.draw_attention(pen(seed)), DIMS),  # type: ignore[misc]
@@ -36,7 +36,7 @@ def with_idiom(idiom: Idiom, seed: int) -> CaseSpec:
         "embedding": lambda: CaseSpec(projected, DIMS, Block(), embedding=idiom.name),
         "head": lambda: CaseSpec(projected, DIMS, Block(), head=part),
     }
-    return fitted(made[idiom.role]())
+    return fit_spec(made[idiom.role]())
 
 
 SDPA = (("scaled", False), ("math", False))
@@ -86,7 +86,7 @@ def test_an_operator_leaves_its_mark_and_a_program_that_runs(operator: NearMiss)
         if not operator.applies(start):
             continue
         for seed in range(4):
-            spec = fitted(operator.change(pen(seed), fitted(start)))
+            spec = fit_spec(operator.change(pen(seed), fit_spec(start)))
             if operator.name in spec.near_misses:
                 applied += 1
                 with pytest.raises(REFUSALS) if operator.name == "refused" else contextlib.nullcontext():
@@ -97,4 +97,4 @@ def test_an_operator_leaves_its_mark_and_a_program_that_runs(operator: NearMiss)
 def test_a_spec_that_fits_is_left_as_it_is() -> None:
     for idiom in idioms():
         spec = with_idiom(idiom, 3)
-        assert fitted(spec) == spec
+        assert fit_spec(spec) == spec

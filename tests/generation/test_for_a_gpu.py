@@ -6,37 +6,39 @@ import json
 
 import pytest
 
-from fuzzcompile.campaign.profiles import for_this_torch
-from fuzzcompile.generation import Profile, StaleRecipe, case_at, from_choices, generator_version
-from fuzzcompile.generation.repertoire import GPU
-from fuzzcompile.generation.toggles import FOR_GPU, toggle
+from fuzzcompile.compiler.facts.inductor_toggles import FOR_GPU, find_toggle
+from fuzzcompile.fuzz.campaign.case_sources import fit_installed_torch
+from fuzzcompile.fuzz.generation.cases import draw_case_at, from_choices
+from fuzzcompile.fuzz.generation.profile import GPU_REPERTOIRE, Profile, StaleRecipe, compute_generator_version
 
 FOR_A_GPU = Profile(gpu=True)
 
 
 @pytest.fixture(scope="module")
 def specs():
-    return [case_at(0, index, FOR_A_GPU).spec for index in range(300)]
+    return [draw_case_at(0, index, FOR_A_GPU).spec for index in range(300)]
 
 
 def test_half_precision_comes_first_and_every_setting_of_gpus_is_drawn(specs):
     assert sum(spec.dtype != "float32" for spec in specs) > 0.65 * len(specs)
     drawn = {name for spec in specs for name in spec.compile.toggles}
     assert drawn >= {setting.name for setting in FOR_GPU if setting.weight > 1}
-    assert not any(toggle(name).of_the_cpu for name in drawn)
+    assert not any(find_toggle(name).is_cpu_only for name in drawn)
 
 
 def test_sizes_reach_what_only_gpus_have_and_stay_affordable(specs):
     assert any(spec.dims.batch * spec.dims.sequence > 128 for spec in specs), "no sum over columns is split"
     assert any(spec.dims.head_dim > 256 for spec in specs), "no head is too wide for flash attention"
-    assert GPU.most_features is not None and all(spec.dims.width <= GPU.most_features for spec in specs)
+    assert GPU_REPERTOIRE.most_features is not None and all(
+        spec.dims.width <= GPU_REPERTOIRE.most_features for spec in specs
+    )
 
 
 def test_its_recipes_have_a_version_of_their_own():
-    assert generator_version(gpu=True) != generator_version()
+    assert compute_generator_version(gpu=True) != compute_generator_version()
     stored = Profile.from_json(json.loads(json.dumps(FOR_A_GPU.to_json())))
     assert stored == FOR_A_GPU
-    case = case_at(1, 3, FOR_A_GPU)
+    case = draw_case_at(1, 3, FOR_A_GPU)
     assert from_choices(case.choices, stored) == case
     with pytest.raises(StaleRecipe):
         Profile.from_json({**FOR_A_GPU.to_json(), "gpu": False})
@@ -49,6 +51,6 @@ def test_a_profile_stored_before_there_were_targets_is_still_read():
 
 def test_settings_of_gpus_are_drawn_for_a_target_only():
     gpus = {setting.name for setting in FOR_GPU}
-    plain = for_this_torch(Profile())
-    assert not plain.gpu and for_this_torch(Profile(), "cuda:sm_90").gpu
-    assert not any(gpus & set(case_at(0, index, plain).spec.compile.toggles) for index in range(100))
+    plain = fit_installed_torch(Profile())
+    assert not plain.gpu and fit_installed_torch(Profile(), "cuda:sm_90").gpu
+    assert not any(gpus & set(draw_case_at(0, index, plain).spec.compile.toggles) for index in range(100))

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.cli.main import main
-from fuzzcompile.generation import Profile, case_at
+from fuzzcompile.front.cli.main import main
+from fuzzcompile.fuzz.generation.cases import draw_case_at
+from fuzzcompile.fuzz.generation.profile import Profile
 
 
 def generate(*arguments: str) -> int:
@@ -24,7 +25,7 @@ def test_files_are_cases_that_say_what_made_them(tmp_path: Path, capsys: pytest.
     paths = [Path(path) for path in json.loads(capsys.readouterr().out)]
     assert paths == sorted((tmp_path / "out").iterdir())
     for index, path in enumerate(paths):
-        case = case_at(7, index, Profile())
+        case = draw_case_at(7, index, Profile())
         text = path.read_text(encoding="utf-8")
         docstring = text.split('"""')[1]
         assert text.endswith(case.source)

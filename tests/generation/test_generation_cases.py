@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from fuzzcompile.execution.runs import grad_mode
-from fuzzcompile.generation import GeneratedCase, Profile, case_at, from_choices, names, render
-from fuzzcompile.generation.idioms import idiom
-from fuzzcompile.generation.spec import Call, Dims
+from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at, from_choices
+from fuzzcompile.fuzz.generation.profile import Profile, list_names
+from fuzzcompile.fuzz.generation.rendering import render
+from fuzzcompile.fuzz.generation.spec import Dims, FurtherCall
+from fuzzcompile.fuzz.idioms.registry import idiom
+from fuzzcompile.run.runs import grad_mode
 
 EVERYTHING = Profile()
 CLEAN = Profile(near_misses=False)
@@ -24,7 +26,7 @@ PLAIN = Profile(near_misses=False, dtypes=("float32",), training=False)
 
 
 def cases(profile: Profile, count: int, seed: int = 0) -> list[GeneratedCase]:
-    return [case_at(seed, index, profile) for index in range(count)]
+    return [draw_case_at(seed, index, profile) for index in range(count)]
 
 
 def run_in_eager(case: GeneratedCase) -> list[torch.Tensor]:
@@ -55,19 +57,19 @@ def test_every_case_runs_in_eager_and_without_near_misses_gives_finite_outputs(p
 
 def test_a_case_is_the_same_in_another_process_whatever_was_drawn_before() -> None:
     program = (
-        "from fuzzcompile.generation import Profile, case_at\n"
-        "print(*(case_at(7, index, Profile()).sha256 for index in (5, 3, 4)))"
+        "from fuzzcompile.fuzz.generation.cases import Profile, draw_case_at\n"
+        "print(*(draw_case_at(7, index, Profile()).sha256 for index in (5, 3, 4)))"
     )
     drawn = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert drawn.stdout.split() == [case_at(7, index, EVERYTHING).sha256 for index in (5, 3, 4)]
+    assert drawn.stdout.split() == [draw_case_at(7, index, EVERYTHING).sha256 for index in (5, 3, 4)]
     assert not drawn.stderr
 
 
 def test_seed_index_and_profile_each_matter() -> None:
-    base = case_at(0, 0, EVERYTHING).sha256
-    assert base != case_at(1, 0, EVERYTHING).sha256
-    assert base != case_at(0, 1, EVERYTHING).sha256
-    assert base != case_at(0, 0, PLAIN).sha256
+    base = draw_case_at(0, 0, EVERYTHING).sha256
+    assert base != draw_case_at(1, 0, EVERYTHING).sha256
+    assert base != draw_case_at(0, 1, EVERYTHING).sha256
+    assert base != draw_case_at(0, 0, PLAIN).sha256
 
 
 def test_the_same_case_makes_the_same_values_twice() -> None:
@@ -167,9 +169,9 @@ def _form(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def test_sizes_of_further_calls_are_named_by_how_they_relate_to_the_first() -> None:
     first = Dims(2, 5, 3, 8, 7)
-    assert Call("many", "batch").dims(first) == Dims(17, 2, 3, 8, 7)
-    assert Call("none", "one").dims(first) == Dims(0, 1, 3, 8, 7)
-    assert Call("sequence", "head_dim").dims(first) == Dims(5, 8, 3, 8, 7)
+    assert FurtherCall("many", "batch").dims(first) == Dims(17, 2, 3, 8, 7)
+    assert FurtherCall("none", "one").dims(first) == Dims(0, 1, 3, 8, 7)
+    assert FurtherCall("sequence", "head_dim").dims(first) == Dims(5, 8, 3, 8, 7)
 
 
 def test_a_case_that_is_exported_asks_for_nothing_that_export_lacks() -> None:
@@ -189,7 +191,7 @@ def test_a_layer_with_python_state_is_called_again() -> None:
 
 
 def test_a_case_knows_what_it_is_made_of() -> None:
-    known = {name.name for name in names()}
+    known = {name.name for name in list_names()}
     for case in cases(EVERYTHING, 100):
         assert len(set(case.features)) == len(case.features)
         assert {*case.spec.idioms, *case.spec.near_misses} <= known & set(case.features)

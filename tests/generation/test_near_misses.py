@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fuzzcompile.generation import GeneratedCase, Profile, case_at, names
-from fuzzcompile.generation.near_misses import NEAR_MISSES
+from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at
+from fuzzcompile.fuzz.generation.profile import Profile, list_names
+from fuzzcompile.fuzz.near_misses.near_miss_registry import NEAR_MISSES
 
 NAMES = [operator.name for operator in NEAR_MISSES]
 OF_THE_MATHS = {"softmax_axis", "key_permuted"}
@@ -14,7 +15,7 @@ OF_THE_SHAPE = {"batch_one", "sequence_is_heads", "sequence_is_head_dim"}
 
 def test_none_is_drawn_when_they_are_off() -> None:
     for index in range(300):
-        assert case_at(0, index, Profile(near_misses=False)).spec.near_misses == ()
+        assert draw_case_at(0, index, Profile(near_misses=False)).spec.near_misses == ()
 
 
 def test_each_is_drawn_when_they_are_on(many: list[GeneratedCase]) -> None:
@@ -37,7 +38,7 @@ def test_no_near_miss_hides_every_key_from_a_line_of_another_axis(many: list[Gen
 
 
 def test_names_are_registered_once_with_what_they_do() -> None:
-    known = names()
+    known = list_names()
     assert len({name.name for name in known}) == len(known)
     assert all(name.summary.strip() for name in known)
     assert all(name.weight > 0 for name in known)

@@ -16,20 +16,19 @@ from planting import ERROR, restored
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, Match, register_graph_pattern
 
-import fuzzcompile.generation
-from fuzzcompile.case import load_case
-from fuzzcompile.generation import GeneratedCase, Profile, StaleRecipe, case_at, from_choices
-from fuzzcompile.generation.idioms import idiom, idioms
-from fuzzcompile.generation.near_misses import NEAR_MISSES
-from fuzzcompile.generation.near_misses.detour_registry import unregister_detour
-from fuzzcompile.generation.registry import register, unregister
-from fuzzcompile.judging.report import Report
-from fuzzcompile.judging.triage import triage
-from fuzzcompile.reduction.recipe import shrink_recipe
+import fuzzcompile.fuzz.generation.cases
+from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at, from_choices
+from fuzzcompile.fuzz.generation.profile import Profile, StaleRecipe
+from fuzzcompile.fuzz.idioms.registry import idiom, idioms, register, unregister
+from fuzzcompile.fuzz.near_misses.near_miss_registry import NEAR_MISSES, unregister_detour
+from fuzzcompile.fuzz.recipe import shrink_recipe
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.triage_report import Report
 
 ATTENTION, DETOUR = "sigmoid_attention", "centred_in_place"
-OFTEN = Profile(dtypes=("float32",)).steered({ATTENTION: 5000, DETOUR: 2000})
-UNSPOILED = Profile(near_misses=False, dtypes=("float32",), training=False).steered({ATTENTION: 5000})
+OFTEN = Profile(dtypes=("float32",)).steer({ATTENTION: 5000, DETOUR: 2000})
+UNSPOILED = Profile(near_misses=False, dtypes=("float32",), training=False).steer({ATTENTION: 5000})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,7 +43,7 @@ def registered() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def drawn() -> list[GeneratedCase]:
     """Cases in which the new idiom stands."""
-    cases = (case_at(3, index, OFTEN) for index in range(600))
+    cases = (draw_case_at(3, index, OFTEN) for index in range(600))
     return [case for case in cases if ATTENTION in case.spec.idioms]
 
 
@@ -121,7 +120,7 @@ def test_a_bug_that_it_alone_stirs_is_found_and_minimized_to_a_case_that_has_it(
         hit = {(known.signature, known.verdict.kind)} if known else set()
         return triage(load_case(path), torch.device("cpu"), screen=True, known=hit)
 
-    cases = (case_at(3, index, UNSPOILED) for index in count())
+    cases = (draw_case_at(3, index, UNSPOILED) for index in count())
     large = next(case for case in cases if case.spec.idioms[0] == ATTENTION and len(case.spec.idioms) == 2)
     with planted():
         report = judged(large)
@@ -141,7 +140,7 @@ def test_a_bug_that_it_alone_stirs_is_found_and_minimized_to_a_case_that_has_it(
 # -- no other module knows an idiom ---------------------------------------------------------------------
 
 
-PACKAGE = Path(fuzzcompile.generation.__file__).parent
+PACKAGE = Path(fuzzcompile.fuzz.generation.cases.__file__).parent
 UNITS = {
     *(PACKAGE / "idioms").glob("*.py"),
 }

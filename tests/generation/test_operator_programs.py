@@ -12,11 +12,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fuzzcompile.generation.drawing import Pen
-from fuzzcompile.generation.programs import PRODUCTIONS
-from fuzzcompile.generation.programs.program import grown
-from fuzzcompile.generation.programs.scope import Scope
-from fuzzcompile.generation.programs.values import DTYPES, Value, promoted, result_dtype, with_number
+from fuzzcompile.fuzz.generation.pen import Pen
+from fuzzcompile.fuzz.operator_programs.production import (
+    DTYPES,
+    PRODUCTIONS,
+    ProgramValue,
+    Scope,
+    find_result_dtype,
+    promote_dtypes,
+    promote_number,
+)
+from fuzzcompile.fuzz.operator_programs.program import grow_program
 
 # The sizes of two calls.
 SIZES = {"x": ((2, 3), (4, 5), (6, 6)), "y": ((6, 6),)}
@@ -33,8 +39,8 @@ def pen(label: object) -> Pen:
 
 
 def drawn(label: object, dtype: str, *, backward: bool = False) -> Scope:
-    values = [Value("x", SIZES["x"], dtype, "x", gradient=backward), Value("y", SIZES["y"], "int64", "y")]
-    return grown(pen(label), values, backward=backward, alters_inputs=True)
+    values = [ProgramValue("x", SIZES["x"], dtype, "x", gradient=backward), ProgramValue("y", SIZES["y"], "int64", "y")]
+    return grow_program(pen(label), values, backward=backward, alters_inputs=True)
 
 
 def run(scope: Scope, call: int) -> dict[str, Any]:
@@ -76,8 +82,8 @@ def test_promotion_is_that_of_torch(first: str):
         return torch.ones(shape, dtype=getattr(torch, dtype))
 
     for second in DTYPES:
-        assert f"torch.{promoted(first, second)}" == str(torch.promote_types(of(first).dtype, of(second).dtype))
-        scalar = result_dtype(Value("a", ((1,),), first, "a"), Value("b", (), second, "b"))
+        assert f"torch.{promote_dtypes(first, second)}" == str(torch.promote_types(of(first).dtype, of(second).dtype))
+        scalar = find_result_dtype(ProgramValue("a", ((1,),), first, "a"), ProgramValue("b", (), second, "b"))
         assert f"torch.{scalar}" == str(torch.result_type(of(first, 1), of(second)))
     for number in (True, 2, 0.5):
-        assert f"torch.{with_number(first, number)}" == str(torch.result_type(of(first, 1), number))
+        assert f"torch.{promote_number(first, number)}" == str(torch.result_type(of(first, 1), number))

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fuzzcompile.generation.drawing import Pen
-from fuzzcompile.generation.operator_table import Operator, drawn_call, operator_table
-from fuzzcompile.generation.programs.functions import COMPOSED
-from fuzzcompile.worker.surroundings import lacking
+from fuzzcompile.compiler.facts.operator_table import TableOperator, load_operator_table
+from fuzzcompile.fuzz.generation.pen import Pen
+from fuzzcompile.fuzz.operator_programs.numerics import COMPOSED, draw_call
+from fuzzcompile.triage.worker.surroundings import lacking
 
-TABLE = operator_table()
+TABLE = load_operator_table()
 FORMS = [(torch.float32, (2, 3, 4)), (torch.bfloat16, ()), (torch.float16, (5,)), (torch.float32, (2, 1, 3, 4))]
 ROWS = [(torch.float32, (2, 3, 4)), (torch.bfloat16, (3, 1, 2)), (torch.float16, (2, 5, 6))]
 
@@ -28,7 +28,7 @@ def made(call: str, **names: torch.Tensor) -> Any:
         return eval(text, {"torch": torch, "F": F, **names})
 
 
-def check(operator: Operator, x: torch.Tensor, result: torch.Tensor) -> None:
+def check(operator: TableOperator, x: torch.Tensor, result: torch.Tensor) -> None:
     assert result.shape == x.shape, operator
     assert result.dtype == x.dtype or operator.cast, operator
     assert result.requires_grad or not operator.gradient, operator
@@ -56,7 +56,7 @@ def test_every_operator_has_a_name_by_which_it_can_be_ruled_out():
     assert len(TABLE.names) > 200
     assert {"torch.lerp", "F.gelu"} <= set(TABLE.names)
     pen = Pen(lambda strategy: 0, {row.name: 0 for row in TABLE.of_two if row.name != "torch.hypot"})
-    assert drawn_call(pen, TABLE.of_two)[0].name == "torch.hypot"
+    assert draw_call(pen, TABLE.of_two)[0].name == "torch.hypot"
 
 
 @pytest.mark.skipif(not torch.__version__.startswith(TABLE.torch), reason="the table was made from another torch")

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.generation import CaseSpec, GeneratedCase, render
-from fuzzcompile.generation.idioms import idioms
-from fuzzcompile.generation.near_misses import NEAR_MISSES
-from fuzzcompile.generation.spec import Attention, Block, Dims, Mask, Part
-from fuzzcompile.templating import template_folder
+from fuzzcompile.fuzz.generation.cases import GeneratedCase
+from fuzzcompile.fuzz.generation.rendering import render
+from fuzzcompile.fuzz.generation.spec import Attention, Block, CaseSpec, Dims, Mask, Part
+from fuzzcompile.fuzz.idioms.registry import idioms
+from fuzzcompile.fuzz.near_misses.near_miss_registry import NEAR_MISSES
+from fuzzcompile.model.templates import find_template_folder
 
 ALLOWED = ("torch", "nn", "functional", "SDPBackend", "sdpa_kernel")
 DIMS = Dims(batch=2, sequence=5, heads=3, head_dim=4)
@@ -49,7 +50,7 @@ def test_ruff_has_nothing_to_say(tmp_path: Path, many: list[GeneratedCase]) -> N
 
 def test_each_idiom_has_its_template_and_a_summary() -> None:
     for idiom in idioms():
-        assert (template_folder() / idiom.template).is_file()
+        assert (find_template_folder() / idiom.template).is_file()
         assert idiom.summary
 
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 from each_idiom import pen
 
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.hooks import initialise_patterns
-from fuzzcompile.compiler.session import Compilation, compiling
-from fuzzcompile.execution.runs import grad_mode
-from fuzzcompile.generation import CaseSpec, render
-from fuzzcompile.generation.fitting import fitted
-from fuzzcompile.generation.idioms import Idiom, idiom, idioms
-from fuzzcompile.generation.spec import Dims
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.compiler.session import Compilation, open_session
+from fuzzcompile.fuzz.generation.constraints import fit_spec
+from fuzzcompile.fuzz.generation.rendering import render
+from fuzzcompile.fuzz.generation.spec import CaseSpec, Dims
+from fuzzcompile.fuzz.idioms.registry import Idiom, idiom, idioms
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.runs import grad_mode
 
 # In torch 2.13 this pattern never fires: it is registered only without dropout, where pattern 15 takes its
 # place.
@@ -33,7 +33,7 @@ def variants(attention: Idiom, seeds: range) -> Iterator[CaseSpec]:
         drawn = attention.draw_attention(pen(f"{attention.name} {seed}"))
         for layout in attention.attention.layouts or ("heads_first", "heads_last"):
             for dropout in (None, 0.1, 0.0):
-                yield fitted(
+                yield fit_spec(
                     CaseSpec(
                         replace(drawn, layout=layout, dropout=dropout or None),
                         Dims(2, 5, 3, 4),
@@ -51,7 +51,7 @@ def fired(spec: CaseSpec, folder: Path) -> set[int]:
     case = load_case(path)
     model, inputs = case.make()
     how = Compilation(screen=True, record=False, fallback_random=not spec.attention.dropout)
-    with grad_mode(case.grad), compiling(case.settings, how) as session:
+    with grad_mode(case.grad), open_session(case.settings, how) as session:
         session.compile(model)(*inputs)
     names = [label.rewrite for label, outcome in session.ledger.coverage if outcome == "fired"]
     return {int(match[1]) for name in names if (match := re.match(r"_sfdp_pattern_(\d+)", name))}

@@ -9,33 +9,34 @@ from dataclasses import replace
 
 import pytest
 
-from fuzzcompile.generation import Profile, StaleRecipe, case_at, from_choices, generator_version
-from fuzzcompile.generation.idioms import idioms
-from fuzzcompile.generation.toggles import TOGGLES
+from fuzzcompile.compiler.facts.inductor_toggles import TOGGLES
+from fuzzcompile.fuzz.generation.cases import draw_case_at, from_choices
+from fuzzcompile.fuzz.generation.profile import Profile, StaleRecipe, compute_generator_version
+from fuzzcompile.fuzz.idioms.registry import idioms
 
 COUNT = 150
 STEERED = ("attention_where", "mixture_of_experts", "key_permuted", "freezing", "values_tied")
 
 
 def drawn(profile: Profile) -> Counter[str]:
-    return Counter(name for index in range(COUNT) for name in case_at(0, index, profile).features)
+    return Counter(name for index in range(COUNT) for name in draw_case_at(0, index, profile).features)
 
 
 def test_a_heavier_name_is_drawn_more_often_and_a_weightless_one_never() -> None:
     usual = drawn(Profile())
-    heavy = drawn(Profile().steered(dict.fromkeys(STEERED, 1000)))
-    never = drawn(Profile().steered(dict.fromkeys(STEERED, 0)))
+    heavy = drawn(Profile().steer(dict.fromkeys(STEERED, 1000)))
+    never = drawn(Profile().steer(dict.fromkeys(STEERED, 0)))
     for name in STEERED:
         assert heavy[name] > 1.5 * usual[name]
         assert never[name] == 0
 
 
 def test_all_of_a_role_ruled_out_leaves_its_simplest() -> None:
-    forms = Profile().steered({idiom.name: 0 for idiom in (*idioms("attention"), *idioms("layer"))})
-    assert {case_at(0, index, forms).spec.attention.idiom for index in range(20)} == {idioms("attention")[0].name}
-    assert not any(case_at(0, index, forms).spec.layer for index in range(20))
+    forms = Profile().steer({idiom.name: 0 for idiom in (*idioms("attention"), *idioms("layer"))})
+    assert {draw_case_at(0, index, forms).spec.attention.idiom for index in range(20)} == {idioms("attention")[0].name}
+    assert not any(draw_case_at(0, index, forms).spec.layer for index in range(20))
     nothing = {toggle.name: 0 for toggle in TOGGLES}
-    assert not any(case_at(0, index, Profile().steered(nothing)).spec.compile.toggles for index in range(40))
+    assert not any(draw_case_at(0, index, Profile().steer(nothing)).spec.compile.toggles for index in range(40))
 
 
 def test_settings_that_the_torch_lacks_are_not_drawn() -> None:
@@ -45,16 +46,18 @@ def test_settings_that_the_torch_lacks_are_not_drawn() -> None:
 
 
 def test_seed_and_weights_fix_the_case_in_whatever_order_they_are_given() -> None:
-    profile = Profile().steered({"key_permuted": 300, "freezing": 50})
-    reordered = Profile().steered({"freezing": 50, "key_permuted": 300})
+    profile = Profile().steer({"key_permuted": 300, "freezing": 50})
+    reordered = Profile().steer({"freezing": 50, "key_permuted": 300})
     assert profile == reordered
-    assert [case_at(4, index, profile) for index in range(10)] == [case_at(4, index, reordered) for index in range(10)]
+    assert [draw_case_at(4, index, profile) for index in range(10)] == [
+        draw_case_at(4, index, reordered) for index in range(10)
+    ]
 
 
 def test_choices_are_read_under_the_weights_they_were_drawn_under() -> None:
-    profile = Profile().steered({"attention_unscaled": 2000})
+    profile = Profile().steer({"attention_unscaled": 2000})
     for index in range(10):
-        case = case_at(2, index, profile)
+        case = draw_case_at(2, index, profile)
         stored = Profile.from_json(json.loads(json.dumps(profile.to_json())))
         assert stored == profile
         assert from_choices(case.choices, stored) == case
@@ -71,11 +74,13 @@ def test_a_recipe_of_another_generator_is_refused_in_one_sentence(version: str |
 
 
 def test_the_version_hangs_on_what_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("fuzzcompile.generation.names")
-    before = generator_version()
-    names = module.names()
-    monkeypatch.setattr(module, "names", lambda *, gpu: (replace(names[0], weight=names[0].weight + 1), *names[1:]))
-    after = generator_version()
+    module = importlib.import_module("fuzzcompile.fuzz.generation.profile")
+    before = compute_generator_version()
+    names = module.list_names()
+    monkeypatch.setattr(
+        module, "list_names", lambda *, gpu: (replace(names[0], weight=names[0].weight + 1), *names[1:])
+    )
+    after = compute_generator_version()
     assert after != before
     assert after.partition("-")[0] == before.partition("-")[0]
 
@@ -83,4 +88,4 @@ def test_the_version_hangs_on_what_is_registered(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("weight", [-1, 10_001])
 def test_a_weight_that_is_no_percentage_is_refused(weight: int) -> None:
     with pytest.raises(ValueError, match="percentages"):
-        Profile().steered({"freezing": weight})
+        Profile().steer({"freezing": weight})

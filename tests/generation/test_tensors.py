@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuzzcompile.generation.tensors import LAYOUTS, VALUES, filled, functions_in, listed
+from fuzzcompile.programs.edits.tensor_values import LAYOUTS, VALUES, fill_expression, find_functions, join_sizes
 
 SHAPE = (2, 3, 4, 5)
 NORMAL = torch.finfo(torch.float32).tiny
@@ -15,7 +15,7 @@ NORMAL = torch.finfo(torch.float32).tiny
 def test_a_layout_gives_the_shape_and_keeps_the_values_of_a_given_input(name: str) -> None:
     layout = LAYOUTS[name]
     held = torch.randn(layout.base(SHAPE))
-    fresh = eval(f"held{layout.view.format(shape=listed(SHAPE))}", {"torch": torch, "held": held})
+    fresh = eval(f"held{layout.view.format(shape=join_sizes(SHAPE))}", {"torch": torch, "held": held})
     x = torch.randn(SHAPE)
     moved = eval(layout.packed.format(x="x") + layout.view.format(shape="x.shape"), {"torch": torch, "x": x})
     for tensor in (fresh, moved):
@@ -45,7 +45,7 @@ def test_values_are_what_they_are_called_and_leave_the_given_tensor_alone(name: 
     torch.manual_seed(0)
     x = torch.randn(SHAPE).transpose(1, 2)
     before = x.clone()
-    expression = filled(
+    expression = fill_expression(
         name,
         "x",
         "x.clone(memory_format=torch.contiguous_format)",
@@ -55,7 +55,7 @@ def test_values_are_what_they_are_called_and_leave_the_given_tensor_alone(name: 
         dtype="float32",
     )
     names = {"torch": torch, "x": x}
-    for function in functions_in([expression]):
+    for function in find_functions([expression]):
         exec(function, names)
     made = eval(expression, names)
     assert made.shape == x.shape and made.dtype == x.dtype

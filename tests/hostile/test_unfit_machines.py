@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.corpus import Store
-from fuzzcompile.execution.toolchain import toolchain_fault
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.run.toolchain import toolchain_fault
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuzzcompile.opinfo.layouts import laid_out
-from fuzzcompile.opinfo.spelling import Speller, Unspellable, tensor_text
+from fuzzcompile.fuzz.opinfo.opinfo_cases import Speller, Unspellable, lay_out, write_tensor
 
 BASE = torch.arange(24.0).view(2, 3, 4) / 2
 
@@ -32,12 +31,12 @@ def read(text: str) -> torch.Tensor:
         torch.tensor(2.5),
         torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0]),
         torch.empty(0, 3),
-        *(laid_out(BASE, layout) for layout in ("transposed", "expanded", "offset", "gaps")),
-        laid_out(BASE[None], "channels_last"),
+        *(lay_out(BASE, layout) for layout in ("transposed", "expanded", "offset", "gaps")),
+        lay_out(BASE[None], "channels_last"),
     ],
 )
 def test_a_tensor_keeps_dtype_shape_strides_offset_and_values(tensor: torch.Tensor):
-    made = read(tensor_text(tensor))
+    made = read(write_tensor(tensor))
     assert (made.dtype, made.shape, made.stride()) == (tensor.dtype, tensor.shape, tensor.stride())
     assert made.storage_offset() == tensor.storage_offset() or not tensor.numel()
     assert torch.equal(torch.nan_to_num(made), torch.nan_to_num(tensor))
@@ -46,15 +45,15 @@ def test_a_tensor_keeps_dtype_shape_strides_offset_and_values(tensor: torch.Tens
 
 def test_layouts_differ_from_the_plain_one():
     forms = {
-        (t.stride(), t.storage_offset()) for t in (laid_out(BASE, name) for name in ("transposed", "offset", "gaps"))
+        (t.stride(), t.storage_offset()) for t in (lay_out(BASE, name) for name in ("transposed", "offset", "gaps"))
     }
     assert len(forms | {(BASE.stride(), 0)}) == 4
-    assert laid_out(BASE, "channels_last") is BASE  # it has three dimensions
+    assert lay_out(BASE, "channels_last") is BASE  # it has three dimensions
 
 
 def test_many_values_are_drawn_in_the_range_of_the_sample():
-    assert tensor_text(torch.linspace(-1, 3, 1000)).startswith("drawn((1000,), (1,), 0, torch.float32")
-    assert "low=-1.0, high=3.0" in tensor_text(torch.linspace(-1, 3, 1000))
+    assert write_tensor(torch.linspace(-1, 3, 1000)).startswith("drawn((1000,), (1,), 0, torch.float32")
+    assert "low=-1.0, high=3.0" in write_tensor(torch.linspace(-1, 3, 1000))
 
 
 def test_a_tensor_that_comes_twice_is_one_variable():

@@ -9,40 +9,38 @@ from typing import Any
 import pytest
 import torch
 
-from fuzzcompile.campaign.budget import Budget, Clock
-from fuzzcompile.campaign.crew import started
-from fuzzcompile.campaign.drawing import Drawn
-from fuzzcompile.campaign.local import run_campaign
-from fuzzcompile.campaign.operators import Operators, reading_tables
-from fuzzcompile.campaign.steering import UNIFORM
-from fuzzcompile.errors import UsageError
-from fuzzcompile.generation import Profile
-from fuzzcompile.worker.conditions import Conditions
+from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget
+from fuzzcompile.fuzz.campaign.campaign_run import run_campaign, start_workers
+from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, OperatorSweep, open_tables
+from fuzzcompile.fuzz.campaign.steering import UNIFORM
+from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.errors import UsageError
 
 pytest.importorskip("expecttest")
 
 
 @pytest.fixture(scope="module")
-def sweep() -> Iterator[Operators]:
+def sweep() -> Iterator[OperatorSweep]:
     only = ("index_select", "polygamma.polygamma_n_1", "empty_like", "T")
-    with reading_tables(only) as tables:
-        yield tables(0, Clock(Budget.parse("60s")))
+    with open_tables(only) as tables:
+        yield tables(0, BudgetClock(CampaignBudget.parse("60s")))
 
 
 @pytest.fixture(scope="module")
-def cases(sweep: Operators) -> list[Drawn]:
+def cases(sweep: OperatorSweep) -> list[DrawnCase]:
     errors = [index for index, cell in enumerate(sweep.cells) if cell.form == "error"]
     return [case for case in (sweep.at(0, index) for index in (*range(72), *errors[:1])) if case is not None]
 
 
-def made(case: Drawn) -> tuple[Any, Any]:
+def made(case: DrawnCase) -> tuple[Any, Any]:
     space: dict[str, Any] = {}
     exec(case.source, space)
     program, inputs = space["make"]()
     return program, inputs
 
 
-def test_cases_need_torch_alone_and_run_in_eager_mode(cases: list[Drawn]):
+def test_cases_need_torch_alone_and_run_in_eager_mode(cases: list[DrawnCase]):
     assert len(cases) > 30
     for case in cases:
         program, inputs = made(case)
@@ -54,7 +52,7 @@ def test_cases_need_torch_alone_and_run_in_eager_mode(cases: list[Drawn]):
             assert all(isinstance(result, torch.Tensor) for result in torch.utils._pytree.tree_leaves(results))
 
 
-def test_cases_have_the_dtype_layout_and_gradients_that_they_name(cases: list[Drawn]):
+def test_cases_have_the_dtype_layout_and_gradients_that_they_name(cases: list[DrawnCase]):
     seen = set[str]()
     for case in cases:
         _, inputs = made(case)
@@ -67,7 +65,7 @@ def test_cases_have_the_dtype_layout_and_gradients_that_they_name(cases: list[Dr
     assert {"transposed", "expanded", "backward", "in_place", "error", "index_select"} <= seen
 
 
-def test_what_is_not_determined_is_left_out_and_counted(sweep: Operators, cases: list[Drawn]):
+def test_what_is_not_determined_is_left_out_and_counted(sweep: OperatorSweep, cases: list[DrawnCase]):
     for case in cases:
         if "torch.empty_like" in case.source:
             program, inputs = made(case)
@@ -79,8 +77,8 @@ def test_what_is_not_determined_is_left_out_and_counted(sweep: Operators, cases:
 
 @pytest.mark.slow
 def test_a_name_that_no_operator_has_is_refused():
-    with reading_tables(("no_such_operator",)) as tables, pytest.raises(UsageError, match="no_such_operator"):
-        tables(0, Clock(Budget.parse("60s")))
+    with open_tables(("no_such_operator",)) as tables, pytest.raises(UsageError, match="no_such_operator"):
+        tables(0, BudgetClock(CampaignBudget.parse("60s")))
 
 
 PLANT = """
@@ -101,10 +99,10 @@ decompositions[torch.ops.aten.heaviside.default] = planted_heaviside
 def test_a_planted_error_of_a_decomposition_is_found(tmp_path: Path):
     plant = tmp_path / "plant.py"
     plant.write_text(PLANT)
-    clock = Clock(Budget.parse("12c"))
+    clock = BudgetClock(CampaignBudget.parse("12c"))
     conditions = Conditions(device="cpu", plants=(plant,))
-    with reading_tables(("heaviside",)) as tables, started(conditions, 1, clock) as crew:
-        settings = crew.settings(
+    with open_tables(("heaviside",)) as tables, start_workers(conditions, 1, clock) as crew:
+        settings = crew.make_settings(
             Profile(),
             clock,
             seed=0,

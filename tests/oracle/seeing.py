@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from fuzzcompile.execution.observation import Observation, Value
-from fuzzcompile.execution.tensors import doubled, significant_strides
-from fuzzcompile.oracle.judgement import Judgement, Observations, judge
+from fuzzcompile.run.observation import Observation, Value
+from fuzzcompile.run.tensors import doubled, significant_strides
+from fuzzcompile.triage.oracle.judgement import Judgement, Observations, judge
 
 NAMES = {"output": "out", "mutation": "input", "gradient": "gradient of input"}
 

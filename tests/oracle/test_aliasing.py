@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from seeing import judged, normal, seen
 
-from fuzzcompile.case import Case, CompileSettings
-from fuzzcompile.compiler.hooks import initialise_patterns
-from fuzzcompile.execution.observation import Observation, Value
-from fuzzcompile.oracle.judgement import Judgement
-from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.trials.compiles import Experiments
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.run.case import Case, CompileSettings
+from fuzzcompile.run.observation import Observation, Value
+from fuzzcompile.triage.oracle.judgement import Judgement
+from fuzzcompile.triage.trials.experiments import Experiments
 
 CPU = torch.device("cpu")
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fuzzcompile.execution.observation import Value
-from fuzzcompile.oracle.comparison import compare
-from fuzzcompile.severity import Severity, severity
+from fuzzcompile.model.severity import Severity, rate_severity
+from fuzzcompile.run.observation import Value
+from fuzzcompile.triage.oracle.comparison import compare
 
 
 def output(value, **more) -> Value:
@@ -138,4 +138,4 @@ def test_a_layout_raises_where_view_ran_and_does_no_more(eager, compiled, raises
     comparison = compare(*outputs, outputs[0], [])
     assert (comparison.finding, comparison.view_raises) == ("stride", raises)
     report = {"verdict": "metadata", "evidence": {"outputs": [{"finding": "stride", "view_raises": raises}]}}
-    assert severity(report) is (Severity.RAISING_LAYOUT if raises else Severity.LAYOUT)
+    assert rate_severity(report) is (Severity.RAISING_LAYOUT if raises else Severity.LAYOUT)

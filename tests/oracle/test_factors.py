@@ -6,7 +6,7 @@ import pytest
 import torch
 from seeing import normal, rounded_runs, seen, wide
 
-from fuzzcompile.oracle.judgement import Observations, judge
+from fuzzcompile.triage.oracle.judgement import Observations, judge
 
 
 @pytest.mark.parametrize("factor, verdict", [(None, "rounding"), (6.0, "rounding"), (0.5, "miscompile")])

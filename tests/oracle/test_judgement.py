@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from fuzzcompile.execution.observation import Failure, Observation, Value
-from fuzzcompile.execution.tensors import significant_strides
-from fuzzcompile.oracle.judgement import Observations, judge
-from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.run.observation import Failure, Observation, Value
+from fuzzcompile.run.tensors import significant_strides
+from fuzzcompile.triage.oracle.judgement import Observations, judge
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from seeing import judged, normal, rounded_runs, seen, wide
 
-from fuzzcompile.oracle import metrics, norms
-from fuzzcompile.oracle.judgement import Judgement
-from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.run import metrics
+from fuzzcompile.triage.oracle import rounding
+from fuzzcompile.triage.oracle.judgement import Judgement
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -58,38 +59,38 @@ def test_outliers_are_left_to_the_test_by_elements():
     eager, *noisy = rounded_runs(exact, torch.bfloat16)
     compiled = rounded_runs(exact, torch.bfloat16, 5)[-1]
     compiled[3, :50] *= 1.05
-    assert norms.drift(eager, compiled, exact, noisy) is None
+    assert rounding.find_drift(eager, compiled, exact, noisy) is None
 
 
 def test_a_common_factor_that_perturbed_runs_have_too_is_rounding():
     exact = normal(64, 64)
     runs = [(exact * (1 + factor * 2e-3)).to(torch.float32) for factor in (0.1, 1, -1, 0.5, 0.37)]
     eager, *noisy, compiled = runs
-    assert norms.drift(eager, compiled, exact, noisy) is None
+    assert rounding.find_drift(eager, compiled, exact, noisy) is None
 
 
 def test_zeros_do_not_hide_the_rest():
     exact = normal(64, 64)
     exact[:, 2:] = 0
     eager, *noisy = rounded_runs(exact, torch.bfloat16)
-    assert norms.drift(eager, (exact * 1.02).to(torch.bfloat16), exact, noisy) is not None
+    assert rounding.find_drift(eager, (exact * 1.02).to(torch.bfloat16), exact, noisy) is not None
 
 
 def test_few_elements_and_odd_ones_say_nothing():
     exact = normal(63)
-    assert norms.drift(exact.float(), exact.float() * 1.01, exact, []) is None
+    assert rounding.find_drift(exact.float(), exact.float() * 1.01, exact, []) is None
     exact = normal(100)
     exact[10:] = float("nan")
-    assert norms.drift(exact.float(), exact.float() * 1.01, exact, []) is None
+    assert rounding.find_drift(exact.float(), exact.float() * 1.01, exact, []) is None
     zero = torch.zeros(100, dtype=torch.float64)
-    assert norms.drift(zero.float(), zero.float() + 1, zero, []) is None
+    assert rounding.find_drift(zero.float(), zero.float() + 1, zero, []) is None
 
 
 def test_complex_values_have_norms():
     exact = torch.complex(normal(40, 40), normal(40, 40, seed=1))
     eager = exact.to(torch.complex64)
-    assert norms.drift(eager, eager * (1 + 1e-5j), exact, []) is not None
-    assert norms.drift(eager, eager.clone(), exact, []) is None
+    assert rounding.find_drift(eager, eager * (1 + 1e-5j), exact, []) is not None
+    assert rounding.find_drift(eager, eager.clone(), exact, []) is None
 
 
 def test_a_suspicion_hides_no_metadata():
@@ -152,4 +153,4 @@ def test_comparisons_tell_ulps():
 
 def test_numbers_whose_squares_overflow_drift_nowhere():
     exact = torch.full((64,), 1e200, dtype=torch.float64)
-    assert norms.drift(exact, exact * (1 + 1e-3), exact, [exact]) is None
+    assert rounding.find_drift(exact, exact * (1 + 1e-3), exact, [exact]) is None

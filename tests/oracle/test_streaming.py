@@ -9,14 +9,15 @@ import sys
 import pytest
 import torch
 
-from fuzzcompile.oracle import metrics, norms
+from fuzzcompile.run import metrics
+from fuzzcompile.triage.oracle import rounding
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64]
 SHAPES = [(), (0,), (7,), (3, 0, 2), (2, 40, 33), (1, 64, 3, 5), (100, 100)]
 
 
 def whole_distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    one, other = metrics.widened(first), metrics.widened(second)
+    one, other = metrics.widen(first), metrics.widen(second)
     apart = (one - other).abs()
     same = (one == other) | (torch.isnan(one) & torch.isnan(other))
     apart = torch.where(same, torch.zeros_like(apart), apart)
@@ -31,7 +32,7 @@ def whole_bound(exact: torch.Tensor, eager: torch.Tensor, noisy: list[torch.Tens
         if worst.numel() and size >= 2 and worst.numel() // size >= 16:
             others = [d for d in range(worst.dim()) if d != dim]
             spread = torch.minimum(spread, worst.amax(others, keepdim=True).expand_as(worst))
-    ulp = torch.finfo(dtype).eps * metrics.widened(exact).abs().nan_to_num(0.0, 0.0, 0.0)
+    ulp = torch.finfo(dtype).eps * metrics.widen(exact).abs().nan_to_num(0.0, 0.0, 0.0)
     bound = metrics.ROUNDING_FACTOR * spread + 4 * ulp + torch.finfo(dtype).smallest_normal
     return torch.where(torch.stack([torch.isfinite(e) for e in errors]).all(0), bound, math.inf)
 
@@ -79,19 +80,19 @@ def test_pieces_give_what_the_whole_gives(
         exact, one, other, *noisy = drawn(shape, dtype, seed, odd=odd)
         apart = whole_distance(other, exact)
         torch.testing.assert_close(metrics.distance(other, exact), apart, rtol=1e-15, atol=0.0)
-        assert metrics.farthest(other, exact) == pytest.approx(metrics.largest(apart), rel=1e-15)
-        assert metrics.same_values(one, other) == bool((whole_distance(one, other) == 0).all())
-        assert metrics.same_values(one, one.clone())
-        for values in (apart, metrics.widened(one)):
+        assert metrics.largest_distance(other, exact) == pytest.approx(metrics.largest(apart), rel=1e-15)
+        assert metrics.have_same_values(one, other) == bool((whole_distance(one, other) == 0).all())
+        assert metrics.have_same_values(one, one.clone())
+        for values in (apart, metrics.widen(one)):
             assert metrics.rms(values) == pytest.approx(whole_rms(values), rel=1e-13)
-        allowed = metrics.allowance(exact, one, noisy, dtype)
+        allowed = metrics.compute_allowance(exact, one, noisy, dtype)
         torch.testing.assert_close(allowed.bound, whole_bound(exact, one, noisy, dtype), rtol=1e-14, atol=0.0)
         assert metrics.within_default_tolerance(other, one) == close(other, one)
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     rtol, atol = metrics.DEFAULT_TOLERANCE[expected.dtype]
-    bound = atol + rtol * metrics.widened(expected).abs().nan_to_num(0.0, 0.0, 0.0)
+    bound = atol + rtol * metrics.widen(expected).abs().nan_to_num(0.0, 0.0, 0.0)
     return bool((whole_distance(actual, expected) <= bound).all())
 
 
@@ -101,15 +102,15 @@ def test_norms_of_pieces_are_those_of_the_whole(dtype: torch.dtype, monkeypatch:
     for odd, change in ((False, 1.03), (True, 1.03), (False, 1.2)):
         exact, one, other, *_ = drawn((100, 100), dtype, 3, odd=odd)
         other = other * change
-        found = norms.drift(one, other, exact, [])
+        found = rounding.find_drift(one, other, exact, [])
         assert found is not None
         assert found.compiled == pytest.approx(whole_sums(exact, [one.double(), other.double()])[0], rel=1e-12)
 
 
 MEASURED = """
 import resource, torch
-from fuzzcompile.execution.observation import Value
-from fuzzcompile.oracle.floats import compare_floats
+from fuzzcompile.run.observation import Value
+from fuzzcompile.triage.oracle.rounding import compare_floats
 torch.manual_seed(0)
 torch.set_num_threads(1)
 n = 2500

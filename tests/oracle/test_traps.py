@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from seeing import judged, normal, rounded_runs, seen, wide
 from torch import nn
 
-from fuzzcompile.case import Case, CompileSettings
-from fuzzcompile.compiler.hooks import initialise_patterns
-from fuzzcompile.execution.observation import Failure, Observation
-from fuzzcompile.oracle.judgement import Judgement
-from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.oracle.warned import changed_warnings
-from fuzzcompile.trials.compiles import Experiments
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.run.case import Case, CompileSettings
+from fuzzcompile.run.observation import Failure, Observation
+from fuzzcompile.triage.oracle.comparison import compare_warnings
+from fuzzcompile.triage.oracle.judgement import Judgement
+from fuzzcompile.triage.trials.experiments import Experiments
 
 CPU = torch.device("cpu")
 F32, BF16 = torch.float32, torch.bfloat16
@@ -413,9 +413,9 @@ def test_exceptions_of_a_real_compile():
 def test_warnings_that_only_one_gave():
     both, one = "UserWarning: both", "UserWarning: one"
     eager = Observation(warnings=(both, one))
-    assert changed_warnings(eager, Observation(warnings=(both,))) == (f"only eager: {one}",)
-    assert changed_warnings(Observation(warnings=(both,)), eager) == (f"only compiled: {one}",)
-    assert changed_warnings(eager, eager) == ()
+    assert compare_warnings(eager, Observation(warnings=(both,))) == (f"only eager: {one}",)
+    assert compare_warnings(Observation(warnings=(both,)), eager) == (f"only compiled: {one}",)
+    assert compare_warnings(eager, eager) == ()
 
 
 def test_warnings_of_a_real_compile_are_those_of_the_program():
@@ -426,7 +426,7 @@ def test_warnings_of_a_real_compile_are_those_of_the_program():
 
     case = Case("case", Path("case.py"), "", make, "no_grad", False, CompileSettings(), None, None)
     experiments = Experiments(case, CPU)
-    assert changed_warnings(experiments.runs.eager, experiments.trial().observation) == ()
+    assert compare_warnings(experiments.runs.eager, experiments.trial().observation) == ()
 
 
 def test_the_reference_stands_beside_the_native_run():

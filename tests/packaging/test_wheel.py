@@ -14,8 +14,8 @@ SCRIPT = """
 import fuzzcompile, sys
 from pathlib import Path
 from fuzzcompile.corpus import Store
-from fuzzcompile.facts import facts_of, known_versions
-from fuzzcompile.generation import Profile, case_at
+from fuzzcompile.model.facts import facts_of, known_versions
+from fuzzcompile.fuzz.generation.cases import Profile, case_at
 assert Path(fuzzcompile.__file__).is_relative_to(sys.argv[1]), fuzzcompile.__file__
 assert all(facts_of("%d.%d" % version).exact for version in known_versions()) and len(known_versions()) > 2
 assert "def make():" in case_at(0, 0, Profile()).source

@@ -9,7 +9,8 @@ from typing import Any
 from triage_reports import CULPRIT, SIGNATURE, output
 from triage_reports import report as triage_report
 
-from fuzzcompile.corpus import Campaign, CaseRecord, Coverage, Reproducer, Store
+from fuzzcompile.corpus.records import Campaign, CaseRecord, Coverage, Reproducer
+from fuzzcompile.corpus.store import Store
 
 MADE = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 ENVIRONMENT = {"torch": "2.13.0+cpu", "device": "cpu", "cpu": "Xeon"}

@@ -8,7 +8,7 @@ from typing import Any
 from page_reader import Reader
 from triage_reports import CULPRIT, output, report
 
-from fuzzcompile.pages.case_page import page_of
+from fuzzcompile.report.pages.case_page import page_of
 
 ENVIRONMENT = {"torch": "2.13.0", "python": "3.11.7", "cpu": "Xeon", "host": "secret-host", "threads": 8}
 DIFF = "@@ -1,2 +1,2 @@\n x: f32[2] = input\n-a: f32[2] = aten.sin.default(x)\n+b: f32[2] = aten.cos.default(x)"

@@ -20,14 +20,11 @@ from page_reader import Reader
 from report_corpora import MADE, found, reproduced
 from triage_reports import CULPRIT, SIGNATURE, output
 
-from fuzzcompile.cli import main
-from fuzzcompile.corpus import (
-    Mark,
-    Related,
-    Replay,
-    Store,
-)
-from fuzzcompile.pages.corpus_page import Contents, page_of_corpus
+from fuzzcompile.corpus.marking import Mark
+from fuzzcompile.corpus.records import Related, Replay
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.cli.main import main
+from fuzzcompile.report.pages.corpus_page import Contents, page_of_corpus
 
 EVIL = "</script><script>alert(1)</script><b>`"
 
@@ -183,7 +180,8 @@ def test_the_command_writes_the_file(store, tmp_path, capsys):
 
 def test_the_command_needs_no_torch(store, tmp_path):
     program = (
-        "import sys; from fuzzcompile.cli import main\ntry: main(sys.argv[1:])\nfinally: print('torch' in sys.modules)"
+        "import sys; from fuzzcompile.front.cli import main\ntry: main(sys.argv[1:])\nfinally: "
+        "print('torch' in sys.modules)"
     )
     arguments = ["report", "--out", str(tmp_path / "r.html"), "--corpus", store.location]
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)

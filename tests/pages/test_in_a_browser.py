@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from report_corpora import MADE, found, reproduced
 
-from fuzzcompile.corpus import Store
-from fuzzcompile.pages.corpus_page import Contents, page_of_corpus
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.report.pages.corpus_page import Contents, page_of_corpus
 
 pytestmark = pytest.mark.slow
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.case import load_case
-from fuzzcompile.contract import LayerJson, ProfileJson
-from fuzzcompile.profiling.engine import Asked, profile
-from fuzzcompile.profiling.runs import BLOCKS, Look
-from fuzzcompile.profiling.sides import parse
+from fuzzcompile.analyses.profile.engine import Asked, profile
+from fuzzcompile.analyses.profile.runs import BLOCKS, Look
+from fuzzcompile.analyses.profile.sides import parse
+from fuzzcompile.model.contract import LayerJson, ProfileJson
+from fuzzcompile.programs.casefiles.case_module import load_case
 
 CPU = torch.device("cpu")
 

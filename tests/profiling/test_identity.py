@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from fuzzcompile.case import Case, load_case
-from fuzzcompile.errors import CaseError
-from fuzzcompile.execution.building import Program, build
-from fuzzcompile.profiling.identity import Facts, check_same, facts_of
+from fuzzcompile.analyses.profile.identity import Facts, check_same, facts_of
+from fuzzcompile.model.errors import CaseError
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.building import Program, build
+from fuzzcompile.run.case import Case
 
 CPU = torch.device("cpu")
 CASE = """

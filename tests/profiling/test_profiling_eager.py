@@ -6,16 +6,16 @@ import pytest
 import torch
 from stacks import CPU, profiled, row, stack
 
-from fuzzcompile.capture.loading import load
-from fuzzcompile.case import load_case
-from fuzzcompile.errors import CaseError, EnvironmentUnfit, UsageError
-from fuzzcompile.execution.attention_backends import KERNELS
-from fuzzcompile.profiling import spelling
-from fuzzcompile.profiling.engine import Asked, profile
-from fuzzcompile.profiling.record import record
-from fuzzcompile.profiling.recorded import read
-from fuzzcompile.profiling.runs import WHOLE, CannotRun, Look
-from fuzzcompile.profiling.sides import pair_of, parse
+from fuzzcompile.analyses.profile import spelling
+from fuzzcompile.analyses.profile.engine import Asked, profile
+from fuzzcompile.analyses.profile.record import record
+from fuzzcompile.analyses.profile.recorded import read
+from fuzzcompile.analyses.profile.runs import WHOLE, CannotRun, Look
+from fuzzcompile.analyses.profile.sides import pair_of, parse
+from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, UsageError
+from fuzzcompile.programs.capture.case_loader import load
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.attention_backends import KERNELS
 
 # Layer 1 scales by 1 % more where the flash kernel is off, as on a device that has none.
 ONE_LAYER_OFF = """scale = 8**-0.5 * (1.01 if self.number == 1 and not torch.backends.cuda.flash_sdp_enabled() else 1.0)

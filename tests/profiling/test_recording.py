@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.profiling import recording
-from fuzzcompile.profiling.identity import Facts, Leaf
-from fuzzcompile.profiling.kept import SAMPLE, KeptCall, KeptTensor
-from fuzzcompile.profiling.recorded import read
-from fuzzcompile.profiling.recording import RecordingWriter
+from fuzzcompile.analyses.profile import recording
+from fuzzcompile.analyses.profile.identity import Facts, Leaf
+from fuzzcompile.analyses.profile.kept import SAMPLE, KeptCall, KeptTensor
+from fuzzcompile.analyses.profile.recorded import read
+from fuzzcompile.analyses.profile.recording import RecordingWriter
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 
 safetensors = pytest.importorskip("safetensors")
 

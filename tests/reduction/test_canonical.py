@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fuzzcompile.reduction.canonical import program_key
+from fuzzcompile.programs.ir.case_text import program_key
 
 CASE = """
 import torch

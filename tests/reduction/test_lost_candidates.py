@@ -14,17 +14,18 @@ import pytest
 import torch
 from test_reducers import given, search
 
-from fuzzcompile.commands.pooled import PooledTools
-from fuzzcompile.execution.pool import WorkerCrashed, WorkerPool
-from fuzzcompile.judging.probe import Target
-from fuzzcompile.reduction.evaluating import evaluate, guarded
-from fuzzcompile.reduction.outcome import Tally
-from fuzzcompile.reduction.program import Program, Ref, Statement
-from fuzzcompile.reduction.reducers.shapes import shrink_sizes
-from fuzzcompile.reduction.writing import Written
-from fuzzcompile.worker.asking import Asked, can_resume
+from fuzzcompile.front.commands.minimize import PooledTools
+from fuzzcompile.programs.ir.case_source import CaseText
+from fuzzcompile.programs.ir.evaluation import evaluate, guard_runs
+from fuzzcompile.programs.ir.program import Program, Ref, Statement
+from fuzzcompile.programs.reducers.inputs import shrink_sizes
+from fuzzcompile.programs.shrink.outcome import SearchTally
+from fuzzcompile.run.failures import WorkerCrashed
+from fuzzcompile.run.pool import WorkerPool
+from fuzzcompile.triage.minimize.task import ResumableState, can_resume
+from fuzzcompile.triage.probe import SignatureLock
 
-CRASH = Target("crash", None, None, ())
+CRASH = SignatureLock("crash", None, None, ())
 REPORT: Any = {"verdict": "crash", "is_bug": True, "signature": "unattributed:crash:ended"}
 
 
@@ -40,14 +41,14 @@ def sized(rows: int) -> Program:
 @pytest.mark.slow
 def test_a_program_on_which_eager_ends_the_process_is_refused_and_others_tried(tmp_path):
     found = search(sized(8), "sin")
-    with WorkerPool(1) as pool, guarded(lambda p: contextlib.nullcontext(tools(pool).survives(p))):
+    with WorkerPool(1) as pool, guard_runs(lambda p: contextlib.nullcontext(tools(pool).survives(p))):
         assert not found.attempt(sized(2))
         assert found.attempt(sized(4))
 
 
 def test_sizes_shrink_as_far_as_eager_survives():
     found = search(sized(16), "sin")
-    with guarded(lambda program: contextlib.nullcontext(program.inputs[0].shape[0] > 3)):
+    with guard_runs(lambda program: contextlib.nullcontext(program.inputs[0].shape[0] > 3)):
         shrink_sizes(found)
     assert found.best.inputs[0].shape == (4, 1)
 
@@ -68,7 +69,7 @@ def lost(**left: str) -> SimpleNamespace:
 @pytest.mark.parametrize("eager_finished", [True, False])
 def test_a_worker_that_is_lost_in_eager_is_no_crash_of_the_compiler(eager_finished):
     asking = tools(lost(**{"eager": ""} if eager_finished else {}))
-    probed = asking.probe(Written("def make(): ...", {}), screen=False)
+    probed = asking.probe(CaseText("def make(): ...", {}), screen=False)
     assert (probed.matches, probed.is_bug) == (eager_finished, eager_finished)
     assert asking.judge("def make(): ...")["is_bug"] is eager_finished
     assert not asking.survives(sized(4))
@@ -91,32 +92,32 @@ never: list[object] = []  # a block that is collected is left
 
 def test_what_took_a_worker_down_is_not_asked_again(monkeypatch):
     state: dict[str, str] = {}
-    monkeypatch.setattr("fuzzcompile.worker.asking.leave", state.__setitem__)
-    first = Asked.resumed(state)
+    monkeypatch.setattr("fuzzcompile.triage.minimize.task.leave", state.__setitem__)
+    first = ResumableState.resume(state)
     first.tally.answers["a"] = True
-    with first.about("compile b"):
+    with first.guard("compile b"):
         pass
-    left(first.about("compile c"))
+    left(first.guard("compile c"))
     assert can_resume(state)
-    second = Asked.resumed(state)
-    assert second.tally == Tally(answers={"a": True})
-    with second.about("compile c") as asked_again, second.about("compile b") as another:
+    second = ResumableState.resume(state)
+    assert second.tally == SearchTally(answers={"a": True})
+    with second.guard("compile c") as asked_again, second.guard("compile b") as another:
         assert (asked_again, another) == (False, True)
-    left(second.eager("x = 1"))
-    third = Asked.resumed(state)
+    left(second.guard_eager("x = 1"))
+    third = ResumableState.resume(state)
     assert len(third.fatal) == 2
     program = Program(given(("x", torch.ones(1))), (), Ref("x"))
-    with guarded(lambda program: third.eager("x = 1")):
+    with guard_runs(lambda program: third.guard_eager("x = 1")):
         assert evaluate(program).failed == 0
 
 
 def test_too_many_lost_workers_end_it(monkeypatch):
     state: dict[str, str] = {}
-    monkeypatch.setattr("fuzzcompile.worker.asking.leave", state.__setitem__)
+    monkeypatch.setattr("fuzzcompile.triage.minimize.task.leave", state.__setitem__)
     over, goes_on = [], []
     for number in range(4):
-        asked = Asked.resumed(state)
-        left(asked.about(f"compile {number}"))
+        asked = ResumableState.resume(state)
+        left(asked.guard(f"compile {number}"))
         over.append(asked.is_over)
         goes_on.append(can_resume(state))
     assert goes_on == [True, True, True, False]

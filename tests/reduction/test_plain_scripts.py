@@ -13,11 +13,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fuzzcompile.reduction import concluding
-from fuzzcompile.reduction.plain import outputs, rungs
-from fuzzcompile.reduction.plain.expression import expression_at_fault
-from fuzzcompile.reduction.plain.script import Plain, plain_scripts
-from fuzzcompile.reduction.reproducer import Confirmation, script_of
+from fuzzcompile.programs.issue import ladder, rungs
+from fuzzcompile.programs.issue.plain_script import PlainScript, generate_plain_scripts
+from fuzzcompile.programs.scripts.reproducer import ReproducerConfirmation, choose_script
+from fuzzcompile.programs.shrink import conclusion
+from fuzzcompile.programs.shrink.conclusion import find_faulty_expression
 
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n"
 FUNCTION = (
@@ -54,12 +54,12 @@ def report(verdict, **outputs):
     return {"verdict": verdict, "is_bug": True, "torch": torch.__version__, "evidence": {"outputs": entries}}
 
 
-def scripts(source, verdict, **outputs) -> list[Plain]:
+def scripts(source, verdict, **outputs) -> list[PlainScript]:
     found = report(verdict, **outputs)
-    return list(plain_scripts(script_of(source, found)))
+    return list(generate_plain_scripts(choose_script(source, found)))
 
 
-def what_shows(plain: Plain, monkeypatch, tmp_path, compiled=lambda function, **_: function) -> str:
+def what_shows(plain: PlainScript, monkeypatch, tmp_path, compiled=lambda function, **_: function) -> str:
     """What the script shows where ``torch.compile`` is ``compiled``."""
     path, printed, status = tmp_path / "repro.py", io.StringIO(), 0
     path.write_text(plain.text())
@@ -70,7 +70,7 @@ def what_shows(plain: Plain, monkeypatch, tmp_path, compiled=lambda function, **
         except Exception:
             status = 1
             print(traceback.format_exc())
-    return rungs.result_of(plain.check.kind, printed.getvalue(), status)
+    return rungs.classify_output(plain.check.kind, printed.getvalue(), status)
 
 
 def off_by_one(function, **_):
@@ -226,7 +226,7 @@ CASES = {
 def test_the_script_shows_the_bug_and_nothing_without_it(name, monkeypatch, tmp_path):
     source, verdict, outputs, broken = CASES[name]
     plain = scripts(source, verdict, **outputs)[0]
-    assert rungs.shows(plain.check.kind, what_shows(plain, monkeypatch, tmp_path, broken)), plain.text()
+    assert rungs.shows_bug(plain.check.kind, what_shows(plain, monkeypatch, tmp_path, broken)), plain.text()
     assert what_shows(plain, monkeypatch, tmp_path) == "right", plain.text()
     assert plain.lines <= 12
     assert "make" not in plain.text() and "SystemExit" not in plain.text()
@@ -301,11 +301,11 @@ def test_the_copy_for_cuda_makes_everything_there():
 def test_the_expression_is_the_operation_at_the_site_in_the_scripts_names():
     found = report("miscompile", **WHOLE)
     line = FUNCTION.splitlines().index("    matmul_3 = flat @ matmul") + 1
-    chosen = script_of(FUNCTION, found)
-    assert expression_at_fault(FUNCTION, chosen, found) == "torch.add(x, x @ y, alpha=0.01)"
+    chosen = choose_script(FUNCTION, found)
+    assert find_faulty_expression(FUNCTION, chosen, found) == "torch.add(x, x @ y, alpha=0.01)"
     long = FUNCTION.replace("alpha=0.01)", "alpha=0.01) + torch.linspace(0.125, 0.875, 2).softmax(-1).cumsum(0)")
     at_site = {**found, "culprit": {"site": f"repro.py:{line} #1"}}
-    assert expression_at_fault(long, script_of(long, at_site), at_site) == "x @ y"
+    assert find_faulty_expression(long, choose_script(long, at_site), at_site) == "x @ y"
 
 
 def test_a_long_expression_holds_as_much_of_what_led_to_it_as_fits():
@@ -322,7 +322,9 @@ def make():
 """
     )
     found = report("miscompile", **WHOLE)
-    assert expression_at_fault(source, script_of(source, found), found) == "scores.softmax(-1) @ v.permute(0, 2, 1)"
+    assert (
+        find_faulty_expression(source, choose_script(source, found), found) == "scores.softmax(-1) @ v.permute(0, 2, 1)"
+    )
 
 
 HERE = 'Traceback (most recent call last):\n  File "repro.py", line 9, in <module>\n'
@@ -342,16 +344,16 @@ IN_TORCH = 'Traceback (most recent call last):\n  File "a/torch/_ops.py", line 9
     ],
 )
 def test_what_a_script_showed_is_read_off_its_output(check, output, status, result):
-    assert rungs.result_of(check, output, status) == result
+    assert rungs.classify_output(check, output, status) == result
 
 
 def test_a_case_of_which_no_script_can_be_made_keeps_its_reproducer(monkeypatch):
     def fails(*_):
         raise NotImplementedError("a form of its own")
 
-    monkeypatch.setattr(concluding, "shown_as_issue", fails)
-    monkeypatch.setattr(concluding, "confirm_reproducer", lambda _: Confirmation(1, "BUG: x", True))
-    shown = concluding.show(FUNCTION, report("miscompile", **WHOLE), None, for_issue=True)
+    monkeypatch.setattr(conclusion, "build_issue_script", fails)
+    monkeypatch.setattr(conclusion, "confirm_reproducer", lambda _: ReproducerConfirmation(1, "BUG: x", True))
+    shown = conclusion.show(FUNCTION, report("miscompile", **WHOLE), None, for_issue=True)
     assert shown.confirmed and shown.plain is None and "a form of its own" in shown.note
 
 
@@ -359,11 +361,11 @@ def test_an_errors_text_is_kept_without_the_warnings_of_its_compiler():
     warning = "a.h:12:3: warning: overflow [-Woverflow]\n   12 |   0xff,\n      |   ^~~~\n"
     error = "main.cpp:30:51: error: no matching function\n   30 |   auto tmp1 = f(x);\n      |   ~~~\n"
     output = f"{HERE}torch._inductor.exc.InductorError: CppCompileError: C++ compile error\n\n{warning * 30}{error}"
-    log = outputs.error_log(output)
+    log = ladder.shorten_error(output)
     assert "warning" not in log and "0xff" not in log and log.endswith(error)
-    assert outputs.said(output).splitlines() == [
+    assert ladder.shorten_output(output).splitlines() == [
         "torch._inductor.exc.InductorError: CppCompileError: C++ compile error",
         "main.cpp:30:51: error: no matching function",
         "...",
     ]
-    assert outputs.line_of(output) == "torch._inductor.exc.InductorError: CppCompileError: C++ compile error"
+    assert ladder.choose_line(output) == "torch._inductor.exc.InductorError: CppCompileError: C++ compile error"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import fuzzcompile
-from fuzzcompile.reduction.alone import run_alone
-from fuzzcompile.reduction.plain.showing import shown_as_issue
-from fuzzcompile.reduction.reproducer import script_of
+from fuzzcompile.programs.scripts.clean_process import run_alone
+from fuzzcompile.programs.scripts.reproducer import choose_script
+from fuzzcompile.programs.shrink.conclusion import build_issue_script
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def report(verdict, finding="far"):
 
 def test_the_ladder_says_which_backend_differs_and_the_script_ran_alone():
     found = report("miscompile")
-    shown = shown_as_issue(COMPILED_DIFFERS, script_of(COMPILED_DIFFERS, found), found)
+    shown = build_issue_script(COMPILED_DIFFERS, choose_script(COMPILED_DIFFERS, found), found)
     assert shown["plain_shows"]
     assert shown["plain_output"].startswith("AssertionError: Tensor-likes are not close!")
     assert [rung["backend"] for rung in shown["ladder"]] == [
@@ -69,14 +69,14 @@ def test_the_ladder_says_which_backend_differs_and_the_script_ran_alone():
 def test_a_script_that_shows_nothing_is_not_said_to_show_the_bug():
     harmless = COMPILED_DIFFERS.replace("x + 1 if", "x if")
     found = report("miscompile")
-    shown = shown_as_issue(harmless, script_of(harmless, found), found)
+    shown = build_issue_script(harmless, choose_script(harmless, found), found)
     assert not shown["plain_shows"]
     assert {rung["result"] for rung in shown["ladder"]} == {"right"}
 
 
 def test_a_kernel_that_misreads_a_layout_is_called_on_its_own():
     package = {"PYTHONPATH": str(Path(fuzzcompile.__file__).parents[1])}
-    command = ("-m", "fuzzcompile.reduction.plain.kernels")
+    command = ("-m", "fuzzcompile.programs.issue.kernels")
     ran = run_alone(WRONG_KERNEL, command=command, environment=package, timeout=120)
     answer = json.loads(next(line for line in ran.output.splitlines() if line.startswith("{")))
     assert answer["operator"] == "aten.erfinv.default"

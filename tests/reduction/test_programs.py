@@ -9,13 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.graphs import capture_functional, capture_graphs
-from fuzzcompile.reduction.evaluating import evaluate
-from fuzzcompile.reduction.filling import input_expression
-from fuzzcompile.reduction.program import Input, Program, Ref, Statement
-from fuzzcompile.reduction.tracing import Untranslatable, program_of
-from fuzzcompile.reduction.writing import case_source, model_lines, written
+from fuzzcompile.compiler.operators.graph_capture import capture_functional, capture_graphs
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.programs.ir.case_source import count_model_lines, input_expression, write_program, write_source
+from fuzzcompile.programs.ir.evaluation import evaluate
+from fuzzcompile.programs.ir.program import Input, Program, Ref, Statement
+from fuzzcompile.programs.ir.tracing import Untranslatable, translate_graph
 
 CPU = torch.device("cpu")
 
@@ -28,12 +27,12 @@ def captured(write_case, body: str, inputs: str, settings: str = "") -> Program:
         + f"def make():\n    torch.manual_seed(0)\n    return function, {inputs}\n"
     )
     (graph,) = capture_graphs(load_case(write_case(source)), CPU)
-    return program_of(graph.module, graph.inputs, graph.parameters, {})
+    return translate_graph(graph.module, graph.inputs, graph.parameters, {})
 
 
 def result_of(program: Program):
     """What the written case returns in eager, and what its statements return one by one."""
-    text = written(program)
+    text = write_program(program)
     values = dict(text.values)
     namespace = {"__file__": "case.py"}
     source = text.source.replace('torch.load(Path(__file__).with_name("values.pt"))', "VALUES_GIVEN")
@@ -85,7 +84,7 @@ def test_the_written_case_computes_what_the_program_does(write_case, body, input
 
 def test_names_of_torch_are_those_that_users_write(write_case):
     body, inputs = BODIES[1]
-    source = case_source(captured(write_case, body, inputs))
+    source = write_source(captured(write_case, body, inputs))
     assert "torch.softmax(" in source and ".transpose(-2, -1)" in source and " @ " in source
     assert "aten" not in source and "torch._" not in source and "torch.ops" not in source
 
@@ -102,14 +101,14 @@ def test_parameters_of_a_module_become_inputs(tmp_path: Path):
         "    return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)).eval(), (torch.randn(1, 3),)\n"
     )
     (graph,) = capture_graphs(load_case(path), CPU)
-    program = program_of(graph.module, graph.inputs, graph.parameters, {})
+    program = translate_graph(graph.module, graph.inputs, graph.parameters, {})
     assert sum(one.parameter for one in program.inputs) == 4
     as_module = Program(program.inputs, program.statements, program.outputs, as_module=True)
-    assert "self." in case_source(as_module) and "nn.Parameter(" in case_source(as_module)
+    assert "self." in write_source(as_module) and "nn.Parameter(" in write_source(as_module)
 
 
 def chain(*statements: Statement, outputs: object, inputs: tuple[str, ...] = ("x",)) -> Program:
-    made = tuple(Input.of(name, torch.randn(2, 3)) for name in inputs)
+    made = tuple(Input.from_tensor(name, torch.randn(2, 3)) for name in inputs)
     return Program(made, statements, outputs)
 
 
@@ -154,7 +153,7 @@ def test_a_write_is_not_moved_across_a_use():
 def test_inputs_are_written_with_their_strides(tensor):
     from dataclasses import replace
 
-    one = replace(Input.of("x", tensor), fill="randn")
+    one = replace(Input.from_tensor("x", tensor), fill="randn")
     made = eval(input_expression(one))
     assert made.shape == tensor.shape and made.dtype == tensor.dtype
     sizes = [d for d in range(tensor.ndim) if tensor.shape[d] > 1] if tensor.numel() else []
@@ -162,13 +161,13 @@ def test_inputs_are_written_with_their_strides(tensor):
 
 
 def test_lines_are_counted_without_imports_blanks_and_comments():
-    assert model_lines("import torch\n\n# note\ndef f(x):\n    return x\n") == 2
+    assert count_model_lines("import torch\n\n# note\ndef f(x):\n    return x\n") == 2
 
 
 def test_names_never_shadow(write_case):
     body = "sum, torch_ = inputs[0], inputs[1]\nmake = sum + torch_\nmodel = make * 2\nreturn model.sin() + make"
     program = captured(write_case, body, "(torch.randn(3), torch.randn(3))")
-    tree = ast.parse(case_source(program))
+    tree = ast.parse(write_source(program))
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     assert not names & {"sum", "make", "torch", "program"}
 
@@ -183,7 +182,7 @@ CONTEXTS = [
 @pytest.mark.parametrize("body", CONTEXTS, ids=["sdpa_kernel", "grad mode"])
 def test_blocks_are_written_as_blocks(write_case, body):
     program = captured(write_case, body, "(torch.randn(1, 1, 2, 4),)")
-    assert [s.form for s in program.statements].count("enter") == 1 == case_source(program).count("with torch.")
+    assert [s.form for s in program.statements].count("enter") == 1 == write_source(program).count("with torch.")
     (x,) = (one.values for one in program.inputs)
     wanted = F.scaled_dot_product_attention(x, x, x) + 1 if "sdpa" in body else x.sin().cos()
     torch.testing.assert_close(result_of(program), wanted)
@@ -195,8 +194,8 @@ def test_sizes_of_any_value_are_read_off_the_inputs(write_case):
         "(torch.randn(3, 4), torch.randn(5))\n"
     )
     (graph,) = capture_graphs(load_case(write_case(source)), CPU, dynamic=True)
-    program = program_of(graph.module, graph.inputs, graph.parameters, {})
-    text = case_source(program)
+    program = translate_graph(graph.module, graph.inputs, graph.parameters, {})
+    text = write_source(program)
     assert ".size(0)" in text and "3" not in text.partition("def make")[0]
     (y,) = (one.values for one in program.inputs if len(one.shape) == 1)
     torch.testing.assert_close(result_of(program), y.sum() + torch.ones(6))
@@ -216,8 +215,8 @@ def make():
 def test_transforms_are_worked_out_in_the_functional_graph(write_case):
     case = load_case(write_case(TRANSFORMED))
     (graph,) = capture_functional(case, CPU)
-    program = program_of(graph.module, graph.inputs, graph.parameters, {})
-    text = case_source(program)
+    program = translate_graph(graph.module, graph.inputs, graph.parameters, {})
+    text = write_source(program)
     assert "vmap" not in text and "torch.ops" not in text and "prims" not in text
     model, inputs = case.make()
     for one, wanted in zip(result_of(program), model(*inputs), strict=True):
@@ -226,7 +225,7 @@ def test_transforms_are_worked_out_in_the_functional_graph(write_case):
 
 def test_recorded_values_are_kept_under_the_names_by_which_the_text_reads_them():
     """A cut leaves names of the compiler's such as these, and a second look at them gave one of them another name."""
-    inputs = tuple(Input.of(name, torch.ones(2)) for name in ("x_1", "getitem_1"))
+    inputs = tuple(Input.from_tensor(name, torch.ones(2)) for name in ("x_1", "getitem_1"))
     program = Program(inputs, (Statement("s", "function", "torch.stack", ([Ref(i.name) for i in inputs],)),), Ref("s"))
-    text = written(program)
+    text = write_program(program)
     assert len(text.values) == 2 and all(f'VALUES["{name}"]' in text.source for name in text.values)

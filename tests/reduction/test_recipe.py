@@ -13,13 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.generation import GeneratedCase, Profile, case_at, from_choices
-from fuzzcompile.reduction.recipe import (
-    NotReproducedError,
-    RecipeProgress,
-    readability,
-    shrink_recipe,
-)
+from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at, from_choices
+from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.fuzz.recipe import NotReproducedError, RecipeProgress, readability, shrink_recipe
 
 EVERYTHING = Profile()
 Predicate = Callable[[GeneratedCase], bool]
@@ -38,7 +34,7 @@ def misplaced_key(case: GeneratedCase) -> bool:
 @functools.cache
 def big_cases(predicate: Predicate, wanted: int) -> tuple[GeneratedCase, ...]:
     """The first generated cases in a block for which the predicate holds."""
-    found = (case for index in count() if (case := case_at(5, index, EVERYTHING)).spec.block and predicate(case))
+    found = (case for index in count() if (case := draw_case_at(5, index, EVERYTHING)).spec.block and predicate(case))
     return tuple(next(found) for _ in range(wanted))
 
 
@@ -133,7 +129,7 @@ def test_a_deadline_ends_the_search() -> None:
 
 def test_a_case_that_does_not_hold_is_refused() -> None:
     with pytest.raises(NotReproducedError):
-        shrink_recipe(case_at(0, 0, EVERYTHING).choices, EVERYTHING, lambda case: False)
+        shrink_recipe(draw_case_at(0, 0, EVERYTHING).choices, EVERYTHING, lambda case: False)
 
 
 def test_without_a_single_test_nothing_is_claimed() -> None:
@@ -199,6 +195,6 @@ def test_it_is_silent_and_leaves_nothing_behind(
 
 def test_a_shrink_within_the_clean_profile_stays_within_it() -> None:
     clean = Profile(near_misses=False)
-    case = next(case for index in count() if (case := case_at(0, index, clean)).spec.block)
+    case = next(case for index in count() if (case := draw_case_at(0, index, clean)).spec.block)
     best = shrink_recipe(case.choices, clean, lambda candidate: True).best
     assert best.spec.near_misses == ()

@@ -7,16 +7,20 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fuzzcompile.reduction.outcome import Probed
-from fuzzcompile.reduction.program import Input, Program, Ref, Statement
-from fuzzcompile.reduction.reducers import arguments, cutting, inputs, nodes, settings, shapes
-from fuzzcompile.reduction.reducers.neighbours import passing_neighbour
-from fuzzcompile.reduction.schedule import REPEATS, LostBug, reduce_programs
-from fuzzcompile.reduction.scripts.sources import only_difference
-from fuzzcompile.reduction.search import Budget, OutOfBudget, Questions, Search
-from fuzzcompile.reduction.statements import reduce_text
-from fuzzcompile.reduction.unused import calls_left_out, unused_statements, without_run
-from fuzzcompile.reduction.writing import Written, case_source
+from fuzzcompile.programs.ir.case_source import CaseText, write_source
+from fuzzcompile.programs.ir.case_text import only_difference
+from fuzzcompile.programs.ir.program import Input, Program, Ref, Statement
+from fuzzcompile.programs.reducers import inputs
+from fuzzcompile.programs.reducers import inputs as shapes
+from fuzzcompile.programs.reducers import statements as arguments
+from fuzzcompile.programs.reducers import statements as cutting
+from fuzzcompile.programs.reducers import statements as nodes
+from fuzzcompile.programs.reducers import statements as settings
+from fuzzcompile.programs.reducers.neighbours import find_passing_neighbour
+from fuzzcompile.programs.shrink.case_reducer import find_unused_statements, leave_out_calls, reduce_text, without_run
+from fuzzcompile.programs.shrink.minimize import REPEATS, LostBug, reduce_programs
+from fuzzcompile.programs.shrink.outcome import ProbeResult
+from fuzzcompile.programs.shrink.search import CandidateTests, OutOfBudget, ProgramSearch, SearchBudget
 
 
 class Bug:
@@ -26,19 +30,21 @@ class Bug:
         self.holds = holds
         self.asked: list[str] = []
 
-    def probe(self, candidate: Written, *, screen: bool) -> Probed:
+    def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
         self.asked.append(candidate.source)
         shown = self.holds(candidate.source)
-        return Probed(shown, shown, "miscompile" if shown else "equal", int(not screen), int(screen))
+        return ProbeResult(shown, shown, "miscompile" if shown else "equal", int(not screen), int(screen))
 
 
-def search(program: Program, *needs: str, compiles: int = 500) -> Search:
+def search(program: Program, *needs: str, compiles: int = 500) -> ProgramSearch:
     """A search for the smallest program whose source has all of ``needs``."""
-    return Search(program, Questions(Bug(lambda source: all(need in source for need in needs)), Budget(compiles)))
+    return ProgramSearch(
+        program, CandidateTests(Bug(lambda source: all(need in source for need in needs)), SearchBudget(compiles))
+    )
 
 
 def given(*tensors: tuple[str, torch.Tensor]) -> tuple[Input, ...]:
-    return tuple(Input.of(name, tensor) for name, tensor in tensors)
+    return tuple(Input.from_tensor(name, tensor) for name, tensor in tensors)
 
 
 def call(name: str, target: str, *args: object, **kwargs: object) -> Statement:
@@ -109,7 +115,7 @@ def test_a_block_stays_whole_when_it_is_cut_and_goes_when_it_can():
     cutting.cut_head(found)
     assert [s.form for s in found.best.statements] == ["enter", "function", "exit"]
     nodes.drop_blocks(found)
-    assert found.best.size[0] == 1 and "autocast" not in case_source(found.best)
+    assert found.best.size[0] == 1 and "autocast" not in write_source(found.best)
 
 
 def test_sizes_shrink_together_with_the_constants_that_name_them():
@@ -124,7 +130,7 @@ def test_sizes_shrink_together_with_the_constants_that_name_them():
 def test_sizes_that_the_bug_needs_are_kept():
     program = Program(given(("x", torch.randn(6, 5))), (call("y", "tanh", Ref("x")),), Ref("y"))
     bug = Bug(lambda source: True)
-    found = Search(program, Questions(bug, Budget(100)))
+    found = ProgramSearch(program, CandidateTests(bug, SearchBudget(100)))
     inputs.plain_values(found)
     bug.holds = lambda source: ", 5)" in source
     shapes.shrink_sizes(found)
@@ -137,10 +143,10 @@ def test_values_are_written_as_calls_the_plainest_that_holds():
     )
     found = search(program, "torch.zeros(3, dtype=torch.int64)")
     inputs.plain_values(found)
-    assert "VALUES" not in case_source(found.best) or found.questions.tally.tests > 0
+    assert "VALUES" not in write_source(found.best) or found.questions.tally.tests > 0
     wide = search(program, "torch.take")
     inputs.plain_values(wide)
-    assert "VALUES" not in case_source(wide.best) and "torch.randn(3)" in case_source(wide.best)
+    assert "VALUES" not in write_source(wide.best) and "torch.randn(3)" in write_source(wide.best)
 
 
 def test_values_that_matter_are_written_out():
@@ -149,7 +155,7 @@ def test_values_that_matter_are_written_out():
     found = search(program, "sign")
     found.questions.prober.holds = lambda source: "3.5" in source or "VALUES" in source
     inputs.plain_values(found)
-    assert "torch.tensor([0.0, 3.5, -1.0])" in case_source(found.best)
+    assert "torch.tensor([0.0, 3.5, -1.0])" in write_source(found.best)
 
 
 def test_strides_dtypes_gradients_and_settings_become_plain():
@@ -165,7 +171,7 @@ def test_strides_dtypes_gradients_and_settings_become_plain():
     ):
         reducer(found)
     assert found.best.settings == {"DYNAMIC": True}
-    assert "torch.randn(2, 3)" in case_source(found.best) and "requires_grad" not in case_source(found.best)
+    assert "torch.randn(2, 3)" in write_source(found.best) and "requires_grad" not in write_source(found.best)
 
 
 def test_arguments_are_left_out_and_constants_made_round():
@@ -176,7 +182,7 @@ def test_arguments_are_left_out_and_constants_made_round():
     found = search(Program(tensors, (linear, scaled, summed), Ref("s")), "linear", "dim=1")
     arguments.drop_arguments(found)
     arguments.round_constants(found)
-    source = case_source(found.best)
+    source = write_source(found.best)
     assert "* 0.5" in source and "keepdim" not in source and [one.name for one in found.best.inputs] == ["x", "w"]
 
 
@@ -206,53 +212,55 @@ def test_a_source_is_asked_about_once_and_strides_make_another():
 def test_the_budget_is_a_bound_and_the_best_so_far_is_kept():
     for most in (1, 4, 9):
         bug = Bug(lambda source: "torch.tanh" in source)
-        questions = Questions(bug, Budget(most))
+        questions = CandidateTests(bug, SearchBudget(most))
         reduced = reduce_programs([long_chain()], questions, screens=False)
         assert not reduced.finished
-        assert "torch.tanh" in case_source(reduced.program)
+        assert "torch.tanh" in write_source(reduced.program)
     with pytest.raises(OutOfBudget):
         search(long_chain(), "tanh", compiles=0).holds(long_chain())
 
 
 def test_a_program_without_the_bug_is_lost():
     with pytest.raises(LostBug):
-        reduce_programs([long_chain()], Questions(Bug(lambda source: False), Budget(10)), screens=True)
+        reduce_programs([long_chain()], CandidateTests(Bug(lambda source: False), SearchBudget(10)), screens=True)
 
 
 def test_what_the_screen_alone_shows_is_not_believed():
     class Screened(Bug):
-        def probe(self, candidate: Written, *, screen: bool) -> Probed:
+        def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
             probed = super().probe(candidate, screen=screen)
             shown = probed.matches and (screen or "torch.cos" in candidate.source)
-            return Probed(shown, shown, "miscompile", int(not screen), int(screen))
+            return ProbeResult(shown, shown, "miscompile", int(not screen), int(screen))
 
-    questions = Questions(Screened(lambda source: "torch.tanh" in source), Budget(400))
+    questions = CandidateTests(Screened(lambda source: "torch.tanh" in source), SearchBudget(400))
     reduced = reduce_programs([long_chain(8)], questions, screens=True)
-    source = case_source(reduced.program)
+    source = write_source(reduced.program)
     assert source.count("torch.") <= 6 and "torch.cos" in source and "torch.tanh" in source
     assert not reduced.screened and reduced.comes_and_goes is None
 
 
 def test_a_bug_of_the_interpreted_graph_alone_is_lost():
     class Screened(Bug):
-        def probe(self, candidate: Written, *, screen: bool) -> Probed:
+        def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
             probed = super().probe(candidate, screen=screen)
-            return Probed(screen and probed.matches, probed.matches, "miscompile", int(not screen), int(screen))
+            return ProbeResult(screen and probed.matches, probed.matches, "miscompile", int(not screen), int(screen))
 
     with pytest.raises(LostBug, match="not in generated code"):
-        reduce_programs([long_chain(8)], Questions(Screened(lambda s: "torch.tanh" in s), Budget(400)), screens=True)
+        reduce_programs(
+            [long_chain(8)], CandidateTests(Screened(lambda s: "torch.tanh" in s), SearchBudget(400)), screens=True
+        )
 
 
 def test_what_fails_now_and_then_is_not_given_up_as_lost():
     class Shaky(Bug):
         full = 0
 
-        def probe(self, candidate: Written, *, screen: bool) -> Probed:
+        def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
             probed = super().probe(candidate, screen=screen)
             self.full += not screen
-            return Probed(probed.matches and (screen or self.full % 3 == 0), True, "miscompile", int(not screen))
+            return ProbeResult(probed.matches and (screen or self.full % 3 == 0), True, "miscompile", int(not screen))
 
-    questions = Questions(Shaky(lambda source: "torch.tanh" in source), Budget(400))
+    questions = CandidateTests(Shaky(lambda source: "torch.tanh" in source), SearchBudget(400))
     reduced = reduce_programs([long_chain(8)], questions, screens=True)
     shown, of = reduced.comes_and_goes
     assert 0 < shown < of == REPEATS + 1 and questions.repeats == REPEATS
@@ -261,13 +269,13 @@ def test_what_fails_now_and_then_is_not_given_up_as_lost():
 
 def test_an_interrupt_leaves_a_program_that_can_be_written_down():
     class Interrupted(Bug):
-        def probe(self, candidate: Written, *, screen: bool) -> Probed:
+        def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
             if candidate.values and len(self.asked) > 4:
                 raise KeyboardInterrupt
             return super().probe(candidate, screen=screen)
 
     bug = Interrupted(lambda source: "torch.tanh" in source)
-    reduced = reduce_programs([long_chain()], Questions(bug, Budget(400)), screens=False)
+    reduced = reduce_programs([long_chain()], CandidateTests(bug, SearchBudget(400)), screens=False)
     assert reduced.interrupted and not reduced.finished and not reduced.program.is_recorded
     assert reduced.program.size < long_chain().size
     assert len(bug.asked) < 12  # nothing is compiled after it
@@ -283,9 +291,9 @@ def test_sizes_do_not_shrink_until_an_index_takes_nothing():
 
 def test_the_nearest_neighbour_that_passes_differs_in_one_argument():
     program = Program(given(("x", torch.randn(2, 2))), (call("y", "softmax", Ref("x"), dim=0),), Ref("y"))
-    source = passing_neighbour(program, lambda candidate: "dim=-1" in case_source(candidate))
+    source = find_passing_neighbour(program, lambda candidate: "dim=-1" in write_source(candidate))
     assert source is not None and "dim=-1" in source
-    assert passing_neighbour(program, lambda candidate: False) is None
+    assert find_passing_neighbour(program, lambda candidate: False) is None
 
 
 NEIGHBOURS = [
@@ -302,30 +310,30 @@ NEIGHBOURS = [
 def test_neighbours_of_many_kinds_are_tried(wanted, name, statements):
     program = Program(given(("x", torch.randn(1, 2))), statements, Ref(statements[-1].name))
     program = Program(program.without_dead_code().inputs, statements, program.outputs)
-    source = passing_neighbour(program, lambda candidate: wanted in case_source(candidate))
-    assert source is not None and only_difference(case_source(program), source) is not None
+    source = find_passing_neighbour(program, lambda candidate: wanted in write_source(candidate))
+    assert source is not None and only_difference(write_source(program), source) is not None
 
 
 def test_inputs_have_neighbours_of_other_dtypes_and_sizes():
     one = Input("x", (), (), torch.int8, "ones")
     program = Program((one,), (call("y", "neg", Ref("x")),), Ref("y"))
     seen: list[str] = []
-    assert passing_neighbour(program, lambda candidate: bool(seen.append(case_source(candidate)))) is None
+    assert find_passing_neighbour(program, lambda candidate: bool(seen.append(write_source(candidate)))) is None
     assert any("int32" in source for source in seen) and len(seen) == len(set(seen)) > 2
 
 
 def test_failures_of_another_kind_are_kept():
     class Two(Bug):
-        def probe(self, candidate: Written, *, screen: bool) -> Probed:
+        def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
             own = "torch.tanh" in candidate.source
-            return Probed(own, True, "miscompile" if own else "crash", 1, 0)
+            return ProbeResult(own, True, "miscompile" if own else "crash", 1, 0)
 
     from dataclasses import replace
 
     program = long_chain(4)
     plain = replace(program, inputs=tuple(replace(one, fill="randn") for one in program.inputs))
-    questions = Questions(Two(lambda source: True), Budget(100))
-    assert not Search(plain, questions).holds(replace(plain, statements=plain.statements[:1], outputs=Ref("s0")))
+    questions = CandidateTests(Two(lambda source: True), SearchBudget(100))
+    assert not ProgramSearch(plain, questions).holds(replace(plain, statements=plain.statements[:1], outputs=Ref("s0")))
     assert len(questions.tally.others) == 1
 
 
@@ -401,7 +409,7 @@ def test_what_nothing_reads_goes_at_once():
         asked.append(text)
         return "self.kept" in text and "forward" in text
 
-    assert [type(node).__name__ for node in unused_statements(UNUSED)] == [
+    assert [type(node).__name__ for node in find_unused_statements(UNUSED)] == [
         "Import", "ClassDef", "Assign", "FunctionDef", "Assign",
     ]  # fmt: skip
     small = reduce_text(UNUSED, holds)
@@ -418,7 +426,7 @@ DRIVEN = (
 
 
 def test_calls_and_a_way_to_run_of_its_own_go_first():
-    assert "CALLS" not in next(calls_left_out(DRIVEN))
+    assert "CALLS" not in next(leave_out_calls(DRIVEN))
     assert "def run" not in without_run(DRIVEN) and without_run(CALLS) is None
     small = reduce_text(DRIVEN, lambda text: "torch.ones(2)" in text)
     assert "def run" not in small and "torch.ones(1)" not in small and "torch.ones(3)" not in small

@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.commands.minimize import Subject, read_state, write_state
-from fuzzcompile.errors import UsageError
-from fuzzcompile.generation import Profile
-from fuzzcompile.judging.probe import Target
-from fuzzcompile.judging.triage import triage
-from fuzzcompile.reduction import concluding
-from fuzzcompile.reduction.concluding import find_neighbour
-from fuzzcompile.reduction.jobs import Job, same_bug
-from fuzzcompile.reduction.minimize import minimize
-from fuzzcompile.reduction.outcome import Outcome, Probed, Tally
-from fuzzcompile.reduction.program import Input, Program, Ref, Statement
-from fuzzcompile.reduction.reproducer import Confirmation
-from fuzzcompile.reduction.scripts.sources import case_part
-from fuzzcompile.reduction.search import Budget, Progress
-from fuzzcompile.reduction.writing import Written, model_lines
-from fuzzcompile.worker.minimize import LocalTools, capture_programs, job_of
+from fuzzcompile.front.commands.minimize import MinimizeSubject, read_state, write_state
+from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.fuzz.recipe import GeneratedRecipe
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.programs.ir.case_source import CaseText, count_model_lines
+from fuzzcompile.programs.ir.case_text import extract_case
+from fuzzcompile.programs.ir.program import Input, Program, Ref, Statement
+from fuzzcompile.programs.scripts.reproducer import ReproducerConfirmation
+from fuzzcompile.programs.shrink import conclusion
+from fuzzcompile.programs.shrink.conclusion import find_neighbour
+from fuzzcompile.programs.shrink.minimize import minimize
+from fuzzcompile.programs.shrink.outcome import MinimizeOutcome, ProbeResult, SearchTally
+from fuzzcompile.programs.shrink.search import MinimizeJob, SearchBudget, SearchProgress, same_bug
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.minimize.minimization import LocalTools, capture_programs, make_job
+from fuzzcompile.triage.probe import SignatureLock
 
 KNOWN = Path(__file__).parent.parent / "known_issues"
 BURIED = Path(__file__).parent.parent.parent / "bench" / "buried"
@@ -33,16 +33,16 @@ CPU = torch.device("cpu")
 of_2_13 = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="a bug of torch 2.13")
 
 
-def minimized(path: Path, report: dict, progress: list[Progress] | None = None) -> Outcome:
-    tools = LocalTools(Target.of(report))
+def minimized(path: Path, report: dict, progress: list[SearchProgress] | None = None) -> MinimizeOutcome:
+    tools = LocalTools(SignatureLock.of(report))
     seen = progress if progress is not None else []
-    job = job_of(path.read_text(), report, None, Profile())
-    return minimize(job, tools, Budget(150, time.monotonic() + 240), on_progress=seen.append)
+    job = make_job(path.read_text(), report, None)
+    return minimize(job, tools, SearchBudget(150, time.monotonic() + 240), on_progress=seen.append)
 
 
 @pytest.fixture(scope="module")
-def attention(triaged) -> tuple[Outcome, list[Progress]]:
-    progress: list[Progress] = []
+def attention(triaged) -> tuple[MinimizeOutcome, list[SearchProgress]]:
+    progress: list[SearchProgress] = []
     path = KNOWN / "issue_195320.py"
     return minimized(path, triaged(path), progress), progress
 
@@ -52,7 +52,7 @@ def test_a_module_becomes_one_attention_expression(attention):
     outcome, progress = attention
     assert outcome.how == "graph" and outcome.changed and outcome.finished
     assert outcome.operators <= 6 < outcome.operators_before
-    assert model_lines(case_part(outcome.reproducer)) <= 12
+    assert count_model_lines(extract_case(outcome.reproducer)) <= 12
     assert "nn.Linear" not in outcome.source and "VALUES" not in outcome.source
     assert outcome.tally.tests <= 60
     assert progress[-1].compiles + progress[-1].screens <= outcome.tally.tests
@@ -63,14 +63,14 @@ def test_the_product_shows_the_bug_alone_and_is_the_same_bug(attention):
     outcome, _ = attention
     assert outcome.confirmed, outcome.confirmation
     assert outcome.report["signature"] == "joint_graph:torch/_inductor/fx_passes/fuse_attention.py:sfdp:permute(dims)"
-    assert "torch._inductor." not in case_part(outcome.reproducer) and "/tmp" not in outcome.reproducer
+    assert "torch._inductor." not in extract_case(outcome.reproducer) and "/tmp" not in outcome.reproducer
 
 
 @pytest.fixture(scope="module")
-def accepted(triaged) -> Outcome:
+def accepted(triaged) -> MinimizeOutcome:
     path = KNOWN / "issue_195579.py"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(concluding, "confirm_reproducer", lambda text: Confirmation(1, text, True))
+        patch.setattr(conclusion, "confirm_reproducer", lambda text: ReproducerConfirmation(1, text, True))
         return minimized(path, triaged(path))
 
 
@@ -80,19 +80,19 @@ def test_what_eager_refuses_and_compiled_accepts_is_minimized_too(accepted):
 
 
 def test_minimizing_it_again_changes_nothing(accepted, tmp_path, monkeypatch):
-    monkeypatch.setattr(concluding, "confirm_reproducer", lambda text: Confirmation(1, text, True))
+    monkeypatch.setattr(conclusion, "confirm_reproducer", lambda text: ReproducerConfirmation(1, text, True))
     path = tmp_path / "repro.py"
     path.write_text(accepted.reproducer)
     again = minimized(path, dict(accepted.report))
     assert not again.changed and again.how == "as found"
-    assert case_part(again.reproducer) == case_part(accepted.reproducer)
+    assert extract_case(again.reproducer) == extract_case(accepted.reproducer)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(BURIED.glob("*.py")), ids=lambda path: path.stem)
 def test_buried_bugs_are_dug_out(path, triaged):
-    from fuzzcompile.capture.loading import load
-    from fuzzcompile.worker.isolation import isolated
+    from fuzzcompile.programs.capture.case_loader import load
+    from fuzzcompile.triage.worker.isolation import isolated
 
     with isolated():
         report = triage(load(path, CPU), CPU).to_json()
@@ -102,7 +102,7 @@ def test_buried_bugs_are_dug_out(path, triaged):
     assert outcome.changed and outcome.confirmed, outcome.note
     assert same_bug(report, outcome.report)
     if outcome.how == "graph":
-        assert model_lines(outcome.source) <= 12
+        assert count_model_lines(outcome.source) <= 12
 
 
 def test_graphs_of_a_case_with_settings_ask_for_the_same(write_case):
@@ -145,9 +145,9 @@ class Tools:
     def __init__(self, holds: Callable[[str], bool], judged: dict | None = None) -> None:
         self.holds, self.judged, self.thorough = holds, judged or REPORT, False
 
-    def probe(self, candidate: Written, *, screen: bool) -> Probed:
+    def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
         shown = self.holds(candidate.source)
-        return Probed(shown, shown, "miscompile" if shown else "equal")
+        return ProbeResult(shown, shown, "miscompile" if shown else "equal")
 
     def programs(self, source: str, capture: str) -> Sequence[Program]:
         if capture != "static":
@@ -156,7 +156,7 @@ class Tools:
             Statement(name, "function", f"torch.{name}", (Ref(given),))
             for given, name in itertools.pairwise(["x", "sin", "tanh", "cos"])
         ]
-        return [Program((Input.of("x", torch.ones(2)),), tuple(chain), Ref("cos"))]
+        return [Program((Input.from_tensor("x", torch.ones(2)),), tuple(chain), Ref("cos"))]
 
     def judge(self, source: str) -> dict:
         return self.judged
@@ -167,7 +167,7 @@ class Tools:
 
 @pytest.fixture
 def unconfirmed(monkeypatch):
-    monkeypatch.setattr(concluding, "confirm_reproducer", lambda text: Confirmation(1, "", True))
+    monkeypatch.setattr(conclusion, "confirm_reproducer", lambda text: ReproducerConfirmation(1, "", True))
 
 
 def runs(source: str) -> bool:
@@ -182,8 +182,8 @@ def runs(source: str) -> bool:
     return True
 
 
-def run(tools: Tools, **more: object) -> Outcome:
-    return minimize(Job(SOURCE, REPORT), tools, Budget(300), **more)
+def run(tools: Tools, **more: object) -> MinimizeOutcome:
+    return minimize(MinimizeJob(SOURCE, REPORT), tools, SearchBudget(300), **more)
 
 
 def test_a_reduction_that_ends_at_another_bug_keeps_the_case_and_the_other_finding(unconfirmed):
@@ -210,7 +210,7 @@ def test_what_one_look_does_not_tell_from_rounding_is_looked_at_thoroughly(uncon
 
 
 def test_an_interrupt_keeps_the_best_so_far(unconfirmed):
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: SearchProgress) -> None:
         if progress.operators == 1 and not interrupted:
             interrupted.append(True)
             raise KeyboardInterrupt
@@ -218,12 +218,12 @@ def test_an_interrupt_keeps_the_best_so_far(unconfirmed):
     interrupted: list[bool] = []
     outcome = run(Tools(lambda source: "tanh" in source), on_progress=interrupt)
     assert interrupted and not outcome.finished
-    assert outcome.changed and model_lines(outcome.source) < model_lines(SOURCE) + 3
+    assert outcome.changed and count_model_lines(outcome.source) < count_model_lines(SOURCE) + 3
     assert "VALUES" not in outcome.source
 
 
 def test_answers_of_an_earlier_search_are_not_paid_for_again(unconfirmed):
-    tally = Tally()
+    tally = SearchTally()
     first = run(Tools(lambda source: "tanh" in source), tally=tally)
     used = tally.tests
     second = run(
@@ -234,14 +234,14 @@ def test_answers_of_an_earlier_search_are_not_paid_for_again(unconfirmed):
 
 def test_a_state_is_of_one_case_and_one_torch(tmp_path):
     state = tmp_path / "out.py.state"
-    subject = Subject(SOURCE, REPORT)
+    subject = MinimizeSubject(SOURCE, REPORT)
     with pytest.raises(UsageError, match="nothing to resume"):
         read_state(state, subject)
-    tally = Tally(3, 4, True, {"a": True}, {"b": "source"})
+    tally = SearchTally(3, 4, True, {"a": True}, {"b": "source"})
     write_state(state, subject, tally)
     assert read_state(state, subject) == tally
     with pytest.raises(UsageError, match="another case"):
-        read_state(state, Subject(SOURCE + "\n", REPORT))
+        read_state(state, MinimizeSubject(SOURCE + "\n", REPORT))
     state.write_text("{")
     with pytest.raises(UsageError, match="cannot be read"):
         read_state(state, subject)
@@ -296,26 +296,26 @@ def test_functional_graphs_are_reduced_where_no_graph_of_torch_functions_shows_t
     outcome = run(tools)
     assert outcome.how == "graph" and "cos" not in outcome.source and tools.asked == ("static", "aten")
     resized = Functional(lambda source: "tanh" in source)
-    minimize(Job(SOURCE, REPORT, resizes=True), resized, Budget(300))
+    minimize(MinimizeJob(SOURCE, REPORT, resizes=True), resized, SearchBudget(300))
     assert resized.asked == ("static", "dynamic", "aten")
 
 
 @pytest.mark.slow
 @of_2_13
 def test_a_transform_becomes_the_operators_that_it_stands_for(triaged, monkeypatch):
-    monkeypatch.setattr(concluding, "confirm_reproducer", lambda text: Confirmation(1, text, True))
+    monkeypatch.setattr(conclusion, "confirm_reproducer", lambda text: ReproducerConfirmation(1, text, True))
     path = KNOWN / "issue_188084.py"
     outcome = minimized(path, triaged(path))
     assert outcome.how == "graph" and "vmap" not in outcome.source and "index_put" in outcome.source
-    assert model_lines(case_part(outcome.reproducer)) <= 8 and outcome.neighbour is not None
+    assert count_model_lines(extract_case(outcome.reproducer)) <= 8 and outcome.neighbour is not None
 
 
 def test_a_reproducer_that_shows_its_bug_in_some_runs_only_comes_and_goes(monkeypatch):
     answers = iter([False, False, True])
-    monkeypatch.setattr(concluding, "confirm_reproducer", lambda text: Confirmation(1, "said", next(answers)))
+    monkeypatch.setattr(conclusion, "confirm_reproducer", lambda text: ReproducerConfirmation(1, "said", next(answers)))
     outcome = run(Tools(lambda source: "tanh" in source))
     assert outcome.confirmed and "1 of 3 runs" in outcome.note
-    monkeypatch.setattr(concluding, "confirm_reproducer", lambda text: Confirmation(0, "said", False))
+    monkeypatch.setattr(conclusion, "confirm_reproducer", lambda text: ReproducerConfirmation(0, "said", False))
     lost = run(Tools(lambda source: "tanh" in source))
     assert not lost.confirmed and "in 3 runs" in lost.note
 
@@ -324,11 +324,11 @@ def test_an_interrupted_search_is_neither_judged_nor_confirmed(monkeypatch):
     def never(*arguments: object) -> None:
         pytest.fail("asked after the interrupt")
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: SearchProgress) -> None:
         if progress.reducer == "values" and progress.operators == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(concluding, "confirm_reproducer", never)
+    monkeypatch.setattr(conclusion, "confirm_reproducer", never)
     tools = Tools(lambda source: "tanh" in source)
     tools.judge = never  # type: ignore[method-assign]
     outcome = run(tools, on_progress=interrupt)
@@ -337,20 +337,20 @@ def test_an_interrupted_search_is_neither_judged_nor_confirmed(monkeypatch):
 
 
 def test_an_interrupted_recipe_keeps_what_it_had(unconfirmed):
-    from fuzzcompile.generation import case_at
+    from fuzzcompile.fuzz.generation.cases import draw_case_at
 
-    drawn = case_at(3, 5, Profile())
-    lines, earlier = model_lines(drawn.source), list[int]()
+    drawn = draw_case_at(3, 5, Profile())
+    lines, earlier = count_model_lines(drawn.source), list[int]()
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: SearchProgress) -> None:
         if any(each < lines for each in earlier):  # the case in hand is lost, those before it are kept
             raise KeyboardInterrupt
         earlier.append(progress.lines)
 
-    job = Job(drawn.source, REPORT, choices=drawn.choices)
-    outcome = minimize(job, Tools(lambda source: True), Budget(300), on_progress=interrupt)
-    assert outcome.interrupted and outcome.how == "recipe" and outcome.case is not None
-    assert model_lines(outcome.source) < lines
+    job = MinimizeJob(drawn.source, REPORT, recipe=GeneratedRecipe(drawn.choices))
+    outcome = minimize(job, Tools(lambda source: True), SearchBudget(300), on_progress=interrupt)
+    assert outcome.interrupted and outcome.how == "recipe"
+    assert count_model_lines(outcome.source) < lines
 
 
 def test_a_neighbour_that_passes_without_generated_code_must_pass_with_it():
@@ -358,10 +358,10 @@ def test_a_neighbour_that_passes_without_generated_code_must_pass_with_it():
     looks: list[bool] = []
 
     class Screened(Tools):
-        def probe(self, candidate: Written, *, screen: bool) -> Probed:
+        def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
             looks.append(screen)
-            return Probed(not screen, not screen, "equal" if screen else "miscompile")
+            return ProbeResult(not screen, not screen, "equal" if screen else "miscompile")
 
-    assert find_neighbour(program, Screened(runs), Tally(), Budget(100), screen=True) is None
+    assert find_neighbour(program, Screened(runs), SearchTally(), SearchBudget(100), screen=True) is None
     assert looks[:2] == [True, False] and looks.count(True) == looks.count(False)
-    assert find_neighbour(program, Tools(runs), Tally(), Budget(0), screen=True) is None
+    assert find_neighbour(program, Tools(runs), SearchTally(), SearchBudget(0), screen=True) is None

@@ -7,22 +7,19 @@ import time
 import pytest
 import torch
 
-from fuzzcompile.capture.loading import load
-from fuzzcompile.generation import Profile
-from fuzzcompile.judging.probe import Target
-from fuzzcompile.judging.triage import triage
-from fuzzcompile.reduction import concluding
-from fuzzcompile.reduction.evaluating import evaluate
-from fuzzcompile.reduction.jobs import same_bug
-from fuzzcompile.reduction.minimize import minimize
-from fuzzcompile.reduction.outcome import Probed
-from fuzzcompile.reduction.program import Input, Program, Ref, Statement
-from fuzzcompile.reduction.reproducer import Confirmation
-from fuzzcompile.reduction.schedule import reduce_programs
-from fuzzcompile.reduction.search import Budget, Questions
-from fuzzcompile.reduction.writing import Written, model_lines
-from fuzzcompile.worker.isolation import isolated
-from fuzzcompile.worker.minimize import LocalTools, capture_programs, job_of
+from fuzzcompile.programs.capture.case_loader import load
+from fuzzcompile.programs.ir.case_source import CaseText, count_model_lines
+from fuzzcompile.programs.ir.evaluation import evaluate
+from fuzzcompile.programs.ir.program import Input, Program, Ref, Statement
+from fuzzcompile.programs.scripts.reproducer import ReproducerConfirmation
+from fuzzcompile.programs.shrink import conclusion
+from fuzzcompile.programs.shrink.minimize import minimize, reduce_programs
+from fuzzcompile.programs.shrink.outcome import ProbeResult
+from fuzzcompile.programs.shrink.search import CandidateTests, SearchBudget, same_bug
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.minimize.minimization import LocalTools, capture_programs, make_job
+from fuzzcompile.triage.probe import SignatureLock
+from fuzzcompile.triage.worker.isolation import isolated
 
 CPU = torch.device("cpu")
 # Eager counts no places from the end here, and compiled code does.
@@ -84,12 +81,12 @@ def test_of_several_calls_that_which_eager_refuses_is_captured():
 class Anything:
     """A compiler that accepts every program, whatever eager says of it."""
 
-    def probe(self, candidate: Written, *, screen: bool) -> Probed:
-        return Probed(True, True, "accepts_invalid")
+    def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
+        return ProbeResult(True, True, "accepts_invalid")
 
 
 def test_only_programs_that_eager_refuses_in_the_same_way_are_taken():
-    x, where = Input.of("x", torch.ones(3, 4)), Input.of("where", torch.tensor([0, -1]))
+    x, where = Input.from_tensor("x", torch.ones(3, 4)), Input.from_tensor("where", torch.tensor([0, -1]))
     statements = (
         Statement("wide", "function", "torch.sin", (Ref("x"),)),
         Statement("part", "method", "narrow", (Ref("wide"), 0, 0, 2)),
@@ -97,7 +94,9 @@ def test_only_programs_that_eager_refuses_in_the_same_way_are_taken():
         Statement("last", "function", "torch.cos", (Ref("spread"),)),
     )
     program = Program((x, where), statements, Ref("last"))
-    reduced = reduce_programs([program], Questions(Anything(), Budget(200)), screens=False, refuses=True).program
+    reduced = reduce_programs(
+        [program], CandidateTests(Anything(), SearchBudget(200)), screens=False, refuses=True
+    ).program
     assert [statement.target for statement in reduced.statements] == ["torch.index_add"]
     # Shapes that do not go together are refused too, but that is another error.
     assert evaluate(reduced).refusal == evaluate(program).refusal and not reduced.is_recorded
@@ -129,7 +128,7 @@ def test_what_a_large_case_had_no_time_to_name_a_small_one_may():
 
 @pytest.mark.slow
 def test_a_large_model_in_training_around_one_refused_call_becomes_the_call(tmp_path, monkeypatch):
-    monkeypatch.setattr(concluding, "confirm_reproducer", lambda text: Confirmation(1, text, True))
+    monkeypatch.setattr(conclusion, "confirm_reproducer", lambda text: ReproducerConfirmation(1, text, True))
     path = tmp_path / "large.py"
     path.write_text(SPREADS + LARGE)
     with isolated():
@@ -138,8 +137,8 @@ def test_a_large_model_in_training_around_one_refused_call_becomes_the_call(tmp_
         pytest.skip("this torch refuses the call in compiled code too")
     # As where the time for a large case was up.
     report |= {"culprit": None, "signature": "unattributed:-:accepts_invalid", "cause": None}
-    job = job_of(path.read_text(), report, None, Profile())
-    outcome = minimize(job, LocalTools(Target.of(report)), Budget(150, time.monotonic() + 400))
+    job = make_job(path.read_text(), report, None)
+    outcome = minimize(job, LocalTools(SignatureLock.of(report)), SearchBudget(150, time.monotonic() + 400))
     assert outcome.how == "graph" and outcome.operators == 1 < 20 < outcome.operators_before, outcome.note
-    assert "torch.index_add(" in outcome.source and model_lines(outcome.source) <= 6
+    assert "torch.index_add(" in outcome.source and count_model_lines(outcome.source) <= 6
     assert outcome.report["culprit"]["rewrite"] == "aten.index_add.default"

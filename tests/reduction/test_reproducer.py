@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.case import load_case
-from fuzzcompile.errors import CaseError, UsageError
-from fuzzcompile.reduction.reproducer import build_reproducer, confirm_reproducer
+from fuzzcompile.model.errors import CaseError, UsageError
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.programs.scripts.reproducer import build_reproducer, confirm_reproducer
 
 SOFTMAX_AXIS = '''"""A note."""
 import torch

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from fuzzcompile.contract import ReportJson
-from fuzzcompile.reduction import reproducer
-from fuzzcompile.reduction.alone import Ran
-from fuzzcompile.reduction.reproducer import build_reproducer, confirm_for_target
-from fuzzcompile.reduction.scripts.sources import makes_tensors
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.programs.ir.case_text import makes_tensors
+from fuzzcompile.programs.scripts import reproducer
+from fuzzcompile.programs.scripts.clean_process import FinishedProcess
+from fuzzcompile.programs.scripts.reproducer import build_reproducer, confirm_for_target
 
 SOURCE = """import torch
 from torch import nn
@@ -117,7 +117,9 @@ def test_tensors_without_a_device_are_seen(expression, makes):
 def test_it_is_confirmed_by_judging_it_for_the_target(status, said, confirmed, monkeypatch):
     def alone(source, *, command, **_):
         assert command[-2:] == ("--target", "cuda:sm_90") and source == SOURCE
-        return Ran(status, f"a warning\n{json.dumps(said)}\n" if said is not None else "fuzzcompile: no worker\n")
+        return FinishedProcess(
+            status, f"a warning\n{json.dumps(said)}\n" if said is not None else "fuzzcompile: no worker\n"
+        )
 
     monkeypatch.setattr(reproducer, "run_alone", alone)
     assert confirm_for_target(SOURCE, report()).confirmed is confirmed

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import fx
 
-from fuzzcompile.compiler.ledger import Snapshot
-from fuzzcompile.compiler.replay import replay
-from fuzzcompile.execution.float64 import Float64Mode
-from fuzzcompile.reference import fused_attention
-from fuzzcompile.reference.sdpa_math import sdpa_math
+from fuzzcompile.compiler.graph_replay import replay_graph
+from fuzzcompile.compiler.watch.ledger import Snapshot
+from fuzzcompile.run.float64 import Float64Mode
+from fuzzcompile.run.reference import fused_attention
+from fuzzcompile.run.reference.fused_attention import sdpa_math
 
 ATEN = torch.ops.aten
 CPU, CPU_BACKWARD = (
@@ -88,21 +88,21 @@ def test_the_stand_in_of_the_cpus_kernel_agrees_with_it(kind, dtype):
     options = {"attn_mask": mask, "scale": 0.3 if kind == "scale" else None}
     causal = kind == "causal"
     theirs = CPU(query, key, value, 0.0, causal, **options)
-    ours = fused_attention.stand_in(CPU)(query, key, value, 0.0, causal, **options)
+    ours = fused_attention.find_stand_in(CPU)(query, key, value, 0.0, causal, **options)
     bound = {"rtol": 1e-12, "atol": 1e-12} if dtype is torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, check_stride=True, **bound)
     tangent = torch.randn(query.shape, generator=torch.Generator().manual_seed(3)).to(dtype)
     given = (tangent, query, key, value, *theirs, 0.0, causal)
     expected = CPU_BACKWARD(*given, **options)
-    for mine, other in zip(fused_attention.stand_in(CPU_BACKWARD)(*given, **options), expected, strict=True):
+    for mine, other in zip(fused_attention.find_stand_in(CPU_BACKWARD)(*given, **options), expected, strict=True):
         torch.testing.assert_close(mine, other, check_stride=True, **bound)
 
 
 def run_forward(name, inputs, **settings):
     torch.manual_seed(4)
     given, options = forward_arguments(name, *inputs, **settings)
-    return fused_attention.stand_in(KERNELS[name][0].default)(*given, **options)
+    return fused_attention.find_stand_in(KERNELS[name][0].default)(*given, **options)
 
 
 def check_backward(name, inputs, results, expected, settings):
@@ -113,7 +113,7 @@ def check_backward(name, inputs, results, expected, settings):
     by_autograd = torch.autograd.grad(expected, leaves, tangent)
     with torch.no_grad():
         given, options = backward_arguments(name, *inputs, results, tangent, **settings)
-        gradients = fused_attention.stand_in(backward_of(name))(*given, **options)
+        gradients = fused_attention.find_stand_in(backward_of(name))(*given, **options)
     assert len(gradients) == len(backward_of(name)._schema.returns)
     for mine, other in zip(gradients, by_autograd, strict=False):
         torch.testing.assert_close(mine, other, **CLOSE)
@@ -173,13 +173,13 @@ def test_logsumexp():
     assert padded.shape == (2, 4, 32)
     torch.testing.assert_close(padded[..., :5], expected, **CLOSE)
     assert (padded[..., 5:] == math.inf).all()
-    unpadded = fused_attention.stand_in(KERNELS["efficient"][0].default)(query, key, value, mask, False)[1]
+    unpadded = fused_attention.find_stand_in(KERNELS["efficient"][0].default)(query, key, value, mask, False)[1]
     assert unpadded.shape == (2, 4, 0)
 
 
 def test_other_operators_have_no_stand_in():
     for kernel in (ATEN.bmm.default, ATEN._scaled_dot_product_flash_attention.quantized, torch.matmul, "name"):
-        assert fused_attention.stand_in(kernel) is None
+        assert fused_attention.find_stand_in(kernel) is None
 
 
 # -- replay -----------------------------------------------------------------------------------------
@@ -199,11 +199,11 @@ def graph_of(name, *, scale=None):
 @pytest.mark.parametrize("name", KERNELS)
 def test_graphs_that_name_gpu_kernels_are_replayed_in_float64(name):
     inputs = tensors(dtype=torch.bfloat16)
-    run = replay(graph_of(name), inputs, double=True)
+    run = replay_graph(graph_of(name), inputs, double=True)
     assert run.error is None
     query, key, value = (tensor.double() for tensor in inputs)
     torch.testing.assert_close(run.outputs[0], sdpa_math(2.0 * query, key, value), rtol=0, atol=0)
-    other = replay(graph_of(name, scale=0.3), inputs, double=True)
+    other = replay_graph(graph_of(name, scale=0.3), inputs, double=True)
     assert (other.outputs[0] - run.outputs[0]).abs().max() > 1e-2
 
 

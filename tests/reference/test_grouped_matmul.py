@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuzzcompile.execution.float64 import Float64Mode
-from fuzzcompile.reference.grouped_matmul import grouped_mm
+from fuzzcompile.run.float64 import Float64Mode
+from fuzzcompile.run.reference.device_kernels import grouped_mm
 
 OFFS = torch.tensor([4, 4, 12], dtype=torch.int32)
 FORMS = {

@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention.flex_attention import create_mask
 from torch.nn.functional import scaled_dot_product_attention
 
-from fuzzcompile.reference.kv_cache import KVCache, attend, held, visible, written
+from fuzzcompile.run.reference.attention_variants import KVCache, attend, held, visible, written
 
 UNWRITTEN = 64.0
 # Layout, slots and window; None slots: none to begin with.

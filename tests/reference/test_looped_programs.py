@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.case import load_case
-from fuzzcompile.judging.refusals import CannotJudge
-from fuzzcompile.judging.triage import triage
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.engine import triage
+from fuzzcompile.triage.refusals import CannotJudge
 
 FOLDER = Path(__file__).parents[2] / "corpus" / "references"
 CASES = sorted(FOLDER.glob("*.py"))

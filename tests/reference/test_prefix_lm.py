@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from fuzzcompile.reference.prefix_lm import prefix_lm, prefix_lm_gradients, prefix_lm_mask
+from fuzzcompile.run.reference.attention_variants import prefix_lm, prefix_lm_gradients, prefix_lm_mask
 
 # Offsets and prefixes: no prefix, all of it, longer than the sequence, one token, no token, a single sequence.
 PACKINGS = {

@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from fuzzcompile.reference.sdpa_math import sdpa_math
+from fuzzcompile.run.reference.fused_attention import sdpa_math
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MASKS = ("none", "causal", "boolean", "masked rows", "additive", "one key alone")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.corpus import Store
+from fuzzcompile.corpus.store import Store
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from filelock import FileLock
 from packaging.version import Version
 from torch_stubs import interpreter, wheel
 
-from fuzzcompile.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.replaying import environments
-from fuzzcompile.replaying.environments import NoDisk, check, is_made, obtain
+from fuzzcompile.corpus.replay import environments
+from fuzzcompile.corpus.replay.environments import NoDisk, check, is_made, obtain
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 
 Say = Callable[[str], None]
 

@@ -7,8 +7,9 @@ import json
 
 import pytest
 
-from fuzzcompile.cli import main
-from fuzzcompile.corpus import Campaign, CaseRecord, Reproducer, Store
+from fuzzcompile.corpus.records import Campaign, CaseRecord, Reproducer
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.cli.main import main
 
 REPORT = {
     "schema": 1, "torch": "2.13.0+cpu", "device": "cpu", "verdict": "miscompile", "is_bug": True, "confidence": "high",

@@ -13,14 +13,14 @@ import psutil
 import pytest
 from torch_stubs import BROKEN_ON, add, interpreter
 
-from fuzzcompile import replaying
-from fuzzcompile.corpus import Store
-from fuzzcompile.errors import UsageError
-from fuzzcompile.execution.alone import Stopped
-from fuzzcompile.replaying.engine import Settings, replay_on
-from fuzzcompile.replaying.installed import Torch, torch_of
-from fuzzcompile.replaying.process import run_script
-from fuzzcompile.replaying.subjects import subjects
+from fuzzcompile.corpus.replay import engine
+from fuzzcompile.corpus.replay.engine import Settings, replay_on
+from fuzzcompile.corpus.replay.installed import Torch, torch_of
+from fuzzcompile.corpus.replay.process import run_script
+from fuzzcompile.corpus.replay.subjects import subjects
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.run.alone import Stopped
 
 FAILS, PASSES = BROKEN_ON.format(versions=["1.0"]), BROKEN_ON.format(versions=[])
 ALTERNATES = """
@@ -149,7 +149,7 @@ def test_what_cannot_be_replayed_says_why(store: Store):
 
 
 def test_the_parent_imports_no_torch():
-    names = sorted(path.stem for path in Path(replaying.__path__[0]).glob("*.py"))
-    modules = ", ".join(f"fuzzcompile.replaying.{name}" for name in names if name != "__init__")
-    code = f"import sys, fuzzcompile.commands.replay, {modules}; sys.exit('torch' in sys.modules)"
+    names = sorted(path.stem for path in Path(engine.__file__).parent.glob("*.py"))
+    modules = ", ".join(f"fuzzcompile.corpus.replay.{name}" for name in names if name != "__init__")
+    code = f"import sys, fuzzcompile.front.commands.replay, {modules}; sys.exit('torch' in sys.modules)"
     assert names and subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fuzzcompile.errors import EnvironmentUnfit
-from fuzzcompile.reporting.charts import Panel, Series, chart, shortened
+from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.report.charts import Panel, Series, chart, shortened
 
 SVG = "{http://www.w3.org/2000/svg}"
 LAYERS = [f"model.decoder.layers.{i}" for i in range(8)]

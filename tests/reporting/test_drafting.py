@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 from findings import CASE, CHECK, CULPRIT, ENVIRONMENT, SHOWN, facts
 
-from fuzzcompile.campaign.findings import write_draft
-from fuzzcompile.cli import main
-from fuzzcompile.corpus import CaseRecord, Mark, Related, Replay, Reproducer, Store
-from fuzzcompile.errors import FuzzcompileError
+from fuzzcompile.corpus.marking import Mark
+from fuzzcompile.corpus.records import CaseRecord, Related, Replay, Reproducer
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.cli.main import main
+from fuzzcompile.fuzz.campaign.campaign_outputs import write_draft
+from fuzzcompile.model.errors import FuzzcompileError
 
 SUSPECT = {**CULPRIT, "necessary": False}
 PLACE = "post_grad:torch/_inductor/fx_passes/post_grad.py"

@@ -7,9 +7,9 @@ from findings import CULPRIT, SHOWN, WRONG, facts
 
 from fuzzcompile.corpus.marking import Mark
 from fuzzcompile.corpus.records import Umbrella
-from fuzzcompile.replaying.history import History
-from fuzzcompile.reporting.filing import refusal_of
-from fuzzcompile.reporting.index import entry_of, with_entry
+from fuzzcompile.corpus.replay.history import History
+from fuzzcompile.report.filing import refusal_of
+from fuzzcompile.report.index import entry_of, with_entry
 
 ISSUE = "https://github.com/pytorch/pytorch/issues/1"
 SUSPECT = {**CULPRIT, "necessary": False}

@@ -10,11 +10,11 @@ from triage_reports import output
 
 from fuzzcompile.corpus.machines import machines_of
 from fuzzcompile.corpus.records import Related
-from fuzzcompile.privacy import scrub
-from fuzzcompile.replaying.history import History
-from fuzzcompile.reporting.facts import IssueFacts
-from fuzzcompile.reporting.filing import Refusal
-from fuzzcompile.reporting.issue import draft_issue
+from fuzzcompile.corpus.replay.history import History
+from fuzzcompile.model.privacy import scrub
+from fuzzcompile.report.facts import IssueFacts
+from fuzzcompile.report.filing import Refusal
+from fuzzcompile.report.issue import draft_issue
 
 
 def draft(verdict="miscompile", *outputs, **fields):

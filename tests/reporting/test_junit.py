@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 import pytest
 from triage_reports import SIGNATURE, output, report
 
-from fuzzcompile.errors import UsageError
-from fuzzcompile.reporting.files import check_writable, write_whole
-from fuzzcompile.reporting.junit import Entry, junit_xml
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.report.files import check_writable, write_whole
+from fuzzcompile.report.junit import Entry, junit_xml
 
 ENTRIES = [
     Entry(Path("a.py"), report("rounding", output()), seconds=1.5),

@@ -11,8 +11,8 @@ from profiles import CALL, KERNELS, WHOLE, jump, layer, profile
 from rich.console import Console
 from triage_reports import report
 
-from fuzzcompile.hints import Named
-from fuzzcompile.reporting.profile_text import advice, attention_line, print_profile
+from fuzzcompile.model.hints import CommandSubject
+from fuzzcompile.report.profile_text import advice, attention_line, print_profile
 
 
 def printed(of: dict[str, Any], **options: Any) -> str:
@@ -122,7 +122,7 @@ def test_a_gradient_is_of_its_layer_and_does_not_count_as_the_output():
 
 
 def test_a_layer_of_a_module_is_named_from_the_whole():
-    said = advice(jump(triage=report("miscompile"), layer="attn"), Named("bert.py", {"module": "h.3"}))
+    said = advice(jump(triage=report("miscompile"), layer="attn"), CommandSubject("bert.py", {"module": "h.3"}))
     assert "`fuzzcompile bisect bert.py --module h.3.attn`" in said
 
 

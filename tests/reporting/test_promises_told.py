@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fuzzcompile.contract import PartingJson, PromiseJson, ReportJson
-from fuzzcompile.reporting.promises import broken_promise, promise_lines
+from fuzzcompile.model.contract import PartingJson, PromiseJson, ReportJson
+from fuzzcompile.report.promises import broken_promise, promise_lines
 
 
 def place(operator: str, *, promised: bool) -> PartingJson:

@@ -6,9 +6,9 @@ import pytest
 from findings import CASE, CULPRIT, SHOWN, WRONG, facts
 from triage_reports import output
 
-from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.reporting.facts import IssueFacts
-from fuzzcompile.reporting.wording import title
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.report.facts import IssueFacts
+from fuzzcompile.report.wording import title
 
 STRIDE = output(finding="stride", detail="eager (4, 2, 1), compiled (4, 1, 2)", view_raises=True)
 OTHER_STRIDE = output(finding="stride", detail="eager (4, 1, 2), compiled (4, 2, 1)", view_raises=False)

@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 from triage_reports import CULPRIT, SIGNATURE, output, report
 
-from fuzzcompile.pages.case_page import page_of
-from fuzzcompile.reporting.facts import IssueFacts
-from fuzzcompile.reporting.filing import refusal_of
-from fuzzcompile.reporting.issue import draft_issue
-from fuzzcompile.reporting.junit import Entry, junit_xml
-from fuzzcompile.reporting.proof import workaround_with_cost
-from fuzzcompile.reporting.verdict import print_report
+from fuzzcompile.report.facts import IssueFacts
+from fuzzcompile.report.filing import refusal_of
+from fuzzcompile.report.issue import draft_issue
+from fuzzcompile.report.junit import Entry, junit_xml
+from fuzzcompile.report.pages.case_page import page_of
+from fuzzcompile.report.proof import workaround_with_cost
+from fuzzcompile.report.verdict import print_report
 
 STAGES = {
     "pre_grad": "real code, fake device",

@@ -7,8 +7,8 @@ import time
 import pytest
 from fake_github import Answered
 
-from fuzzcompile.errors import UsageError
-from fuzzcompile.searching.github import GitHub, SearchFailed
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.report.search.github import GitHub, SearchFailed
 
 REPOSITORY = "pytorch/pytorch"
 LIMITED = {"message": "API rate limit exceeded for 192.0.2.1. (But here's the good news: ...)"}

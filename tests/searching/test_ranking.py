@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from fuzzcompile.searching.ranking import Hit, ranked
-from fuzzcompile.searching.terms import Terms
+from fuzzcompile.report.search.ranking import Hit, ranked
+from fuzzcompile.report.search.terms import Terms
 
 TODAY = datetime(2026, 11, 22, tzinfo=UTC)
 TERMS = Terms(

@@ -8,8 +8,9 @@ import json
 import pytest
 from fake_github import Answered
 
-from fuzzcompile.cli import main
-from fuzzcompile.corpus import Campaign, CaseRecord, Store
+from fuzzcompile.corpus.records import Campaign, CaseRecord
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.cli.main import main
 
 SOURCE = """
 import torch

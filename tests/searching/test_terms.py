@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fuzzcompile.searching.queries import MOST_QUERIES, queries_of
-from fuzzcompile.searching.terms import terms_of
+from fuzzcompile.report.search.queries import MOST_QUERIES, queries_of
+from fuzzcompile.report.search.terms import terms_of
 
 PROGRAM = """
 import torch

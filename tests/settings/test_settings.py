@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.cli import main
-from fuzzcompile.errors import UsageError
-from fuzzcompile.settings import SETTINGS, Ignored, Source, in_force
+from fuzzcompile.front.cli.main import main
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.settings import SETTINGS, IgnorePatterns, SettingSource, read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -35,21 +35,21 @@ def configure(folder: Path, text: str) -> Path:
 def test_the_environment_beats_the_project_and_the_project_the_default(project, monkeypatch):
     configure(project, 'workers = 3\ndevice = "cpu"\nmax_memory = 4\ncorpus = "c/x.db"\nignore = ["a*", "b"]')
     monkeypatch.setenv("FUZZCOMPILE_WORKERS", "5")
-    settings = in_force()
-    assert (settings.value("workers"), settings.source("workers")) == (5, Source.ENVIRONMENT)
-    assert (settings.value("device"), settings.source("device")) == ("cpu", Source.PYPROJECT)
-    assert (settings.value("timeout"), settings.source("timeout")) == (180.0, Source.DEFAULT)
-    assert settings.value("max-memory") == 4 and settings.value("ignore") == ("a*", "b")
-    assert settings.value("corpus") == project / "c/x.db"
-    assert settings.ignored(("a*", "b")) == Ignored(("a*", "b"), project)
+    settings = read_settings()
+    assert (settings.find_value("workers"), settings.find_source("workers")) == (5, SettingSource.ENVIRONMENT)
+    assert (settings.find_value("device"), settings.find_source("device")) == ("cpu", SettingSource.PYPROJECT)
+    assert (settings.find_value("timeout"), settings.find_source("timeout")) == (180.0, SettingSource.DEFAULT)
+    assert settings.find_value("max-memory") == 4 and settings.find_value("ignore") == ("a*", "b")
+    assert settings.find_value("corpus") == project / "c/x.db"
+    assert settings.make_ignore_patterns(("a*", "b")) == IgnorePatterns(("a*", "b"), project)
 
 
 def test_the_nearest_file_with_the_table_counts(project):
     configure(project, "workers = 3")
     (project / "deep" / "pyproject.toml").write_text('[project]\nname = "part"\n')
-    assert in_force().value("workers") == 3
+    assert read_settings().find_value("workers") == 3
     configure(project / "deep" / "er", "workers = 4")
-    assert in_force().value("workers") == 4
+    assert read_settings().find_value("workers") == 4
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_wrong_value_is_refused_in_one_sentence_that_names_the_file(project, c
 def test_a_wrong_variable_is_named(monkeypatch):
     monkeypatch.setenv("FUZZCOMPILE_WORKERS", "many")
     with pytest.raises(UsageError, match="FUZZCOMPILE_WORKERS is 'many'; give a whole number 1 to 256"):
-        in_force()
+        read_settings()
 
 
 def test_config_says_what_is_in_force_and_from_where(project, monkeypatch, capsys):
@@ -111,8 +111,10 @@ def test_a_value_from_the_project_reaches_the_command_and_the_command_line_beats
 
 
 def test_what_is_ignored(project):
-    ignored = Ignored(("slow/*", "drafts", "_sfdp*", "joint_graph:torch/a.py", "codegen:*:tan"), project)
+    ignored = IgnorePatterns(("slow/*", "drafts", "_sfdp*", "joint_graph:torch/a.py", "codegen:*:tan"), project)
     files = ["slow/a.py", "drafts/deep/b.py", "c.py", "deep/slow/a.py"]
-    assert [ignored.file(project / name) for name in files] == [True, True, False, False]
-    assert ignored.bug("joint_graph:torch/a.py:sfdp", None) and ignored.bug("codegen:x.py:tan", None)
-    assert ignored.bug(None, {"rewrite": "_sfdp_pattern_3"}) and not ignored.bug("joint_graph:torch/a.pyx:y", None)
+    assert [ignored.ignores_file(project / name) for name in files] == [True, True, False, False]
+    assert ignored.ignores_bug("joint_graph:torch/a.py:sfdp", None) and ignored.ignores_bug("codegen:x.py:tan", None)
+    assert ignored.ignores_bug(None, {"rewrite": "_sfdp_pattern_3"}) and not ignored.ignores_bug(
+        "joint_graph:torch/a.pyx:y", None
+    )

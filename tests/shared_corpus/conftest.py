@@ -1,16 +1,11 @@
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from fuzzcompile.corpus import Store
-from fuzzcompile.settings import SETTINGS
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "corpus"))
-
 from postgres_server import PostgresServer, lacking
+
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.model.settings import SETTINGS
 
 
 @pytest.fixture(autouse=True)

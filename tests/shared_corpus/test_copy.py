@@ -12,10 +12,14 @@ from corpus_examples import ENVIRONMENT, FIRED, STREAM, TORCH, bug, campaign, ca
 from postgres_server import PostgresServer, lacking
 from sqlalchemy import select
 
-from fuzzcompile.cli import main
-from fuzzcompile.corpus import CorpusError, Mark, Related, Replay, Store, transfer
+from fuzzcompile.corpus import transfer
+from fuzzcompile.corpus.failures import CorpusError
+from fuzzcompile.corpus.marking import Mark
 from fuzzcompile.corpus.models import Base
-from fuzzcompile.errors import UsageError
+from fuzzcompile.corpus.records import Related, Replay
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.cli.main import main
+from fuzzcompile.model.errors import UsageError
 
 ODD = "nul \x00, é, \U0001f600, undecodable \udc80, \U000f0000"
 

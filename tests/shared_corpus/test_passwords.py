@@ -12,11 +12,11 @@ import pytest
 from corpus_examples import ENVIRONMENT, bug, campaign, case, reproducer
 from postgres_server import PostgresServer
 
-from fuzzcompile import hints
-from fuzzcompile.cli import main
-from fuzzcompile.corpus import Store
 from fuzzcompile.corpus.models import Base
-from fuzzcompile.privacy import without_password, without_passwords
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.cli.main import main
+from fuzzcompile.model import hints
+from fuzzcompile.model.privacy import strip_password, strip_passwords
 
 
 def call(*arguments: str) -> int:
@@ -86,7 +86,7 @@ def test_the_url_that_is_shown_can_be_given_again(
 def test_a_hint_leaves_out_the_corpus_in_force(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUZZCOMPILE_CORPUS", filled)
     with Store.open() as store:
-        assert hints.command("corpus", "show", "F1", corpus=store.location).endswith("corpus show F1")
+        assert hints.format_command("corpus", "show", "F1", corpus=store.location).endswith("corpus show F1")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_hint_leaves_out_the_corpus_in_force(filled: str, monkeypatch: pytest.
     ],
 )
 def test_passwords_are_cut_out_of_any_text(text: str, left: str) -> None:
-    assert without_passwords(text) == left
+    assert strip_passwords(text) == left
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_passwords_are_cut_out_of_any_text(text: str, left: str) -> None:
 def test_a_password_is_cut_out_of_an_argument_whatever_it_holds(
     argument: str, left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert without_password(argument) == left
+    assert strip_password(argument) == left
     monkeypatch.setattr(sys, "argv", ["fuzzcompile", "run", argument])
-    assert shlex.split(hints.typed()) == ["fuzzcompile", "run", left]
+    assert shlex.split(hints.format_typed_line()) == ["fuzzcompile", "run", left]
 
 
 def test_an_at_sign_in_a_password_is_not_taken_for_the_host(capfd: pytest.CaptureFixture[str]) -> None:

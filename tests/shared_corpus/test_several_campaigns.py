@@ -14,19 +14,21 @@ import pytest
 from corpus_examples import ENVIRONMENT, FIRED, TORCH, bug, campaign, case, report
 from sqlalchemy import update
 
-from fuzzcompile.campaign import bookkeeping
-from fuzzcompile.campaign.budget import Budget
-from fuzzcompile.campaign.drawing import Drawn, Endless
-from fuzzcompile.campaign.engine import Engine
-from fuzzcompile.campaign.hearsay import Hearsay
-from fuzzcompile.campaign.places import own_last, places
-from fuzzcompile.campaign.settings import CampaignSettings
-from fuzzcompile.corpus import PLACES, Campaign, Store, StreamRun, claiming, part_of
+from fuzzcompile.corpus import claiming
+from fuzzcompile.corpus.claiming import PLACES, part_of
 from fuzzcompile.corpus.models import CampaignRow
-from fuzzcompile.errors import CaseError
-from fuzzcompile.generation import Profile
-from fuzzcompile.judging.counts import CoverageCount
-from fuzzcompile.worker.judge import Judged, JudgeTask
+from fuzzcompile.corpus.records import Campaign, StreamRun
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.fuzz.campaign import campaign_engine
+from fuzzcompile.fuzz.campaign.budget import CampaignBudget
+from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
+from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignSettings
+from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
+from fuzzcompile.fuzz.campaign.steering import CoverageExchange, list_places, sort_own_last
+from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.model.errors import CaseError
+from fuzzcompile.model.tasks import Judged, JudgeTask
+from fuzzcompile.model.verdicts import CoverageCount
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -86,24 +88,24 @@ def test_a_campaign_whose_process_is_gone_frees_its_part_at_once(store: Store, m
 
 
 def test_parts_are_apart_and_those_of_a_stream_that_ends_cover_it() -> None:
-    assert list(itertools.islice(places(2, None), 3)) == [2 * PLACES, 2 * PLACES + 1, 2 * PLACES + 2]
+    assert list(itertools.islice(list_places(2, None), 3)) == [2 * PLACES, 2 * PLACES + 1, 2 * PLACES + 2]
     assert [part_of(place) for place in (0, PLACES - 1, PLACES)] == [0, 0, 1]
-    assert list(places(0, 7)) == list(range(7))
-    begins = [next(iter(places(part, 1000))) for part in range(5)]
-    assert all(sorted(places(part, 7)) == list(range(7)) for part in range(5)) and len(set(begins)) == 5
+    assert list(list_places(0, 7)) == list(range(7))
+    begins = [next(iter(list_places(part, 1000))) for part in range(5)]
+    assert all(sorted(list_places(part, 7)) == list(range(7)) for part in range(5)) and len(set(begins)) == 5
     past = [StreamRun(index, (), False, 0, False) for index in (3, PLACES, 2 * PLACES)]
-    assert [run.index for run in own_last(past, 1)] == [3, 2 * PLACES, PLACES]
+    assert [run.index for run in sort_own_last(past, 1)] == [3, 2 * PLACES, PLACES]
 
 
 def test_what_others_reached_and_proved_is_taken_over(store: Store) -> None:
     store.record(None, case("old\n"), ENVIRONMENT, bug("old"))
     heard: set[tuple[str, str, str]] = set()
     known: set[tuple[str, str]] = set()
-    hearsay = Hearsay(store, TORCH, lambda finding: finding.is_proved)
+    hearsay = CoverageExchange(store, TORCH, lambda finding: finding.is_proved)
     store.record(None, case("new\n"), ENVIRONMENT, bug("proved"), [FIRED])
     store.record(None, case("unproved\n"), ENVIRONMENT, bug("unproved", culprit={"necessary": None}))
     store.record(None, case("elsewhere\n"), {**ENVIRONMENT, "torch": "9"}, report(), [FIRED])
-    hearsay.take_over(heard.update, known)
+    hearsay.merge_news(heard.update, known)
     assert heard == {
         (FIRED.stage, FIRED.rewrite, "fired"),
         ("finding", "proved", "fired"),
@@ -111,24 +113,24 @@ def test_what_others_reached_and_proved_is_taken_over(store: Store) -> None:
     }
     assert known == {("proved", "values")}
     heard.clear()
-    hearsay.take_over(heard.update, known)
+    hearsay.merge_news(heard.update, known)
     assert not heard
     store.record(None, case("now proved, and short\n"), ENVIRONMENT, bug("unproved"))
-    hearsay.take_over(heard.update, known)
+    hearsay.merge_news(heard.update, known)
     assert ("unproved", "values") in known, "a finding that is older than the last look"
 
 
 @dataclass(frozen=True)
-class Numbers(Endless):
+class Numbers(EndlessSource):
     """A program a place."""
 
     name: str = ""
     profile: None = None
 
-    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
-        return Drawn(f"# {index}\n", "generated", ("feature",), spec={"number": index})
+    def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
+        return DrawnCase(f"# {index}\n", "generated", ("feature",), spec={"number": index})
 
-    def of(self, choices: bytes) -> Drawn | None:
+    def of(self, choices: bytes) -> DrawnCase | None:
         return None
 
 
@@ -147,20 +149,20 @@ class Inline(Executor):
         return future
 
 
-def engine(store: Store, folder: Path, cases: int) -> Engine:
+def engine(store: Store, folder: Path, cases: int) -> CampaignEngine:
     """A campaign of the one stream that all of them judge."""
     settings = CampaignSettings(
-        budget=Budget(cases=cases), seed=0, profile=Profile(), device="cpu", workers=1, torch=TORCH,
+        budget=CampaignBudget(cases=cases), seed=0, profile=Profile(), device="cpu", workers=1, torch=TORCH,
         drafts=folder / "drafts", source=Numbers(),
     )  # fmt: skip
     key = store.start_campaign(Campaign(0, {"stream": settings.stream}, "run", "0", ENVIRONMENT))
-    return Engine(settings, store, Inline(), ENVIRONMENT, campaign=key)
+    return CampaignEngine(settings, store, Inline(), ENVIRONMENT, campaign=key)
 
 
 def test_two_campaigns_judge_different_places_and_find_each_bug_once(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bookkeeping, "_HEARTBEAT", 0.0)
+    monkeypatch.setattr(campaign_engine, "_HEARTBEAT", 0.0)
     both = [engine(store, tmp_path, 30), engine(store, tmp_path, 30)]
     for _ in itertools.zip_longest(*(each.run() for each in both)):
         pass

@@ -11,16 +11,15 @@ import torch
 import torch._inductor.compile_fx
 import torch._inductor.cudagraph_utils
 
-from fuzzcompile.attribution.ablating import Ablator
-from fuzzcompile.attribution.divergence import Divergence
-from fuzzcompile.attribution.replays import ReplayCount
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.stages.cudagraphs import Cudagraphs
-from fuzzcompile.stages.kernels.search import behind_the_graphs
-from fuzzcompile.stages.table import BEHIND
-from fuzzcompile.trials.compiles import Experiments
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.attribution.ablation import Ablator, Divergence
+from fuzzcompile.triage.attribution.steps import ReplayCount
+from fuzzcompile.triage.kernels.kernel_suspects import search_behind_graphs
+from fuzzcompile.triage.stages.runtime import Cudagraphs
+from fuzzcompile.triage.stages.stage_table import BACKEND_STAGES
+from fuzzcompile.triage.trials.experiments import Experiments
 
 CPU = torch.device("cpu")
 ASKED = {"a mode": 'MODE = "reduce-overhead"', "an option": 'OPTIONS = {"triton.cudagraphs": True}'}
@@ -63,7 +62,7 @@ def test_a_wrong_recording_is_named_and_proved_by_the_setting(tmp_path, settings
     with recording():
         ablator = ablator_of(tmp_path, settings)
         assert ablator.trial.judgement.verdict.is_bug
-        found = behind_the_graphs(BEHIND, ablator)
+        found = search_behind_graphs(BACKEND_STAGES, ablator)
     culprit = found.culprit
     assert (culprit.stage, culprit.family, culprit.necessary) == ("cudagraphs", "cudagraphs", True)
     assert culprit.source == "torch/_inductor/cudagraph_trees.py"

@@ -7,16 +7,15 @@ from unittest import mock
 import torch
 import torch._inductor.fx_passes.post_grad
 
-from fuzzcompile.attribution.ablating import Ablator
-from fuzzcompile.attribution.divergence import Divergence
-from fuzzcompile.attribution.replays import ReplayCount
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.stages.kernels.search import behind_the_graphs
-from fuzzcompile.stages.lowering import Lowering
-from fuzzcompile.stages.table import BEHIND
-from fuzzcompile.trials.compiles import Experiments
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.attribution.ablation import Ablator, Divergence
+from fuzzcompile.triage.attribution.steps import ReplayCount
+from fuzzcompile.triage.kernels.kernel_suspects import search_behind_graphs
+from fuzzcompile.triage.stages.lowering import Lowering
+from fuzzcompile.triage.stages.stage_table import BACKEND_STAGES
+from fuzzcompile.triage.trials.experiments import Experiments
 
 CPU = torch.device("cpu")
 CASE = """
@@ -51,7 +50,7 @@ def test_an_operator_that_a_pass_left_to_the_lowering(tmp_path):
         experiments = Experiments(load_case(path), CPU, Compilation())
         trial = experiments.trial()
         assert trial.judgement.verdict.value == "compile_error"
-        found = behind_the_graphs(BEHIND, Ablator(experiments, trial, ReplayCount()))
+        found = search_behind_graphs(BACKEND_STAGES, Ablator(experiments, trial, ReplayCount()))
         watched = experiments.trial(Compilation(kernels=True))
         suspects = Lowering().suspects(Divergence(experiments, watched, (), ReplayCount()))
     culprit = found.culprit

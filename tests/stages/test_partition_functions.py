@@ -10,9 +10,9 @@ import torch
 from torch import fx
 from torch._functorch import partitioners
 
-from fuzzcompile.case import load_case
-from fuzzcompile.compiler.hooks import initialise_patterns
-from fuzzcompile.judging.triage import triage
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.engine import triage
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

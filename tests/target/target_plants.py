@@ -12,8 +12,9 @@ from unittest import mock
 
 import torch
 
-from fuzzcompile.contract import ReportJson
-from fuzzcompile.worker.judge import JudgeTask, judge_file
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.tasks import JudgeTask
+from fuzzcompile.triage.judging.judge import judge_file
 
 aten = torch.ops.aten
 DTYPES = ("float32", "float16")

@@ -14,13 +14,12 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fuzzcompile.compiler.target import attention
-from fuzzcompile.compiler.target.attention import Choice, choose
-from fuzzcompile.compiler.target.attention_rules import release_of
-from fuzzcompile.targets import target_of
+from fuzzcompile.compiler.target import attention_choice
+from fuzzcompile.compiler.target.attention_choice import AttentionChoice, choose_kernel, find_release
+from fuzzcompile.model.targets import find_target
 
-H100, A100, T4 = (target_of(f"cuda:sm_{arch}") for arch in (90, 80, 75))
-MI300 = target_of("rocm:gfx942")
+H100, A100, T4 = (find_target(f"cuda:sm_{arch}") for arch in (90, 80, 75))
+MI300 = find_target("rocm:gfx942")
 RTX = dataclasses.replace(A100, arch="sm_86", capability=(8, 6))
 HALF, BFLOAT, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 BASE = (2, 4, 32, 64)
@@ -42,7 +41,7 @@ def trained(shape: tuple[int, ...], own: int | None = None) -> tuple[torch.Tenso
 @pytest.fixture
 def as_release(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Judge by the rules of another version of torch."""
-    yield lambda version: monkeypatch.setattr(attention, "_release", lambda: release_of(version))
+    yield lambda version: monkeypatch.setattr(attention_choice, "_current_release", lambda: find_release(version))
 
 
 # The rule, torch's version, the device, the inputs, other arguments, the kernel. The rule is a function of ATen.
@@ -120,22 +119,22 @@ def test_the_kernel_follows_from_the_published_rules(
     as_release: Any, version: str, target: Any, inputs: Any, more: Any, kernel: str
 ) -> None:
     as_release(version)
-    assert choose(*inputs, **more, target=target).kernel == kernel
+    assert choose_kernel(*inputs, **more, target=target).kernel == kernel
 
 
 def test_a_choice_says_why_others_were_refused() -> None:
-    refused = choose(*same(), tensor((4, 32, 32)), target=H100).refused
+    refused = choose_kernel(*same(), tensor((4, 32, 32)), target=H100).refused
     assert list(refused) == ["cudnn", "flash"]
     assert refused["flash"] == "it takes no mask"
 
 
 def test_switches_and_priorities_of_the_program_count() -> None:
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-        assert choose(*same(), target=H100).kernel == "efficient"
+        assert choose_kernel(*same(), target=H100).kernel == "efficient"
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
-        assert choose(*same(), target=H100).kernel == "efficient"
+        assert choose_kernel(*same(), target=H100).kernel == "efficient"
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        switched_off = choose(*same(dtype=SINGLE), target=H100)
+        switched_off = choose_kernel(*same(dtype=SINGLE), target=H100)
     assert switched_off.kernel == "math"
     assert "math" in switched_off.refused
 
@@ -143,7 +142,7 @@ def test_switches_and_priorities_of_the_program_count() -> None:
 def test_deterministic_algorithms_exclude_cudnn() -> None:
     torch.use_deterministic_algorithms(True)
     try:
-        assert choose(*same(), target=H100).kernel == "flash"
+        assert choose_kernel(*same(), target=H100).kernel == "flash"
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -151,14 +150,14 @@ def test_deterministic_algorithms_exclude_cudnn() -> None:
 def test_gradients_matter_only_where_they_are_recorded() -> None:
     inputs = trained((2, 4, 32, 200))
     with torch.no_grad():
-        assert choose(*inputs, target=RTX).kernel == "flash"
+        assert choose_kernel(*inputs, target=RTX).kernel == "flash"
 
 
 def test_symbolic_sizes_are_guarded_as_in_cpp() -> None:
-    choices: list[Choice] = []
+    choices: list[AttentionChoice] = []
 
     def program(query: torch.Tensor) -> torch.Tensor:
-        choices.append(choose(query, query, query, target=A100))
+        choices.append(choose_kernel(query, query, query, target=A100))
         return query + 1
 
     make_fx(program, tracing_mode="symbolic")(tensor())
@@ -166,12 +165,12 @@ def test_symbolic_sizes_are_guarded_as_in_cpp() -> None:
 
 
 def test_sizes_that_depend_on_data_take_the_kernel_without_conditions() -> None:
-    choices: list[Choice] = []
+    choices: list[AttentionChoice] = []
 
     def program(flags: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         chosen = torch.ops.aten.nonzero(flags).size(0)
         picked = query.new_empty((2, 4, chosen, 64))
-        choices.append(choose(picked, picked, picked, target=H100))
+        choices.append(choose_kernel(picked, picked, picked, target=H100))
         return picked
 
     make_fx(program, tracing_mode="symbolic", _allow_non_fake_inputs=True)(torch.ones(3), torch.ones(BASE, dtype=HALF))
@@ -182,14 +181,14 @@ SCRIPT = """
 import json, sys, torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from fuzzcompile.compiler.target import attention, attention_rules
-from fuzzcompile.targets import target_of
+from fuzzcompile.compiler.target import attention_choice
+from fuzzcompile.model.targets import find_target
 
 FakeTensorMode.avoid_device_init = property(lambda self: True)
-attention._release = lambda: attention_rules.release_of("2.13")
+attention_choice._current_release = lambda: attention_choice.find_release("2.13")
 choices = []
-A100 = target_of("cuda:sm_80")
-attention.install(A100, choices.append)
+A100 = find_target("cuda:sm_80")
+attention_choice.install_attention(A100, choices.append)
 mode = FakeTensorMode()
 sdpa = torch.nn.functional.scaled_dot_product_attention
 
@@ -215,7 +214,8 @@ with torch.inference_mode():
     traced(half, half, half)
 inference = choices[-1].kernel
 with torch._C._AutoDispatchBelowAutograd():
-    sdpa = lambda *args: attention._attention(A100, choices.append, *args)  # autograd needs a device guard
+    # autograd needs a device guard
+    sdpa = lambda *args: attention_choice._compute_attention(A100, choices.append, *args)
     trained = traced(single.detach().requires_grad_(), single, single)
 sdpa = torch.nn.functional.scaled_dot_product_attention
 cpu = torch.randn(2, 4, 8, 16)

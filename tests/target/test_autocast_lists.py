@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from fuzzcompile.compiler.target import autocast
+from fuzzcompile.compiler.target import cuda_dispatch
 
 SCRIPT = """
 import json, torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional as F
-from fuzzcompile.compiler.target import autocast
+from fuzzcompile.compiler.target.cuda_dispatch import install_autocast
 
 half, single, double = (torch.rand(2, 4, 4).to(dtype) for dtype in (torch.float16, torch.float32, torch.float64))
 weight = torch.rand(4, 4, requires_grad=True)
@@ -62,7 +62,7 @@ def dtypes(value):
 
 with torch.autocast("cpu", dtype=torch.float16):
     before = dtypes(half)["softmax"]
-autocast.install()
+install_autocast()
 result = {"before": before}
 with torch.autocast("cpu"):
     result |= {"half": dtypes(half), "single": dtypes(single), "double": dtypes(double)}
@@ -169,7 +169,7 @@ def test_fake_tensors_of_cuda_follow_the_same_policy(seen: dict[str, Any]) -> No
 
 
 def test_every_operator_that_torch_casts_on_cuda_has_a_policy() -> None:
-    assert autocast.unlisted() == []
+    assert cuda_dispatch.list_unlisted() == []
 
 
 def test_the_lists_are_those_of_the_installed_torch() -> None:
@@ -177,10 +177,10 @@ def test_the_lists_are_those_of_the_installed_torch() -> None:
     if not header.exists():
         pytest.skip("this torch comes without its headers")
     lists = {
-        "AT_FORALL_LOWER_PRECISION_FP": {*autocast._LOW_PRECISION, *autocast._DEVICE_ONLY},
-        "AT_FORALL_FP32": set(autocast._SINGLE),
-        "AT_FORALL_FP32_SET_OPT_DTYPE": set(autocast._SINGLE_RESULT),
-        "AT_FORALL_PROMOTE": set(autocast._WIDEST),
+        "AT_FORALL_LOWER_PRECISION_FP": {*cuda_dispatch._LOW_PRECISION, *cuda_dispatch._DEVICE_ONLY},
+        "AT_FORALL_FP32": set(cuda_dispatch._SINGLE),
+        "AT_FORALL_FP32_SET_OPT_DTYPE": set(cuda_dispatch._SINGLE_RESULT),
+        "AT_FORALL_PROMOTE": set(cuda_dispatch._WIDEST),
     }
     for macro, ours in lists.items():
         body = re.search(rf"#define {macro}\(_\)((?:.*\\\n)*.*)", header.read_text())

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fuzzcompile.compiler.target import gradients
+from fuzzcompile.compiler.target import cuda_dispatch
 
 
 class Doubled(torch.autograd.Function):
@@ -58,7 +58,7 @@ def test_they_are_those_of_the_engine(program, dtype):
     output = program(*inputs)
     start = torch.randn_like(output)
     wanted = torch.autograd.grad(output, inputs, start, allow_unused=True)
-    actual = gradients.gradients([program(*inputs)], [start], inputs)
+    actual = cuda_dispatch.compute_gradients([program(*inputs)], [start], inputs)
     for expected, walked in zip(wanted, actual, strict=True):
         assert (expected is None) == (walked is None)
         if expected is not None:
@@ -71,7 +71,7 @@ def test_an_input_inside_the_graph_gets_the_gradient_that_arrives_there():
     inside = x.sin()
     output = inside.square().sum() + x.sum()
     (expected,) = torch.autograd.grad(inside.square().sum(), [inside])
-    at_inside, at_x = gradients.gradients([output], [torch.ones((), dtype=torch.float64)], [inside, x])
+    at_inside, at_x = cuda_dispatch.compute_gradients([output], [torch.ones((), dtype=torch.float64)], [inside, x])
     assert torch.equal(at_inside, expected)
     assert torch.equal(at_x, expected * x.detach().cos() + 1)
 
@@ -83,4 +83,4 @@ def test_several_outputs_of_a_module():
     inputs = list(module.parameters())
     starts = [torch.randn(3, 7, dtype=torch.float64) for _ in range(2)]
     wanted = torch.autograd.grad(module(x), inputs, starts)
-    assert all(map(torch.equal, gradients.gradients(list(module(x)), starts, inputs), wanted))
+    assert all(map(torch.equal, cuda_dispatch.compute_gradients(list(module(x)), starts, inputs), wanted))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("triton", reason="kernels are interpreted with Triton alone")
+from fuzzcompile.compiler.target import kernel_launch
 
-from fuzzcompile.compiler.target.interpreted import choosing
+pytest.importorskip("triton", reason="kernels are interpreted with Triton alone")
 
 
 class Choice:
@@ -28,7 +28,7 @@ def of_torch_2_13(selector: Any, name: str, choices: Any, nodes: Any, layout: An
 def test_the_choice_goes_with_the_node_where_this_torch_expects_it(times: int) -> None:
     def chosen(original: Any, **asked: bool) -> Any:
         for _ in range(times):  # a compile within another replaces it twice
-            original = choosing.choose_first(Session(), original)
+            original = kernel_launch.choose_first(Session(), original)
         return original(None, "mm", [choice], [], None, **asked)
 
     choice = Choice()

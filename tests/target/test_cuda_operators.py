@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fuzzcompile.compiler.target.operators import on_cpu, why_not_on_cpu
-from fuzzcompile.execution.float64 import Float64Mode
+from fuzzcompile.compiler.target.graph_placement import explain_no_reference, find_cpu_reference
+from fuzzcompile.run.float64 import Float64Mode
 
 ATEN = torch.ops.aten
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
@@ -21,9 +21,9 @@ def tensor(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> to
 
 
 def computed(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
-    reference = on_cpu(operator)
+    reference = find_cpu_reference(operator)
     assert reference is not None
-    assert why_not_on_cpu(operator) is None
+    assert explain_no_reference(operator) is None
     return reference(*args, **kwargs)
 
 
@@ -238,8 +238,8 @@ def test_references_compute_in_float64_too() -> None:
 
 @pytest.mark.parametrize("operator", [ATEN.mm.default, ATEN._indices.default, torch.add, "relu"])
 def test_the_cpu_runs_its_own_operators(operator: object) -> None:
-    assert on_cpu(operator) is None
-    assert why_not_on_cpu(operator) is None
+    assert find_cpu_reference(operator) is None
+    assert explain_no_reference(operator) is None
 
 
 def test_attention_kernels_have_their_stand_ins() -> None:
@@ -262,7 +262,7 @@ def test_moving_to_the_device_changes_nothing() -> None:
     ],
 )
 def test_what_has_no_reference_gets_a_reason(operator: object, reason: str) -> None:
-    assert on_cpu(operator) is None
-    said = why_not_on_cpu(operator)
+    assert find_cpu_reference(operator) is None
+    said = explain_no_reference(operator)
     assert said is not None
     assert reason in said

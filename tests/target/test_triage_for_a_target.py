@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.contract import ReportJson
-from fuzzcompile.errors import FuzzcompileError
-from fuzzcompile.worker.conditions import Conditions
-from fuzzcompile.worker.judge import JudgeTask, judge_file
-from fuzzcompile.worker.pool import open_pool
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.errors import FuzzcompileError
+from fuzzcompile.model.tasks import JudgeTask
+from fuzzcompile.triage.judging.judge import judge_file
+from fuzzcompile.triage.worker.pool import open_pool
 
 pytest.importorskip("triton", reason="kernels are looked at with Triton alone")
 TOLD = Path(__file__).parent / "told"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.contract import ToleranceJson
-from fuzzcompile.errors import UsageError
-from fuzzcompile.oracle import metrics
-from fuzzcompile.tolerances import PAIRS, Tolerances
+from fuzzcompile.model.contract import ToleranceJson
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.tolerances import PAIRS, Tolerances
+from fuzzcompile.run import metrics
 
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.corpus import Store
+from fuzzcompile.corpus.store import Store
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "tools" / "gpu_check.sh"

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from fuzzcompile.commands.triage import Answer
-from fuzzcompile.corpus import CaseRecord, Store
-from fuzzcompile.errors import UsageError
+from fuzzcompile.corpus.records import CaseRecord
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.commands.triage import FileAnswer
+from fuzzcompile.model.errors import UsageError
 
 TOOL = Path(__file__).parents[2] / "tools" / "gpu_findings.py"
 TARGET = {"device": "cuda:sm_90", "stages": {"joint_graph": "real code, fake device"}, "confirmed_on_device": False}
@@ -77,7 +78,7 @@ def test_without_one_that_is_said(tmp_path, tool):
     ],
 )
 def test_both_verdicts_are_compared(there, alone, outcome, tool):
-    answer = Answer(Path("F1.py"), there, None if there is not None else "out of memory")
+    answer = FileAnswer(Path("F1.py"), there, None if there is not None else "out of memory")
     row = tool.compared(tool.Taken("F1", bug(target=TARGET), CASE), answer, alone)
     assert (row.outcome, row.target, row.on_target) == (outcome, "cuda:sm_90", "miscompile")
     text = tool.table([row], "cuda:0")
@@ -89,7 +90,7 @@ def test_the_table_is_written_as_answers_come(corpus, tmp_path, tool, monkeypatc
         assert conditions.device == "cpu" and conditions.target is None
         for path in files:
             assert path.read_text() == CASE
-            yield Answer(path, bug(device="cuda:0"))
+            yield FileAnswer(path, bug(device="cuda:0"))
 
     monkeypatch.setattr(tool, "triage_files", judged)
     assert tool.main([str(corpus), str(tmp_path / "out"), "--device", "cpu"]) == 0
@@ -99,6 +100,6 @@ def test_the_table_is_written_as_answers_come(corpus, tmp_path, tool, monkeypatc
 
 
 def test_a_machine_without_a_gpu_is_refused_in_one_sentence(corpus, tmp_path, tool, monkeypatch, capsys):
-    monkeypatch.setattr("fuzzcompile.execution.device._cuda_count", lambda: 0)
+    monkeypatch.setattr("fuzzcompile.run.device._cuda_count", lambda: 0)
     assert tool.main([str(corpus), str(tmp_path / "out")]) == 3
     assert capsys.readouterr().err.startswith("gpu_findings: torch ")

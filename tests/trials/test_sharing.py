@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuzzcompile.case import load_case
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.execution import runs
-from fuzzcompile.trials.compiles import NOISE_RUNS, Experiments
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run import runs
+from fuzzcompile.triage.trials.case_runs import NOISE_RUNS
+from fuzzcompile.triage.trials.experiments import Experiments
 
 SOURCE = """
 import torch

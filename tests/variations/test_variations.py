@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.case import load_case
-from fuzzcompile.errors import CaseError
-from fuzzcompile.execution.runs import run_eager
-from fuzzcompile.variations import Survey, survey, vary
-from fuzzcompile.variations.program import edited, edits_of
+from fuzzcompile.fuzz.case_survey import Survey, survey_case
+from fuzzcompile.fuzz.variation import apply_edit, draw_variation, list_edits
+from fuzzcompile.model.errors import CaseError
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.runs import run_eager
 
 CASE = """
 import torch
@@ -45,7 +45,7 @@ def make():
 def surveyed(tmp_path_factory) -> Survey:
     path = tmp_path_factory.mktemp("variations") / "mine.py"
     path.write_text(CASE)
-    return survey(str(path))
+    return survey_case(str(path))
 
 
 def test_the_survey_tells_what_can_be_varied(surveyed):
@@ -60,7 +60,7 @@ def test_the_survey_tells_what_can_be_varied(surveyed):
 
 @pytest.fixture(scope="module")
 def drawn(surveyed) -> list:
-    return [vary(surveyed, random.Random(number)) for number in range(150)]
+    return [draw_variation(surveyed, random.Random(number)) for number in range(150)]
 
 
 def test_nearly_all_variations_run_in_eager_mode(drawn, tmp_path):
@@ -85,7 +85,7 @@ def test_every_operator_is_drawn_and_changes_the_program(drawn, surveyed):
 
 
 def test_the_same_choices_give_the_same_variation(surveyed, drawn):
-    assert [vary(surveyed, random.Random(number)) for number in range(5)] == drawn[:5]
+    assert [draw_variation(surveyed, random.Random(number)) for number in range(5)] == drawn[:5]
 
 
 def test_a_size_reaches_the_inputs_and_a_second_call_has_its_own(drawn, tmp_path):
@@ -109,20 +109,20 @@ def test_a_variation_needs_torch_alone(drawn, tmp_path):
 
 
 def test_edits_of_a_program():
-    edits = edits_of(CASE)
+    edits = list_edits(CASE)
     for edit in edits:
-        ast.parse(edited(CASE, edit))
-    texts = {edit.name: edited(CASE, edit) for edit in edits}
+        ast.parse(apply_edit(CASE, edit))
+    texts = {edit.name: apply_edit(CASE, edit) for edit in edits}
     assert "softmax(dim=" in texts["axis"] and texts["axis"] != CASE
     assert "permute(0, 2, 3, 1)" in texts["permuted"]
     assert "sum(dim=1) + y" in texts["not_contiguous"]
-    assert any("/ torch.tensor(2.0)" in edited(CASE, edit) for edit in edits)
+    assert any("/ torch.tensor(2.0)" in apply_edit(CASE, edit) for edit in edits)
     assert "+ y, z" in texts["also_returned"]
-    assert not any("Linear(12" not in edited(CASE, edit) for edit in edits)  # constructors and make() stay
+    assert not any("Linear(12" not in apply_edit(CASE, edit) for edit in edits)  # constructors and make() stay
 
 
 def test_text_that_is_no_python_has_no_edits():
-    assert edits_of("def (") == []
+    assert list_edits("def (") == []
 
 
 @pytest.mark.parametrize(
@@ -137,5 +137,5 @@ def test_what_cannot_be_varied_is_said_in_one_sentence(tmp_path, text, said):
     path = Path(tmp_path, "other.py")
     path.write_text(text)
     with pytest.raises(CaseError, match=said) as raised:
-        survey(str(path))
+        survey_case(str(path))
     assert "\n" not in str(raised.value)

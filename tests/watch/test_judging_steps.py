@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from fuzzcompile.case import load_case
-from fuzzcompile.watching.graphs import Graphs, layer_at
-from fuzzcompile.watching.judging import StepRuns, confirms, judged, reported
-from fuzzcompile.watching.settings import WatchSettings
-from fuzzcompile.watching.trajectory import compared
-from fuzzcompile.watching.values import MOST_ELEMENTS, StepValues
+from fuzzcompile.analyses.watch.graphs import Graphs, layer_at
+from fuzzcompile.analyses.watch.judging import StepRuns, confirms, judged, reported
+from fuzzcompile.analyses.watch.settings import WatchSettings
+from fuzzcompile.analyses.watch.trajectory import compared
+from fuzzcompile.analyses.watch.values import MOST_ELEMENTS, StepValues
+from fuzzcompile.programs.casefiles.case_module import load_case
 
 
 def values(weight: torch.Tensor, factor: float = 1.0, *, draws: int = 0) -> StepValues:

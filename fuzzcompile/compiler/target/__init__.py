@@ -1,1 +1,1 @@
-"""Compiling for a device that is not there: torch's answers for it, and its graphs and kernels run on the CPU."""
+"""Compiles for a device that is not here, and an interpreter of its kernels."""

@@ -12,6 +12,8 @@ and correct it by hand)::
         command.revision(configuration(connection), "what changes", autogenerate=True, rev_id="0003")
 """
 
+from __future__ import annotations
+
 from alembic import context
 
 from fuzzcompile.corpus.models import Base

@@ -17,11 +17,11 @@ from torch._inductor import compile_fx
 from torch._inductor import config as inductor
 from torch.utils import _pytree as pytree
 
-from fuzzcompile.compiler.target import interpreted, process
-from fuzzcompile.compiler.target.moving import move
-from fuzzcompile.targets import target_of
+from fuzzcompile.compiler.target import interpreter, target_process
+from fuzzcompile.compiler.target.graph_placement import move_graph
+from fuzzcompile.model.targets import find_target
 
-TARGET = target_of("cuda:sm_90")
+TARGET = find_target("cuda:sm_90")
 TEMPLATES = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON,ATEN"}
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 
@@ -32,12 +32,16 @@ def compiled(function, inputs, log, *, config=None, **options):
 
     @contextlib.contextmanager
     def in_force():
-        with process.described(), inductor.patch(told), interpreted.interpreting(TARGET, log, **options):
+        with (
+            target_process.describe_target(),
+            inductor.patch(told),
+            interpreter.interpret_triton(TARGET, log, **options),
+        ):
             yield
 
     def backend(module, values):
         with in_force():
-            made = compile_fx.compile_fx(module, move(module, values))
+            made = compile_fx.compile_fx(module, move_graph(module, values))
 
         def call(*given):
             with in_force():
@@ -52,7 +56,7 @@ def compiled(function, inputs, log, *, config=None, **options):
 
 def outcome(function, inputs, **options):
     """Errors against float64 of the compiled function and of eager, and the log of its kernels."""
-    log, start = interpreted.KernelLog(), time.monotonic()
+    log, start = interpreter.KernelLog(), time.monotonic()
     result = {}
     try:
         outputs = pytree.tree_leaves(compiled(function, inputs, log, **options))
@@ -73,7 +77,7 @@ def outcome(function, inputs, **options):
         "source": "".join(log.sources.values()),
         "notes": log.notes,
         "undecided": list(log.undecided),
-        "summary": log.summary(),
+        "summary": log.summarise(),
     }
 
 
@@ -128,8 +132,8 @@ def cases():
     )
     embedding = torch.ops.aten.embedding_dense_backward
     yield "embedding", lambda g, i: embedding(g, i, 10, -1, False), [normal(SINGLE, 100, 8), index], {}
-    yield "backwards", lambda x: torch.softmax(x, 0), [x], {"order": interpreted.Order.BACKWARD}
-    yield "too many programs", lambda x: x + 1, [x], {"limits": interpreted.Limits(programs=2)}
+    yield "backwards", lambda x: torch.softmax(x, 0), [x], {"order": interpreter.ProgramOrder.BACKWARD}
+    yield "too many programs", lambda x: x + 1, [x], {"limits": interpreter.LaunchLimits(programs=2)}
     yield (
         "barrier",
         lambda x: x.sum(-1),
@@ -167,8 +171,8 @@ def written_by_hand():
         add_twice[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, out, x.numel())
         return out * 3
 
-    x, y, log = normal(SINGLE, 100), normal(SINGLE, 100), interpreted.KernelLog()
-    with interpreted.interpreting(TARGET, log):
+    x, y, log = normal(SINGLE, 100), normal(SINGLE, 100), interpreter.KernelLog()
+    with interpreter.interpret_triton(TARGET, log):
         eager, result = function(x, y), compiled(function, [x, y], log)
     kernels = [launch.kernel for launch in log.launches]
     return {"error": farthest([eager, result], [(x + 2 * y) * 3] * 2), "kernels": kernels}
@@ -176,7 +180,7 @@ def written_by_hand():
 
 def drawn():
     """How often dropout keeps an element, and the factor of those that it keeps."""
-    log, ones = interpreted.KernelLog(), torch.ones(64, 64)
+    log, ones = interpreter.KernelLog(), torch.ones(64, 64)
     (kept,) = pytree.tree_leaves(compiled(lambda x: F.dropout(x, 0.25), [ones], log))
     return {"kept": float((kept != 0).float().mean()), "factor": float(kept.max()), "launches": len(log.launches)}
 
@@ -184,7 +188,7 @@ def drawn():
 def main():
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    process.assume(TARGET)
+    target_process.assume_target(TARGET)
     wanted = sys.argv[1:]
     results = {
         name: outcome(function, inputs, **options)

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.compiler.target import interpreted
+from fuzzcompile.compiler.target import interpreter
 
-pytestmark = pytest.mark.skipif(interpreted.unfit() is not None, reason=str(interpreted.unfit()))
+pytestmark = pytest.mark.skipif(
+    interpreter.explain_unfit_interpreter() is not None, reason=str(interpreter.explain_unfit_interpreter())
+)
 
 _SCRIPT = Path(__file__).with_name("interpreted_cases.py")
 _DTYPES = ("float32", "float16", "bfloat16")

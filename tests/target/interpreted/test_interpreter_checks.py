@@ -7,41 +7,42 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from fuzzcompile.compiler.target import interpreted
-from fuzzcompile.compiler.target.interpreted import fitness
-from fuzzcompile.compiler.target.places import Place
+from fuzzcompile.compiler.target import interpreter
+from fuzzcompile.compiler.target.target_patches import ReplacedAttribute
 
-needs_triton = pytest.mark.skipif(interpreted.unfit() is not None, reason=str(interpreted.unfit()))
-if interpreted.unfit() is None:
-    from fuzzcompile.compiler.target.interpreted import builder, check_kernels, checks, execution
+needs_triton = pytest.mark.skipif(
+    interpreter.explain_unfit_interpreter() is not None, reason=str(interpreter.explain_unfit_interpreter())
+)
+if interpreter.explain_unfit_interpreter() is None:
+    from fuzzcompile.compiler.target import interpreter_checks, kernel_execution, kernel_operations
 
 
 @pytest.fixture
 def afresh():
     """Whether kernels can be interpreted is found out once in a process: forget it, before and after."""
-    yield fitness.unfit.cache_clear()
-    fitness.unfit.cache_clear()
-    if importlib.util.find_spec("triton") is not None and interpreted.unfit() is None:
-        checks.failed.cache_clear()
+    yield interpreter.explain_unfit_interpreter.cache_clear()
+    interpreter.explain_unfit_interpreter.cache_clear()
+    if importlib.util.find_spec("triton") is not None and interpreter.explain_unfit_interpreter() is None:
+        interpreter_checks.find_failed_check.cache_clear()
 
 
 def test_without_triton_one_sentence_says_what_to_install(monkeypatch, afresh):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert interpreted.unfit() == "Triton is not installed: run `pip install 'fuzzcompile[triton]'`"
+    assert interpreter.explain_unfit_interpreter() == "Triton is not installed: run `pip install 'fuzzcompile[triton]'`"
 
 
 @needs_triton
 def test_triton_of_another_torch_is_refused(monkeypatch, afresh):
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.0.0" if name == "triton" else version(name))
-    assert "does not go with torch" in interpreted.unfit()
+    assert "does not go with torch" in interpreter.explain_unfit_interpreter()
 
 
 @needs_triton
 def test_a_torch_whose_triton_is_not_known_is_refused(monkeypatch, afresh):
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.99.0" if name == "torch" else version(name))
-    assert "is not known" in interpreted.unfit()
+    assert "is not known" in interpreter.explain_unfit_interpreter()
 
 
 @needs_triton
@@ -49,35 +50,39 @@ def test_a_torch_whose_triton_is_not_known_is_refused(monkeypatch, afresh):
     ("operation", "check"), [("create_dot", "matrix products"), ("cast_impl", "casts"), ("binary_op", "arithmetic")]
 )
 def test_an_interpreter_that_is_not_mended_fails_the_check_of_that(monkeypatch, afresh, operation, check):
-    left = {name: mended for name, mended in builder.MENDED.items() if name != operation}
+    left = {name: mended for name, mended in kernel_operations.CORRECTED_OPERATIONS.items() if name != operation}
     if operation == "cast_impl":  # both ways in which floats are cast
         left.pop("create_fp_to_fp")
-    monkeypatch.setattr(execution, "MENDED", MappingProxyType(left))
-    checks.failed.cache_clear()
-    assert interpreted.unfit().startswith(f"Triton's interpreter fails a check of its values ({check}")
+    monkeypatch.setattr(kernel_execution, "CORRECTED_OPERATIONS", MappingProxyType(left))
+    interpreter_checks.find_failed_check.cache_clear()
+    assert interpreter.explain_unfit_interpreter().startswith(
+        f"Triton's interpreter fails a check of its values ({check}"
+    )
 
 
 @needs_triton
 def test_a_missing_place_is_named(monkeypatch, afresh):
-    gone = Place("torch._inductor.async_compile", "AsyncCompile.no_longer", lambda session, original: original)
-    monkeypatch.setattr(fitness, "PLACES", (gone,))
-    assert "has no torch._inductor.async_compile.AsyncCompile.no_longer" in interpreted.unfit()
+    gone = ReplacedAttribute(
+        "torch._inductor.async_compile", "AsyncCompile.no_longer", lambda session, original: original
+    )
+    monkeypatch.setattr(interpreter, "INTERPRETER_PLACES", (gone,))
+    assert "has no torch._inductor.async_compile.AsyncCompile.no_longer" in interpreter.explain_unfit_interpreter()
 
 
 @needs_triton
 def test_every_place_is_put_back():
-    before = {place.name: getattr(place.owner(), place.leaf, None) for place in interpreted.PLACES}
-    with interpreted.interpreting(_target(), interpreted.KernelLog()):
-        inside = {place.name: getattr(place.owner(), place.leaf, None) for place in interpreted.PLACES}
-    after = {place.name: getattr(place.owner(), place.leaf, None) for place in interpreted.PLACES}
+    before = {place.name: getattr(place.find_owner(), place.leaf, None) for place in interpreter.INTERPRETER_PLACES}
+    with interpreter.interpret_triton(_target(), interpreter.KernelLog()):
+        inside = {place.name: getattr(place.find_owner(), place.leaf, None) for place in interpreter.INTERPRETER_PLACES}
+    after = {place.name: getattr(place.find_owner(), place.leaf, None) for place in interpreter.INTERPRETER_PLACES}
     assert after == before
     assert all(inside[name] is not before[name] for name in before)
 
 
 def _target():
-    from fuzzcompile.targets import target_of
+    from fuzzcompile.model.targets import find_target
 
-    return target_of("cuda:sm_90")
+    return find_target("cuda:sm_90")
 
 
 @needs_triton
@@ -86,14 +91,14 @@ def test_a_store_outside_of_the_buffers_does_nothing_and_is_noted():
     given, out = torch.ones(128), whole[:64].clone()
     signature = {"n": "constexpr"}
     arguments = {"x": given, "out": out, "n": 128}
-    notes = execution.run(
+    notes = kernel_execution.run_kernel(
         "convert",
-        check_kernels.convert,
+        interpreter_checks.convert_kernel,
         arguments,
         signature,
         (1, 1, 1),
-        interpreted.Order.FORWARD,
-        interpreted.Limits(),
+        interpreter.ProgramOrder.FORWARD,
+        interpreter.LaunchLimits(),
     )
     assert out.eq(1).all() and "store outside every buffer of the kernel (64 lanes of one block)" in notes
 
@@ -106,8 +111,10 @@ def test_the_order_of_programs_shows_a_race():
         tl.store(out, tl.program_id(0))
 
     results = []
-    for order in interpreted.Order:
+    for order in interpreter.ProgramOrder:
         out = torch.zeros(1, dtype=torch.int32)
-        execution.run("last_wins", last_wins, {"out": out}, {}, (4, 1, 1), order, interpreted.Limits())
+        kernel_execution.run_kernel(
+            "last_wins", last_wins, {"out": out}, {}, (4, 1, 1), order, interpreter.LaunchLimits()
+        )
         results.append(int(out))
     assert results == [3, 0]

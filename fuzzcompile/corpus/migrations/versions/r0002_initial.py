@@ -1,5 +1,7 @@
 """The schema of the first release; revision 0001 was never released, so that nothing is upgraded to this one."""
 
+from __future__ import annotations
+
 from alembic import op
 
 from fuzzcompile.corpus.models import fresh_tables

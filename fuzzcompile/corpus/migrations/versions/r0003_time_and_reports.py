@@ -4,6 +4,8 @@ The signatures of old findings stay as they are: their cause, which is a part of
 (``fuzzcompile corpus refresh``).
 """
 
+from __future__ import annotations
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -11,7 +13,7 @@ from fuzzcompile.corpus.merging import in_short
 from fuzzcompile.corpus.models import AnyText, UtcDateTime
 from fuzzcompile.corpus.speaking import speaks_for
 from fuzzcompile.corpus.umbrellas import umbrella_of
-from fuzzcompile.severity import rank, severity
+from fuzzcompile.model.severity import rank, rate_severity
 
 revision = "0003"
 down_revision = "0002"
@@ -168,7 +170,7 @@ def _choose_what_is_shown() -> None:
         if best is not None and speaks:
             case_id = case_id if run and run.report["verdict"] == best.report["verdict"] else None
             shown = best.report
-        own = severity(shown)
+        own = rate_severity(shown)
         values = {name: (shown or {}).get(name) for name in ("verdict", "confidence", "culprit", "evidence")}
         values["culprit"] = in_short(values["culprit"])
         values |= {"severity": own, "umbrella": umbrella_of(own, signature), "case_id": case_id}

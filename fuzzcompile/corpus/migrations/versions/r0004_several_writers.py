@@ -3,6 +3,8 @@
 Only columns and indices are added: nothing is rewritten, so that a corpus of a million cases is upgraded at once.
 """
 
+from __future__ import annotations
+
 import sqlalchemy as sa
 from alembic import op
 

@@ -1,0 +1,1 @@
+"""Analyses of one program beside triage: profiles by layer, and watched training scripts."""

@@ -1,0 +1,1 @@
+"""Profiles: two ways to run a model, compared layer by layer."""

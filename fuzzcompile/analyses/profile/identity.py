@@ -1,0 +1,215 @@
+"""What identifies a run: program, weights and inputs by their hashes, and the machine it ran on.
+
+Two runs are comparable layer by layer only if all three are the same. Another torch or device is what a comparison is
+for, and no obstacle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fuzzcompile.model.errors import CaseError
+from fuzzcompile.run.building import Program
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.environment import describe
+from fuzzcompile.run.trees import named_leaves
+
+_SHOWN = 4  # names of what differs, in a message
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor's dtype, shape and the SHA-256 of its elements in row-major order; or a plain value's.
+
+    ``sha256`` is empty where the bytes cannot be read: an object, a sparse or quantised tensor.
+    """
+
+    sha256: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What identifies a run.
+
+    Attributes:
+        case: its name.
+        source: SHA-256 of the case's text.
+        modules: the class of each module, by its qualified name.
+        weights: parameters, buffers and other tensors that exist before the call.
+        inputs: the leaves of the inputs of all calls.
+        side: which way of running it was: ``eager``, ``inductor``, ...
+        device: where it ran.
+        dtype: the widest floating dtype of the program.
+        environment: torch, device, driver (:func:`fuzzcompile.run.environment.describe`).
+    """
+
+    case: str
+    source: str
+    modules: Mapping[str, str]
+    weights: Mapping[str, Leaf]
+    inputs: Mapping[str, Leaf]
+    side: str
+    device: str
+    dtype: str
+    environment: Mapping[str, object]
+
+    @property
+    def program_sha256(self) -> str:
+        """One hash over the source and the tree of modules."""
+        return _over([self.source, *(f"{name}={kind}" for name, kind in self.modules.items())])
+
+    @property
+    def weights_sha256(self) -> str:
+        """One hash over all weights, whatever their order."""
+        return _over(sorted(f"{name}={leaf}" for name, leaf in self.weights.items()))
+
+    @property
+    def inputs_sha256(self) -> str:
+        """One hash over all inputs."""
+        return _over(f"{name}={leaf}" for name, leaf in self.inputs.items())
+
+
+def facts_of(case: Case, program: Program, side: str, device: torch.device) -> Facts:
+    """The facts of a run that is about to begin.
+
+    Args:
+        case: what runs.
+        program: its fresh state, in its own dtypes and before any call.
+        side: the way it is run.
+        device: where it runs. Weights are hashed on the CPU, one after the other, and their hashes do not depend on it.
+    """
+    return Facts(
+        case.name,
+        case.sha256,
+        dict(_modules(program.model)),
+        {name: _leaf(tensor) for name, tensor in program.tensors().items()},
+        {name: _leaf(leaf) for name, leaf in named_leaves("in", list(program.calls))},
+        side,
+        str(device),
+        str(program.dtype).removeprefix("torch."),
+        describe(device),
+    )
+
+
+def check_same(recorded: Facts, present: Facts) -> list[str]:
+    """Check that two runs can be compared.
+
+    Returns:
+        Notes on what else differs, such as torch or the device, and on what could not be compared.
+
+    Raises:
+        CaseError: program, weights or inputs differ; the message says which.
+    """
+    differing = [
+        *_program_differences(recorded, present),
+        *_leaf_differences("weights", recorded.weights, present.weights),
+        *_leaf_differences("inputs", recorded.inputs, present.inputs),
+    ]
+    if differing:
+        raise CaseError(
+            f"The recording of {recorded.case} cannot be compared with this run: {'; '.join(differing)}. Use one case "
+            "file on both machines, with fixed seeds or one checkpoint."
+        )
+    return list(_notes(recorded, present))
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The elements of a tensor in row-major order; a view of them if the tensor is on the CPU and contiguous.
+
+    Raises:
+        RuntimeError: the tensor has no plain elements: it is sparse, quantised, or has no storage.
+    """
+    with torch.no_grad(), _disable_current_modes():
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        elements: memoryview = plain.reshape(-1).view(torch.uint8).numpy().data
+    return elements
+
+
+def _over(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _modules(model: object) -> Iterator[tuple[str, str]]:
+    if not isinstance(model, nn.Module):
+        yield "", getattr(model, "__qualname__", type(model).__qualname__)
+        return
+    for name, module in model.named_modules():
+        yield name, type(module).__qualname__
+
+
+def _leaf(value: object) -> Leaf:
+    if not isinstance(value, torch.Tensor):
+        kind = type(value).__qualname__
+        return Leaf(_over([repr(value)]) if isinstance(value, _PLAIN) else "", kind)
+    dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
+    try:
+        return Leaf(hashlib.sha256(bytes_of(value)).hexdigest(), dtype, shape)
+    except (RuntimeError, TypeError):
+        # torch's answers for sparse, quantised and meta tensors, and for subclasses without elements of their own
+        return Leaf("", dtype, shape)
+
+
+# -- what differs ---------------------------------------------------------------------------------
+
+
+def _program_differences(recorded: Facts, present: Facts) -> Iterator[str]:
+    if recorded.source != present.source:
+        yield f"the source differs (SHA-256 {recorded.source[:12]} recorded, {present.source[:12]} here)"
+    names = {**recorded.modules, **present.modules}
+    changes = [
+        f"{name or 'the model'} ({_or_absent(recorded.modules.get(name))} recorded, "
+        f"{_or_absent(present.modules.get(name))} here)"
+        for name in names
+        if recorded.modules.get(name) != present.modules.get(name)
+    ]
+    if changes:
+        yield f"{len(changes)} of {len(names)} modules differ: {_first(changes)}"
+
+
+def _leaf_differences(what: str, recorded: Mapping[str, Leaf], present: Mapping[str, Leaf]) -> Iterator[str]:
+    names = {**recorded, **present}
+    changes = [(name, _change(recorded.get(name), present.get(name))) for name in names]
+    differing = [f"{name} ({change})" for name, change in changes if change]
+    if differing:
+        yield f"{len(differing)} of {len(names)} {what} differ: {_first(differing)}"
+
+
+def _change(recorded: Leaf | None, present: Leaf | None) -> str:
+    """How a leaf differs, in a few words; empty where it does not, or cannot be compared."""
+    if recorded is None or present is None:
+        return "only recorded" if present is None else "only here"
+    if recorded.dtype != present.dtype:
+        return f"{recorded.dtype} recorded, {present.dtype} here"
+    if recorded.shape != present.shape:
+        return f"shape {list(recorded.shape)} recorded, {list(present.shape)} here"
+    return "values" if recorded.sha256 != present.sha256 else ""
+
+
+def _notes(recorded: Facts, present: Facts) -> Iterator[str]:
+    then, now = recorded.environment, present.environment
+    for key in {**then, **now}:
+        implied = key == "torch_git" and then.get("torch") != now.get("torch")
+        if then.get(key) != now.get(key) and not implied:
+            yield f"{key.replace('_', ' ')}: {_or_absent(then.get(key))} recorded, {_or_absent(now.get(key))} here"
+    for what, leaves in (("weight", present.weights), ("input", present.inputs)):
+        unread = [f"{name} ({leaf.dtype})" for name, leaf in leaves.items() if not leaf.sha256]
+        if unread:
+            yield f"not compared, because the values of such {what}s cannot be hashed: {_first(unread)}"
+
+
+def _or_absent(value: object) -> str:
+    return "absent" if value is None else str(value)
+
+
+def _first(texts: list[str]) -> str:
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return ", ".join(texts[:_SHOWN]) + more

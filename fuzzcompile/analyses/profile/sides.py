@@ -1,0 +1,128 @@
+"""The ways to run a model that a profile compares, by the names that users give them."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+
+import torch
+
+from fuzzcompile.analyses.profile.spelling import DTYPES, spelled
+from fuzzcompile.compiler.session import Compilation, list_modes
+from fuzzcompile.run.attention_backends import forced
+from fuzzcompile.run.building import Program, build
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.device import resolve
+from fuzzcompile.run.float64 import Float64Mode
+from fuzzcompile.run.tensors import map_tensors
+
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to run a model.
+
+    Attributes:
+        kind: the name before the colon, or ``recording``.
+        argument: what stands behind it: a mode, an index, a kernel, a dtype, the path of a recording.
+    """
+
+    kind: str
+    argument: str = ""
+
+    def __str__(self) -> str:
+        """As the user spells it."""
+        if self.kind == "recording":
+            return self.argument
+        return f"{self.kind}:{self.argument}" if self.argument else self.kind
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a compiler makes this run."""
+        return self.kind in ("inductor", "aot_eager")
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it computes in float64 whatever the program's dtypes are."""
+        return self.kind == "float64"
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype that floating tensors are converted to; None leaves them."""
+        return _DTYPES[self.argument] if self.kind == "dtype" else None
+
+    def device(self, default: torch.device) -> torch.device:
+        """Where it runs, if other sides run on ``default``.
+
+        Raises:
+            EnvironmentUnfit: the machine has no such device.
+        """
+        return resolve(str(self)) if self.kind in ("cpu", "cuda") else default
+
+    def compilation(self, vetoes: tuple[str, ...] = ()) -> Compilation:
+        """How a compiled side is compiled, with these rewrites refused."""
+        if self.kind == "inductor":
+            return Compilation(mode=self.argument or None, vetoes=vetoes)
+        return Compilation(backend="aot_eager", record=False, vetoes=vetoes)
+
+    def attention(self) -> contextlib.AbstractContextManager[object]:
+        """A context in which attention takes the kernel of this side, if it names one."""
+        return forced(self.argument) if self.kind == "sdpa" else contextlib.nullcontext()
+
+    def numerics(self, native: torch.dtype) -> contextlib.AbstractContextManager[object]:
+        """A context in which operators compute in float64, if this side is ``float64``."""
+        return exactly(native) if self.is_exact else contextlib.nullcontext()
+
+    def built(self, case: Case, default: torch.device, *, double: bool = False) -> Program:
+        """Fresh state of the case on the device and in the dtype of this side.
+
+        Args:
+            case: the case.
+            default: where sides run that name no device of their own.
+            double: convert its tensors to float64, as ``float64`` does anyway.
+
+        Raises:
+            CaseError: ``make()`` raises or does not return ``(callable, inputs)``.
+        """
+        program = build(case, self.device(default), double=double or self.is_exact)
+        return program if self.dtype is None else _converted(program, self.dtype)
+
+
+def _converted(program: Program, dtype: torch.dtype) -> Program:
+    """The program with its floating tensors in ``dtype``; those of its state are converted in place."""
+
+    def narrow(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    for tensor in program.tensors().values():
+        tensor.data = narrow(tensor.data)
+    return replace(program, calls=map_tensors(narrow, program.calls), dtype=dtype)
+
+
+EAGER = Side("eager")
+
+
+def exactly(native: torch.dtype) -> Float64Mode:
+    """A mode in which every operator of a program in ``native`` precision computes in float64."""
+    return Float64Mode(keep_casts=False, native=native)
+
+
+def parse(text: str) -> Side:
+    """The side that ``text`` names.
+
+    Raises:
+        UsageError: it names none.
+    """
+    return Side(*spelled(text, list_modes()))
+
+
+def pair_of(against: Side, reference: Side, device: torch.device) -> str:
+    """The kind of pair, by which :mod:`fuzzcompile.model.tolerances` lists what the sides may differ by."""
+    kinds = {against.kind, reference.kind}
+    if kinds & {"dtype", "float64"}:
+        return "across_dtypes"
+    places = {side.device(device).type for side in (against, reference) if side.kind != "recording"}
+    if len(places) > 1 or "recording" in kinds:
+        return "across_devices"
+    return "across_backends" if kinds & {"sdpa", "aot_eager"} else "same_backend"

@@ -1,0 +1,1 @@
+"""Watched scripts: sampled training or serving steps, judged beside the running script."""

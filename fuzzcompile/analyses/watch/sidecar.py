@@ -1,0 +1,302 @@
+"""The process beside the script: it makes the runs of one sampled step, judges them, and attributes what is wrong.
+
+It is a fork of the script's process at the step's first call, and a snapshot of it: each run is a fork of the fork,
+which goes on in the script's code. So nothing has to be saved, pickled or built again, and a flag that flipped inside
+the script stays flipped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fuzzcompile.analyses.watch.containment import contain, die_with_parent
+from fuzzcompile.analyses.watch.graphs import layer_at
+from fuzzcompile.analyses.watch.investigating import investigate
+from fuzzcompile.analyses.watch.judging import OWN_RANDOM, StepRuns, confirms, judged, reported, wrong_by_value
+from fuzzcompile.analyses.watch.modes import Mode
+from fuzzcompile.analyses.watch.records import STEPS, STOP, WORK, StepReport, append, append_end, lines
+from fuzzcompile.analyses.watch.settings import WatchSettings
+from fuzzcompile.analyses.watch.values import StepValues
+
+_NOISE, _MORE_NOISE = (1, 2, 3), (4, 5, 6, 7, 8)
+# Steps that are merely suspicious and attributed nevertheless: a graph may show what the step's values do not.
+_MOST_SUSPICIONS = 3
+_POLL = 0.01
+_SUSPICIOUS = "suspicious"
+
+
+@dataclass(frozen=True)
+class StepFiles:
+    """Where the processes of one sampled step keep what they hand to each other."""
+
+    folder: Path
+    step: int
+
+    @classmethod
+    def of(cls, folder: Path, step: int) -> StepFiles:
+        """The files of a step, in folders that exist."""
+        files = cls(folder, step)
+        files.work.mkdir(parents=True, exist_ok=True)
+        return files
+
+    @property
+    def work(self) -> Path:
+        """A folder for values, which can go once the step is judged."""
+        return self.folder / WORK / f"step_{self.step}"
+
+    @property
+    def lock(self) -> Path:
+        """The file that the process beside the script locks as long as it lives."""
+        return self.folder / WORK / f"{self.step:09d}.lock"
+
+    @property
+    def cases(self) -> Path:
+        """The folder for case files."""
+        return self.folder / f"step_{self.step}"
+
+    def values(self, run: str) -> Path:
+        """The values of a run."""
+        return self.work / f"{run}.pt"
+
+
+class _IsRun(BaseException):
+    """Unwinds a fork that is to be a run, from wherever it was made."""
+
+    def __init__(self, mode: Mode) -> None:
+        super().__init__(mode)
+        self.mode = mode
+
+
+def supervise(files: StepFiles, settings: WatchSettings, keep: int, *, announce: bool) -> Mode:
+    """Judge a step, in a fork of the script; returns only in the forks that are its runs.
+
+    Args:
+        files: the step's files.
+        settings: the watch.
+        keep: the descriptor that stays open: the lock of this process.
+        announce: say on the script's standard error what is wrong.
+    """
+    return _beside(keep, announce, lambda say: _Supervisor(files, settings, say).run())
+
+
+def follow(settings: WatchSettings, keep: int) -> Mode:
+    """Follow an eager trajectory, and one whose state is moved by one ulp, in forks of the script; returns in those."""
+
+    def both(say: Callable[[str], None]) -> None:
+        deadline = time.monotonic() + settings.seconds
+        pids = {run: _run(Mode("followed", seed)) for seed, run in enumerate(("eager", "perturbed"))}
+        for run, pid in pids.items():
+            why = _ended(pid, deadline)
+            if why:
+                append_end(settings.path, run, f"a run beside the script {why}")
+
+    return _beside(keep, False, both)
+
+
+def _beside(keep: int, announce: bool, body: Callable[[Callable[[str], None]], None]) -> Mode:
+    """Run ``body`` in this fork and end it; returns in the forks that are runs."""
+    try:
+        heard = os.dup(2) if announce else None
+        contain({keep, *([heard] if heard is not None else [])})
+        body(lambda text: None if heard is None else _say(heard, text))
+    except _IsRun as run:
+        return run.mode
+    except BaseException:  # whatever it is: this process must never go on in the script's code
+        os._exit(1)
+    os._exit(0)
+
+
+def _say(descriptor: int, text: str) -> None:
+    os.write(descriptor, f"fuzzcompile watch: {text}\n".encode())
+
+
+def _run(mode: Mode) -> int:
+    """Fork a run; returns its process id here, and unwinds to the script's code there."""
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent()
+        raise _IsRun(mode)
+    return pid
+
+
+def _ended(pid: int, deadline: float) -> str:
+    """Wait for a process: how it failed, or nothing. It is killed at the deadline."""
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else ""
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return "did not end in time"
+        time.sleep(_POLL)
+
+
+@dataclass
+class _Supervisor:
+    """One sampled step, from its runs to its line in the report."""
+
+    files: StepFiles
+    settings: WatchSettings
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.script = os.getppid()
+
+    def run(self) -> None:
+        """Judge the step and write what was seen."""
+        self._wait_for_earlier_steps()
+        if self.settings.stop_at_first and (self.files.folder / STOP).exists():
+            return
+        try:
+            report = self._judged()
+        except Exception as error:  # ours, of any kind: the step is reported as not judged
+            report = StepReport(self.files.step, None, detail=f"internal error ({type(error).__name__}: {error})"[:300])
+        append(self.files.folder / STEPS, report.to_json())
+        for path in self.files.work.glob("*.pt"):
+            path.unlink()
+        if report.unexplained:
+            self.say(
+                f"rounding does not explain step {self.files.step} ({report.verdict}; {report.detail}); "
+                f"see {self.files.folder}"
+            )
+
+    def _wait_for_earlier_steps(self) -> None:
+        """Steps are judged in their order, one at a time."""
+        for path in sorted(self.files.lock.parent.glob("[0-9]*.lock")):
+            if path.name < self.files.lock.name:
+                with path.open() as lock:
+                    fcntl.flock(lock, fcntl.LOCK_SH)
+
+    def _judged(self) -> StepReport:
+        eager, why = self._values(Mode("eager"))
+        if eager is None:
+            return self._unjudged(f"the eager run {why}")
+        if eager.failure is not None:
+            return self._unjudged(f"in eager mode the step raises {': '.join(eager.failure)}")
+        reference, _ = self._values(Mode("float64"))
+        noisy = self._noisy(_NOISE)
+        compiled = self._compiled()
+        if compiled is None:
+            return self._unjudged("the script ended before the step did")
+        runs = StepRuns(compiled, eager, reference, noisy)
+        if not runs.draws_alike:
+            return self._unjudged(OWN_RANDOM)
+        judgement = judged(runs)
+        if not judgement.suspicious and not judgement.verdict.is_bug:
+            return reported(self.files.step, runs, judgement)
+        return self._looked_at_again(runs)
+
+    def _unjudged(self, detail: str) -> StepReport:
+        return StepReport(self.files.step, None, detail=detail)
+
+    def _looked_at_again(self, runs: StepRuns) -> StepReport:
+        """A suspicious step: more perturbed runs, a second eager run, and a verdict on all of them."""
+        again, _ = self._values(Mode("eager"))
+        exact = self._values(Mode("exact"))[0] if runs.reference is not None and runs.reference.casts else None
+        noisy = [*runs.noisy, *self._noisy(_MORE_NOISE)]
+        runs = replace(runs, again=again, exact=exact, noisy=noisy)
+        judgement = judged(runs)
+        report = reported(self.files.step, runs, judgement)
+        if report.unexplained:
+            (self.files.folder / STOP).touch()
+            return report if self._was_attributed() else self._attributed(report)
+        # A parameter after the step is what the optimizer's rounding made of gradients that were looked at.
+        small = any(not c.name.endswith(" after the step") for c in judgement.suspicious)
+        if small and self._suspicions() < _MOST_SUSPICIONS:
+            return self._confirmed(report)
+        return replace(report, verdict=_SUSPICIOUS) if judgement.verdict.is_bug else report
+
+    def _confirmed(self, report: StepReport) -> StepReport:
+        """A step whose values are suspicious, and no more: wrong if triage of its graphs finds a bug."""
+        attributed = self._attributed(report)
+        answer = attributed.report
+        if answer is not None and confirms(answer):
+            (self.files.folder / STOP).touch()
+            return replace(attributed, verdict=str(answer["verdict"]), unexplained=True)
+        shutil.rmtree(self.files.cases, ignore_errors=True)
+        said = "could not judge them" if answer is None else f"says {answer['verdict']}"
+        if answer is not None and wrong_by_value(answer):
+            said += ", with no culprit proved"
+        detail = f"{report.detail}; triage of the step's graphs {said}".lstrip("; ")
+        verdict = _SUSPICIOUS if answer is None or wrong_by_value(answer) else str(answer["verdict"])
+        return replace(attributed, verdict=verdict, cases=(), detail=detail)
+
+    def _attributed(self, report: StepReport) -> StepReport:
+        """The report with case files of the step, and what triage says of them."""
+        _, why = self._values(Mode("graphs"))
+        left_out, cases = _graphs(self.files)
+        if why and not cases:
+            left_out = [*left_out, f"the graphs of the step could not be captured: the run {why}"]
+        answer = self._triaged(cases) if cases else None
+        unseen = (*report.unseen, *left_out)
+        layer = None if answer is None else _layer(answer, cases)
+        return replace(report, cases=tuple(map(str, cases)), report=answer, layer=layer, unseen=unseen)
+
+    def _triaged(self, cases: Sequence[Path]) -> dict[str, object] | None:
+        """What triage says of the first case that shows a bug, or else of the first, in the state of this process."""
+        answer = self.files.work / "triage.json"
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent()
+            investigate(cases, answer, seconds=self.settings.seconds)
+            os._exit(0)
+        _ended(pid, time.monotonic() + self.settings.seconds * len(cases))
+        if not answer.exists():
+            return None
+        said: dict[str, object] = json.loads(answer.read_text(encoding="utf-8"))
+        return said
+
+    def _suspicions(self) -> int:
+        """How many earlier steps were attributed although their values alone are within rounding."""
+        return sum(1 for entry in lines(self.files.folder / STEPS) if entry["report"] and not entry["unexplained"])
+
+    def _was_attributed(self) -> bool:
+        """Whether an earlier step was attributed to a culprit: later ones show the same."""
+        return any(entry["report"] and entry["unexplained"] for entry in lines(self.files.folder / STEPS))
+
+    def _noisy(self, seeds: Sequence[int]) -> list[StepValues]:
+        runs = [self._values(Mode("noise", seed))[0] for seed in seeds]
+        return [values for values in runs if values is not None and values.failure is None]
+
+    def _values(self, mode: Mode) -> tuple[StepValues | None, str]:
+        """The values of a run, or none and why."""
+        path = self.files.values(mode.name)
+        path.unlink(missing_ok=True)
+        why = _ended(_run(mode), time.monotonic() + self.settings.seconds)
+        return (StepValues.load(path), "") if path.exists() else (None, why or "ended before the step did")
+
+    def _compiled(self) -> StepValues | None:
+        """The script's own values, once it has ended the step; None if it ends before."""
+        path = self.files.values("compiled")
+        while not path.exists():
+            if os.getppid() != self.script:
+                return StepValues.load(path) if path.exists() else None
+            time.sleep(_POLL)
+        return StepValues.load(path)
+
+
+def _layer(report: Mapping[str, object], cases: Sequence[Path]) -> str | None:
+    """The layer at the site that a report on one of the cases blames."""
+    culprit = report.get("culprit")
+    site = re.match(r"(.+\.py):(\d+)", str(culprit.get("site"))) if isinstance(culprit, dict) else None
+    case = next((case for case in cases if site is not None and case.name == site[1]), None)
+    return None if case is None or site is None else layer_at(case, int(site[2]))
+
+
+def _graphs(files: StepFiles) -> tuple[list[str], list[Path]]:
+    """What was left out of the graphs of a step, and the case files that were written."""
+    path = files.values("graphs").with_suffix(".json")
+    if not path.exists():
+        return [], []
+    said = json.loads(path.read_text(encoding="utf-8"))
+    return list(said["left_out"]), [Path(case) for case in said["cases"]]

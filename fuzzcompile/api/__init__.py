@@ -1,1 +1,0 @@
-"""The interface for Python programs: ``triage`` and ``Report``, and their use in pytest and notebooks."""

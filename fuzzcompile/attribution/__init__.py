@@ -1,1 +1,0 @@
-"""From a ledger of rewrites to the one at fault, and the proof."""

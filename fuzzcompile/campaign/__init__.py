@@ -1,1 +1,0 @@
-"""The campaign loop: generate, judge, attribute, reduce, store."""

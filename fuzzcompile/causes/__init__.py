@@ -1,1 +1,0 @@
-"""Causes: what must change for a case to pass."""

@@ -1,0 +1,276 @@
+"""Programs that are exported before they run: by ``torch.export``, and from there compiled by AOTInductor.
+
+``torch.compile`` compiles anew where its guards fail. An exported program has no such fallback, so a call that none of
+the programs exported so far accepts is exported anew: each call of a case is judged, whatever its shapes are.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fuzzcompile.compiler.watch.recorder import Recorder
+from fuzzcompile.model.contract import AOTI
+from fuzzcompile.model.errors import format_message
+from fuzzcompile.model.stages import DYNAMO, LOWERING
+
+# What torch.export raises where it documents that it takes no such program.
+_REFUSALS = (
+    "UserError",
+    "Unsupported",
+    "GuardOnDataDependentSymNode",
+    "UserErrorType",
+    "ConstraintViolationError",
+    "SpecViolationError",
+    "PendingUnbackedSymbolNotFound",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+)
+_REFUSES = re.compile(r"(not|un|n't) ?support|only supports?|data.dependent|assigned during export", re.IGNORECASE)
+
+
+class ExportError(Exception):
+    """Exporting, or compiling what was exported, raised ``inner_exception``.
+
+    Attributes:
+        stage: the stage of the compiler that raised it, unless the ledger knows better.
+        refused: the reason, where this is a documented limit of export and no fault; else None.
+    """
+
+    def __init__(self, error: Exception, stage: str) -> None:
+        super().__init__(str(error))
+        self.inner_exception, self.stage = error, stage
+        self.refused = _find_refusal(error)
+
+
+def _find_refusal(error: BaseException | None) -> str | None:
+    while error is not None:
+        if type(error).__name__ in _REFUSALS or _REFUSES.search(str(error)):
+            return f"{type(error).__name__}: {format_message(error, 200)}"
+        error = error.__cause__
+    return None
+
+
+@dataclass(frozen=True)
+class ExportSession:
+    """Settings for exporting and compiling programs.
+
+    Attributes:
+        path: ``export`` or ``aoti``.
+        dynamic: sizes are symbols (``Dim.AUTO``) wherever export does not have to specialise them.
+        options: entries of Inductor's config for AOTInductor.
+        recorder: gets the compiles, and the calls of the compiled programs.
+    """
+
+    path: str
+    dynamic: bool
+    options: Mapping[str, object]
+    recorder: Recorder
+
+    def wrap_model(self, model: Callable[..., object]) -> ExportedCallable:
+        """The callable that stands for ``model``; nothing is exported before it is called."""
+        return ExportedCallable(self, model)
+
+
+class ExportedCallable:
+    """Calls the program exported for inputs of that kind; its attributes are those of the model."""
+
+    def __init__(self, exporting: ExportSession, model: Callable[..., object]) -> None:
+        self._exporting, self._model = exporting, model
+        self._programs: list[_ExportedProgram] = []
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Run the program, exported if there is none for such inputs yet.
+
+        Raises:
+            NotExported: exporting or compiling it failed.
+        """
+        program = next((program for program in self._programs if program.accepts(args, kwargs)), None)
+        if program is None:
+            program = _build_program(self._exporting, self._model, args, kwargs)
+            self._programs.append(program)
+        return program.run(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+@dataclass(frozen=True)
+class _ExportedProgram:
+    """One exported program: what makes inputs of its kind, the check of its constraints, and what runs it."""
+
+    kind: object
+    guarded: Callable[..., object]
+    dynamic: bool
+    run: Callable[..., object]
+
+    def accepts(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
+        """Return whether the program was exported for such inputs."""
+        if self.kind != _make_input_key(args, kwargs, sized=not self.dynamic):
+            return False
+        try:
+            self.guarded(*pytree.tree_leaves((args, kwargs)))
+        except (AssertionError, RuntimeError, ValueError):  # how a constraint of an exported program says no
+            return False
+        return True
+
+
+class _FunctionModule(nn.Module):
+    """A function as the module that export asks for."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        """Call the function."""
+        return self.function(*args, **kwargs)
+
+
+def _build_program(
+    exporting: ExportSession, model: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> _ExportedProgram:
+    module = model if isinstance(model, nn.Module) else _FunctionModule(model)
+    try:
+        program = _export_module(module, args, kwargs, dynamic=exporting.dynamic)
+        exporting.recorder.exported += 1
+        runnable = program.module()
+    except Exception as error:  # of any kind: whatever exporting raises is what this side shows
+        raise ExportError(error, DYNAMO) from error
+    kind, guarded = _make_input_key(args, kwargs, sized=not exporting.dynamic), _build_guards(program, runnable)
+    run: Callable[..., object] = runnable
+    if exporting.path == AOTI:
+        try:
+            run = _compile_package(exporting, program, args, kwargs)
+        except Exception as error:  # of any kind: whatever compiling raises is what this side shows
+            raise ExportError(error, LOWERING) from error
+    return _ExportedProgram(kind, guarded, exporting.dynamic, run)
+
+
+def _export_module(
+    module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], *, dynamic: bool
+) -> torch.export.ExportedProgram:
+    shapes = None
+    if dynamic:
+        collection = torch.export.ShapesCollection()  # type: ignore[no-untyped-call]
+        for tensor in _list_tensors((args, kwargs)):
+            if tensor.ndim:
+                collection[tensor] = dict.fromkeys(range(tensor.ndim), torch.export.Dim.AUTO)
+        shapes = collection.dynamic_shapes(module, args, kwargs)  # type: ignore[no-untyped-call]
+    return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
+
+
+def _build_guards(program: torch.export.ExportedProgram, runnable: nn.Module) -> Callable[..., object]:
+    """A check of the program's constraints on its flat inputs, which raises where they do not hold.
+
+    ``runnable`` is the program's module, which holds its guards.
+    """
+    from torch._export.utils import _check_input_constraints_for_graph
+
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    user_inputs = set(program.graph_signature.user_inputs)
+    named = [node for node in placeholders if node.name in user_inputs]
+    guards = getattr(runnable, "_guards_fn", None)
+
+    def check(*leaves: object) -> None:
+        paths: list[Any] = [((pytree.SequenceKey(index),), leaf) for index, leaf in enumerate(leaves)]
+        _check_input_constraints_for_graph(named, paths, program.range_constraints)
+        if guards is not None:
+            guards(*leaves)
+
+    return check
+
+
+def _compile_package(
+    exporting: ExportSession,
+    program: torch.export.ExportedProgram,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> Callable[..., object]:
+    """The program compiled by AOTInductor, packaged and loaded; a screen gives the interpreter of its graph."""
+    from torch._inductor.package.package import load_package, package_aoti
+
+    recorder = exporting.recorder
+    before = len(recorder.ledger.frames)
+    options = {**exporting.options, "aot_inductor.package": True}
+    files: Any = torch._inductor.aot_compile(program.module(), args, kwargs, options=options)
+    frames = recorder.ledger.frames[before:]
+    interpreter = recorder.take_interpreter()
+    if interpreter is not None:
+        run = _wrap_interpreter(interpreter, program)
+    else:
+        with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
+            loaded = load_package(package_aoti(str(Path(folder) / "model.pt2"), files))
+        _share_state(loaded, program)
+        run = loaded
+
+    def run_capturing(*args: object, **kwargs: object) -> object:
+        leaves = _flatten_inputs(args, kwargs)
+        for frame in frames:
+            recorder.capture(frame.dynamo_calls, leaves)
+            recorder.capture(frame.forward_calls, leaves)
+        return run(*args, **kwargs)
+
+    return run_capturing
+
+
+def _wrap_interpreter(
+    interpreter: Callable[..., object], program: torch.export.ExportedProgram
+) -> Callable[..., object]:
+    def run(*args: object, **kwargs: object) -> object:
+        outputs: Any = interpreter(_flatten_inputs(args, kwargs))
+        spec: Any = program.call_spec.out_spec
+        return pytree.tree_unflatten(list(outputs), spec)
+
+    return run
+
+
+def _flatten_inputs(args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[torch.Tensor | None]:
+    """The flat inputs of a call, None for those that are no tensors."""
+    return [leaf if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves((args, kwargs))]
+
+
+def _share_state(loaded: Any, program: torch.export.ExportedProgram) -> None:
+    """Let the package work on the model's own tensors, if the program writes to any: what it writes can be seen then.
+
+    A package has copies of parameters and buffers; ``load_constants`` is AOTInductor's interface to replace them.
+    """
+    if not any(_is_write(node.target) for node in program.graph.nodes):
+        return
+    own = {**program.state_dict, **program.constants}
+    held = {name: own[name] for name in loaded.get_constant_fqns() if isinstance(own.get(name), torch.Tensor)}
+    if held:
+        loaded.load_constants(held, check_full_update=False, user_managed=True)
+
+
+def _is_write(target: object) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def _make_input_key(args: tuple[object, ...], kwargs: Mapping[str, object], *, sized: bool) -> object:
+    """Return the key under which one program serves several calls: structure, layouts, sizes, values but tensors."""
+    leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+    return str(spec), tuple(_make_leaf_key(leaf, sized=sized) for leaf in leaves), torch.is_grad_enabled()
+
+
+def _make_leaf_key(leaf: object, *, sized: bool) -> object:
+    if not isinstance(leaf, torch.Tensor):
+        return type(leaf).__name__, repr(leaf)
+    kept = (leaf.dtype, leaf.device, leaf.requires_grad, leaf.ndim)
+    if sized:
+        return (*kept, tuple(leaf.shape), leaf.stride())
+    steps = leaf.stride()
+    order = sorted(range(leaf.ndim), key=lambda dim: (-steps[dim], dim))
+    return (*kept, tuple(order), leaf.is_contiguous(), tuple(step == 0 for step in steps))
+
+
+def _list_tensors(value: object) -> Sequence[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]

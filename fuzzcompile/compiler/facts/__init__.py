@@ -1,0 +1,1 @@
+"""Tables of the installed torch: operators and Inductor's settings."""

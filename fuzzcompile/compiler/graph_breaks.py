@@ -1,0 +1,336 @@
+"""Graph breaks: their number and reasons, breaks at chosen calls, and captured calls behind a rewrite."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import operator
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import torch
+from torch import fx
+
+from fuzzcompile.compiler.watch.ledger import Ledger
+from fuzzcompile.compiler.watch.rule_labels import find_location
+from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
+from fuzzcompile.compiler.watch.unseen import Unseen
+from fuzzcompile.model.stages import PRE_GRAD
+
+# Source of dynamo's own handling of a function.
+
+
+def find_handler(function: Callable[..., Any], name: str) -> Callable[..., Any] | None:
+    """The code of dynamo that treats ``function`` (or the method ``name`` of tensors) in a way of its own, if any."""
+    with contextlib.suppress(ImportError, AttributeError):
+        variable = importlib.import_module("torch._dynamo.variables.tensor").TensorVariable
+        method = getattr(variable, f"method_{name}", None)
+        if method is not None:
+            return method  # type: ignore[no-any-return]
+    with contextlib.suppress(ImportError, AttributeError, TypeError):
+        variable = importlib.import_module("torch._dynamo.variables.torch").TorchInGraphFunctionVariable
+        handler = variable._get_handlers().get(function)
+        if handler is not None:
+            return handler  # type: ignore[no-any-return]
+    return None
+
+
+_LONGEST = 300
+_JUMP = "generic_jump"
+_BRANCH = "Data-dependent branching"
+_LOOP = "graph break in loop"
+# Exceptions by which dynamo says that it cannot capture something.
+_UNCAPTURED = ("Unsupported", "UserError", "UncapturedHigherOrderOpError", "FailOnRecompileLimitHit")
+_SYMBOLS = re.compile(r"\s*\((?:unhinted|Size-like symbols): .*")
+_EXPLANATION = re.compile(r"^\s*Explanation:\s*(.+?)(?=\n\s*(?:Hint|Developer debug context)\b|\n\n|\Z)", re.M | re.S)
+_CAUSE = re.compile(r"^Caused by:.*#\s*(\S+:\d+)", re.M)
+_ADVICE = re.compile(r"^Consider annotating your code using torch\._check\*\(\)\.\s*")
+_PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/]?[\w.+-]+)?(?:[\\/][\w.+ -]+)*[\\/](?=[\w.+-]+\.py\b)")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_TORCH = Path(torch.__file__).parent
+# torch and what is installed beside it, and Python's own library.
+_LIBRARIES = (_TORCH.parent, Path(sysconfig.get_path("stdlib")))
+
+
+@dataclass(frozen=True)
+class DynamoCounts:
+    """Dynamo's counters at one moment; later counts are compared with these."""
+
+    graphs: int
+    breaks: dict[str, int]
+    refusals: dict[str, int]
+    attempts: tuple[object, ...] = ()
+
+    @classmethod
+    def now(cls) -> DynamoCounts:
+        """The counts as they stand; zero where this torch does not count."""
+        counters = getattr(_import_dynamo("utils"), "counters", {})
+        broken, refused = (
+            {str(text): int(count) for text, count in dict(counters.get(table, {})).items()}
+            for table in ("graph_break", "unimplemented")
+        )
+        return cls(int(dict(counters.get("stats", {})).get("unique_graphs", 0)), broken, refused, _list_attempts())
+
+
+def count_graphs(before: DynamoCounts) -> int:
+    """Return how many graphs dynamo gave to a backend since ``before``, recompiles included."""
+    # A program may clear the counters itself.
+    return max(0, DynamoCounts.now().graphs - before.graphs)
+
+
+def list_breaks(before: DynamoCounts) -> tuple[str, ...]:
+    """The reason of every graph break since ``before``, each once.
+
+    Dynamo lists the breaks after which it went on, with the line of the user, until it is reset. What made it leave
+    a frame to Python altogether stands in its record of attempts, which keeps the latest; earlier ones it only counts,
+    together with what it refused on one way to trace a call and traced on another, which is no break.
+    """
+    lines: dict[str, None] = {}
+    headlines: set[str] = set()
+    for reason in list(getattr(_import_dynamo("utils"), "graph_break_reasons", [])):
+        text = str(getattr(reason, "reason", reason))
+        text = (
+            f"{_BRANCH}\n  Explanation: a branch of the program depends on a value in a tensor"
+            if (text.startswith(_JUMP))
+            else text
+        )
+        headlines.add(extract_headline(text))
+        lines[format_break(text, getattr(reason, "user_stack", None) or ())] = None
+    for text, stack in _find_uncaptured_frames(before):
+        headlines.add(extract_headline(text))
+        lines[format_break(text, stack)] = None
+    now = DynamoCounts.now()
+    counted = [(now.breaks, before.breaks)]
+    if _has_forgotten_attempts(before):
+        counted.append((now.refusals, before.refusals))
+    for counts, earlier in counted:
+        for text, count in counts.items():
+            if count > earlier.get(text, 0) and extract_headline(text) not in headlines:
+                lines[format_break(text)] = None
+    return tuple(lines)
+
+
+def _has_forgotten_attempts(before: DynamoCounts) -> bool:
+    """Return whether the record of attempts was too short for all that were made since ``before``."""
+    longest = getattr(getattr(_import_dynamo("utils"), "_compilation_metrics", None), "maxlen", None)
+    now = _list_attempts()
+    return len(now) == longest and not set(map(id, now)) & set(map(id, before.attempts))
+
+
+def _list_attempts() -> tuple[object, ...]:
+    """Dynamo's latest attempts to compile a frame; none where this torch does not record them."""
+    recorded = getattr(_import_dynamo("utils"), "get_compilation_metrics", list)
+    return tuple(recorded())
+
+
+def _find_uncaptured_frames(before: DynamoCounts) -> Iterator[tuple[str, list[traceback.FrameSummary]]]:
+    """Yield, for each frame left to Python since ``before``, the reason and the stack at which dynamo gave up."""
+    known = set(map(id, before.attempts))
+    for attempt in _list_attempts():
+        reason, file = getattr(attempt, "fail_reason", None), getattr(attempt, "fail_user_frame_filename", None)
+        if id(attempt) in known or not reason or getattr(attempt, "fail_type", None) not in _UNCAPTURED:
+            continue
+        line, function = getattr(attempt, "fail_user_frame_lineno", None), str(getattr(attempt, "co_name", ""))
+        yield str(reason), [traceback.FrameSummary(file, line, function)] if file and line else []
+
+
+def format_break(text: str, stack: Sequence[traceback.FrameSummary] = ()) -> str:
+    """One line: what dynamo could not capture, why, and the line of the user's program."""
+    explained, cause = _EXPLANATION.search(text), _CAUSE.search(text)
+    parts = [extract_headline(text)]
+    if explained is not None:
+        parts.append(explained[1].strip().split("\n\n")[0])
+    line = _strip_paths(": ".join(part.rstrip(".:") for part in parts if part))
+    if len(line) > _LONGEST:
+        line = line[: _LONGEST - 1] + "…"
+    frame = _find_user_frame(stack)
+    if _LOOP in text:
+        line = f"{line}; in a loop, so that all of {frame.name if frame else 'the function'} runs uncompiled"
+    if frame is not None:
+        code = " ".join((frame.line or "").split())
+        return f"{line} ({Path(frame.filename).name}:{frame.lineno}{': ' + code[:120] if code else ''})"
+    return f"{line} ({_strip_paths(cause[1])})" if cause is not None else line
+
+
+def find_uncaptured_reason(error: BaseException) -> str | None:
+    """The reason why ``fullgraph=True`` cannot be honoured; None for an error of another kind."""
+    exceptions = _import_dynamo("exc")
+    kinds = tuple(kind for name in _UNCAPTURED if isinstance(kind := getattr(exceptions, name, None), type))
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, kinds):
+            return format_break(str(getattr(chain, "msg", None) or chain), getattr(chain, "real_stack", None) or ())
+        inner = getattr(chain, "inner_exception", None)
+        chain = inner if isinstance(inner, BaseException) and inner is not chain else None
+    return None
+
+
+def extract_headline(text: str) -> str:
+    """The first line of a reason, without what torch adds on its own symbols."""
+    text = _ADVICE.sub("", text.strip())
+    return _SYMBOLS.sub("", text.splitlines()[0].strip()) if text else ""
+
+
+def _find_user_frame(stack: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    frames = [frame for frame in stack if hasattr(frame, "filename")]
+    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(place) for place in _LIBRARIES)]
+    return next(iter((own or frames)[-1:]), None)
+
+
+def _strip_paths(text: str) -> str:
+    """Without line breaks, folders of this machine and addresses."""
+    return _ADDRESS.sub("", _PATH.sub("", " ".join(text.split())))
+
+
+def _import_dynamo(module: str) -> object:
+    return importlib.import_module(f"torch._dynamo.{module}")
+
+
+CallTarget = Callable[..., object] | str
+"""What a node of dynamo's graph calls: a function, or the name of a method of tensors."""
+
+
+def is_function(call: CallTarget) -> TypeGuard[Callable[..., object]]:
+    """Return whether dynamo's own ``disallow_in_graph`` can leave the call to eager mode."""
+    return not isinstance(call, str) and call is not operator.setitem
+
+
+@dataclass(frozen=True)
+class GraphExclusions:
+    """Methods, and ``operator.setitem``, that dynamo is to leave to eager mode, and the compile's ledger."""
+
+    calls: Collection[CallTarget]
+    ledger: Ledger
+
+    def record_unseen(self, unseen: Unseen, error: BaseException | None = None) -> None:
+        """Record an exclusion that could not be applied."""
+        self.ledger.record_unseen(unseen)
+
+
+def wrap_create_proxy(left: GraphExclusions, original: Function) -> Function:
+    """Break the graph where a node would be made that calls what is left out."""
+
+    def create_proxy(tracer: object, kind: str, target: CallTarget, *rest: object, **named: object) -> object:
+        if kind in ("call_method", "call_function") and target in left.calls:
+            raise _make_break(target)
+        return original(tracer, kind, target, *rest, **named)
+
+    return create_proxy
+
+
+def wrap_call_method(left: GraphExclusions, original: Function) -> Function:
+    """Break the graph where dynamo meets a method that is left out, which it may make another node of, or none."""
+
+    def call_method(variable: object, tx: object, name: str, *rest: object, **named: object) -> object:
+        if name in left.calls:
+            raise _make_break(name)
+        return original(variable, tx, name, *rest, **named)
+
+    return call_method
+
+
+def _make_break(call: CallTarget) -> IntendedError:
+    return IntendedError(importlib.import_module("torch._dynamo.exc").Unsupported(f"{call} is left to eager mode"))
+
+
+def resolve_call(function: Callable[..., object]) -> CallTarget:
+    """A function that a program calls, as it is left to eager mode: a method of tensors by its name."""
+    name = getattr(function, "__name__", "")
+    if getattr(torch.Tensor, name, None) is not function:
+        return function
+    return operator.setitem if name == "__setitem__" else name
+
+
+@contextlib.contextmanager
+def break_graph_at(calls: Sequence[CallTarget]) -> Iterator[None]:
+    """Have dynamo break the graph at these functions inside the block, as ``torch._dynamo.disallow_in_graph`` does.
+
+    What is no function that dynamo puts into a graph is left as it is.
+    """
+    honoured = [call for call in calls if is_function(call)]
+    if not honoured:
+        yield
+        return
+    rules = importlib.import_module("torch._dynamo.trace_rules")
+    tables = [getattr(rules, name, None) for name in _CALLABLE_IDS]
+    known = [(table, set(table())) for table in tables if table is not None]
+    try:
+        for function in honoured:
+            with contextlib.suppress(RuntimeError, AssertionError):
+                torch._dynamo.disallow_in_graph(function)
+        yield
+    finally:
+        for table, ids in known:
+            now = table()
+            for added in now - ids:
+                table.remove(added)
+            for removed in ids - now:
+                table.add(removed)
+
+
+_CALLABLE_IDS = ("_allowed_callable_ids", "_nonstrict_trace_callable_ids", "_disallowed_callable_ids")
+
+
+# Captured calls of the user's program behind the place where a rewrite applied.
+
+_CALLS = ("call_function", "call_method")
+# Where a user finds the functions that dynamo puts into its graphs, the usual spelling first.
+_HOMES = ("torch", "torch.nn.functional", "torch.special", "torch.fft", "torch.linalg")
+
+
+def find_captured_calls(ledger: Ledger, site: str | None, nodes: Sequence[str]) -> dict[str, CallTarget]:
+    """Return dynamo's captured calls at a line of the program that can be left to eager mode, by the user's names.
+
+    Args:
+        ledger: of the compile.
+        site: ``file.py:line #ordinal``; None finds nothing.
+        nodes: names of nodes of dynamo's graph: if some of them stand on that line, only their calls are meant.
+
+    Returns:
+        Functions of torch, methods of tensors (``torch.Tensor.add_``) and ``operator.setitem``. Behind another of
+        Python's operators dynamo would leave the whole frame to Python, which proves nothing.
+    """
+    if site is None:
+        return {}
+    line = site.split(" #")[0]
+    there = [node for node in _iterate_captured(ledger) if find_location([node]) == line]
+    named = [node for node in there if node.name in nodes]
+    found: dict[str, CallTarget] = {}
+    for node in named or there:
+        name = find_call_name(node)
+        if name is not None:
+            found[name] = node.target
+    return found
+
+
+def find_call_name(node: fx.Node) -> str | None:
+    """Return the user's name for a node of dynamo's graph: ``torch.max_pool1d``, ``torch.Tensor.cumsum``.
+
+    None for another of Python's operators and whatever has no public name.
+    """
+    if isinstance(node.target, str):
+        return f"torch.Tensor.{node.target}"
+    return "operator.setitem" if node.target is operator.setitem else find_public_name(node.target)
+
+
+def _iterate_captured(ledger: Ledger) -> Iterator[fx.Node]:
+    for frame in ledger.frames:
+        record = frame.find_record(PRE_GRAD)
+        if record is not None and record.snapshots:
+            yield from (node for node in record.snapshots[0].graph.nodes if node.op in _CALLS)
+
+
+def find_public_name(function: object) -> str | None:
+    """The function's name in torch's public modules; None for operators of Python and whatever has none."""
+    name = getattr(function, "__name__", None)
+    if name is None:
+        return None
+    for home in _HOMES:
+        if getattr(importlib.import_module(home), name, None) is function:
+            return f"{home}.{name}"
+    return None

@@ -1,0 +1,114 @@
+"""Names of lowered operators, and the changes to lowering and code generation that prove a fault there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from fuzzcompile.compiler.watch.ledger import LoweredGraph, is_lowering_handler
+from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
+
+
+def label_operators(graph: fx.Graph, direction: str) -> dict[str, str]:
+    """A label for every call of a graph, by node name: ``forward:aten.gelu.default@model.py:14#1``.
+
+    It means the same operator in the next compile, whatever the nodes are then called.
+    """
+    seen: Counter[str] = Counter()
+    labels = {}
+    for node in graph.nodes:
+        if node.op == "call_function":
+            label = f"{direction}:{get_operator_name(node.target)}@{find_location([node]) or '?'}"
+            seen[label] += 1
+            labels[node.name] = f"{label}#{seen[label]}"
+    return labels
+
+
+def parse_operator(label: str) -> str:
+    """The operator's name in a label."""
+    return label.partition(":")[2].partition("@")[0]
+
+
+def get_operator_name(target: object) -> str:
+    """The name that a reader knows: ``aten.gelu.default``."""
+    if is_lowering_handler(target):
+        return str(getattr(getattr(target, "func", None), "__name__", target))
+    return str(target) if isinstance(target, torch._ops.OpOverload) else str(getattr(target, "__name__", target))
+
+
+def can_fall_back(node: fx.Node) -> bool:
+    """Return whether ATen can compute the node instead of its lowering: no view, no write to an argument."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return False
+    if any(value.alias_info is not None for value in (*target._schema.arguments, *target._schema.returns)):
+        return False
+    # ATen has none for sizes that are symbols, and what makes constants has nothing to compute.
+    if torch.Tag.nondeterministic_seeded in target.tags and not node.all_input_nodes:
+        return True
+    return any(isinstance(argument.meta.get("val"), torch.Tensor) for argument in node.all_input_nodes)
+
+
+def find_lowering_source(target: Callable[..., object] | str) -> tuple[str | None, int | None]:
+    """File and line of the function that lowers an operator (None, None where there is none)."""
+    if is_lowering_handler(target):
+        return find_source(target)
+    from torch._inductor.lowering import lowerings
+
+    return find_source(lowerings.get(target))
+
+
+# Changes to a compile behind the graph passes, which prove a fault there.
+
+EVERYTHING = "*"
+
+
+@dataclass(frozen=True)
+class Control:
+    """Changes to a compile, each by operator label, operator name, or ``*`` for all.
+
+    Attributes:
+        fallbacks: operators that ATen computes.
+        lowered: ATen computes everything that it can but these; None leaves that as it is.
+        realised: operators that get a buffer of their own.
+        apart: operators that are fused with nothing.
+        scalarised: operators of vectorised C++ that are computed element by element.
+        selected: what Triton code masks is selected by its mask once more, which changes nothing in right code.
+        separate: every fused loop nest is a kernel of its own; the C++ backend writes several into one function.
+        stored: buffers that one kernel alone reads are stored too, so that their values can be seen.
+    """
+
+    fallbacks: tuple[str, ...] = ()
+    lowered: tuple[str, ...] | None = None
+    realised: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
+    scalarised: tuple[str, ...] = ()
+    selected: bool = False
+    separate: bool = False
+    stored: bool = False
+
+    def __bool__(self) -> bool:
+        return self != UNCHANGED
+
+
+UNCHANGED = Control()
+
+
+def is_chosen(chosen: Sequence[str], label: str | None) -> bool:
+    """Return whether ``chosen`` has an operator: by its label, by its name, or because it has all."""
+    if EVERYTHING in chosen:
+        return True
+    return label is not None and (label in chosen or parse_operator(label) in chosen)
+
+
+def should_fall_back(control: Control, lowered: LoweredGraph, node: fx.Node) -> bool:
+    """Return whether ATen is to compute a node, and can."""
+    label = lowered.labels.get(node.name)
+    chosen = is_chosen(control.fallbacks, label)
+    if control.lowered is not None:
+        chosen = chosen or not is_chosen(control.lowered, label)
+    return chosen and can_fall_back(node)

@@ -1,0 +1,1 @@
+"""Operators on real values: kernel, decomposition, fake tensor, side by side."""

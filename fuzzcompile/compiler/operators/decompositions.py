@@ -1,0 +1,209 @@
+"""The decompositions that stand between dynamo's graph and the one of Inductor's passes, and compiles without them.
+
+There are two kinds. Those of Inductor's table are applied to ATen operators below autograd. Others are registered at
+the dispatcher, in Python, for operators that consist of others (``aten.dropout``, ``aten.upsample_bilinear2d.vec``):
+AOTAutograd traces with these in force, and eager mode runs the C++ of the same operator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from fuzzcompile.compiler.torch_config import patch_config
+from fuzzcompile.compiler.watch.ledger import Ledger
+from fuzzcompile.compiler.watch.torch_patch import Function
+from fuzzcompile.compiler.watch.unseen import Unseen
+
+if TYPE_CHECKING:
+    from torch._C import DispatchKey
+    from torch._ops import OpOverload
+
+
+COMPILE_FX = "torch._inductor.compile_fx"
+_KEYS = ("CompositeImplicitAutograd", "Autograd")
+
+
+def read_decomposition_table() -> Mapping[OpOverload, Function]:
+    """The table that Inductor hands to AOTAutograd, as it is now; empty where this torch has none to be found.
+
+    It depends on Inductor's config: see :func:`apply_config`.
+    """
+    try:
+        return dict(importlib.import_module(COMPILE_FX).select_decomp_table())
+    except (ImportError, AttributeError):
+        return {}
+
+
+@contextlib.contextmanager
+def apply_config(config: Mapping[str, object]) -> Iterator[None]:
+    """Entries of Inductor's config in force, as far as this torch has them: decompositions read them."""
+    with patch_config("inductor", config):
+        yield
+
+
+def list_dispatcher_kernels() -> list[tuple[OpOverload, DispatchKey, Function]]:
+    """Operators that the Python dispatcher decomposes: operator, dispatch key and function."""
+    try:
+        loaded = importlib.import_module("torch._dispatch.python").all_py_loaded_overloads
+        keys = [getattr(torch._C.DispatchKey, name) for name in _KEYS]
+    except (ImportError, AttributeError):
+        return []
+    return [
+        (operator, key, operator.py_kernels[key])
+        for operator in list(loaded())
+        for key in keys
+        if key in getattr(operator, "py_kernels", {})
+    ]
+
+
+def find_decomposition(
+    operator: OpOverload, table: Mapping[OpOverload, Function]
+) -> tuple[OpOverload, Function] | None:
+    """Return the form of ``operator`` after functionalization (``aten.add`` of ``aten.add_``) and its decomposition."""
+    traced = find_functional_form(operator) or operator
+    if traced._schema.is_mutable and any(argument.is_out for argument in traced._schema.arguments):
+        return None
+    return (traced, table[traced]) if traced in table else None
+
+
+def find_functional_form(operator: OpOverload) -> OpOverload | None:
+    """The operator that computes anew what ``operator`` writes in place, by their names; None if there is none.
+
+    It takes the same arguments, save those that are there for their results (``out=``).
+    """
+    if not operator._schema.is_mutable:
+        return None
+    namespace, _, name = operator._schema.name.partition("::")
+    overload = operator._overloadname
+    if overload == "out" or overload.endswith("_out"):
+        functional, overload = name, overload[:-4] or "default"
+    else:
+        functional = name[:-1] if name.endswith("_") and not name.endswith("__") else f"{name}_functional"
+    try:
+        return cast("OpOverload", getattr(getattr(getattr(torch.ops, namespace), functional), overload))
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def format_operator(operator: object) -> str:
+    """``aten.gelu.default``."""
+    return str(operator)
+
+
+def find_operator(name: str) -> OpOverload | None:
+    """The operator called ``aten.gelu.default``; None if this torch has none of that name."""
+    namespace, _, rest = name.partition(".")
+    packet_name, _, overload = rest.rpartition(".")
+    try:
+        return cast("OpOverload", getattr(getattr(getattr(torch.ops, namespace), packet_name), overload))
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def get_operator_family(name: str) -> str:
+    """An operator's name without namespace and overload, nor the mark of writing in place: ``celu`` of ``celu_``."""
+    parts = name.split(".")
+    short = parts[1] if len(parts) > 1 else name
+    return short[:-1] if short.endswith("_") and not short.endswith("__") else short
+
+
+def can_take_out() -> bool:
+    """Return whether this torch has the table that decompositions can be left out of."""
+    try:
+        return callable(importlib.import_module(COMPILE_FX).select_decomp_table)
+    except (ImportError, AttributeError):
+        return False
+
+
+@dataclass(frozen=True)
+class DecompositionRemoval:
+    """Operators that a compile is to do without decompositions of, and its ledger.
+
+    With an operator that writes in place goes the one that functionalization makes of it. Names that this torch does
+    not know are passed over.
+    """
+
+    names: Sequence[str]
+    ledger: Ledger
+
+    @functools.cached_property
+    def operators(self) -> tuple[OpOverload, ...]:
+        """The operators, each with its functional form."""
+        named = [operator for operator in map(find_operator, self.names) if operator is not None]
+        return tuple(
+            form for operator in named for form in (operator, find_functional_form(operator)) if form is not None
+        )
+
+    def record_unseen(self, unseen: Unseen, error: BaseException | None = None) -> None:
+        """Record a decomposition that could not be left out."""
+        self.ledger.record_unseen(unseen)
+
+
+def wrap_table(removal: DecompositionRemoval, original: Function) -> Function:
+    """Leave operators out of the table that Inductor hands to AOTAutograd."""
+
+    def select_decomp_table() -> object:
+        table = cast("Mapping[OpOverload, Function]", original())
+        return {operator: function for operator, function in table.items() if operator not in removal.operators}
+
+    return select_decomp_table
+
+
+@contextlib.contextmanager
+def keep_undecomposed(removal: DecompositionRemoval) -> Iterator[None]:
+    """Keep the Python dispatcher from decomposing the operators.
+
+    They then reach Inductor, which lowers them or, where it has no lowering, calls the ATen kernel. What it registers
+    for that is taken back at the end.
+    """
+    with _remove_dispatcher_kernels(removal.operators), _restore_registrations(), _unset_ci():
+        yield
+
+
+@contextlib.contextmanager
+def _remove_dispatcher_kernels(operators: Sequence[OpOverload]) -> Iterator[None]:
+    wanted = [(operator, key, kernel) for operator, key, kernel in list_dispatcher_kernels() if operator in operators]
+    try:
+        for operator, key, _ in wanted:
+            del operator.py_kernels[key]
+            operator._dispatch_cache.clear()
+        yield
+    finally:
+        for operator, key, kernel in wanted:
+            operator.py_kernels[key] = kernel
+            operator._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def _restore_registrations() -> Iterator[None]:
+    """Forget the fallbacks that Inductor registers for operators it has no lowering for."""
+    lowering = importlib.import_module("torch._inductor.lowering")
+    known = set(lowering.lowerings)
+    fallbacks: set[object] = getattr(lowering, "fallbacks", set())
+    before = set(fallbacks)
+    try:
+        yield
+    finally:
+        for added in set(lowering.lowerings) - known:
+            del lowering.lowerings[added]
+        for added in set(fallbacks) - before:
+            fallbacks.discard(added)
+
+
+@contextlib.contextmanager
+def _unset_ci() -> Iterator[None]:
+    """``make_fallback`` refuses an operator that has a decomposition where the variable CI is set: torch's own gate."""
+    kept = os.environ.pop("CI", None)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            os.environ["CI"] = kept

@@ -1,0 +1,174 @@
+"""Dynamo's graphs of a program and the ATen operators that they call, with the inputs that they really get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuzzcompile.compiler.session import Compilation, open_session
+from fuzzcompile.model.stages import JOINT_GRAPH
+from fuzzcompile.run.building import build
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.runs import observe
+from fuzzcompile.run.tensors import copy_tree
+
+
+@dataclass(frozen=True)
+class CapturedGraph:
+    """One graph of dynamo at the level of torch's own functions, as it was first called.
+
+    ``inputs`` are copies of what its placeholders got, in order; ``parameters`` says which of them are parameters.
+    ``grad`` is whether gradients were recorded then.
+    """
+
+    module: fx.GraphModule
+    inputs: list[object]
+    parameters: tuple[bool, ...]
+    grad: bool
+
+
+def capture_graphs(case: Case, device: torch.device, *, dynamic: bool | None = False) -> list[CapturedGraph]:
+    """Run the case with a backend that only watches: every graph that was called, in the order of the first calls.
+
+    A graph comes with the inputs of its first call, or of the call that it refused, which ends the case.
+
+    Args:
+        case: the case; its program runs eagerly, graph by graph.
+        device: where to run it.
+        dynamic: as ``torch.compile`` takes it; False captures each shape as it is.
+
+    Raises:
+        CaseError: ``make()`` fails.
+    """
+    seen: list[CapturedGraph] = []
+
+    def backend(module: fx.GraphModule, example_inputs: object) -> Callable[..., object]:
+        place: int | None = None
+
+        def run(*inputs: object) -> object:
+            nonlocal place
+            if place is None:
+                place = len(seen)
+                seen.append(_copy_call(module, inputs))
+                return module(*inputs)
+            try:
+                return module(*inputs)
+            except Exception:  # the case may be one of a call that eager refuses, whatever it raises
+                # Copied after the call: a copy before each call would be for nothing in all other cases.
+                seen[place] = _copy_call(module, inputs)
+                raise
+
+        return run
+
+    settings = replace(case.settings, backend=backend, options={}, mode=None, dynamic=dynamic)
+    with open_session(settings, Compilation(record=False)) as session:
+        program = build(case, device)
+        observe(case, program, session.compile(program.model), describe_failure=session.describe_failure)
+    return seen
+
+
+def _copy_call(module: fx.GraphModule, inputs: Sequence[object]) -> CapturedGraph:
+    held = tuple(isinstance(value, torch.nn.Parameter) for value in inputs)
+    return CapturedGraph(module, copy_tree(list(inputs)), held, torch.is_grad_enabled())
+
+
+def capture_functional(case: Case, device: torch.device) -> list[CapturedGraph]:
+    """The graphs that AOTAutograd hands on where no gradients are recorded, in ATen operators, with their inputs.
+
+    Transforms of functions (``vmap``, ``grad``) and higher-order operators that dynamo's graphs hold are worked out in
+    them. Sizes are as symbolic as the case asks for.
+
+    Raises:
+        CaseError: ``make()`` fails.
+    """
+    with open_session(case.settings, Compilation(screen=True)) as session:
+        program = build(case, device)
+        observe(case, program, session.compile(program.model), describe_failure=session.describe_failure)
+    found = []
+    for frame in session.ledger.frames:
+        record = frame.find_record(JOINT_GRAPH)
+        if record is None or record.direction == "joint" or not record.snapshots:
+            continue
+        snapshot = record.snapshots[0]
+        wanted = sum(node.op == "placeholder" for node in snapshot.graph.nodes)
+        calls = [call.inputs for call in (*frame.forward_calls, *frame.dynamo_calls) if len(call.inputs) == wanted]
+        if calls:
+            held = tuple(isinstance(value, torch.nn.Parameter) for value in calls[0])
+            module = fx.GraphModule(dict(snapshot.attributes), snapshot.graph)
+            found.append(CapturedGraph(module, list(calls[0]), held, grad=False))
+    return found
+
+
+# The ATen operators that a compiled program calls, with the inputs that they really get, strides and all.
+
+
+@dataclass(frozen=True)
+class AtenCall:
+    """One call of an ATen operator: copies of its arguments, with their strides."""
+
+    operator: torch._ops.OpOverload
+    args: Sequence[object]
+    kwargs: Mapping[str, object]
+
+    def run(self, change: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> object:
+        """Call it on fresh copies; ``change`` is applied to each tensor."""
+        args, kwargs = copy_tree((list(self.args), dict(self.kwargs)))
+        args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, change, (args, kwargs))
+        with torch.no_grad():
+            return self.operator(*args, **kwargs)
+
+
+def record_operator_calls(case: Case, device: torch.device, *, decomposed: bool) -> list[AtenCall]:
+    """Run the case compiled to graphs of ATen operators, forward and backward, which run call by call.
+
+    Views, operators that write to their arguments and those that draw random numbers are left out: run again, they
+    would not be the same call.
+
+    Args:
+        case: the case.
+        device: where to run it.
+        decomposed: decompose operators as Inductor does before it lowers them.
+
+    Raises:
+        CaseError: ``make()`` fails.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
+    from torch._inductor.decomposition import select_decomp_table
+
+    calls: list[AtenCall] = []
+
+    def compiler(module: fx.GraphModule, inputs: object) -> Callable[..., object]:
+        boxed: Callable[..., object] = make_boxed_func(_RecordingInterpreter(module, calls).run)
+        return boxed
+
+    table = select_decomp_table() if decomposed else {}
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, decompositions=table)
+    settings = replace(case.settings, backend=backend, options={}, mode=None)
+    with open_session(settings, Compilation(record=False)) as session:
+        program = build(case, device)
+        observe(case, program, session.compile(program.model), describe_failure=session.describe_failure)
+    return calls
+
+
+class _RecordingInterpreter(fx.Interpreter):
+    """Runs a graph and keeps a copy of the arguments of each call of an operator."""
+
+    def __init__(self, module: fx.GraphModule, calls: list[AtenCall]) -> None:
+        super().__init__(module, garbage_collect_values=True)
+        self._calls = calls
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        if isinstance(target, torch._ops.OpOverload) and _is_repeatable(target):
+            self._calls.append(AtenCall(target, *copy_tree((list(args), dict(kwargs)))))
+        return super().call_function(target, args, kwargs)
+
+
+def _is_repeatable(operator: torch._ops.OpOverload) -> bool:
+    views = any(result.alias_info is not None for result in operator._schema.returns)
+    random = torch.Tag.nondeterministic_seeded in operator.tags
+    return operator.namespace == "aten" and not (views or random or operator._schema.is_mutable)

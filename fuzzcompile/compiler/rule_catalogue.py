@@ -1,0 +1,363 @@
+"""Catalogue of the installed torch: its stages, passes, patterns, decompositions, lowerings, and their code."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+
+import torch
+
+from fuzzcompile.compiler.custom_code import list_passes
+from fuzzcompile.compiler.pass_calls import PassCall, list_pass_calls
+from fuzzcompile.compiler.target.target_process import current_target, describe_target
+from fuzzcompile.compiler.torch_config import list_toggles
+from fuzzcompile.compiler.watch import rule_labels
+from fuzzcompile.compiler.watch.ledger import Label
+from fuzzcompile.compiler.watch.pass_patches import list_plain_passes
+from fuzzcompile.model.facts import StageSource, facts
+from fuzzcompile.model.stages import DECOMPOSITION, FREEZING, LOWERING, PARTITION, STAGES
+
+if TYPE_CHECKING:
+    from torch._inductor.pattern_matcher import PatternMatcherPass
+
+
+# Inductor's lazily registered patterns.
+
+
+def initialise_patterns(device: torch.device) -> None:
+    """Register Inductor's lazily registered patterns now.
+
+    A ledger, plant or veto that comes first would see the tracing of the patterns themselves. Called as
+    the compiler calls it, because the registration is cached by its arguments: in a process that compiles for a
+    target, with that target's device.
+    """
+    from torch._inductor.fx_passes import joint_graph, post_grad, pre_grad
+
+    target = current_target()
+    if target is not None:
+        device = torch.device(target.device_type, 0)
+    with describe_target():
+        for module, argument in ((joint_graph, device), (post_grad, None), (pre_grad, None)):
+            lazy_init = getattr(module, "lazy_init", None)
+            if lazy_init is None:
+                continue
+            if argument is not None and inspect.signature(lazy_init).parameters:
+                lazy_init(argument)
+            else:
+                lazy_init()
+
+
+Kind = Literal["pass", "pattern", "decomposition", "lowering", "setting"]
+_PASSES = "torch._inductor.fx_passes"
+
+
+@dataclass(frozen=True)
+class KnownRule:
+    """One thing that can be named as a culprit, switched or vetoed.
+
+    Attributes:
+        stage: its stage.
+        kind: what it is.
+        name: the name that a ledger gives it.
+        pass_name: the pass that runs a pattern; a pass's own name.
+        source: the file that defines it, relative to the folder that holds torch; None if that is not known.
+        line: the line in that file.
+        on: whether it runs under the present settings; None if that depends on the program.
+        when: the condition under which it runs, as source; of a setting, its present value.
+        default: torch's own value of a setting.
+        changed: whether a setting has another value than torch's own.
+        made_of: what torch holds of it: the entries of a pattern, the function or class of a pass or operator.
+    """
+
+    stage: str
+    kind: Kind
+    name: str
+    pass_name: str | None = None
+    source: str | None = None
+    line: int | None = None
+    on: bool | None = None
+    when: str = ""
+    default: str | None = None
+    changed: bool = False
+    made_of: tuple[object, ...] = field(default=(), repr=False, compare=False)
+
+
+def list_known_rules(device: torch.device) -> list[KnownRule]:
+    """Everything that the installed torch registers for ``device``, by stage, passes before their patterns.
+
+    What this torch does not have is left out.
+    """
+    initialise_patterns(device)
+    # The patterns of freezing are registered when something is frozen. Whatever keeps a torch from registering them
+    # now, the other stages are listed all the same.
+    with contextlib.suppress(Exception), describe_target():
+        importlib.import_module(f"{_PASSES}.freezing_patterns").lazy_init()
+    rows: list[KnownRule] = []
+    conditions: dict[str, set[str]] = {}
+    for stage, source in facts().stages.items():
+        with contextlib.suppress(ImportError, AttributeError):
+            of_stage = _StageRules(stage, source).list_rules()
+            rows += of_stage
+            conditions[stage] = {row.when for row in of_stage}
+    rows += [*_list_custom_rules(), *_list_partitioners(), *_list_operator_rules()]
+    rows += [
+        KnownRule(
+            toggle.stage, "setting", toggle.name, when=toggle.value, default=toggle.default, changed=toggle.changed
+        )
+        for toggle in list_toggles(conditions)
+    ]
+    return sorted(rows, key=lambda row: (STAGES.index(row.stage), row.kind == "setting"))
+
+
+class _StageRules:
+    """The passes and patterns of one stage."""
+
+    def __init__(self, stage: str, source: StageSource) -> None:
+        self.stage, self.switch = stage, source.switch
+        self.functions = list(_import_functions(source.functions))
+        self.tables = _find_tables(vars(importlib.import_module(source.tables)))
+        self.config = importlib.import_module("torch._inductor.config")
+        self.is_on = bool(getattr(self.config, source.switch, True))
+        self.option = f"{stage}_fusion_options"
+        self.listed = set[str]()
+
+    def list_rules(self) -> list[KnownRule]:
+        """Passes in the order in which they run, each before its patterns; then tables that are run by name."""
+        rows, done = list[KnownRule](), set[int]()
+        calls = self._list_pass_calls()
+        group_fusions = facts().passes.group_fusions
+        # torch 2.13 runs the group fusions of post_grad under the name of a user's own pass.
+        names = [call.name for call in calls if getattr(call.target, "__name__", "") == group_fusions]
+        fusions = names[-1] if names else group_fusions
+        run = {id(call.target) for call in calls}
+        for call in calls:
+            if call.name != fusions or call.target is not None:
+                tables = [call.target] if is_pattern_table(call.target) else _find_inner_tables(call.target, run)
+                done |= set(map(id, tables))
+                rows += self._list_patterns(self._make_pass(call), tables)
+        for name, table in self.tables.items():
+            if id(table) not in done:
+                done.add(id(table))
+                on, when = self._find_option(name)
+                rows += self._list_patterns(KnownRule(self.stage, "pass", name, name, on=on, when=when), [table])
+        return [*rows, *self._list_group_batch_fusions(fusions)]
+
+    def _list_pass_calls(self) -> list[PassCall]:
+        """The calls of passes, each once, where it stands last."""
+
+        def is_pass(function: Callable[..., object]) -> bool:
+            return function.__name__ in list_plain_passes()  # asked anew each time: reading a function loads modules
+
+        calls = [call for function in self.functions for call in list_pass_calls(function, is_pattern_table, is_pass)]
+        return list({(call.name, id(call.target)): call for call in reversed(calls)}.values())[::-1]
+
+    def _make_pass(self, call: PassCall) -> KnownRule:
+        source, line = (None, None) if is_pattern_table(call.target) else rule_labels.find_source(call.target)
+        when = self._join_conditions(*call.when)
+        on, made_of = call.on and self.is_on, () if is_pattern_table(call.target) else (call.target,)
+        return KnownRule(self.stage, "pass", call.name, call.name, source, line, on, when, made_of=made_of)
+
+    def _list_patterns(self, owner: KnownRule, tables: Collection[PatternMatcherPass]) -> Iterator[KnownRule]:
+        yield owner
+        for table in tables:
+            # One function runs all tables of freezing, and a ledger knows their rules by its name alone.
+            seen = self.listed if self.stage == FREEZING else set[str]()
+            rules = dict[str, tuple[Label, list[object]]]()  # one rule may be registered for many operators
+            for entry in {id(entry): entry for entries in table.patterns.values() for entry in entries}.values():
+                label = rule_labels.make_entry_label(entry, self.stage, owner.name)
+                rules.setdefault(label.rewrite, (label, []))[1].append(entry)
+            for name, (label, entries) in rules.items():
+                if name not in seen:
+                    seen.add(name)
+                    place = (name, owner.name, label.source, label.line)
+                    yield KnownRule(self.stage, "pattern", *place, owner.on, owner.when, made_of=tuple(entries))
+
+    def _list_group_batch_fusions(self, pass_name: str) -> Iterator[KnownRule]:
+        """Rules of their own kind, run by name as well; a ledger names them by their class."""
+        module = importlib.import_module(f"{_PASSES}.group_batch_fusion")
+        rules: Mapping[str, type] = getattr(module, f"{self.stage.upper()}_FUSIONS", {})
+        for name, rule in rules.items():
+            source, line = rule_labels.find_source(getattr(rule, "fuse", None))
+            on, when = self._find_option(name)
+            yield KnownRule(self.stage, "pattern", rule.__name__, pass_name, source, line, on, when, made_of=(rule,))
+
+    def _find_option(self, name: str) -> tuple[bool | None, str]:
+        """Return whether the stage's fusion options ask for a table, and the condition."""
+        if not hasattr(self.config, self.option):
+            return None, ""
+        asked = name in (getattr(self.config, self.option) or {})
+        on = asked and self.is_on and bool(getattr(self.config, "pattern_matcher", True))
+        return on, self._join_conditions(f"{name!r} in config.{self.option}")
+
+    def _join_conditions(self, *conditions: str) -> str:
+        """The conditions together, with the switch of the whole stage where that is off."""
+        return " and ".join((*(() if self.is_on else (f"config.{self.switch}",)), *conditions))
+
+
+def is_pattern_table(value: object) -> TypeGuard[PatternMatcherPass]:
+    """Return whether ``value`` is a table of patterns."""
+    return isinstance(value, importlib.import_module("torch._inductor.pattern_matcher").PatternMatcherPass)
+
+
+def _find_inner_tables(function: object, run: Collection[int]) -> list[PatternMatcherPass]:
+    """Tables that a pass applies itself, beside those of the ids ``run`` that have a name of their own."""
+    calls = list_pass_calls(function, is_pattern_table, lambda _: False) if inspect.isfunction(function) else []
+    return [call.target for call in calls if is_pattern_table(call.target) and id(call.target) not in run]
+
+
+def _import_functions(names: Collection[str]) -> Iterator[Callable[..., object]]:
+    """The functions ``module:name``, as far as this torch has them."""
+    for place in names:
+        module, _, name = place.partition(":")
+        function = getattr(importlib.import_module(module), name, None)
+        if function is not None:
+            yield function
+
+
+def _find_tables(module: Mapping[str, object]) -> dict[str, PatternMatcherPass]:
+    """The pattern tables that a module knows by name, alone or in a list or dictionary."""
+    tables: dict[str, PatternMatcherPass] = {}
+    for name, value in module.items():
+        if is_pattern_table(value):
+            tables[getattr(value, "pass_name", None) or name] = value
+        elif isinstance(value, (list, tuple)) and all(map(is_pattern_table, value)):
+            tables |= {f"{name.removesuffix('s')}_{index}": table for index, table in enumerate(value)}
+        elif isinstance(value, dict) and all(map(is_pattern_table, value.values())):
+            tables |= {str(key): table for key, table in value.items()}
+    return tables
+
+
+def _list_custom_rules() -> Iterator[KnownRule]:
+    """The user's own passes of this process, with the patterns of their tables."""
+    for own in list_passes():
+        label = own.make_label(own.place)
+        made_of = () if own.is_table else (own.given,)
+        yield KnownRule(own.place, "pass", own.name, own.name, label.source, label.line, True, made_of=made_of)
+        for rule, entry in own.list_patterns():
+            place = (rule.rewrite, own.name, rule.source, rule.line)
+            yield KnownRule(own.place, "pattern", *place, True, made_of=(entry,))
+
+
+def _list_partitioners() -> Iterator[KnownRule]:
+    with contextlib.suppress(ImportError):
+        module = importlib.import_module("torch._functorch.partitioners")
+        for name in facts().passes.partitioners:
+            function = getattr(module, name, None)
+            if function is not None:
+                where = rule_labels.find_source(function)
+                yield KnownRule(PARTITION, "pass", name, name, *where, when="with gradients", made_of=(function,))
+
+
+def _list_operator_rules() -> Iterator[KnownRule]:
+    """Operators that have a decomposition or a lowering of Inductor's own."""
+    tables: tuple[tuple[str, Kind, str, str], ...] = (
+        (DECOMPOSITION, "decomposition", "torch._inductor.decomposition", "decompositions"),
+        (LOWERING, "lowering", "torch._inductor.lowering", "lowerings"),
+    )
+    for stage, kind, module, table in tables:
+        with contextlib.suppress(ImportError, AttributeError):
+            entries: Mapping[object, object] = getattr(importlib.import_module(module), table)
+            overloads = {str(key): function for key, function in entries.items() if _is_overload(key)}
+            for name, function in sorted(overloads.items()):
+                yield KnownRule(stage, kind, name, None, *rule_labels.find_source(function), made_of=(function,))
+
+
+def _is_overload(operator: object) -> bool:
+    return isinstance(operator, torch._ops.OpOverload)
+
+
+# The code behind a rule of the compiler: handler, search function, replacement, checks, decomposition, lowering.
+
+_DEEPEST = 6
+# The attributes of a pattern's entry that hold code, and those of a pattern that hold others.
+_CODE = ("handler", "extra_check", "normalize_args")
+_INNER = ("args", "kwargs", "outputs", "pattern", "inner_pattern")
+
+Alternatives = tuple[str, ...]
+
+
+def list_code_places(rule: KnownRule) -> list[tuple[str, int]]:
+    """File (relative to the folder that holds torch) and first line of each function that makes up the rule."""
+    codes = {code for part in rule.made_of for code in _iterate_codes(part, _DEEPEST)}
+    return sorted({(rule_labels.shorten_file(code.co_filename), code.co_firstlineno) for code in codes})
+
+
+def list_pattern_operators(rule: KnownRule) -> list[Alternatives]:
+    """The operators that the patterns of a rule look for: for each place in the first pattern, the alternatives."""
+    for entry in rule.made_of:
+        listed = list(dict.fromkeys(_iterate_targets(getattr(entry, "pattern", None))))
+        if listed:
+            return listed
+    return []
+
+
+def get_target_name(target: object) -> str:
+    """The name of what a node of a graph calls: ``aten.mm.default``, ``torch.cat``, ``.view()`` for a method."""
+    if isinstance(target, str):
+        return f".{target}()"
+    if isinstance(target, functools.partial):
+        return get_target_name(target.func)
+    if hasattr(target, "_overloadname") or hasattr(target, "_qualified_op_name"):
+        return str(target)
+    module, name = getattr(target, "__module__", None) or "", getattr(target, "__name__", type(target).__name__)
+    return f"{module.removeprefix('_')}.{name}" if module else name
+
+
+def _iterate_targets(pattern: object) -> Iterator[Alternatives]:
+    functions = getattr(pattern, "fns", None)
+    if isinstance(functions, (list, tuple)):
+        yield tuple(dict.fromkeys(map(get_target_name, functions)))
+    for name in _INNER:
+        yield from _iterate_inner_targets(getattr(pattern, name, None))
+
+
+def _iterate_inner_targets(value: object) -> Iterator[Alternatives]:
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _iterate_inner_targets(part)
+    elif isinstance(value, dict):
+        yield from _iterate_inner_targets(list(value.values()))
+    elif hasattr(type(value), "pattern_eq"):
+        yield from _iterate_targets(value)
+
+
+def _iterate_codes(part: object, depth: int) -> Iterator[types.CodeType]:
+    """The code of a function, of what its closure holds, of an entry's parts, or of a class's methods."""
+    if depth <= 0:
+        return
+    if isinstance(part, types.FunctionType):
+        yield part.__code__
+        held = [cell.cell_contents for cell in part.__closure__ or () if _is_filled(cell)]
+        yield from _iterate_part_codes([*held, getattr(part, "__wrapped__", None)], depth)
+    elif isinstance(part, functools.partial):
+        yield from _iterate_part_codes([part.func, *part.args, *part.keywords.values()], depth)
+    elif isinstance(part, types.MethodType):
+        yield from _iterate_part_codes([part.__func__, type(part.__self__)], depth)
+    elif inspect.isclass(part):
+        own = (base for base in part.__mro__ if base.__module__.startswith("torch."))
+        yield from _iterate_part_codes([value for base in own for value in vars(base).values()], depth)
+    elif any(hasattr(part, name) for name in _CODE):
+        yield from _iterate_part_codes([getattr(part, name, None) for name in _CODE], depth)
+    elif type(part).__module__.startswith("torch._inductor.fx_passes") and callable(part):
+        yield from _iterate_codes(type(part), depth)
+
+
+def _iterate_part_codes(parts: list[Any], depth: int) -> Iterator[types.CodeType]:
+    for part in parts:
+        if isinstance(part, (list, tuple)):
+            yield from _iterate_part_codes(list(part)[:32], depth - 1)
+        else:
+            yield from _iterate_codes(part, depth - 1)
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False

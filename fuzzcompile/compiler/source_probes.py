@@ -1,0 +1,378 @@
+"""Functions of the compiler compiled anew from a changed syntax tree, and probes of the lines that they execute."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gc
+import importlib
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.focus_plan import Span
+
+ROOT = Path(torch.__file__).resolve().parent.parent
+"""The folder that files of the compiler are named from: `torch/_inductor/ir.py`."""
+
+_REACHED = "\0fuzzcompile: the replacement was reached"
+Position = tuple[int, int]
+"""A line, from 1, and a column in bytes, from 0."""
+_SCOPES = (ast.Lambda, ast.FunctionDef, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+Transform = Callable[[ast.Module], ast.Module]
+
+
+@dataclass
+class FunctionExchange:
+    """The functions of a file that a change concerns, with their code before and after.
+
+    Attributes:
+        file: the file, relative to `ROOT`.
+        exchanged: each live function, its own code and the changed code.
+        strangers: live functions of the file whose code is not that of its source; they keep it.
+    """
+
+    file: str
+    exchanged: list[tuple[types.FunctionType, types.CodeType, types.CodeType]] = field(default_factory=list)
+    strangers: list[str] = field(default_factory=list)
+
+    def install(self) -> None:
+        """Give every function the changed code."""
+        for function, _, changed in self.exchanged:
+            function.__code__ = changed
+
+    def remove(self) -> None:
+        """Give every function its own code back."""
+        for function, own, _ in self.exchanged:
+            function.__code__ = own
+
+
+def recompile_file(file: str, change: Transform, constants: Mapping[str, object] | None = None) -> FunctionExchange:
+    """Compile ``file`` with ``change`` applied to its tree, without installing anything.
+
+    Args:
+        file: relative to `ROOT`; its module is imported if need be.
+        change: gets the tree, which it may change in place; must keep every function and lambda, and the order of them.
+        constants: objects that stand in the changed code where the tree has these strings as constants.
+
+    Raises:
+        UsageError: there is no such module, it cannot be imported or parsed, or the change removes a function.
+    """
+    path = ROOT / file
+    _import_file(file)
+    own = compile(parse_file(file), str(path), "exec", dont_inherit=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # a constant that is called is a placeholder
+        changed = compile(change(parse_file(file)), str(path), "exec", dont_inherit=True)
+    pairs = dict(_pair_codes(own, _replace_constants(changed, constants or {}), file))
+    result = FunctionExchange(file)
+    for function in _find_live_functions(str(path)):
+        after = pairs.get(function.__code__)
+        if after is None:
+            result.strangers.append(function.__qualname__)
+        elif after != function.__code__ and after.co_freevars == function.__code__.co_freevars:
+            result.exchanged.append((function, function.__code__, after))
+        elif after != function.__code__:
+            result.strangers.append(function.__qualname__)
+    return result
+
+
+def parse_file(file: str) -> ast.Module:
+    """The syntax tree of a file, relative to `ROOT`.
+
+    Raises:
+        UsageError: it cannot be read or parsed.
+    """
+    try:
+        return ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UsageError(f"Cannot read {file} of the installed torch: {error}.") from error
+
+
+def _import_file(file: str) -> None:
+    name = ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")
+    if name in sys.modules:
+        return
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # a module for another platform may raise whatever it likes
+        raise UsageError(f"{file} cannot be imported in this torch ({type(error).__name__}: {error}).") from error
+
+
+def _pair_codes(
+    own: types.CodeType, changed: types.CodeType, file: str
+) -> Iterator[tuple[types.CodeType, types.CodeType]]:
+    yield own, changed
+    before, after = _list_nested_codes(own), _list_nested_codes(changed)
+    if [code.co_name for code in before] != [code.co_name for code in after]:
+        raise UsageError(f"The change to {file} adds or removes a function in {own.co_name}.")
+    for pair in zip(before, after, strict=True):
+        yield from _pair_codes(*pair, file)
+
+
+def _list_nested_codes(code: types.CodeType) -> list[types.CodeType]:
+    return [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+
+
+def _replace_constants(code: types.CodeType, constants: Mapping[str, object]) -> types.CodeType:
+    def replace(value: object) -> object:
+        if isinstance(value, types.CodeType):
+            return _replace_constants(value, constants)
+        return constants.get(value, value) if isinstance(value, str) else value
+
+    return code.replace(co_consts=tuple(replace(value) for value in code.co_consts))
+
+
+def _find_live_functions(path: str) -> list[types.FunctionType]:
+    """Functions of the process whose code comes from the file; those that the collector was told to skip as well."""
+    frozen = gc.get_freeze_count() > 0
+    if frozen:
+        gc.unfreeze()
+    try:
+        listed = [item for item in gc.get_objects() if type(item) is types.FunctionType]
+    finally:
+        if frozen:
+            gc.freeze()
+    return [function for function in listed if function.__code__.co_filename == path]
+
+
+def replace_code(
+    file: str, start: Position, end: Position, text: str, reached: Callable[[], object]
+) -> FunctionExchange:
+    """The functions of a file with one expression or statement replaced.
+
+    Names that the old code reads or binds stay known to the new one, so that closures keep their cells.
+
+    Args:
+        file: relative to `ROOT`.
+        start: where the expression or statement starts: a line, from 1, and a column in bytes, from 0.
+        end: where it ends.
+        text: Python code for its place; empty to drop a statement.
+        reached: called each time the replacement is evaluated.
+
+    Raises:
+        UsageError: nothing stands at that place, the change removes a function, or no live function runs that code.
+    """
+    replacing = _CodeReplacer(start, end, text)
+    result = recompile_file(file, replacing.visit, {_REACHED: reached})
+    if not replacing.done:
+        raise UsageError(f"{file}: no expression or statement stands from {start} to {end} in this torch.")
+    if not result.exchanged:
+        raise UsageError(f"{file}:{start[0]}: no live function runs this code, or its closure would change.")
+    return result
+
+
+class _CodeReplacer(ast.NodeTransformer):
+    def __init__(self, start: Position, end: Position, text: str) -> None:
+        self.place, self.text, self.done = (*start, *end), text, False
+
+    def visit(self, node: ast.AST) -> Any:
+        place = tuple(getattr(node, name, None) for name in ("lineno", "col_offset", "end_lineno", "end_col_offset"))
+        if self.done or place != self.place or not isinstance(node, ast.stmt | ast.expr):
+            return super().generic_visit(node)
+        self.done = True
+        note = ast.Call(ast.Constant(_REACHED), [], [])
+        if isinstance(node, ast.stmt):
+            new = [ast.Expr(note), *ast.parse(self.text).body, ast.If(ast.Constant(False), [_make_mentions(node)], [])]
+            return [_place_at(statement, node) for statement in new]
+        value = ast.parse(self.text, mode="eval").body
+        kept = ast.IfExp(ast.Constant(True), value, _collect_names(node))
+        # `replace_code` hands over a function that returns None.
+        return _place_at(ast.BoolOp(ast.Or(), [note, kept]), node)
+
+
+def _make_mentions(node: ast.stmt) -> ast.stmt:
+    """A statement that reads and binds the names that ``node`` does."""
+    bound = {
+        part.id for part in _iterate_own_nodes(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+    }
+    targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in sorted(bound)]
+    return ast.Assign(targets, _collect_names(node)) if targets else ast.Expr(_collect_names(node))
+
+
+def _collect_names(node: ast.AST) -> ast.Tuple:
+    """The names that a node reads, outside of the functions and comprehensions inside it."""
+    names = {
+        part.id for part in _iterate_own_nodes(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)
+    }
+    return ast.Tuple([ast.Name(name, ast.Load()) for name in sorted(names)], ast.Load())
+
+
+def _iterate_own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, _SCOPES):
+            yield from _iterate_own_nodes(child)
+
+
+def _place_at(node: ast.AST, old: ast.stmt | ast.expr) -> Any:
+    """The node and all in it on the line of the old one, so that tracebacks keep their lines."""
+    for part in ast.walk(node):
+        ast.copy_location(part, old)
+    return ast.fix_missing_locations(node)
+
+
+# Lines of the compiler that a compile executed.
+
+_NOTE = "\0fuzzcompile: a probe was reached"
+_Node = TypeVar("_Node", bound=ast.AST)
+_Function = TypeVar("_Function", ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class LineProbe:
+    """A statement of a function, or a branch of an expression (``b`` in ``a and b``), that notes its execution.
+
+    Attributes:
+        span: its lines; of a statement with a body, those of the header.
+        start: where it starts.
+        end: where it ends, its body included.
+    """
+
+    span: Span
+    start: Position
+    end: Position
+
+
+@dataclass
+class LineWatch:
+    """Probes in the functions that hold some lines.
+
+    Attributes:
+        probes: all of them, by number.
+        reached: the numbers of those reached since the last :meth:`clear`.
+        unwatched: functions and files that cannot be watched, and why.
+    """
+
+    probes: list[LineProbe] = field(default_factory=list)
+    reached: set[int] = field(default_factory=set)
+    unwatched: list[str] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Forget what was reached."""
+        self.reached.clear()
+
+    def list_executed(self) -> set[Span]:
+        """The statements and branches reached since the last :meth:`clear`."""
+        return {self.probes[number].span for number in self.reached}
+
+
+@contextlib.contextmanager
+def watch_lines(spans: Iterable[Span]) -> Iterator[LineWatch]:
+    """Watch the statements that meet these spans until the block ends, in every thread.
+
+    Only functions are watched: what runs on import alone has run. A file that is not imported yet is imported; one that
+    cannot be imported or read is listed in `LineWatch.unwatched`.
+    """
+    lines, wanted = LineWatch(), set(spans)
+    with contextlib.ExitStack() as undo:
+        for file in sorted({span.file for span in wanted}):
+            try:
+                result = _add_probes(file, [span for span in wanted if span.file == file], lines)
+            except UsageError as error:
+                lines.unwatched.append(str(error))
+                continue
+            lines.unwatched += [f"{file}: {name} runs other code than the file's" for name in result.strangers]
+            result.install()
+            undo.callback(result.remove)
+        yield lines
+
+
+def _add_probes(file: str, wanted: list[Span], lines: LineWatch) -> FunctionExchange:
+    probing = _ProbeTransformer(lines.probes, file, wanted)
+    return recompile_file(file, probing.visit, {_NOTE: lines.reached.add})
+
+
+class _ProbeTransformer(ast.NodeTransformer):
+    """Puts a probe before each wanted statement of a function, and into the branches of its expressions."""
+
+    def __init__(self, probes: list[LineProbe], file: str, wanted: list[Span]) -> None:
+        self.probes, self.file, self.wanted, self.depth = probes, file, wanted, 0
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        if self.depth:
+            for name in ("body", "orelse", "finalbody"):
+                block = getattr(node, name, None)
+                if isinstance(block, list):
+                    setattr(node, name, [line for statement in block for line in self._insert_note(statement)])
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        return self._probe_function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AsyncFunctionDef:
+        return self._probe_function(node)
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.Lambda:
+        self.visit(node.args)
+        self.depth += 1
+        node.body = self._probe_branch(self.visit(node.body))
+        self.depth -= 1
+        return node
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.IfExp:
+        super().generic_visit(node)
+        node.body, node.orelse = self._probe_branch(node.body), self._probe_branch(node.orelse)
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.BoolOp:
+        super().generic_visit(node)
+        node.values[1:] = [self._probe_branch(value) for value in node.values[1:]]
+        return node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.JoinedStr:
+        return node  # positions inside f-strings are wrong before Python 3.12
+
+    def _probe_function(self, node: _Function) -> _Function:
+        for outer in (*node.decorator_list, node.args):  # they run where the function is defined
+            self.visit(outer)
+        self.depth += 1
+        documented = int(ast.get_docstring(node, clean=False) is not None)
+        visited: list[ast.stmt] = [self.visit(statement) for statement in node.body]
+        node.body = visited[:documented]
+        for statement in visited[documented:]:
+            node.body += self._insert_note(statement)
+        self.depth -= 1
+        return node
+
+    def _insert_note(self, statement: ast.stmt) -> list[ast.stmt]:
+        note = self._make_note(statement, _find_header_end(statement))
+        return [statement] if note is None else [_copy_place(ast.Expr(note), statement), statement]
+
+    def _probe_branch(self, value: ast.expr) -> ast.expr:
+        note = self._make_note(value, value.end_lineno or value.lineno) if self.depth else None
+        return value if note is None else _copy_place(ast.BoolOp(ast.Or(), [note, value]), value)
+
+    def _make_note(self, node: ast.stmt | ast.expr, last: int) -> ast.expr | None:
+        span = Span(self.file, node.lineno, last)
+        if not any(span.overlaps(wanted) for wanted in self.wanted):
+            return None
+        end = (node.end_lineno or node.lineno, node.end_col_offset or node.col_offset)
+        self.probes.append(LineProbe(span, (node.lineno, node.col_offset), end))
+        called = ast.Call(
+            _copy_place(ast.Constant(_NOTE), node), [_copy_place(ast.Constant(len(self.probes) - 1), node)], []
+        )
+        return _copy_place(called, node)
+
+
+def _find_header_end(statement: ast.stmt) -> int:
+    """The last line of a statement without its body."""
+    within: list[ast.stmt | ast.pattern] = [
+        *getattr(statement, "body", []),
+        *(case.pattern for case in getattr(statement, "cases", [])),
+    ]
+    if not within:
+        return statement.end_lineno or statement.lineno
+    return max(statement.lineno, within[0].lineno - 1)
+
+
+def _copy_place(node: _Node, place: ast.AST) -> _Node:
+    return ast.copy_location(node, place)

@@ -1,0 +1,428 @@
+"""Loads, stores and atomics of the interpreter, kept inside the buffers that a kernel was given.
+
+The interpreter reads and writes through raw addresses of this process. An access that no buffer of the launch holds is
+left out: a load gives zeros, a store does nothing, and the launch notes it. On a GPU it would touch memory of others,
+or fault.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+# Values as Triton's interpreter holds them, and the casts and arithmetic that it gets wrong.
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_PACKED: dict[str, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "fp8e5": torch.float8_e5m2,
+    "fp8e5b16": torch.float8_e5m2fnuz,
+    "fp8e4nv": torch.float8_e4m3fn,
+    "fp8e4b8": torch.float8_e4m3fnuz,
+}
+
+
+def find_packed_dtype(dtype: Any) -> torch.dtype | None:
+    """The torch dtype of a Triton dtype that NumPy lacks; None for one that NumPy has."""
+    return _PACKED.get(dtype.scalar.name)
+
+
+def as_torch_tensor(data: Array) -> torch.Tensor:
+    """The array as a tensor of the same shape, without a copy if it is contiguous and writable."""
+    whole = np.ascontiguousarray(data).reshape(data.shape)
+    return torch.from_numpy(whole if whole.flags.writeable else whole.copy())
+
+
+def to_numbers(data: Array, dtype: Any) -> Array:
+    """The numbers that ``data`` stands for in the Triton dtype: float32 for bfloat16 and float8."""
+    kind = find_packed_dtype(dtype)
+    if kind is None:
+        return data
+    signed = np.int16 if data.dtype.itemsize == 2 else np.int8
+    widened: Array = as_torch_tensor(data.view(signed)).view(kind).float().numpy()
+    return widened
+
+
+def pack_numbers(data: Array, dtype: Any) -> Array:
+    """Numbers as the interpreter holds them in the Triton dtype, rounded to nearest even."""
+    kind, held = find_packed_dtype(dtype), interpreter._get_np_dtype(dtype.scalar)
+    if kind is None:
+        return data if data.dtype == held else data.astype(held)
+    signed = torch.int16 if held.itemsize == 2 else torch.int8
+    patterns: Array = as_torch_tensor(data).to(kind).view(signed).numpy().view(held)
+    return patterns
+
+
+def make_handle(data: Array, dtype: Any) -> Any:
+    """A handle of the interpreter on numbers, packed in the Triton dtype."""
+    return interpreter.TensorHandle(pack_numbers(data, dtype), dtype.scalar)
+
+
+def make_tensor(data: Array, dtype: Any) -> Any:
+    """A Triton tensor of packed data, whose first axis is that of programs; a scalar if it has no other."""
+    scalar, shape = dtype.scalar, list(data.shape[1:])
+    return tl.tensor(interpreter.TensorHandle(data, scalar), tl.block_type(scalar, shape) if shape else scalar)
+
+
+def compute_packed(operation: Callable[..., Array], result: Any, *operands: Any) -> Any:
+    """``operation`` on the numbers of handles, rounded to the Triton dtype ``result`` unless it is boolean."""
+    data = operation(*(to_numbers(operand.data, operand.dtype) for operand in operands))
+    if data.dtype == np.bool_:
+        return interpreter.TensorHandle(data, tl.int1)
+    return make_handle(data, result)
+
+
+def cast_handle(source: Any, target: Any) -> Any:
+    """A handle's value in another Triton dtype, rounded to nearest even."""
+    return make_handle(to_numbers(source.data, source.dtype), target)
+
+
+# Operations that rearrange blocks, for several programs of a grid at once.
+
+_Handle = interpreter.TensorHandle
+
+
+class Diverged(Exception):
+    """Programs that run together take different ways, or do what only one program at a time can do here."""
+
+
+def align_programs(*arrays: Array) -> list[Array]:
+    """The arrays with the same axis of programs, the longest of them, and otherwise as they are."""
+    programs = max(array.shape[0] for array in arrays)
+    return [np.broadcast_to(array, (programs, *array.shape[1:])) for array in arrays]
+
+
+def align_shapes(arrays: Sequence[Array]) -> list[Array]:
+    """Arrays of one shape: scalars and lower ranks are broadcast behind the axis of programs."""
+    rank = max(array.ndim for array in arrays)
+    padded = [array.reshape(array.shape[0], *(1,) * (rank - array.ndim), *array.shape[1:]) for array in arrays]
+    return list(np.broadcast_arrays(*padded))
+
+
+def require_uniform(value: Any) -> Any:
+    """The value of a scalar on which all programs that run together agree.
+
+    Raises:
+        Diverged: they do not.
+    """
+    data = value.handle.data
+    if data.size > 1 and not (data == data.flat[0]).all():
+        raise Diverged("programs disagree on a value that decides what comes next")
+    return data.flat[0]
+
+
+def test_truth(value: Any) -> bool:
+    """Return a tensor's truth value in Python: True for a block, as Triton's own code tests that there is one."""
+    return value.type.is_block() or bool(require_uniform(value))
+
+
+def transpose(value: Any) -> Any:
+    """``tensor.T``: the last two dimensions exchanged."""
+    shape = list(value.type.shape)
+    shape[-1], shape[-2] = shape[-2], shape[-1]
+    handle = _Handle(np.swapaxes(value.handle.data, -1, -2), value.handle.dtype)
+    return tl.tensor(handle, tl.block_type(value.dtype, shape))
+
+
+def _find_program_id(builder: Any, axis: int) -> Any:
+    return _Handle(builder.programs[:, axis], tl.int32)
+
+
+def _make_range(builder: Any, kind: Any, start: int, stop: int) -> Any:
+    return _Handle(np.arange(start, stop, dtype=np.int32)[None], tl.int32)
+
+
+def _expand(builder: Any, operand: Any, axis: int) -> Any:
+    return _Handle(np.expand_dims(operand.data, axis + 1 if axis >= 0 else axis), operand.dtype.scalar)
+
+
+def _broadcast_block(builder: Any, operand: Any, shape: Sequence[int]) -> Any:
+    return _Handle(np.broadcast_to(operand.data, (operand.data.shape[0], *shape)), operand.dtype.scalar)
+
+
+def _splat_scalar(builder: Any, kind: Any, operand: Any) -> Any:
+    shape = tuple(kind.shape)
+    scalar = operand.data.reshape(operand.data.shape[0], *(1,) * len(shape))
+    return _Handle(np.broadcast_to(scalar, (len(scalar), *shape)), operand.dtype.scalar)
+
+
+def _unsplat_block(builder: Any, operand: Any) -> Any:
+    return _Handle(operand.data.reshape(operand.data.shape[0]), operand.dtype.scalar)
+
+
+def _reshape(builder: Any, operand: Any, shape: Sequence[int], *rest: object) -> Any:
+    return _Handle(operand.data.reshape(operand.data.shape[0], *shape), operand.dtype.scalar)
+
+
+def _permute(builder: Any, operand: Any, order: Sequence[int]) -> Any:
+    return _Handle(np.transpose(operand.data, (0, *(axis + 1 for axis in order))), operand.dtype.scalar)
+
+
+def _concatenate(builder: Any, left: Any, right: Any) -> Any:
+    return _Handle(np.concatenate(align_programs(left.data, right.data), axis=1), left.dtype.scalar)
+
+
+def _join(builder: Any, left: Any, right: Any) -> Any:
+    return _Handle(np.stack(align_programs(left.data, right.data), axis=-1), left.dtype.scalar)
+
+
+def _gather(builder: Any, source: Any, indices: Any, axis: int) -> Any:
+    data, places = align_programs(source.data, indices.data)
+    return _Handle(np.take_along_axis(data, places, axis + 1 if axis >= 0 else axis), source.dtype.scalar)
+
+
+def _count_histogram(builder: Any, data: Any, bins: int, mask: Any) -> Any:
+    values, counted = align_shapes([data.data, np.ones((1, 1), dtype=bool) if mask is None else mask.data])
+    inside = counted & (values >= 0) & (values < bins)
+    counts = [np.bincount(row[chosen], minlength=bins) for row, chosen in zip(values, inside, strict=True)]
+    return _Handle(np.stack(counts).astype(np.int32), tl.int32)
+
+
+def _refuse_unknown(builder: Any, *operands: Any, **options: Any) -> Any:
+    raise NotImplementedError("gathers and scatters through a descriptor")
+
+
+def wrap_materialize(materialize: Callable[..., Any]) -> Callable[..., Any]:
+    """``materialize_pointers`` of block pointers and descriptors, which know one program only."""
+
+    def pointers(handle: Any, *given: Any) -> Any:
+        offsets = handle.offsets if hasattr(handle, "offsets") else given[0]
+        if any(part.data.size > 1 for part in (handle.base, *offsets, *handle.shape, *handle.strides)):
+            raise Diverged("a block pointer or descriptor")
+        addresses, mask = materialize(handle, *given)
+        data = mask.data if isinstance(mask, _Handle) else mask
+        return _Handle(addresses.data[None], addresses.dtype), _Handle(np.asarray(data)[None], tl.int1)
+
+    return pointers
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "create_get_program_id": _find_program_id,
+    "create_make_range": _make_range,
+    "create_expand_dims": _expand,
+    "create_broadcast": _broadcast_block,
+    "create_splat": _splat_scalar,
+    "create_unsplat": _unsplat_block,
+    "create_reshape": _reshape,
+    "create_trans": _permute,
+    "create_cat": _concatenate,
+    "create_join": _join,
+    "create_gather": _gather,
+    "create_histogram": _count_histogram,
+    "create_descriptor_gather": _refuse_unknown,
+    "create_descriptor_scatter": _refuse_unknown,
+}
+
+
+_native_memory = interpreter._interpreter
+
+
+class LaunchMemory:
+    """The memory that one launch may touch: the storages of its tensors.
+
+    Attributes:
+        notes: sentences about accesses outside of it, once each.
+        widest: elements of the largest access of one program so far.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        self._starts = sorted(start for start, size in storages.items() if size)
+        self._ends = [start + storages[start] for start in self._starts]
+        self.notes: dict[str, None] = {}
+        self.widest = 1
+
+    def inside(self, addresses: Array, active: Array, size: int, kind: str) -> Array:
+        """The active lanes whose element of ``size`` bytes lies in one of the storages.
+
+        Args:
+            addresses: uint64, of any shape.
+            active: bool, of that shape.
+            size: bytes of an element.
+            kind: what the kernel does there, for the note: ``load``, ``store`` or ``atomic``.
+        """
+        chosen = addresses if active.all() else addresses[active]
+        if not chosen.size or self._holds(int(chosen.min()), int(chosen.max()) + size):
+            return active
+        valid = np.zeros(addresses.shape, dtype=bool)
+        for start, end in zip(self._starts, self._ends, strict=True):
+            valid |= (addresses >= np.uint64(start)) & (addresses <= np.uint64(max(end - size, 0)))
+        valid &= active
+        if stray := int(active.sum() - valid.sum()):
+            self.notes.setdefault(f"{kind} outside every buffer of the kernel ({stray} lanes of one block)")
+        return valid
+
+    def _holds(self, low: int, high: int) -> bool:
+        """Return whether one storage holds all bytes from ``low`` to before ``high``."""
+        place = bisect.bisect_right(self._starts, low) - 1
+        return place >= 0 and high <= self._ends[place]
+
+
+def _find_lanes(builder: Any, kind: str, pointers: Any, mask: Any, *given: Any) -> tuple[Array, ...]:
+    """Addresses, lanes that may be touched, and the data of the other handles, all for the same programs."""
+    held = interpreter._get_np_dtype(pointers.get_element_ty())
+    addresses, active, *values = align_programs(pointers.data, mask.data, *(value.data for value in given))
+    builder.memory.widest = max(builder.memory.widest, addresses[0].size)
+    active = builder.memory.inside(addresses, active, held.itemsize, kind)
+    return tuple(np.require(array, requirements=("C", "W")) for array in (addresses, active, *values))
+
+
+def load_masked(builder: Any, pointers: Any, mask: Any, other: Any, *rest: object, **policies: object) -> Any:
+    """A masked load; lanes that are masked give ``other``, or 0 without it."""
+    element = pointers.get_element_ty()
+    held = interpreter._get_np_dtype(element)
+    default = _Handle(np.zeros((1, *pointers.data.shape[1:]), dtype=held), element) if other is None else other
+    addresses, active, missing = _find_lanes(builder, "load", pointers, mask, default)
+    return _Handle(_native_memory.load(addresses, active, missing, held), element)
+
+
+def store_masked(builder: Any, pointers: Any, value: Any, mask: Any, *rest: object, **policies: object) -> Any:
+    """A masked store."""
+    held = interpreter._get_np_dtype(pointers.get_element_ty())
+    addresses, active, data = _find_lanes(builder, "store", pointers, mask, value)
+    return _native_memory.store(addresses, data if data.dtype == held else data.astype(held), active)
+
+
+def update_atomically(
+    builder: Any, operation: Any, pointers: Any, value: Any, mask: Any, semantics: Any, scope: Any
+) -> Any:
+    """An atomic update; gives the values before."""
+    element = pointers.get_element_ty()
+    held = interpreter._get_np_dtype(element)
+    every = _Handle(builder.programs[:, 0].reshape(-1, *(1,) * (pointers.data.ndim - 1)), tl.int32)
+    addresses, active, data, _ = _find_lanes(builder, "atomic", pointers, mask, value, every)
+    if operation == interpreter._ir.ATOMIC_OP.FADD and (find_packed_dtype(element) is not None or held == np.float16):
+        return _Handle(_add_one_by_one(addresses, active, data, element, held), element)
+    native = builder.ir_rmw_op_to_interpreter_rmw_op[operation]
+    order = builder.ir_sem_to_interpreter_sem[semantics]
+    return _Handle(_native_memory.atomic_rmw(native, addresses, data, active, order), value.dtype.scalar)
+
+
+def _add_one_by_one(addresses: Array, active: Array, data: Array, element: Any, held: Any) -> Array:
+    """Additions to elements of half precision, each of which rounds; the library has none."""
+    before = np.zeros(addresses.shape, dtype=held)
+    always, zero = np.ones(1, dtype=bool), np.zeros(1, dtype=held)
+    for lane in np.argwhere(active):
+        index = tuple(lane)
+        address = addresses[index].reshape(1)
+        present = _native_memory.load(address, always, zero, held)
+        total = to_numbers(present, element).astype(np.float32) + to_numbers(data[index].reshape(1), element)
+        _native_memory.store(address, pack_numbers(total, element), always)
+        before[index] = present[0]
+    return before
+
+
+def compare_and_swap(builder: Any, pointers: Any, expected: Any, value: Any, semantics: Any, scope: Any) -> Any:
+    """An atomic exchange where the present value is the expected one; gives the values before."""
+    if len(builder.programs) > 1:
+        raise Diverged("a compare-and-swap")
+    mask = _Handle(np.ones(pointers.data.shape, dtype=bool), tl.int1)
+    addresses, active = _find_lanes(builder, "atomic", pointers, mask)
+    if not active.all():
+        raise NotImplementedError("a compare-and-swap outside every buffer of the kernel")
+    order = builder.ir_sem_to_interpreter_sem[semantics]
+    return _Handle(_native_memory.atomic_cas(addresses, expected.data, value.data, order), expected.dtype.scalar)
+
+
+# Reductions and scans by any combine function, on whole arrays.
+
+FoldedBlocks = tuple[Array, ...]
+
+
+def reduce_blocks(given: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **options: object) -> Any:
+    """``tl.reduce``: one block, or a tuple of them, combined along ``axis``, or over all elements."""
+    blocks, dtypes = _open_blocks(given)
+    axis, keep = _check_plain(axis), bool(_check_plain(keep_dims))
+    shape = blocks[0].shape
+    if axis is None:
+        blocks = tuple(block.reshape(shape[0], -1) for block in blocks)
+    along = 1 if axis is None else _find_array_axis(axis, len(shape))
+    total = tuple(block.take(0, along) for block in _fold_halves(blocks, dtypes, along, combine_fn))
+    if keep:
+        rest = (1,) * (len(shape) - 1) if axis is None else (*shape[1:along], 1, *shape[along + 1 :])
+        total = tuple(block.reshape(shape[0], *rest) for block in total)
+    return _return_as_given(given, total, dtypes)
+
+
+def scan_blocks(given: Any, axis: Any, combine_fn: Any, reverse: Any = False, **options: object) -> Any:
+    """``tl.associative_scan``: element ``i`` along ``axis`` is the combination of the elements up to it."""
+    blocks, dtypes = _open_blocks(given)
+    along = _find_array_axis(_check_plain(axis), blocks[0].ndim)
+    blocks = tuple(np.moveaxis(block, along, -1) for block in blocks)
+    if _check_plain(reverse):
+        blocks = tuple(block[..., ::-1] for block in blocks)
+    for distance in _iter_powers(blocks[0].shape[-1]):
+        # Shapes in Triton are powers of two: the first elements have no partner and are put back afterwards.
+        earlier = tuple(np.roll(block, distance, axis=-1) for block in blocks)
+        combined = _combine_blocks(combine_fn, earlier, blocks, dtypes)
+        blocks = tuple(
+            np.concatenate([block[..., :distance], part[..., distance:]], axis=-1)
+            for block, part in zip(blocks, combined, strict=True)
+        )
+    if _check_plain(reverse):
+        blocks = tuple(block[..., ::-1] for block in blocks)
+    return _return_as_given(
+        given, tuple(np.ascontiguousarray(np.moveaxis(block, -1, along)) for block in blocks), dtypes
+    )
+
+
+def _find_array_axis(axis: int, rank: int) -> int:
+    """The axis of an array of ``rank`` for the dimension of a block; the first axis is that of programs."""
+    return axis + 1 if axis >= 0 else axis + rank
+
+
+def _iter_powers(length: int) -> Iterator[int]:
+    distance = 1
+    while distance < length:
+        yield distance
+        distance *= 2
+
+
+def _fold_halves(blocks: FoldedBlocks, dtypes: Sequence[Any], axis: int, combine_fn: Any) -> FoldedBlocks:
+    """The blocks with one element along ``axis`` of their arrays, whose length is a power of two in Triton."""
+    if combine_fn is tl.standard._sum_combine:
+        whole = to_numbers(blocks[0], dtypes[0])
+        return (pack_numbers(whole.sum(axis=axis, keepdims=True, dtype=whole.dtype), dtypes[0]),)
+    while blocks[0].shape[axis] > 1:
+        even, odd = _cut_blocks(blocks, axis, slice(0, None, 2)), _cut_blocks(blocks, axis, slice(1, None, 2))
+        blocks = _combine_blocks(combine_fn, even, odd, dtypes)
+    return blocks
+
+
+def _cut_blocks(blocks: FoldedBlocks, axis: int, part: slice) -> FoldedBlocks:
+    return tuple(block[(slice(None),) * axis + (part,)] for block in blocks)
+
+
+def _combine_blocks(
+    combine_fn: Callable[..., Any], left: FoldedBlocks, right: FoldedBlocks, dtypes: Sequence[Any]
+) -> FoldedBlocks:
+    shape = left[0].shape
+    operands = [make_tensor(block, dtype) for side in (left, right) for block, dtype in zip(side, dtypes, strict=True)]
+    result = combine_fn(*operands)
+    results = tuple(result) if isinstance(result, (tuple, tl.tuple)) else (result,)
+    return tuple(
+        np.broadcast_to(pack_numbers(to_numbers(each.handle.data, each.dtype), dtype), shape)
+        for each, dtype in zip(results, dtypes, strict=True)
+    )
+
+
+def _open_blocks(given: Any) -> tuple[FoldedBlocks, tuple[Any, ...]]:
+    tensors = tuple(given) if isinstance(given, (tuple, tl.tuple)) else (given,)
+    shape = np.broadcast_shapes(*(each.handle.data.shape for each in tensors))
+    return tuple(np.broadcast_to(each.handle.data, shape) for each in tensors), tuple(each.dtype for each in tensors)
+
+
+def _return_as_given(given: Any, blocks: FoldedBlocks, dtypes: Sequence[Any]) -> Any:
+    results = tuple(make_tensor(np.asarray(block), dtype) for block, dtype in zip(blocks, dtypes, strict=True))
+    return results if isinstance(given, (tuple, tl.tuple)) else results[0]
+
+
+def _check_plain(value: Any) -> Any:
+    return value.value if isinstance(value, tl.constexpr) else value

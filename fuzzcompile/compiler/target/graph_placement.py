@@ -1,0 +1,444 @@
+"""Moving a captured graph to the target: its inputs, its constants, and every device that it names."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch.fx.experimental.symbolic_shapes import compute_unbacked_bindings, rebind_unbacked
+from torch.utils import _pytree as pytree
+from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from fuzzcompile.run.nested import run_inside, runs_functions
+from fuzzcompile.run.reference import device_kernels as cells
+from fuzzcompile.run.reference import device_kernels as kernels
+from fuzzcompile.run.reference.fused_attention import find_stand_in
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+
+CUDA = torch.device("cuda", 0)
+_DEVICE_NAMES = ("example_value", "val")
+#: Marks a tensor of the CPU that is none of the target's.
+STAYS = "_stays_on_the_cpu"
+# What dynamo writes on inputs, and AOTAutograd reads.
+_MARKS = ("_dynamo_static_input_type", "_dynamo_weak_dynamic_indices", "_dynamo_dynamic_indices")
+_MOVES = ("to", "cpu", "cuda", torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda)
+
+
+class NotMoved(Exception):
+    """The graph holds something that cannot be moved to the target."""
+
+
+def move_graph(module: fx.GraphModule, inputs: Sequence[object]) -> list[object]:
+    """Rewrite dynamo's graph for the target, in place, and return fake inputs on it.
+
+    The whole program is moved, as if it ran under ``torch.set_default_device``: factories that name no device are
+    given one.
+
+    Args:
+        module: dynamo's graph, with the fake value of each node in its metadata.
+        inputs: what dynamo hands to its backend, one for each placeholder.
+
+    Raises:
+        NotMoved: an input is a tensor of another kind than a plain one.
+    """
+    holders = module.graph.find_nodes(op="placeholder")
+    storages: dict[object, torch.UntypedStorage] = {}
+    moved = [_move_input(node, value, storages) for node, value in zip(holders, inputs, strict=True)]
+    numbers = [
+        _is_number(node) and isinstance(value, torch.Tensor) for node, value in zip(holders, inputs, strict=True)
+    ]
+    for graph_module in module.modules():
+        if isinstance(graph_module, fx.GraphModule):
+            _rewrite_devices(graph_module.graph)
+            if graph_module is not module:
+                _move_values(graph_module.graph)
+            graph_module.recompile()
+    _propagate(module, moved)
+    return [_find_staying(value) if stays else fake for value, fake, stays in zip(inputs, moved, numbers, strict=True)]
+
+
+def _is_number(holder: fx.Node) -> bool:
+    """Return whether an input is a Python number, which dynamo passes as a tensor; it is on the CPU for any device."""
+    fake = holder.meta.get("example_value")
+    passed = getattr(holder.meta.get("grapharg"), "pass_arg_as_tensor", False)
+    return bool(passed) and isinstance(fake, torch.Tensor) and fake.dim() == 0
+
+
+def _find_staying(value: object) -> object:
+    setattr(value, STAYS, True)
+    return value
+
+
+def _move_input(node: fx.Node, value: object, storages: dict[object, torch.UntypedStorage]) -> object:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    fake = next((node.meta[name] for name in _DEVICE_NAMES if name in node.meta), value)
+    if not isinstance(fake, torch.Tensor):
+        return fake
+    if not isinstance(fake, FakeTensor):
+        raise NotMoved(f"an input is a {type(fake).__name__}")
+    made = move_tensor(fake, storages)
+    if isinstance(value, torch.nn.Parameter):
+        made._is_param = True  # which makes it an instance of Parameter
+    return made
+
+
+def move_tensor(
+    fake: FakeTensor,
+    storages: dict[object, torch.UntypedStorage] | None = None,
+    *,
+    mode: FakeTensorMode | None = None,
+) -> FakeTensor:
+    """The same fake tensor on the target, with its symbolic sizes.
+
+    Args:
+        fake: a fake tensor.
+        storages: what tensors of one storage share on the target; filled on first use.
+        mode: the mode in which it lives; None for that of the backend.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    with torch.no_grad(), _disable_current_modes():
+        meta = _make_meta(fake, {} if storages is None else storages)
+        made = FakeTensor(mode or _find_backend_mode() or fake.fake_mode, meta, CUDA)
+    made.requires_grad_(fake.requires_grad)
+    for name in _MARKS:
+        if hasattr(fake, name):
+            setattr(made, name, getattr(fake, name))
+    return made
+
+
+def _find_backend_mode() -> FakeTensorMode | None:
+    """The mode in which the backend works; dynamo's own, in which it traced, is another one."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    return None if context is None else context.fake_mode
+
+
+def _make_meta(fake: FakeTensor, storages: dict[object, torch.UntypedStorage]) -> torch.Tensor:
+    size, stride = fake.size(), fake.stride()
+    if not all(isinstance(number, int) for number in (*size, *stride, fake.storage_offset())):
+        return torch.empty_strided(size, stride, dtype=fake.dtype, device="meta")
+    storage = fake.untyped_storage()
+    shared = storages.setdefault(
+        storage._cdata, torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
+    )
+    return torch.empty(0, dtype=fake.dtype, device="meta").set_(shared, fake.storage_offset(), size, stride)
+
+
+def _rewrite_devices(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if node.op not in ("call_function", "call_method"):
+            continue
+        strings = node.target in _MOVES or "autocast" in str(node.target)
+        node.args = cast(Any, pytree.tree_map(lambda value: _replace_device(value, strings), node.args))  # noqa: B023
+        node.kwargs = cast(Any, pytree.tree_map(lambda value: _replace_device(value, True), node.kwargs))
+        if node.target in ("cpu", torch.Tensor.cpu):
+            node.target = "cuda"
+            node.op = "call_method"
+        if node.op == "call_function" and node.target in _device_constructors() and node.kwargs.get("device") is None:
+            node.kwargs = {**node.kwargs, "device": CUDA}
+
+
+def _replace_device(value: object, strings: bool) -> object:
+    if isinstance(value, torch.device):
+        return CUDA if value.type == "cpu" else value
+    return "cuda" if strings and value == "cpu" else value
+
+
+def _move_values(graph: fx.Graph) -> None:
+    """Values of the bodies of higher-order operators, which no propagation reaches."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    for node in graph.nodes:
+        for name in _DEVICE_NAMES:
+            if name in node.meta:
+                node.meta[name] = pytree.tree_map_only(FakeTensor, move_tensor, node.meta[name])
+
+
+class _Propagation(fx.Interpreter):
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> object:
+        """A tensor that the graph holds itself, in fake form."""
+        value = super().get_attr(target, args, kwargs)
+        mode = _find_backend_mode()
+        return mode.from_tensor(value) if mode is not None and isinstance(value, torch.Tensor) else value
+
+    def run_node(self, n: fx.Node) -> object:
+        """Compute one node's value on the target and write it down."""
+        known = next((n.meta[name] for name in _DEVICE_NAMES if name in n.meta), None)
+        numbers = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+        if n.op.startswith("call") and isinstance(known, numbers):
+            return known  # a number is the same on every device, and that of a fake tensor cannot be read
+        result = super().run_node(n)
+        mode = _find_backend_mode()
+        if mode is not None:  # a size that depends on data is the symbol that it was before
+            rebind_unbacked(mode.shape_env, n, result)
+            bindings = compute_unbacked_bindings(mode.shape_env, result)
+            if bindings:
+                n.meta["unbacked_bindings"] = bindings
+        for name in _DEVICE_NAMES:
+            if name in n.meta:
+                n.meta[name] = result
+        return result
+
+
+def _propagate(module: fx.GraphModule, inputs: Sequence[object]) -> None:
+    from torch._guards import detect_fake_mode
+
+    mode = detect_fake_mode(inputs)
+    if mode is None:
+        return
+    enabled = torch.is_grad_enabled()
+    with mode, enable_python_dispatcher():
+        _Propagation(module).run(*inputs)
+    torch.set_grad_enabled(enabled)  # which the graph may have changed
+
+
+# Tensors that a graph holds itself (frozen parameters, constants): on the CPU, where they stand for the target's.
+
+_MOVED_CONSTANTS = "_moved_to_target"
+
+
+def wrap_conversion(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``FakeTensorConverter.from_real_tensor``: a tensor of the program is one of the target in fake form."""
+
+    @functools.wraps(original)
+    def from_real_tensor(
+        converter: object, mode: Any, real: torch.Tensor, make_constant: bool = False, *args: Any, **kwargs: Any
+    ) -> Any:
+        fake = original(converter, mode, real, make_constant, *args, **kwargs)
+        if make_constant or hasattr(real, STAYS) or fake.device.type != "cpu":
+            return fake
+        if type(real) not in (torch.Tensor, torch.nn.Parameter):
+            return fake
+        if not hasattr(fake, _MOVED_CONSTANTS):
+            moved = move_tensor(fake, mode=mode)
+            moved._is_param = isinstance(real, torch.nn.Parameter)
+            setattr(fake, _MOVED_CONSTANTS, moved)
+        return getattr(fake, _MOVED_CONSTANTS)
+
+    return from_real_tensor
+
+
+def wrap_constant(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``GraphLowering.add_tensor_constant``: code is generated for a constant of the target."""
+
+    @functools.wraps(original)
+    def add_tensor_constant(*args: Any, **kwargs: Any) -> Any:
+        box = original(*args, **kwargs)
+        layout = box.data.data.layout
+        if layout.device.type == "cpu":
+            layout.device = CUDA
+        return box
+
+    return add_tensor_constant
+
+
+# References that compute the operators of a target's graph on the CPU.
+
+ReferenceFunction = Callable[..., object]
+
+
+def find_cpu_reference(operator: object) -> ReferenceFunction | None:
+    """Return a function that computes the same as ``operator`` on tensors of the CPU; None if the CPU runs it itself.
+
+    It takes the arguments of the operator by position or name; devices among them must be the CPU.
+    """
+    if not isinstance(operator, torch._ops.OpOverload):
+        return None
+    reference = _REFERENCES.get(_operator_name(operator))
+    return find_stand_in(operator) if reference is None else _bind_to_schema(operator, reference)
+
+
+def explain_no_reference(operator: object) -> str | None:
+    """Return why a graph with ``operator`` cannot be computed on the CPU, as a clause; None if it can.
+
+    What a kernel refuses for its arguments shows only when it runs.
+    """
+    if (
+        not isinstance(operator, torch._ops.OpOverload)
+        or find_cpu_reference(operator) is not None
+        or _has_kernel(operator)
+    ):
+        return None
+    name = _operator_name(operator)
+    reason = next((reason for part, reason in _OPAQUE.items() if part in name), "there is no reference for it")
+    return f"{name} has no kernel for the CPU, and {reason}"
+
+
+def _has_kernel(operator: torch._ops.OpOverload) -> bool:
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    in_python = {key.name for key in operator.py_kernels if isinstance(key, torch._C.DispatchKey)}
+    return any(has(_operator_name(operator), key) or key in in_python for key in _KEYS)
+
+
+def _operator_name(operator: torch._ops.OpOverload) -> str:
+    overload = operator._schema.overload_name
+    return f"{operator._schema.name}.{overload}" if overload else operator._schema.name
+
+
+def _bind_to_schema(operator: torch._ops.OpOverload, reference: ReferenceFunction) -> ReferenceFunction:
+    """The reference with the operator's own names and defaults of arguments."""
+    defaults = {argument.name: argument.default_value for argument in operator._schema.arguments}
+
+    def compute(*args: object, **kwargs: object) -> object:
+        return reference(*(defaults | dict(zip(defaults, args, strict=False)) | kwargs).values())
+
+    return compute
+
+
+def _move_to_cpu(tensor: torch.Tensor, *_: object) -> torch.Tensor:
+    return tensor
+
+
+_KEYS = (
+    *("CPU", "SparseCPU", "SparseCsrCPU", "QuantizedCPU", "MkldnnCPU", "NestedTensorCPU"),
+    *("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"),
+)
+_REFERENCES: MappingProxyType[str, ReferenceFunction] = MappingProxyType(
+    {
+        "prims::device_put": _move_to_cpu,
+        "aten::record_stream": lambda *_: None,
+        "aten::_pin_memory": lambda tensor, _: tensor.clone(),
+        "aten::mm.dtype": kernels.mm_to,
+        "aten::bmm.dtype": kernels.mm_to,
+        "aten::addmm.dtype": kernels.addmm_to,
+        "aten::baddbmm.dtype": kernels.addmm_to,
+        "aten::_softmax": kernels.softmax,
+        "aten::_log_softmax": kernels.log_softmax,
+        "aten::_softmax_backward_data": kernels.softmax_backward,
+        "aten::_log_softmax_backward_data": kernels.log_softmax_backward,
+        "aten::cudnn_batch_norm": kernels.batch_norm_with_reserve,
+        "aten::cudnn_batch_norm_backward": kernels.batch_norm_backward,
+        "aten::miopen_batch_norm": kernels.batch_norm,
+        "aten::miopen_batch_norm_backward": kernels.batch_norm_backward,
+        "aten::_fused_rms_norm_backward": kernels.rms_norm_backward,
+        "aten::_masked_scale": kernels.masked_scale,
+        "aten::cudnn_convolution": kernels.convolution,
+        "aten::cudnn_convolution_transpose": kernels.transposed_convolution,
+        "aten::cudnn_convolution_relu": kernels.convolution_relu,
+        "aten::cudnn_convolution_add_relu": kernels.convolution_add_relu,
+        "aten::miopen_convolution": kernels.biased_convolution,
+        "aten::miopen_depthwise_convolution": kernels.biased_convolution,
+        "aten::miopen_convolution_relu": kernels.convolution_relu,
+        "aten::miopen_convolution_add_relu": kernels.convolution_add_relu,
+        "aten::_conv_depthwise2d": kernels.depthwise_convolution,
+        "aten::conv_depthwise3d": kernels.depthwise_convolution,
+        "aten::cudnn_grid_sampler": kernels.grid_sampler,
+        "aten::cudnn_grid_sampler_backward": kernels.grid_sampler_backward,
+        "aten::_thnn_fused_lstm_cell": cells.lstm_cell,
+        "aten::_thnn_fused_lstm_cell_backward_impl": cells.lstm_cell_backward,
+        "aten::_thnn_fused_gru_cell": cells.gru_cell,
+        "aten::_thnn_fused_gru_cell_backward": cells.gru_cell_backward,
+    }
+)
+# Parts of names of operators without a reference, and why there is none.
+_OPAQUE = {
+    "int4pack": "the layout of its packed weights is the kernel's own",
+    "semi_structured": "the layout of its sparse weights is the kernel's own",
+    "_cslt": "the layout of its sparse weights is the kernel's own",
+    "_rnn": "the layout of its weights and its reserve is the library's own",
+    "ctc_loss": "its choice between two kernels is the library's own",
+}
+
+
+# Running calls of a target's graph on tensors of the CPU.
+
+_CPU = torch.device("cpu")
+_HALF = (torch.float16, torch.bfloat16)
+# Error messages of CPU kernels that lack a dtype.
+_LACKS = ("not implemented for", "Could not run", "not supported for", "is only supported for")
+T = TypeVar("T")
+
+
+class NotOnCpu(Exception):
+    """A graph of the target holds an operator that cannot be computed on the CPU: its values are not known."""
+
+
+def says_missing_kernel(message: str) -> bool:
+    """Return whether an error message says that the CPU has no kernel for an operator or a dtype."""
+    return any(text in message for text in _LACKS)
+
+
+def replace_devices(values: T) -> T:
+    """The same arguments with the CPU for every device of the target."""
+    return pytree.tree_map(_place_value, values)  # type: ignore[no-any-return]
+
+
+def call_on_cpu(operator: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    """Call an operator of a target's graph with arguments on the CPU.
+
+    What the CPU lacks is computed by a reference; where it lacks only half precision, in float32, rounded once.
+
+    Raises:
+        NotOnCpu: there is no way to compute the operator on the CPU.
+    """
+    args, kwargs = replace_devices(args), replace_devices(kwargs)
+    called, why = _find_way(operator)
+    if why is not None:
+        raise NotOnCpu(why)
+    try:
+        return called(*args, **kwargs)
+    except (NotImplementedError, RuntimeError) as error:
+        if not says_missing_kernel(str(error)):
+            raise
+        return _call_in_float32(operator, args, kwargs, error)
+
+
+class CpuMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Dispatch mode that runs operators on the CPU that name the target or that the CPU lacks, nested ones included."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``func`` by :func:`call_on_cpu`."""
+        if runs_functions(func):
+            return run_inside(self, func, replace_devices(args), replace_devices(kwargs or {}))
+        return call_on_cpu(func, args, kwargs or {})
+
+
+@functools.lru_cache(maxsize=4096)
+def _find_way(operator: Callable[..., object]) -> tuple[Callable[..., object], str | None]:
+    return find_cpu_reference(operator) or operator, explain_no_reference(operator)
+
+
+def _call_in_float32(
+    operator: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any], lacking: Exception
+) -> object:
+    dtypes = {leaf.dtype for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+    narrow = [dtype for dtype in _HALF if dtype in dtypes]
+    why = f"{operator} cannot be computed on the CPU: {str(lacking).strip().splitlines()[0]}"
+    schema = getattr(operator, "_schema", None)
+    if len(narrow) != 1 or schema is None or schema.is_mutable:
+        raise NotOnCpu(why) from lacking
+
+    def cast(source: torch.dtype, target: torch.dtype) -> Callable[[object], object]:
+        return lambda leaf: leaf.to(target) if isinstance(leaf, torch.Tensor) and leaf.dtype is source else leaf
+
+    args, kwargs = pytree.tree_map(cast(narrow[0], torch.float32), (args, kwargs))
+    try:
+        result = operator(*args, **kwargs)
+    except (NotImplementedError, RuntimeError):
+        raise NotOnCpu(why) from lacking
+    return pytree.tree_map(cast(torch.float32, narrow[0]), result)
+
+
+def _place_value(value: object) -> object:
+    if isinstance(value, torch.device):
+        return _CPU
+    return "cpu" if isinstance(value, str) and value.partition(":")[0] == "cuda" else value

@@ -1,0 +1,452 @@
+"""Runs the programs of one kernel, one after another, on tensors of the CPU."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import enum
+import inspect
+import textwrap
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch._inductor.runtime import triton_helpers
+from torch.utils._python_dispatch import _disable_current_modes
+from triton.language.extra import libdevice as declarations
+from triton.runtime import interpreter
+from triton.runtime.jit import mangle_type
+
+from fuzzcompile.compiler.target import block_values, kernel_operations
+from fuzzcompile.compiler.target.block_values import Array, LaunchMemory
+from fuzzcompile.compiler.target.kernel_log import (
+    KernelTooLarge,
+    LaunchGrid,
+    LaunchLimits,
+    NotInterpreted,
+    ProgramOrder,
+)
+from fuzzcompile.compiler.target.kernel_operations import CORRECTED_OPERATIONS
+
+# Programs of a grid that wait for each other at a barrier: each has a thread, and one thread runs at a time.
+
+P = TypeVar("P")
+
+
+class AbandonedProgram(Exception):
+    """Raised in the threads of programs when another program failed."""
+
+
+class BarrierSchedule:
+    """Runs programs in turns; each turn ends where the program waits, or ends."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Semaphore(0)
+        self._mine: dict[int, threading.Semaphore] = {}
+        self._error: BaseException | None = None
+
+    def run(self, run: Callable[[P], None], programs: Sequence[P], enter: Callable[[P], None]) -> None:
+        """Run all programs.
+
+        Args:
+            run: runs one program.
+            programs: in the order of their turns.
+            enter: called with a program at the beginning of each of its turns.
+
+        Raises:
+            Exception: what the first program that failed raised.
+        """
+        try:
+            self._take_turns(run, programs, enter)
+        finally:
+            self._error = self._error or AbandonedProgram()
+            for semaphore in self._mine.values():
+                semaphore.release()
+
+    def _take_turns(self, run: Callable[[P], None], programs: Sequence[P], enter: Callable[[P], None]) -> None:
+        threads = [threading.Thread(target=self._run_program, args=(run, program), daemon=True) for program in programs]
+        waiting = []
+        for thread, program in zip(threads, programs, strict=True):
+            enter(program)
+            thread.start()
+            self._turn.acquire()
+            waiting.append((thread, program))
+        while waiting := [(thread, program) for thread, program in waiting if thread.ident in self._mine]:
+            for thread, program in waiting:
+                enter(program)
+                self._mine.pop(thread.ident or 0).release()
+                self._turn.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def wait(self) -> None:
+        """End the turn of the program that calls; return when all programs have come here or ended."""
+        mine = self._mine[threading.get_ident()] = threading.Semaphore(0)
+        self._turn.release()
+        mine.acquire()
+        if self._error is not None:
+            raise AbandonedProgram
+
+    def _run_program(self, run: Callable[[P], None], program: P) -> None:
+        try:
+            with np.errstate(all="ignore"):
+                if self._error is None:
+                    run(program)
+        except AbandonedProgram:
+            pass
+        except BaseException as error:  # re-raised in the thread that asked
+            self._error = self._error or error
+        finally:
+            self._turn.release()
+
+
+# Triton functions as Python functions that the interpreter can run.
+
+TritonFunction = Callable[..., Any]
+_interpretable: dict[Any, TritonFunction] = {}
+
+
+def make_interpretable(function: TritonFunction) -> TritonFunction:
+    """``function``, the body of a Triton function, as Python that computes on Triton tensors.
+
+    Assignments make Triton values of Python ones, as Triton's own interpreter has it, ``and``, ``or`` and ``not`` work
+    on blocks, and no branch does.
+    """
+    if function not in _interpretable:
+        _interpretable[function] = _rewrite_function(function)
+    return _interpretable[function]
+
+
+def _rewrite_function(function: TritonFunction) -> TritonFunction:
+    source = textwrap.dedent(inspect.getsource(function))
+    definition = next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
+    definition.decorator_list = []
+    for parameter in (*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs):
+        parameter.annotation = None
+    definition.returns = None
+    module = ast.Module([definition], type_ignores=[])
+    module = interpreter.FunctionRewriter.ast_transformer.visit(_LogicRewriter().visit(module))
+    first = inspect.getsourcelines(function)[1]
+    code = compile(ast.increment_lineno(ast.fix_missing_locations(module), first - 1), _find_file(function), "exec")
+    names = {**_make_helpers(), **inspect.getclosurevars(function).nonlocals}
+    scope = _Scope(function.__globals__, names)
+    made: dict[str, TritonFunction] = {}
+    exec(code, scope, made)
+    result = made[definition.name]
+    result.__defaults__, result.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return result
+
+
+class _Scope(dict[str, Any]):
+    """The globals of a function as they are when the function runs, and the names that its rewritten form needs."""
+
+    def __init__(self, original: dict[str, Any], names: dict[str, Any]) -> None:
+        super().__init__({**original, **names})
+
+
+def _find_file(function: TritonFunction) -> str:
+    return inspect.getsourcefile(function) or function.__code__.co_filename
+
+
+def _make_helpers() -> dict[str, Any]:
+    names = ("interpreter_semantic", "_InterpreterComparison")
+    known = {name: getattr(interpreter, name) for name in names if hasattr(interpreter, name)}
+    return {**known, "_logical": _logical, "_negated": _negated, "_decided": _decided}
+
+
+class _LogicRewriter(ast.NodeTransformer):
+    """Rewrites logic and branches as calls of functions that know blocks: Python would ask a block for its truth."""
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        result: ast.AST = super().visit(node)
+        if isinstance(result, (ast.If, ast.While, ast.IfExp)):
+            test = ast.Call(ast.Name("_decided", ast.Load()), [result.test], [])
+            result.test = ast.copy_location(test, result.test)
+        return result
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        self.generic_visit(node)
+        kind = ast.Constant("logical_and" if isinstance(node.op, ast.And) else "logical_or")
+        nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+        later: list[ast.expr] = [ast.Lambda(args=nothing, body=value) for value in node.values]
+        return ast.copy_location(
+            ast.Call(func=ast.Name("_logical", ast.Load()), args=[kind, *later], keywords=[]), node
+        )
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Not):
+            return node
+        return ast.copy_location(ast.Call(ast.Name("_negated", ast.Load()), args=[node.operand], keywords=[]), node)
+
+
+def _logical(kind: str, first: Callable[[], Any], *later: Callable[[], Any]) -> Any:
+    """``and`` and ``or``: those of Triton between tensors, those of Python (which stop early) otherwise."""
+    result = first()
+    for following in later:
+        if not isinstance(result, tl.tensor):
+            if bool(_as_plain(result)) == (kind == "logical_or"):
+                return result
+            result = following()
+            continue
+        value = following()
+        operand = value if isinstance(value, tl.tensor) else interpreter.interpreter_semantic.to_tensor(value, False)
+        result = getattr(_as_truth(result), kind)(_as_truth(operand))
+    return result
+
+
+def _decided(test: Any) -> Any:
+    """A condition; Triton has no branches on blocks."""
+    if isinstance(test, tl.tensor) and test.type.is_block() and test.numel.value > 1:
+        raise NotImplementedError("a branch on a block")
+    return test
+
+
+def _negated(value: Any) -> Any:
+    return value.__not__() if isinstance(value, tl.tensor) else not _as_plain(value)
+
+
+def _as_truth(value: Any) -> Any:
+    """The tensor as one of ``tl.int1``."""
+    return value if value.dtype == tl.int1 else value != 0
+
+
+def _as_plain(value: Any) -> Any:
+    return value.value if isinstance(value, tl.constexpr) else value
+
+
+_builder = interpreter.interpreter_builder
+_depth = 0
+# At this function of Inductor's, the programs of a grid wait for each other.
+_BARRIER = "x_grid_barrier"
+_meetings: list[BarrierSchedule] = []
+# Elements of one operand of programs that run together: NumPy's time for so many is as long as the interpreter's own.
+_ELEMENTS = 2**15
+
+
+# Functions of Inductor's that Triton's compiler calls with constants, which are plain values here.
+_CONSTANT_KINDS: dict[str, TritonFunction] = {
+    "constexpr_next_power_of_2": lambda n: triton.next_power_of_2(tl.core._unwrap_if_constexpr(n)),
+    "if_mask": lambda mask, value: None if tl.core._unwrap_if_constexpr(mask) is None else value,
+}
+
+
+class RunManner(enum.Enum):
+    """The ways in which the programs of a kernel run beside each other.
+
+    ``TOGETHER``: many at once, one step of all at a time, which no program may notice. ``ALONE``: one after another, as
+    later ones wait for earlier ones. ``MEETING``: in turns, as they wait for each other at barriers.
+    """
+
+    TOGETHER = "together"
+    ALONE = "alone"
+    MEETING = "meeting"
+
+
+class KernelAssertion(RuntimeError):
+    """A ``tl.device_assert`` of a kernel failed, as it would on a device."""
+
+
+class InvalidKernel(RuntimeError):
+    """A kernel that reads a variable before it is assigned, which Triton refuses."""
+
+
+@contextlib.contextmanager
+def patch_language() -> Iterator[None]:
+    """Make Triton's language compute on arrays for the time of the block, with its errors mended."""
+    global _depth
+    _depth += 1
+    try:
+        if _depth > 1:
+            yield
+            return
+        scope = interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        try:
+            _patch_scope(scope)
+            with np.errstate(all="ignore"):
+                yield
+        finally:
+            scope.restore()
+    finally:
+        _depth -= 1
+
+
+def _patch_scope(scope: Any) -> None:
+    for module in (tl, tl.core):
+        scope.set_attr(module, "reduce", block_values.reduce_blocks)
+        scope.set_attr(module, "associative_scan", block_values.scan_blocks)
+        scope.set_attr(module, "inline_asm_elementwise", kernel_operations.compute_assembly)
+    for name, function in kernel_operations.make_libdevice_functions().items():
+        scope.set_attr(declarations, name, function)
+    for name, function in _CONSTANT_KINDS.items():
+        scope.set_attr(triton_helpers, name, function)
+    for name, operation in CORRECTED_OPERATIONS.items():
+        scope.set_attr(_builder, name, types.MethodType(operation, _builder))
+    options = dataclasses.replace(_builder.options, debug=True, sanitize_overflow=False)
+    scope.set_attr(_builder, "options", options)
+    scope.set_attr(_builder, "create_assert", _check_assertion)
+    scope.set_attr(tl.tensor, "__bool__", block_values.test_truth)
+    scope.set_attr(tl.tensor, "__index__", lambda value: int(block_values.require_uniform(value)))
+    scope.set_attr(tl.tensor, "T", property(block_values.transpose))
+    for name in ("BlockPointerHandle", "TensorDescHandle"):
+        if (kind := getattr(interpreter, name, None)) is not None:
+            scope.set_attr(kind, "materialize_pointers", block_values.wrap_materialize(kind.materialize_pointers))
+
+
+def _check_assertion(condition: Any, message: str) -> None:
+    if not condition.data.all():
+        raise KernelAssertion(message)
+
+
+def call(function: TritonFunction, *args: Any, **kwargs: Any) -> Any:
+    """Call a Triton function from a kernel that is running, as ``JITFunction.__call__`` would.
+
+    Raises:
+        RuntimeError: no kernel is running.
+    """
+    if not _depth:
+        raise RuntimeError("Cannot call @triton.jit'd outside of the scope of a kernel")
+    if function.__name__ == _BARRIER and _meetings:
+        return _meetings[-1].wait()
+    return make_interpretable(function)(*args, **kwargs)
+
+
+def run_kernel(
+    name: str,
+    function: TritonFunction,
+    arguments: Mapping[str, object],
+    signature: Mapping[str, str],
+    grid: LaunchGrid,
+    order: ProgramOrder,
+    limits: LaunchLimits,
+    *,
+    manner: RunManner = RunManner.TOGETHER,
+) -> tuple[str, ...]:
+    """Run every program of a kernel, and return notes on the run.
+
+    Args:
+        name: of the kernel, for messages.
+        function: the body of the Triton function.
+        arguments: by parameter; tensors of the CPU are written to.
+        signature: Triton types by parameter (``*fp32``, ``i32``); a parameter without one, or with ``constexpr``, is
+            passed as it is if it is a constant, and takes the type of its value otherwise.
+        grid: programs in each dimension.
+        order: which program runs first.
+        limits: beyond which the kernel is refused.
+        manner: how the programs run beside each other; backward they do not run together.
+
+    Raises:
+        KernelTooLarge: there are more programs than ``limits`` allows, or they took longer.
+        NotInterpreted: the interpreter cannot run the kernel.
+        KernelAssertion: an assertion of the kernel failed.
+        InvalidKernel: it reads a variable before it is assigned.
+    """
+    programs = grid[0] * grid[1] * grid[2]
+    if programs > limits.programs:
+        raise KernelTooLarge(name, f"it has {programs} programs, more than {limits.programs}")
+    with _disable_current_modes(), patch_language():
+        tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
+        _builder.memory = memory = LaunchMemory(tensors)
+        given = {key: _make_argument(value, signature.get(key)) for key, value in arguments.items()}
+        _builder.set_grid_dim(*grid)
+        launch = _KernelRun(name, make_interpretable(function), given, grid, order, limits)
+        try:
+            if manner is RunManner.MEETING:
+                launch.run_in_turns()
+            elif manner is RunManner.ALONE or not launch.run_together(memory, tensors):
+                launch.run_one_by_one()
+        except (NotInterpreted, KernelAssertion):
+            raise
+        except UnboundLocalError as error:  # no lack of the interpreter: Triton would refuse the kernel too
+            raise InvalidKernel(f"{name} would not compile: {error}") from error
+        except Exception as error:  # whatever the interpreter raises where it lacks something
+            raise NotInterpreted(name, _explain_error(error)) from error
+    return tuple(memory.notes)
+
+
+@dataclasses.dataclass
+class _KernelRun:
+    """One launch whose arguments are the interpreter's."""
+
+    name: str
+    body: TritonFunction
+    given: Mapping[str, object]
+    grid: LaunchGrid
+    order: ProgramOrder
+    limits: LaunchLimits
+
+    def __post_init__(self) -> None:
+        self._programs = np.indices(self.grid, dtype=np.int32).reshape(3, -1).T
+        self._end = time.monotonic() + self.limits.seconds
+
+    def run_one_by_one(self) -> None:
+        """Run the programs one after another."""
+        for program in self._program_numbers:
+            self._run(program[None])
+
+    def run_in_turns(self) -> None:
+        """Run each program up to the next barrier, then the following one."""
+        _meetings.append(BarrierSchedule())
+        try:
+            _meetings[-1].run(
+                lambda _: self.body(**self.given), [program[None] for program in self._program_numbers], self._enter
+            )
+        finally:
+            _meetings.pop()
+
+    @property
+    def _program_numbers(self) -> Array:
+        return self._programs if self.order is ProgramOrder.FORWARD else self._programs[::-1]
+
+    def run_together(self, memory: LaunchMemory, tensors: Sequence[torch.Tensor]) -> bool:
+        """Run many programs at once; whether it could be done. If not, the tensors are as they were."""
+        if self.order is not ProgramOrder.FORWARD or len(self._programs) < 2:
+            return False
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+        before = {start: storage.clone() for start, storage in storages.items()}  # type: ignore[no-untyped-call]
+        try:
+            self._run(self._programs[:1])  # shows how large its blocks are
+            many = max(1, _ELEMENTS // memory.widest)
+            for first in range(1, len(self._programs), many):
+                self._run(self._programs[first : first + many])
+        except block_values.Diverged:
+            for start, storage in storages.items():
+                storage.copy_(before[start])
+            return False
+        return True
+
+    def _run(self, programs: Array) -> None:
+        self._enter(programs)
+        self.body(**self.given)
+
+    def _enter(self, programs: Array) -> None:
+        if time.monotonic() > self._end:
+            raise KernelTooLarge(self.name, f"its programs took more than {self.limits.seconds:g} s")
+        _builder.programs = programs
+
+
+def _make_argument(value: object, kind: str | None) -> object:
+    """An argument as the interpreter passes it; ``kind`` is its Triton type."""
+    if kind == "constexpr" or value is None or not isinstance(value, (torch.Tensor, int, float)):
+        return interpreter._implicit_cvt(value) if isinstance(value, tuple) else value
+    if kind is None and isinstance(value, float):
+        return value
+    dtype = tl.str_to_ty(mangle_type(value) if kind is None else kind, None)
+    if isinstance(value, torch.Tensor) and dtype.is_ptr():
+        held = np.array([value.data_ptr()], dtype=np.uint64)
+    else:
+        plain = value.item() if isinstance(value, torch.Tensor) else value
+        held = np.array([plain]).astype(interpreter._get_np_dtype(dtype))
+    return tl.tensor(interpreter.TensorHandle(held, dtype), dtype)
+
+
+def _explain_error(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -1,0 +1,92 @@
+"""The kernels that one compile or run for a target launched, and those that it could not interpret."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LaunchGrid = tuple[int, int, int]
+
+
+class ProgramOrder(enum.Enum):
+    """The order in which the programs of a grid run: a result that depends on it shows a race between programs."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class NotInterpreted(Exception):
+    """A kernel that the interpreter cannot run: it says nothing about the kernel. ``why`` is one sentence."""
+
+    def __init__(self, kernel: str, why: str) -> None:
+        super().__init__(f"{kernel} was not interpreted: {why}")
+        self.kernel = kernel
+        self.why = why
+
+
+class KernelTooLarge(NotInterpreted):
+    """A kernel with more programs, or one that takes longer, than :class:`LaunchLimits` allows."""
+
+
+@dataclass(frozen=True)
+class LaunchLimits:
+    """What a kernel may cost: programs of one launch, and seconds of one launch."""
+
+    programs: int = 2**17
+    seconds: float = 20.0
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """One launch of a kernel.
+
+    Attributes:
+        kernel: its name.
+        grid: programs in each of the three dimensions.
+        config: block sizes, by parameter of the kernel.
+        configs: among how many configurations a GPU would have chosen by timing.
+        seconds: wall time.
+        notes: sentences about what the interpreter saw, such as accesses outside a buffer.
+    """
+
+    kernel: str
+    grid: LaunchGrid
+    config: Mapping[str, object]
+    configs: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class KernelLog:
+    """Everything that happened to kernels in one compile and its runs.
+
+    Attributes:
+        sources: the Triton source of each kernel, by name, in the order of definition.
+        launches: in order; a kernel that was refused is not among them.
+        refused: kernels that were not interpreted, with the reason.
+        undecided: what a GPU would have decided by timing, once each.
+    """
+
+    sources: dict[str, str] = field(default_factory=dict)
+    launches: list[KernelLaunch] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    undecided: dict[str, None] = field(default_factory=dict)
+
+    def add_undecided(self, question: str) -> None:
+        """Write down a question that only timing on a device answers."""
+        self.undecided.setdefault(question)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes of all launches, once each."""
+        return tuple(dict.fromkeys(note for launch in self.launches for note in launch.notes))
+
+    def summarise(self) -> str:
+        """``interpreted``, or how many of the kernels that were launched were, and why the others were not."""
+        if not self.refused:
+            return "interpreted"
+        interpreted = {launch.kernel for launch in self.launches} - set(self.refused)
+        reasons = "; ".join(f"{kernel}: {why}" for kernel, why in self.refused.items())
+        return f"{len(interpreted)} of {len(interpreted) + len(self.refused)} kernels interpreted ({reasons})"

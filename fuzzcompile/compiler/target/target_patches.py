@@ -1,0 +1,177 @@
+"""Attributes of torch and Triton that are replaced for a target, and their loader.
+
+:mod:`~fuzzcompile.compiler.target.target_process` and :mod:`~fuzzcompile.compiler.target.interpreter` list them.
+Unlike a patch of :mod:`fuzzcompile.compiler.watch.patch_table`, a replacement here does not watch the compile: it
+answers for a
+device, and what it raises is meant for the compile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import os
+import shutil
+import subprocess
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fuzzcompile.compiler.watch.torch_patch import Attribute
+from fuzzcompile.compiler.watch.unseen import format_reason
+from fuzzcompile.model.errors import EnvironmentUnfit
+
+Replace = Callable[[Any, Any], Any]
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class ReplacedAttribute(Attribute):
+    """An attribute that is replaced.
+
+    Attributes:
+        module: name of the module.
+        attribute: path of the attribute in it.
+        replace: gives the replacement, from what the block works for and the original (None if there is none).
+        optional: whether some builds of torch lack the attribute, so that the replacement adds it.
+    """
+
+    module: str
+    attribute: str
+    replace: Replace
+    optional: bool = False
+
+    @property
+    def name(self) -> str:
+        """The full name of the attribute."""
+        return f"{self.module}.{self.attribute}"
+
+    def find_reason_missing(self) -> str | None:
+        """Return why there is no such place; None if there is one."""
+        try:
+            owner = self.find_owner()
+            if not self.optional:
+                getattr(owner, self.leaf)
+        except (ImportError, AttributeError) as error:
+            return format_reason(error)
+        return None
+
+    @contextlib.contextmanager
+    def replace_during(self, session: Any) -> Iterator[None]:
+        """Replace the attribute for the time of the block."""
+        owner = self.find_owner()
+        present = vars(owner).get(self.leaf, _MISSING)
+        setattr(owner, self.leaf, self.replace(session, getattr(owner, self.leaf, None)))
+        try:
+            yield
+        finally:
+            if present is _MISSING:
+                delattr(owner, self.leaf)
+            else:
+                setattr(owner, self.leaf, present)
+
+
+def replace_with(value: Any) -> Replace:
+    """The replacement that is ``value``, whatever was there."""
+    return lambda session, original: value
+
+
+def find_missing(places: Iterable[ReplacedAttribute]) -> dict[str, str]:
+    """The places that this torch and Triton lack, by name, with the reason."""
+    return {place.name: why for place in places if (why := place.find_reason_missing()) is not None}
+
+
+@contextlib.contextmanager
+def replace_attributes(session: Any, places: Iterable[ReplacedAttribute]) -> Iterator[None]:
+    """Replace the attributes for the time of the block; ``session`` is what the replacements work for."""
+    with contextlib.ExitStack() as stack:
+        for place in places:
+            stack.enter_context(place.replace_during(session))
+        yield
+
+
+# Kernels of ATen that a process which compiles for a target has besides torch's own, until it ends.
+
+
+def register_kernel(operator: str, kernel: Callable[..., object], key: str) -> None:
+    """Make ``kernel`` that of an ATen operator for a dispatch key, in the place of one that torch has.
+
+    Args:
+        operator: its name in ATen with the overload (``empty.memory_format``).
+        kernel: takes the operator's arguments, by position and name.
+        key: the dispatch key, such as ``AutocastCPU``.
+    """
+    library, override = _open_library()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel is replaced
+        library.impl(operator, kernel, key, **override)  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def _open_library() -> tuple[torch.library.Library, dict[str, bool]]:
+    """Return the library that holds the kernels, and the arguments that some versions of torch need to replace one."""
+    library: torch.library.Library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    takes = inspect.signature(library.impl).parameters
+    return library, {"allow_override": True} if "allow_override" in takes else {}
+
+
+# A CUDA device guard for CPU builds of torch, where moving even a fake tensor to CUDA needs one.
+
+_GUARD_SOURCE = """
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/FakeGuardImpl.h>
+static c10::impl::FakeGuardImpl<c10::DeviceType::CUDA> guard;
+static c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::CUDA, &guard);
+"""
+
+
+def build_guard() -> Path | None:
+    """The library, built if it was not yet; None for a build of torch that has a guard of its own.
+
+    Raises:
+        EnvironmentUnfit: there is no C++ compiler, or it fails.
+    """
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        return None
+    key = hashlib.sha256(f"{torch.__version__}{torch.__file__}{_GUARD_SOURCE}".encode()).hexdigest()[:16]
+    library = _find_guard_folder() / f"cuda_guard_{key}.so"
+    if not library.exists():
+        _compile_guard(library)
+    return library
+
+
+def _find_guard_folder() -> Path:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return Path(cache_dir()) / "fuzzcompile"
+
+
+def _compile_guard(library: Path) -> None:
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        raise EnvironmentUnfit(
+            "A CPU build of torch needs a C++ compiler to be told of a CUDA device; install g++, or set CXX."
+        )
+    library.parent.mkdir(parents=True, exist_ok=True)
+    source = library.with_suffix(f".{os.getpid()}.cpp")
+    draft = library.with_suffix(f".{os.getpid()}.so")
+    source.write_text(_GUARD_SOURCE, encoding="utf-8")
+    root = Path(torch.__file__).parent
+    include = [f"-I{root / 'include'}", f"-I{sysconfig.get_paths()['include']}"]
+    link = [f"-L{root / 'lib'}", "-lc10", f"-Wl,-rpath,{root / 'lib'}"]
+    command = [compiler, "-shared", "-fPIC", "-O0", "-std=c++20", *include, str(source), "-o", str(draft), *link]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        line = next((line for line in error.stderr.splitlines() if "error" in line), "no reason given")
+        raise EnvironmentUnfit(f"{compiler} cannot build the device guard that a target needs: {line}") from error
+    finally:
+        source.unlink(missing_ok=True)
+    draft.replace(library)

@@ -1,0 +1,502 @@
+"""The target as torch sees it: one table of everything that is replaced, in force while something is compiled.
+
+Nothing here reaches a GPU. Each row replaces an attribute by an answer for the target; a row whose place this torch
+lacks is left out, and :func:`find_missing_attributes` names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fuzzcompile.compiler.target import attention_choice, cuda_dispatch, graph_placement, target_patches
+from fuzzcompile.compiler.target.graph_placement import CUDA, NotMoved, call_on_cpu, move_graph, move_tensor
+from fuzzcompile.compiler.target.interpreter import explain_unfit_interpreter, interpret_triton
+from fuzzcompile.compiler.target.kernel_log import KernelLog, ProgramOrder
+from fuzzcompile.compiler.target.target_patches import (
+    Replace,
+    ReplacedAttribute,
+    find_missing,
+    register_kernel,
+    replace_attributes,
+    replace_with,
+)
+from fuzzcompile.compiler.watch.torch_patch import IntendedError
+from fuzzcompile.compiler.watch.unseen import format_reason
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.targets import Target
+
+# Choices that only a GPU can make, because Inductor times them there: made one way here, and reported.
+
+PADDING = "padding of matrix products"
+_open_questions: list[str] = []
+
+
+def take_open_questions() -> tuple[str, ...]:
+    """The questions that came up since the last call, once each, in order."""
+    questions = tuple(dict.fromkeys(_open_questions))
+    _open_questions.clear()
+    return questions
+
+
+def decide_padding(*args: object, **kwargs: object) -> bool:
+    """Return whether a matrix product is padded: a GPU would time both; here ``force_shape_pad`` decides."""
+    import torch._inductor.config as inductor
+
+    _open_questions.append(PADDING)
+    return bool(inductor.force_shape_pad)
+
+
+_CUDA = "torch.cuda"
+_C = "torch._C"
+_INTERFACE = "torch._dynamo.device_interface"
+_FAKE = "torch._subclasses.fake_tensor"
+_GRAPH = "torch._inductor.graph"
+# Functions that remember an answer which depends on the device.
+_CACHED = {
+    "is_big_gpu",
+    "get_gpu_type",
+    "get_max_num_sms",
+    "get_num_sms",
+    "get_tma_workspace_arg",
+    "get_gpu_shared_memory",
+    "get_device_tflops",
+    "get_gpu_dram_gbps",
+    "get_backend_options",
+    "cuda_is_available",
+    "is_gpu",
+    "init_backend_registration",
+    "has_triton",
+    "has_triton_tma",
+    "has_triton_tma_device",
+    "has_triton_stable_tma_api",
+    "has_triton_tensor_descriptor_host_tma",
+    "has_triton_experimental_host_tma",
+    "_device_supports_tensor_descriptor",
+    "_warn_tf32_disabled",
+}
+_HIP = "6.4.0"
+
+
+class IdleStream:
+    """A stream on which nothing runs."""
+
+    cuda_stream = 0
+    device = None
+
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+
+    def wait_stream(self, stream: object) -> None:
+        """Return at once: nothing runs on this device."""
+
+    def synchronize(self) -> None:
+        """Return at once: nothing runs on this device."""
+
+
+class NoDeviceGuard:
+    """Stands for ``torch.cuda.device`` and its kin: there is one device, so that nothing changes."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self.idx = 0
+
+    def __enter__(self) -> NoDeviceGuard:
+        """Change nothing."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Restore nothing."""
+
+
+def make_properties(target: Target) -> types.SimpleNamespace:
+    """Return the result of ``torch.cuda.get_device_properties`` for the target."""
+    return types.SimpleNamespace(
+        name=target.product,
+        major=target.capability[0],
+        minor=target.capability[1],
+        total_memory=target.memory,
+        multi_processor_count=target.processors,
+        regs_per_multiprocessor=target.registers,
+        max_threads_per_multi_processor=target.threads,
+        max_threads_per_block=1024,
+        warp_size=target.warp,
+        shared_memory_per_block=min(49_152, target.shared_memory_of_block),
+        shared_memory_per_block_optin=target.shared_memory_of_block,
+        shared_memory_per_multiprocessor=target.shared_memory,
+        L2_cache_size=target.l2_cache,
+        gcnArchName=target.arch if target.kind == "rocm" else "",
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        clock_rate=target.clock,
+        memory_clock_rate=target.memory_clock,
+        memory_bus_width=target.memory_bus,
+    )
+
+
+def list_replaced(target: Target) -> tuple[ReplacedAttribute, ...]:
+    """Every attribute that is replaced for the target."""
+    figures = make_properties(target)
+    capability = target.capability
+
+    def zero(*args: object, **kwargs: object) -> int:
+        return 0
+
+    def none(*args: object, **kwargs: object) -> None:
+        return None
+
+    def yes(*args: object, **kwargs: object) -> bool:
+        return True
+
+    asked: dict[str, Callable[..., object]] = {
+        "is_available": yes,
+        "is_initialized": yes,
+        "device_count": lambda: 1,
+        "current_device": zero,
+        "set_device": none,
+        "synchronize": none,
+        "get_device_properties": lambda device=None: figures,
+        "current_stream": lambda device=None: IdleStream(),
+        "is_bf16_supported": lambda including_emulation=True: (
+            including_emulation or target.kind == "rocm" or capability >= (8, 0)
+        ),
+        "memory_allocated": zero,
+    }
+    rows = [ReplacedAttribute(_CUDA, name, replace_with(value)) for name, value in asked.items()]
+    rows += [
+        ReplacedAttribute(_CUDA, name, replace_with(value))
+        for name, value in {
+            "get_device_name": lambda device=None: target.product,
+            "get_device_capability": lambda device=None: capability,
+            "get_arch_list": lambda: [target.arch],
+            "mem_get_info": lambda device=None: (target.memory, target.memory),
+            "get_rng_state": lambda device="cuda": torch.get_rng_state(),
+            "set_rng_state": none,
+            "device": NoDeviceGuard,
+            "_DeviceGuard": NoDeviceGuard,
+            "_lazy_init": none,
+            "_exchange_device": zero,
+            "_maybe_exchange_device": zero,
+        }.items()
+    ]
+    # Functions in C that wrappers import by name; a CPU build has none of them.
+    rows += [
+        ReplacedAttribute(_C, f"_cuda_{name}", replace_with(value), optional=True)
+        for name, value in {
+            "getDevice": zero,
+            "setDevice": none,
+            "synchronize": none,
+            "getCurrentRawStream": zero,
+            "getDeviceCount": lambda: 1,
+            "exchangeDevice": zero,
+            "maybeExchangeDevice": zero,
+            "getArchFlags": lambda: target.arch,
+        }.items()
+    ]
+    # Dynamo's interface to the device holds copies of some of them.
+    interface: dict[str, Callable[..., object]] = {
+        name: value for name, value in asked.items() if name not in ("is_available", "is_initialized")
+    }
+    interface |= {
+        "is_available": yes,
+        "get_raw_stream": zero,
+        "exchange_device": zero,
+        "maybe_exchange_device": zero,
+        "is_triton_capable": lambda device=None: target.kind == "rocm" or capability >= (7, 0),
+        "raise_if_triton_unavailable": none,
+        "get_compute_capability": lambda device=None: (
+            target.arch if target.kind == "rocm" else capability[0] * 10 + capability[1]
+        ),
+    }
+    rows += [
+        ReplacedAttribute(_INTERFACE, f"CudaInterface.{name}", replace_with(staticmethod(value)))
+        for name, value in interface.items()
+    ]
+    rows += [
+        ReplacedAttribute(_INTERFACE, "CudaInterface.device", replace_with(NoDeviceGuard)),
+        ReplacedAttribute(_INTERFACE, "caching_worker_device_properties", replace_with({"cuda": [figures]})),
+        ReplacedAttribute(_INTERFACE, "caching_worker_current_devices", replace_with({"cuda": 0})),
+        # Nothing may be allocated: fake tensors on CUDA begin by initialising it.
+        ReplacedAttribute(_FAKE, "init_gpu_context", replace_with(none)),
+        ReplacedAttribute(_FAKE, "FakeTensorMode.avoid_device_init", replace_with(property(yes))),
+        ReplacedAttribute(_FAKE, "FakeTensorConverter.from_real_tensor", _wrap_with(graph_placement.wrap_conversion)),
+        ReplacedAttribute(_GRAPH, "GraphLowering.add_tensor_constant", _wrap_with(graph_placement.wrap_constant)),
+        ReplacedAttribute("torch.autograd", "grad", _wrap_with(cuda_dispatch.wrap_grad)),
+        ReplacedAttribute("torch._inductor.fx_passes.pad_mm", "_should_pad", replace_with(decide_padding)),
+    ]
+    if target.kind == "rocm":
+        rows.append(ReplacedAttribute("torch.version", "hip", replace_with(_HIP)))
+    return tuple(rows)
+
+
+def _wrap_with(wrap: Callable[[Any], object]) -> Replace:
+    return lambda session, original: wrap(original)
+
+
+def find_missing_attributes(target: Target) -> dict[str, str]:
+    """The attributes that this torch lacks, and why."""
+    return find_missing(list_replaced(target))
+
+
+class TargetDescription:
+    """The target as torch is told of it, in force inside of ``with description.in_force():`` blocks, nested or not.
+
+    Args:
+        target: what is described.
+
+    Raises:
+        EnvironmentUnfit: a CPU build of torch needs a small library for it, which could not be built.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._places = tuple(place for place in list_replaced(target) if place.find_reason_missing() is None)
+        self._depth = 0
+        self._entered = contextlib.ExitStack()
+        self._autocast = False, torch.float16
+        library = target_patches.build_guard()
+        if library is not None:
+            ctypes.CDLL(str(library))  # never unloaded: it registers itself
+        _allocate_on_cpu()
+        attention_choice.install_attention(target)
+        cuda_dispatch.install_autocast()
+        _register_interface()
+        _patch_has_triton(self)
+        _clear_caches()
+
+    @property
+    def is_in_force(self) -> bool:
+        """True while torch is told of the target."""
+        return self._depth > 0
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Tell torch of the target for the time of the block."""
+        self._depth += 1
+        if self._depth == 1:
+            self._enter()
+        try:
+            yield
+        finally:
+            if self._depth == 1:
+                self._leave()
+            self._depth -= 1
+
+    def _enter(self) -> None:
+        self._autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        # Around the compiled program it is on for the CPU, which runs in the target's stead.
+        torch.set_autocast_enabled("cuda", torch.is_autocast_enabled("cpu"))
+        torch.set_autocast_dtype("cuda", torch.get_autocast_dtype("cpu"))
+        self._entered.enter_context(replace_attributes(self, self._places))
+
+    def _leave(self) -> None:
+        torch.set_autocast_enabled("cuda", self._autocast[0])
+        torch.set_autocast_dtype("cuda", self._autocast[1])
+        self._entered.close()
+
+
+def _allocate_on_cpu() -> None:
+    """Let the CPU allocate the tensors that constant folding and the like really allocate for CUDA."""
+
+    def on_cpu(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return lambda *args, **kwargs: operator(*args, **{**kwargs, "device": "cpu"})
+
+    register_kernel("empty.memory_format", on_cpu(torch.ops.aten.empty.memory_format), "CUDA")
+    register_kernel("empty_strided", on_cpu(torch.ops.aten.empty_strided.default), "CUDA")
+
+
+def _register_interface() -> None:
+    """Register an interface to CUDA devices, which a CPU build lacks."""
+    module = importlib.import_module(_INTERFACE)
+    module.get_registered_device_interfaces()
+    if "cuda" not in module.device_interfaces:
+        for name in ("cuda", "cuda:0"):
+            module.register_interface_for_device(name, module.CudaInterface)
+
+
+def _patch_has_triton(description: TargetDescription) -> None:
+    """Answer ``has_triton``, imported by name all over, which says whether Triton's code can be generated."""
+    importlib.import_module("torch._inductor.compile_fx")
+    original = importlib.import_module("torch.utils._triton").has_triton
+
+    @functools.wraps(original)
+    def has_triton(*args: object, **kwargs: object) -> object:
+        return True if description.is_in_force else original(*args, **kwargs)
+
+    for module in list(sys.modules.values()):
+        if vars(module).get("has_triton") is original:
+            setattr(module, "has_triton", has_triton)  # noqa: B010 - a module has no such attribute for mypy
+
+
+def _clear_caches() -> None:
+    """Clear cached answers for the real device. Registered patterns stay: they can be registered only once."""
+    prefixes = ("torch._inductor", "torch._dynamo", "torch._utils", "torch.utils._triton")
+    for module in list(sys.modules.values()):
+        if str(getattr(module, "__name__", "")).startswith(prefixes):
+            for value in list(vars(module).values()):
+                if getattr(value, "__name__", "") in _CACHED and hasattr(value, "cache_clear"):
+                    value.cache_clear()
+    create = importlib.import_module("torch._inductor.runtime.hints").DeviceProperties.create
+    getattr(create, "cache_clear", lambda: None)()
+
+
+# The target that this process compiles for: one for the life of a process, as the compiler caches its properties.
+
+_current: list[TargetDescription] = []
+
+
+def current_target() -> Target | None:
+    """The target that this process compiles for; None if it compiles for the device that runs."""
+    return _current[0].target if _current else None
+
+
+def assume_target(target: Target) -> None:
+    """Compile everything in this process for ``target`` from now on.
+
+    Raises:
+        UsageError: it compiles for another one already.
+        EnvironmentUnfit: this build of torch cannot be told of the target.
+    """
+    if not _current:
+        _current.append(TargetDescription(target))
+    elif _current[0].target != target:
+        raise UsageError(f"This process compiles for {_current[0].target.name}; start another one for {target.name}.")
+
+
+def find_value_device(traced: torch.device) -> torch.device:
+    """Return the device of the values of a graph traced on ``traced``: the CPU if the process compiles for a target."""
+    return torch.device("cpu") if current_target() is not None else traced
+
+
+@contextlib.contextmanager
+def describe_target() -> Iterator[None]:
+    """Tell torch of the target for the time of the block; change nothing in a process without one."""
+    if not _current:
+        yield
+        return
+    with _current[0].in_force():
+        yield
+
+
+def explain_unfit_kernels() -> str | None:
+    """Return why no kernel of the target can be run here, in a few words; None if they can, and without a target."""
+    target = current_target()
+    return None if target is None else explain_unfit_interpreter()
+
+
+@contextlib.contextmanager
+def interpret_own_kernels() -> Iterator[None]:
+    """Run Triton kernels that a program launches itself in this block, eager runs included."""
+    if explain_unfit_kernels() is not None:
+        yield
+        return
+    with interpret_kernels(KernelLog(), order=ProgramOrder.FORWARD, templates=False):
+        yield
+
+
+@contextlib.contextmanager
+def interpret_kernels(log: KernelLog, *, order: ProgramOrder, templates: bool) -> Iterator[None]:
+    """Run kernels that are compiled for the target in this block; change nothing in a process without one.
+
+    Args:
+        log: what they did is written here.
+        order: which program of a kernel runs first.
+        templates: whether a matrix template stands where a device would time it against a library.
+    """
+    target = current_target()
+    if target is None:
+        yield
+        return
+    with interpret_triton(target, log, order=order, templates=templates):
+        yield
+
+
+def move_to_target(model: object, inputs: object) -> object:
+    """The inputs of a captured graph on the target, its graph rewritten for it; as they are without a target.
+
+    Raises:
+        Intended: the graph cannot be moved.
+    """
+    if current_target() is None or not isinstance(model, fx.GraphModule):
+        return inputs
+    try:
+        return move_graph(model, cast("Sequence[object]", inputs))
+    except Exception as error:  # whatever it is, the graph must not be compiled for the CPU instead
+        why = (
+            error
+            if isinstance(error, NotMoved)
+            else NotMoved(f"its graph cannot be moved there ({format_reason(error)})")
+        )
+        raise IntendedError(why) from error
+
+
+# Decompositions as the target takes them: some depend on the device of their arguments.
+
+DecomposedFunction = Callable[..., Any]
+
+
+def decompose_on_target(function: DecomposedFunction) -> DecomposedFunction:
+    """``function`` on tensors of the CPU, computed as it decomposes on the target; itself without a target.
+
+    It is traced on fake tensors of the target, and what was traced runs on the CPU. What cannot be traced runs as it
+    is: a decomposition that asks for values.
+    """
+    if current_target() is None:
+        return function
+
+    @functools.wraps(function)
+    def run(*args: object, **kwargs: object) -> object:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        try:
+            graph, result_spec = _trace_function(function, leaves, spec)
+        except Exception:  # of a decomposition, which may be any code: it is run on the CPU then, and judged there
+            return function(*args, **kwargs)
+        results = _CpuInterpreter(graph).run(*tensors)
+        return pytree.tree_unflatten(results, result_spec)
+
+    return run
+
+
+def _trace_function(
+    function: DecomposedFunction, leaves: Sequence[object], spec: pytree.TreeSpec
+) -> tuple[fx.GraphModule, Any]:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    shape: list[pytree.TreeSpec] = []
+
+    def flat(*tensors: torch.Tensor) -> list[object]:
+        remaining = iter(tensors)
+        given = [next(remaining) if isinstance(leaf, torch.Tensor) else _find_device(leaf) for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(given, spec)
+        results, result_spec = pytree.tree_flatten(function(*args, **kwargs))
+        shape.append(result_spec)
+        return results
+
+    with _disable_current_modes(), torch.no_grad(), describe_target():
+        mode = FakeTensorMode()
+        fakes = [move_tensor(mode.from_tensor(leaf)) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        with mode:
+            graph = make_fx(flat, tracing_mode="real")(*fakes)
+    return graph, shape[-1]
+
+
+def _find_device(leaf: object) -> object:
+    return CUDA if isinstance(leaf, torch.device) and leaf.type == "cpu" else leaf
+
+
+class _CpuInterpreter(fx.Interpreter):
+    """Runs a graph of the target on the CPU."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        return call_on_cpu(target, args, kwargs)

@@ -1,0 +1,197 @@
+"""Public side of the compiler: ``torch.compile`` results, ``torch._dynamo.optimize``, torch's accuracy check."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar, cast
+
+import torch
+from torch import nn
+
+from fuzzcompile.compiler.torch_config import CONFIGS, load_config
+from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError, Patch, install_patches
+from fuzzcompile.compiler.watch.unseen import Unseen
+from fuzzcompile.model.stages import DYNAMO
+from fuzzcompile.run.case import CompileSettings
+
+AnyCallable: TypeAlias = Callable[..., object]
+
+
+def unwrap_compiled(value: object) -> AnyCallable:
+    """Return the user's callable if ``value`` is a result of ``torch.compile``; else ``value``."""
+    while True:
+        inner = value._modules.get("_orig_mod") if isinstance(value, nn.Module) else None
+        if inner is None:
+            inner = getattr(value, "__dict__", {}).get("_torchdynamo_orig_callable")
+        if inner is None or inner is value:
+            break
+        value = inner
+    owner = getattr(value, "__self__", None)
+    if isinstance(value, types.MethodType) and value.__func__ is nn.Module._call_impl and isinstance(owner, nn.Module):
+        return owner  # module.compile() compiles the module's own call
+    assert callable(value)
+    return value
+
+
+def is_compiled(value: object) -> bool:
+    """Return whether ``value`` is a result of ``torch.compile``, or a module compiled in place."""
+    if not isinstance(value, nn.Module | types.FunctionType | types.MethodType):
+        return False
+    return unwrap_compiled(value) is not value or _find_compiled_call(value) is not None
+
+
+def read_compile_settings(value: object) -> CompileSettings | None:
+    """The arguments of ``torch.compile`` behind ``value``; None if it is not compiled.
+
+    A mode is given as the options that it stands for: torch keeps no more of it.
+
+    Raises:
+        LookupError: this torch keeps them elsewhere.
+    """
+    call = _find_compiled_call(value)
+    if call is None and unwrap_compiled(value) is value:
+        return None
+    compiled = value if call is None else call
+    context = getattr(compiled, "dynamo_ctx", None) or _find_context(compiled)
+    callback = getattr(context, "callback", None)
+    if callback is None:
+        raise LookupError("the arguments of torch.compile cannot be read from its result")
+    backend = [*_list_backends(callback)][-1]
+    dynamic, fullgraph = getattr(backend, "dynamic", None), bool(getattr(callback, "_one_graph", False))
+    config = getattr(backend, "config", None)
+    if isinstance(config, Mapping) and getattr(backend, "compiler_name", None) == "inductor":
+        return CompileSettings(options=dict(config), dynamic=dynamic, fullgraph=fullgraph)
+    name = getattr(backend, "compiler_name", None)
+    function = name if name in torch._dynamo.list_backends(None) else getattr(backend, "compiler_fn", backend)
+    given: Mapping[str, object] = getattr(backend, "kwargs", {})
+    return CompileSettings(
+        backend=cast("str | AnyCallable", function),
+        options=cast("Mapping[str, object]", given.get("options") or {}),
+        mode=cast("str | None", given.get("mode")),
+        dynamic=dynamic,
+        fullgraph=fullgraph,
+    )
+
+
+def _find_compiled_call(value: object) -> object:
+    """The compiled call of a module that was compiled in place."""
+    return vars(value).get("_compiled_call_impl") if isinstance(value, nn.Module) else None
+
+
+def _find_context(function: object) -> object:
+    """The context that a compiled function closes over."""
+    if not isinstance(function, types.FunctionType):
+        return None
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells}.get("self")
+
+
+def _list_backends(callback: object) -> Iterator[object]:
+    """The callback and the backends that it wraps, the outermost first."""
+    backend: object = callback
+    while backend is not None:
+        yield backend
+        backend = getattr(backend, "_torchdynamo_orig_backend", None)
+
+
+# The older way into the compiler, ``torch._dynamo.optimize``, and what a program sets in its configs.
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+@dataclass(frozen=True)
+class OptimizeReplacement:
+    """A replacement of ``torch._dynamo.optimize``."""
+
+    replacement: Function
+
+    def record_unseen(self, unseen: Unseen, error: BaseException | None = None) -> None:
+        """Ignore it: a torch without the older way needs no replacement of it."""
+
+
+def wrap_optimize(interception: OptimizeReplacement, original: Function) -> Function:
+    """Call the replacement instead; what it raises is meant for the program."""
+
+    def optimize(*args: object, **kwargs: object) -> object:
+        try:
+            return interception.replacement(*args, **kwargs)
+        except Exception as error:  # of any kind: it rises in the program
+            raise IntendedError(error) from error
+
+    return optimize
+
+
+# fmt: off
+CAPTURE: tuple[Patch[OptimizeReplacement], ...] = (
+    Patch("optimize", (DYNAMO,), "scripts that call torch._dynamo.optimize",
+          "torch._dynamo", "optimize", wrap_optimize),
+    Patch("optimize_assert", (DYNAMO,), "scripts that call torch._dynamo.optimize_assert",
+          "torch._dynamo", "optimize_assert", wrap_optimize),
+)
+# fmt: on
+
+
+@contextlib.contextmanager
+def replace_optimize(replacement: Function) -> Iterator[None]:
+    """Have ``torch._dynamo.optimize`` and ``optimize_assert`` call ``replacement`` inside the block."""
+    with install_patches(OptimizeReplacement(replacement), CAPTURE):
+        yield
+
+
+def skip_tracing(function: Callable[..., object]) -> None:
+    """Have dynamo run the frames of a function as they are; what the function calls may be compiled as ever."""
+    importlib.import_module("torch._dynamo.eval_frame").skip_code(cast(types.FunctionType, function).__code__)
+
+
+def disable_compile(function: _Function) -> _Function:
+    """A decorator: dynamo leaves the function, and what it calls, alone."""
+    left_alone: _Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return left_alone
+
+
+def copy_configs() -> dict[str, dict[str, object]]:
+    """Every entry of the compiler's configs, by config (``inductor``, ``dynamo``, ``functorch``)."""
+    return {name: load_config(name).get_config_copy() for name in CONFIGS}
+
+
+def diff_configs(before: Mapping[str, Mapping[str, object]]) -> dict[str, dict[str, object]]:
+    """The entries that are not what they were in ``before``, by config."""
+    return {
+        name: {key: value for key, value in entries.items() if not _is_equal(value, before[name].get(key))}
+        for name, entries in copy_configs().items()
+    }
+
+
+def reset_compiler() -> None:
+    """Forget everything that was compiled."""
+    torch._dynamo.reset()
+
+
+def _is_equal(before: object, after: object) -> bool:
+    if before is after:
+        return True
+    try:
+        return bool(before == after)
+    except Exception:  # values of the user's, whose __eq__ may raise anything
+        return False
+
+
+# PyTorch's own accuracy check, reported because its bug template asks for it.
+
+
+def check_torch_same(eager: torch.Tensor, compiled: torch.Tensor, reference: torch.Tensor) -> bool:
+    """``torch._dynamo.utils.same(eager, compiled, fp64_ref=reference)`` at its defaults, NaN equal to NaN.
+
+    Not to be trusted alone: outputs of size 1e-5 that are wrong throughout pass it.
+    """
+    from torch._dynamo.utils import same
+
+    return bool(same(eager, compiled, fp64_ref=reference, equal_nan=True, log_error=_ignore_log))
+
+
+def _ignore_log(*args: object, **kwargs: object) -> None:
+    """The verdict says what differs; the log need not."""

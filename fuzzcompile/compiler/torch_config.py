@@ -1,0 +1,277 @@
+"""Settings of the compiler: its three configs, entries that switch passes, and options this torch has."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import os
+import re
+import struct
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol, cast
+
+from fuzzcompile.compiler.watch.torch_patch import Function, UnseenRecorder
+from fuzzcompile.model.facts import facts
+
+# The three configs of the compiler, and the entries they have.
+
+CONFIGS: Mapping[str, str] = MappingProxyType(
+    {
+        "inductor": "torch._inductor.config",
+        "dynamo": "torch._dynamo.config",
+        "functorch": "torch._functorch.config",
+    }
+)
+"""The module of each config, by the name that settings and reports use."""
+
+
+class Config(Protocol):
+    """Common interface of torch's config modules (``torch.utils._config_module.ConfigModule``)."""
+
+    def patch(self, changes: Mapping[str, object], /) -> contextlib.AbstractContextManager[None]:
+        """Set entries for the time of a block."""
+
+    def get_config_copy(self) -> dict[str, object]:
+        """Every entry with a copy of its present value."""
+
+
+def load_config(name: str) -> Config:
+    """The config called ``inductor``, ``dynamo`` or ``functorch``."""
+    return cast(Config, importlib.import_module(CONFIGS[name]))
+
+
+def has_entry(config: Config, key: str) -> bool:
+    """Return whether a config has an entry; ``key`` may be dotted (``cpp.simdlen``)."""
+    owner: object = config
+    for part in key.split("."):
+        if not hasattr(owner, part):
+            return False
+        owner = getattr(owner, part)
+    return True
+
+
+def patch_config(name: str, changes: Mapping[str, object]) -> contextlib.AbstractContextManager[None]:
+    """Set those of the entries that this torch has for the time of a block."""
+    config = load_config(name)
+    present = {key: value for key, value in changes.items() if has_entry(config, key)}
+    return config.patch(present) if present else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def preserve_config() -> Iterator[None]:
+    """Set every config back at the end of the block to what it was at its beginning."""
+    with contextlib.ExitStack() as stack:
+        for name in CONFIGS:
+            config = load_config(name)
+            stack.enter_context(config.patch(config.get_config_copy()))
+        yield
+
+
+def list_changed_entries(name: str) -> dict[str, object]:
+    """The entries of a config that do not have torch's default; none of a config that nothing has imported yet."""
+    if CONFIGS[name] not in sys.modules:
+        return {}
+    config = load_config(name)
+    is_default = getattr(config, "_is_default", lambda key: False)
+    return {key: value for key, value in config.get_config_copy().items() if not is_default(key)}
+
+
+MISSING = object()
+_CONFIGURED = (
+    "torch._inductor.config",
+    "torch._dynamo.config",
+    "torch._functorch.config",
+    "torch.fx.experimental._config",
+    "torch._logging._internal",
+)
+# Its time says when a cache of kernels was last looked through for half-written ones.
+_LOOKED = "fuzzcompile-looked-through"
+_LONGEST_LINK = 600.0
+_ELF_HEADER = struct.Struct("<4sBBBBB7xHHIQQQIHHHHHH")
+
+
+def compile_in_process(threads: int = 1) -> None:
+    """Keep Inductor's compile jobs in this process, unless the user set another number of threads.
+
+    A pool of compile workers of its own would outlive time limits and multiply with ours.
+
+    Args:
+        threads: how many C++ compilers may run at a time. Only for the CPU: more than one thread means processes to
+            Triton.
+    """
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        import torch._inductor.config as inductor_config
+
+        inductor_config.compile_threads = threads
+        os.environ["TORCH_WARM_POOL"] = "0"
+
+
+def find_import_variables(names: Iterable[str]) -> list[str]:
+    """Those of the environment variables that torch reads once, when its configuration is imported.
+
+    They are those that the source of a configuration module names; what torch reads where it uses it is in others.
+    """
+    found = (importlib.util.find_spec(module) for module in _CONFIGURED)
+    sources = [Path(spec.origin).read_text(encoding="utf-8") for spec in found if spec is not None and spec.origin]
+    return sorted(name for name in names if any(f'"{name}"' in source for source in sources))
+
+
+def get_setting(key: str) -> Any:
+    """The present value of an entry of ``torch._inductor.config`` (``cpp.simdlen``); ``MISSING`` if there is none."""
+    config = load_config("inductor")
+    return functools.reduce(getattr, key.split("."), config) if has_entry(config, key) else MISSING
+
+
+def wrap_guard_timing(watcher: UnseenRecorder, original: Function) -> Function:
+    """Do without the measurement of how long dynamo's guards take, which flushes the processor's caches: 20 ms each."""
+    return lambda *args: 0.0
+
+
+def drop_broken_kernels() -> list[str]:
+    """Delete half-written shared objects from Inductor's kernel cache and return their names.
+
+    The linker's output is not moved into place: a worker killed in the middle leaves a truncated library
+    behind, and every later case that needs this kernel would fail with "file too short", which looks like a
+    bug of the compiler. A file whose lock is held is still being written. Files that were old when the cache was
+    looked through before are not looked at again: it may hold tens of thousands.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from torch.utils._filelock import FileLock
+
+    folder = Path(cache_dir())
+    dropped: list[str] = []
+    for path in _find_recent_libraries(folder):
+        if _is_complete(path):
+            continue
+        lock = FileLock(str(folder / "locks" / f"{path.name.split('.')[0]}.lock"), timeout=0)
+        try:
+            with lock:
+                path.unlink(missing_ok=True)
+                dropped.append(path.name)
+        except (OSError, TimeoutError, RuntimeError):
+            continue
+    return dropped
+
+
+def _find_recent_libraries(folder: Path) -> list[Path]:
+    """The shared objects written since the cache was last looked through, or not long before: links may take a while.
+
+    The time of that is the time of a file in the cache.
+    """
+    looked = folder / _LOOKED
+    try:
+        since = looked.stat().st_mtime - _LONGEST_LINK
+    except OSError:
+        since = 0.0
+    recent: list[Path] = []
+    with contextlib.suppress(OSError):  # there is no cache yet
+        looked.touch()
+        for entry in [*os.scandir(folder)]:
+            with contextlib.suppress(OSError):  # another process empties the cache
+                if entry.is_dir() and entry.stat().st_mtime >= since:
+                    libraries = (file for file in os.scandir(entry) if file.name.endswith(".so"))
+                    recent += [Path(file.path) for file in libraries if file.stat().st_mtime >= since]
+    return recent
+
+
+def _is_complete(path: Path) -> bool:
+    """Return whether the file is an ELF object that ends with its section headers, which the linker writes last."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            header = stream.read(_ELF_HEADER.size)
+    except OSError:
+        return True
+    if size < _ELF_HEADER.size or header[:4] != b"\x7fELF":
+        return False
+    fields = _ELF_HEADER.unpack(header)
+    section_offset, entry_size, entries = fields[11], fields[16], fields[17]
+    return bool(section_offset + entry_size * entries <= size)
+
+
+# Options of the compiler that the installed torch has, down to the passes that its fusion options name.
+
+_PASSES = "torch._inductor.fx_passes"
+# Per option, where the passes are that it may name.
+_TABLES = {
+    "pre_grad_fusion_options": (("split_cat", "PRE_GRAD_PATTERNS"), ("group_batch_fusion", "PRE_GRAD_FUSIONS")),
+    "post_grad_fusion_options": (("split_cat", "POST_GRAD_PATTERNS"), ("group_batch_fusion", "POST_GRAD_FUSIONS")),
+}
+
+
+def find_unknown_options(options: Mapping[str, object]) -> tuple[str, ...]:
+    """The entries of ``torch._inductor.config``, and the passes named in them, that the installed torch lacks."""
+    unknown = [key for key in options if get_setting(key) is MISSING]
+    for key, tables in _TABLES.items():
+        known = {name for module, table in tables for name in _load_pass_table(module, table)}
+        unknown += [f"{key}:{name}" for name in _list_names(options.get(key)) if name not in known]
+    return tuple(unknown)
+
+
+def _list_names(option: object) -> Iterable[str]:
+    return option if isinstance(option, Mapping) else ()
+
+
+def _load_pass_table(module: str, name: str) -> Mapping[str, object]:
+    try:
+        table: Mapping[str, object] = getattr(importlib.import_module(f"{_PASSES}.{module}"), name)
+    except (ImportError, AttributeError):
+        return {}
+    return table
+
+
+# Settings of ``torch._inductor.config`` that switch passes or change numbers, and what they are set to.
+
+_NAME = re.compile(r"\bconfig\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+_LONGEST = 60
+
+
+@dataclass(frozen=True)
+class ConfigToggle:
+    """A setting: the stage that it belongs to, its present value and torch's own, both as source."""
+
+    stage: str
+    name: str
+    value: str
+    default: str
+    changed: bool
+
+
+def list_toggles(conditions: Mapping[str, Collection[str]]) -> Iterator[ConfigToggle]:
+    """The settings in the conditions around each stage's passes, and those that the facts list for the stage.
+
+    Each is given once, under its first stage; settings that the installed torch does not have are left out.
+
+    Args:
+        conditions: the conditions of each stage, as source.
+    """
+    config = importlib.import_module("torch._inductor.config")
+    entries: Mapping[str, object] = getattr(config, "_config", {})
+    listed = facts().settings.listed
+    seen = set[str]()
+    for stage in dict.fromkeys((*conditions, *listed)):
+        guarding = [name for text in sorted(conditions.get(stage, ())) for name in _NAME.findall(text)]
+        for name in (*listed.get(stage, ()), *guarding):
+            if name not in entries or name in seen:
+                continue
+            seen.add(name)
+            value, default = _read_value(config, name), getattr(entries[name], "default", None)
+            yield ConfigToggle(stage, f"config.{name}", _format_value(value), _format_value(default), value != default)
+
+
+def _read_value(config: object, name: str) -> object:
+    for part in name.split("."):
+        config = getattr(config, part, None)
+    return config
+
+
+def _format_value(value: object) -> str:
+    text = getattr(value, "__name__", None) if callable(value) else repr(value)
+    text = " ".join((text or type(value).__name__).split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."

@@ -1,0 +1,1 @@
+"""Watched compiles: hooks, ledgers of rewrites, snapshots and vetoes."""

@@ -1,0 +1,176 @@
+"""AOTAutograd's decisions: the analysis of inputs and outputs, the layout of tangents, the partition."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from fuzzcompile.compiler.functional_run import leave_transforms
+from fuzzcompile.compiler.graph_replay import GraphReplayer
+from fuzzcompile.compiler.torch_config import load_config
+from fuzzcompile.compiler.watch.ledger import ChangedTangent, MetadataAnalysis, Snapshot
+from fuzzcompile.compiler.watch.recorder import Recorder
+from fuzzcompile.compiler.watch.rule_labels import find_source
+from fuzzcompile.compiler.watch.torch_patch import Function
+from fuzzcompile.run.tensors import copy_tree, same_values, share_storage
+
+SOURCE = "torch/_functorch/_aot_autograd/collect_metadata_analysis.py"
+FUNCTION = "run_functionalized_fw_and_collect_metadata"
+_OF_INPUT = ("alias_of_input", "is_input")
+
+
+def wrap_analysis(recorder: Recorder, original: Function) -> Function:
+    """Keep the first analysis of each captured graph; later ones are of other forms of it."""
+    _, line = find_source(original)
+
+    def prepare(*args: object, **kwargs: object) -> Function:
+        analyse = original(*args, **kwargs)
+        assert callable(analyse)
+
+        def analysed(*flat: object) -> object:
+            said = analyse(*flat)
+            if recorder.frame is not None and recorder.frame.analysis is None:
+                recorder.frame.analysis = _read_metadata(said, line)
+            return said
+
+        return analysed
+
+    return prepare
+
+
+def _read_metadata(said: object, line: int | None) -> MetadataAnalysis:
+    outputs, inputs = getattr(said, "output_info", ()), getattr(said, "input_info", ())
+    return MetadataAnalysis(
+        tuple(bool(getattr(output, "requires_grad_for_backward", output.requires_grad)) for output in outputs),
+        tuple((str(output.output_type.name), output.base_idx) for output in outputs),
+        tuple(bool(each.mutates_data) for each in inputs),
+        line,
+    )
+
+
+def find_contradictions(
+    said: MetadataAnalysis, snapshot: Snapshot, inputs: Sequence[object], *, grad: bool
+) -> Iterator[str]:
+    """Yield, in a few words each, facts about inputs and outputs that a run of the graph shows and the analysis denies.
+
+    Args:
+        said: the analysis of that graph.
+        snapshot: the graph.
+        inputs: values of its placeholders, in order; copied before the run.
+        grad: whether the program has gradients.
+
+    Raises:
+        Exception: whatever the graph raises.
+    """
+    given = copy_tree(list(inputs))
+    kept = copy_tree([value.detach() if isinstance(value, torch.Tensor) else value for value in given])
+    with torch.set_grad_enabled(grad), leave_transforms():
+        outputs = pytree.tree_leaves(GraphReplayer(snapshot).run(*given))
+    if (len(outputs), len(given)) != (len(said.gradients), len(said.written)):
+        return
+    for index, output in enumerate(outputs):
+        if isinstance(output, torch.Tensor):
+            yield from _check_output(f"output {index}", output, said.gradients[index], said.kinds[index], given, grad)
+    for index, (before, after) in enumerate(zip(kept, given, strict=True)):
+        if not said.written[index] and _is_written(before, after):
+            yield f"input {index} is written to"
+
+
+def _is_written(before: object, after: object) -> bool:
+    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor) or before.shape != after.shape:
+        return False
+    return not same_values(before, after.detach())
+
+
+def _check_output(
+    name: str, output: torch.Tensor, gradient: bool, kind: tuple[str, int | None], given: Sequence[object], grad: bool
+) -> Iterator[str]:
+    # A view that was made without gradients requires them as its base does, and gets none.
+    differentiable = output.requires_grad and (output.grad_fn is not None or not output._is_view())
+    if grad and differentiable != gradient:
+        yield f"{name} {'gets' if differentiable else 'gets no'} gradients"
+    shared = [
+        index for index, value in enumerate(given) if isinstance(value, torch.Tensor) and share_storage(value, output)
+    ]
+    of_input, base = kind
+    if of_input in _OF_INPUT and base not in shared:
+        yield f"{name} is no view of input {base}"
+    # One of several views that one call makes (chunk) is given back as no alias, on purpose, and names its input.
+    if kind == ("non_alias", None) and shared:
+        yield f"{name} is a view of input {shared[0]}"
+
+
+# AOTAutograd's changes of tangents (the gradients that a backward pass is given) before its graph gets them.
+
+PLACE = ("torch._functorch._aot_autograd.runtime_wrappers", "coerce_to_expected_memory_format")
+AS_THEY_COME: Mapping[str, object] = {"guess_tangent_strides_as_outputs": False}
+"""The entries of ``torch._functorch.config`` without which no layout of a tangent is guessed from an output's."""
+
+
+def wrap_coercion(recorder: Recorder, original: Function) -> Function:
+    """Compare each tangent with its copy: another layout of it has the same values."""
+    _, line = find_source(original)
+
+    def coerce(tangent: object, layout: object) -> object:
+        copied = original(tangent, layout)
+        if copied is not tangent and isinstance(copied, torch.Tensor) and isinstance(tangent, torch.Tensor):
+            before, after = (value.detach().clone(memory_format=torch.contiguous_format) for value in (tangent, copied))
+            if not same_values(before, after):
+                shape, strides = tuple(tangent.shape), tuple(copied.stride())
+                recorder.ledger.changed_tangents.append(ChangedTangent(shape, strides, before, after, line))
+        return copied
+
+    return coerce
+
+
+# The function that splits a joint graph into forward and backward, and the plainest one to take its place.
+
+_MINIMAL_CUT = "min_cut_rematerialization_partition"
+
+
+def find_partitioner() -> Callable[..., object] | None:
+    """The user's own partitioner, or Inductor's; None if this torch has none that is known."""
+    own: Callable[..., object] | None = getattr(load_config("inductor"), "custom_partitioner_fn", None)
+    return own or getattr(importlib.import_module("torch._inductor.compile_fx"), _MINIMAL_CUT, None)
+
+
+def describe_partitioner() -> tuple[str, Callable[..., object] | None]:
+    """Name and function of the partitioner in use; the function is what holds its code."""
+    function = find_partitioner()
+    if function is None or hasattr(function, "__code__"):
+        return _MINIMAL_CUT, function
+    return type(function).__name__, type(function).__call__
+
+
+def make_plain_partitioning() -> Mapping[str, object] | None:
+    """Entries of Inductor's config under which everything that backward needs is saved; None if this torch has none.
+
+    That is AOTAutograd's default partition: nothing is computed twice, and no minimal cut is sought.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._functorch.partitioners import default_partition
+        from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+        if not hasattr(load_config("inductor"), "custom_partitioner_fn"):
+            return None
+
+        class DefaultPartition(CustomPartitionerFn):
+            """AOTAutograd's default partition."""
+
+            def __call__(
+                self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+            ) -> tuple[fx.GraphModule, fx.GraphModule]:
+                kwargs.pop("compiler", None)
+                return default_partition(gm, joint_inputs, **kwargs)
+
+            def uuid(self) -> None:
+                return None
+
+        return {"custom_partitioner_fn": DefaultPartition()}
+    return None

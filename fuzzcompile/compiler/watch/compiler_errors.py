@@ -1,0 +1,195 @@
+"""Errors of the compiler: the place where one rose, and those that are the machine's fault."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import linecache
+import os
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from fuzzcompile.model.stages import is_compiler
+from fuzzcompile.run.observation import GeneratedPlace
+from fuzzcompile.run.toolchain import toolchain_fault
+
+_INDUCTOR = "torch/_inductor/"
+# Modules that Inductor generates have names below its own.
+_GENERATED = "torch._inductor."
+_MOST_FRAMES = 3
+# What only hands calls on.
+_DISPATCH = ("virtualized.py", "ops_handler.py")
+_WRAPPERS = ("wrapped", "wrapper", "inner", "_wrapped")
+# Through these functions every operator of a program goes, and every error of one.
+_EVERY_OPERATOR = {
+    "torch/_subclasses/fake_tensor.py": (
+        "__torch_dispatch__", "dispatch", "_cached_dispatch_impl", "_dispatch_impl", "maybe_run_unsafe_fallback",
+    ),
+    "torch/_inductor/compile_fx.py": ("fake_tensor_prop",),
+    "torch/_dynamo/utils.py": (
+        "run_node", "get_fake_value", "_get_fake_value_impl", "wrap_fake_exception", "<lambda>",
+        "_wrap_graph_break_with_torch_runtime_err",
+    ),
+}  # fmt: skip
+_ENTRIES = ("torch/_dynamo/eval_frame.py", "torch/_dynamo/exc.py")
+_PACKAGES = Path(torch.__file__).parent.parent
+_STANDARD = Path(sysconfig.get_paths()["stdlib"])
+_OURS = Path(__file__).parents[2]
+
+
+def find_raise_place(error: BaseException) -> tuple[str | None, int | None, str | None]:
+    """File (relative to site-packages), line and function where an error of the compiler rose first.
+
+    That is the innermost frame of its root cause within ``torch/_inductor``, or of a lowering that a user registered;
+    frames that only hand calls on are passed over unless there is nothing else. Each is None without such a frame.
+    """
+    frames = [
+        (name, line, frame)
+        for frame, line in _iterate_frames(_find_root_error(error))
+        if (name := _find_compiler_file(frame)) is not None
+    ]
+    telling = [(name, line, frame) for name, line, frame in frames if not _is_forwarding(name, frame)] or frames
+    if not telling:
+        return None, None, None
+    name, line, frame = telling[-1]
+    return name, line, frame.f_code.co_name
+
+
+def list_raise_frames(error: BaseException) -> tuple[tuple[str, int, str], ...]:
+    """Return the innermost frames of the compiler that its error came through, innermost first: file, line, function.
+
+    They are those of its first cause that has any. Code that only hands calls on, or that the compiler generated, is
+    passed over; at most three are given. A generated program that raised by itself has none: its caller has
+    finished its work.
+    """
+    if find_generated_place(error) is not None:
+        return ()
+    first, *later = reversed(_list_causes(error))
+    for cause in (first, *(error for error in later if not _is_raised_again(error))):
+        frames = tuple(_iterate_telling_frames(cause))
+        if frames:
+            return frames[:_MOST_FRAMES]
+    return ()
+
+
+def find_generated_place(error: BaseException) -> GeneratedPlace | None:
+    """The line of the generated program that raised an error by itself; None where anything else raised it."""
+    frame, line = next(reversed(list(_iterate_frames(error))), (None, 0))
+    if frame is None or not str(frame.f_globals.get("__name__", "")).startswith(_GENERATED):
+        return None
+    path = Path(frame.f_code.co_filename)
+    if path.is_relative_to(_PACKAGES):
+        return None
+    source = "".join(linecache.getlines(str(path)))
+    return GeneratedPlace(source, line) if source else None
+
+
+def _iterate_telling_frames(error: BaseException) -> Iterator[tuple[str, int, str]]:
+    for frame, line in reversed(list(_iterate_frames(error))):
+        path = Path(frame.f_code.co_filename)
+        name = path.relative_to(_PACKAGES).as_posix() if path.is_relative_to(_PACKAGES) else ""
+        if is_compiler(name) and not _is_forwarding(name, frame):
+            yield name, line, frame.f_code.co_name
+
+
+def _find_root_error(error: BaseException) -> BaseException:
+    seen = {id(error)}
+    while error.__cause__ is not None and id(error.__cause__) not in seen:
+        error = error.__cause__
+        seen.add(id(error))
+    return error
+
+
+def _list_causes(error: BaseException) -> list[BaseException]:
+    """The error and its causes in turn, with what dynamo raises again as an error of its own ``from None``."""
+    chain: list[BaseException] = []
+    while error not in chain:
+        chain.append(error)
+        again = error.__context__ if _is_raised_again(error) else None
+        error = error.__cause__ or again or error
+    return chain
+
+
+def _is_raised_again(error: BaseException) -> bool:
+    return type(error).__module__ == "torch._dynamo.exc"
+
+
+def _iterate_frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """The frames that an error came through with the line where each was, outermost first."""
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def _find_compiler_file(frame: FrameType) -> str | None:
+    """The file of a frame of Inductor or of a user's code; None for any other."""
+    path = Path(frame.f_code.co_filename)
+    if path.is_relative_to(_PACKAGES):
+        name = path.relative_to(_PACKAGES).as_posix()
+        return name if name.startswith(_INDUCTOR) else None
+    if path.is_relative_to(_STANDARD) or path.is_relative_to(_OURS) or not path.is_file():
+        return None
+    return path.name
+
+
+def _is_forwarding(name: str, frame: FrameType) -> bool:
+    function = frame.f_code.co_name
+    passes = name.removeprefix(_INDUCTOR) in _DISPATCH or function in _WRAPPERS
+    return passes or name in _ENTRIES or function in _EVERY_OPERATOR.get(name, ())
+
+
+# Errors of a compile that are the machine's: a full disk, a folder without rights, no working C++ compiler.
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+_NO_RIGHTS = {errno.EACCES, errno.EPERM, errno.EROFS}
+_EXHAUSTED = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE}
+# By name: these classes of torch._inductor.exc are not the same in every torch.
+_NO_COMPILER = "InvalidCxxCompiler"
+_CPP_ERROR = "CppCompileError"
+# What g++ says when the machine stopped it, whatever it was to compile, as the system's number for it.
+_STOPPED = {
+    "No space left on device": errno.ENOSPC,
+    "Disk quota exceeded": errno.EDQUOT,
+    "Read-only file system": errno.EROFS,
+    "Killed": errno.ENOMEM,
+    "out of memory": errno.ENOMEM,
+}
+
+
+def describe_machine_fault(error: BaseException) -> str:
+    """Return the fault of the machine that made a compile fail, and its remedy; empty if there is none.
+
+    Args:
+        error: the exception without the wrappers of the compiler.
+    """
+    name = type(error).__name__
+    if isinstance(error, OSError):
+        return _describe_errno(error.errno or 0, str(error.filename or ""))
+    if name == _NO_COMPILER:
+        return toolchain_fault() or str(error).strip().splitlines()[0]
+    if name == _CPP_ERROR:
+        output = str(getattr(error, "output", error))
+        stopped = next((number for words, number in _STOPPED.items() if words in output), 0)
+        return _describe_errno(stopped) or _check_toolchain()
+    return ""
+
+
+def _describe_errno(number: int, file: str = "") -> str:
+    """Describe an ``errno``; empty for one that a program may well be to blame for."""
+    said = f"{os.strerror(number)}{f' ({file})' if file else ''}"
+    if number in _NO_ROOM:
+        return f"{said}; make room, or point TMPDIR and TORCHINDUCTOR_CACHE_DIR at a disk with some"
+    if number in _NO_RIGHTS:
+        return f"{said}; point TMPDIR and TORCHINDUCTOR_CACHE_DIR at folders that can be written"
+    return said if number in _EXHAUSTED else ""
+
+
+@functools.cache
+def _check_toolchain() -> str:
+    """A compiler that refuses a tiny program refuses a kernel for the same reason; asked once a process."""
+    return toolchain_fault() or ""

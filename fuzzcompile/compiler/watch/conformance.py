@@ -1,0 +1,288 @@
+"""Conformance of the patches with the installed torch: each is tried on a few small compiles."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fuzzcompile.compiler.kernels.lowering_control import EVERYTHING, Control
+from fuzzcompile.compiler.operators import fake_tensors
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.compiler.session import Compilation, open_session
+from fuzzcompile.compiler.watch import patch_table
+from fuzzcompile.compiler.watch.ledger import Ledger, ProbeLedgers
+from fuzzcompile.compiler.watch.patch_table import AnyPatch
+from fuzzcompile.compiler.watch.torch_patch import install_patches, switched_off
+from fuzzcompile.compiler.watch.unseen import format_reason
+from fuzzcompile.model.facts import is_in_known_range
+from fuzzcompile.run.case import CompileSettings
+
+# Programs that the probes of the patches compile, and passes that leave a mark in their graphs.
+
+
+class TrainedModule(nn.Module):
+    """A sine with a parameter and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((5,), 0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run it."""
+        return torch.sin(x) * self.weight * torch.ones(5)
+
+
+class FrozenModule(nn.Module):
+    """A convolution, whose weights have a layout, and arithmetic on a parameter, which can be folded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.scale = nn.Conv2d(2, 4, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run it."""
+        result: torch.Tensor = torch.sin(self.convolution(x)) * (self.scale * 2)
+        return result
+
+
+def run_inference(x: torch.Tensor) -> torch.Tensor:
+    """Sine, cosine and a constant."""
+    return torch.cos(torch.sin(x) * torch.ones(5))
+
+
+def first_probe(graph: fx.Graph) -> None:
+    """A user's pass that marks the graph before its gradients with a multiplication by one."""
+    _multiply_by_one(graph, torch.sin, torch.mul)
+
+
+def last_probe(graph: fx.Graph) -> None:
+    """A user's pass that marks a graph after its gradients, and leaves dead code behind."""
+    _multiply_by_one(graph, torch.ops.aten.sin.default, torch.ops.aten.mul.Tensor)
+
+
+def dead_probe(graph: fx.Graph) -> None:
+    """A user's pass that runs another one over the module, and leaves dead code behind."""
+    observer = importlib.import_module("torch.fx.passes.graph_transform_observer").GraphTransformObserver
+    observer(graph.owning_module, "module_probe").apply_gm_pass(module_probe)
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
+        with graph.inserting_after(node):
+            graph.call_function(torch.ops.aten.neg.default, (node,)).meta.update(node.meta)
+
+
+def module_probe(module: fx.GraphModule) -> None:
+    """A pass over a module that marks its graph with a multiplication by one."""
+    _multiply_by_one(module.graph, torch.ops.aten.sin.default, torch.ops.aten.mul.Tensor)
+
+
+def fusion_probe(nodes: object) -> object:
+    """A user's pass over the scheduler's nodes that leaves them as they are."""
+    return nodes
+
+
+def _multiply_by_one(graph: fx.Graph, sine: Any, times: Any) -> None:
+    for node in graph.find_nodes(op="call_function", target=sine):
+        with graph.inserting_after(node):
+            new = graph.call_function(times, (node, 1.0))
+        new.meta.update(node.meta)
+        node.replace_all_uses_with(new, delete_user_cb=lambda user, new=new: user is not new)
+
+
+def doubled_sine(match: Any, x: fx.Node) -> None:
+    """Handler of the planted pattern: it makes every sine twice as large."""
+    match.replace_by_example(lambda x: torch.sin(x) * 2, [x])
+
+
+def pattern_probe(graph: fx.Graph) -> None:
+    """A user's pass that runs a table of patterns of its own."""
+    matcher = importlib.import_module("torch._inductor.pattern_matcher")
+    table = matcher.PatternMatcherPass()
+    pattern = matcher.CallFunction(torch.ops.aten.sin.default, matcher.KeywordArg("x"))
+    matcher.register_graph_pattern(pattern, pass_dict=table)(doubled_sine)
+    table.apply(graph)
+
+
+def run_activation(x: torch.Tensor) -> torch.Tensor:
+    """The same with an activation that has a decomposition."""
+    return nn.functional.silu(run_inference(x))
+
+
+def run_several_kernels(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Two loops that can be fused, a reduction, an activation and a matrix product."""
+    return torch.exp(x), torch.cos(x), x.sum(-1), nn.functional.silu(x), x @ x
+
+
+def joint_probe(module: fx.GraphModule, inputs: object) -> fx.GraphModule:
+    """A user's pass over the joint graph that marks it with a multiplication by one."""
+    _multiply_by_one(module.graph, torch.ops.aten.sin.default, torch.ops.aten.mul.Tensor)
+    return module
+
+
+_CHANGES = Control(
+    fallbacks=("aten.cos.default",),
+    apart=(EVERYTHING,),
+    realised=("aten.exp.default",),
+    scalarised=("exp",),
+    separate=True,
+)
+
+
+def is_known(version: str = torch.__version__) -> bool:
+    """Return whether the probes are known to pass on this version of torch."""
+    return is_in_known_range(version)
+
+
+def find_missing_patches() -> dict[str, str]:
+    """Names of the patches that the installed torch has no place for, and why."""
+    return {patch.name: why for patch in patch_table.PATCHES if (why := patch.check_place()) is not None}
+
+
+def probe_patches() -> dict[str, str]:
+    """Try every patch; the name of each that failed, and how. Switches those off for this process."""
+    switched_off.clear()
+    missing = find_missing_patches()
+    findings = _compile_without_failing_patches()
+    failed = dict(switched_off)
+    for patch in patch_table.PATCHES:
+        if patch.name not in failed and patch.name not in missing:
+            wrong = _try_patch(patch, findings)
+            if wrong is not None:
+                failed[patch.name] = wrong
+    switched_off.update(failed)
+    return {**failed, **missing}
+
+
+def _try_patch(patch: AnyPatch, findings: ProbeLedgers | None) -> str | None:
+    """Return the fault of a patch that this torch has a place for; None if it holds."""
+    try:
+        wrong = patch.check_parameters()
+        if wrong is not None or findings is None:
+            return wrong
+        trouble = (
+            unseen.why for ledger in findings.list_ledgers() for unseen in ledger.unseen if unseen.what == patch.name
+        )
+        return next(trouble, None) or (patch.probe(findings) if patch.probe is not None else None)
+    except Exception as error:  # whatever a probe stumbles over says that its patch does not hold
+        return format_reason(error)
+
+
+def _compile_without_failing_patches() -> ProbeLedgers | None:
+    """Compile the programs, and switch patches off until they compile; None if they do not compile without any."""
+    while len(switched_off) < len(patch_table.PATCHES):
+        try:
+            return _compile_programs()
+        except Exception as error:  # of any kind: the compiler passes on what rises in a patch
+            cause = _find_root_cause(error)
+            guilty = _find_patches(cause) - set(switched_off) or {patch.name for patch in patch_table.PATCHES}
+            switched_off.update(dict.fromkeys(guilty, format_reason(cause)))
+    return None
+
+
+def _find_root_cause(error: BaseException) -> BaseException:
+    """The exception that those of the compiler carry."""
+    inner = getattr(error, "inner_exception", None)
+    return _find_root_cause(inner) if isinstance(inner, BaseException) and inner is not error else error
+
+
+def _find_patches(error: BaseException) -> set[str]:
+    """The patches whose replacement was called last before the exception rose."""
+    frames = [frame.f_code.co_qualname for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for name in reversed(frames):
+        guilty = {patch.name for patch in patch_table.PATCHES if name.startswith(_name_replacement(patch))}
+        if guilty:
+            return guilty
+    return set()
+
+
+def _name_replacement(patch: AnyPatch) -> str:
+    return f"{patch.wrap.__qualname__}.<locals>"
+
+
+@functools.cache
+def probe_unknown_torch() -> None:
+    """Probe once a process where the torch is one that fuzzcompile has not been tried on."""
+    if not is_known():
+        probe_patches()
+
+
+# -- the compiles ---------------------------------------------------------------------------------------
+
+
+def _compile_programs() -> ProbeLedgers:
+    findings = ProbeLedgers()
+    initialise_patterns(torch.device("cpu"))
+    x = torch.linspace(-1, 1, 15).reshape(3, 5)
+    marks = {"pre_grad_custom_pass": first_probe, "post_grad_custom_post_pass": last_probe}
+    pattern = {"joint_custom_pre_pass": pattern_probe}
+    joint = CompileSettings(functorch={"joint_custom_pass": joint_probe})
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), _silence_advice():
+        torch.manual_seed(0)
+        how = Compilation(screen=True, config={**marks, **pattern})
+        with _record_compile(findings, "trained", how, joint) as compiled:
+            torch.autograd.backward(compiled(TrainedModule())(x.clone().requires_grad_()).sum())
+        with torch.no_grad():
+            how = Compilation(screen=True, config={"joint_custom_post_pass": dead_probe, "dce": True})
+            with _record_compile(findings, "inferred", how) as compiled:
+                compiled(run_inference)(x)
+            how = Compilation(screen=True, config={"freezing": True})
+            with _record_compile(findings, "frozen", how) as compiled:
+                compiled(FrozenModule().eval())(torch.ones(1, 2, 5, 5))
+            how = Compilation(
+                screen=True, config=pattern, vetoes=("doubled_sine",), without_decompositions=("aten.silu.default",)
+            )
+            with _record_compile(findings, "vetoed", how) as compiled:
+                findings.vetoed_is_right = torch.allclose(compiled(run_activation)(x), run_activation(x))
+            _generate_code(findings)
+    findings.metadata = _compute_fake_shape(findings.vetoed)
+    return findings
+
+
+def _generate_code(findings: ProbeLedgers) -> None:
+    """The compiles up to C++."""
+    x = torch.linspace(-1, 1, 256).reshape(16, 16)
+    fusion = {"_post_fusion_custom_pass": fusion_probe}
+    for name, control, config in (("generated", Control(), fusion), ("changed", _CHANGES, {})):
+        with _record_compile(findings, name, Compilation(kernels=True, control=control, config=config)) as compiled:
+            compiled(run_several_kernels)(x)
+
+
+def _compute_fake_shape(ledger: Ledger) -> tuple[int, ...]:
+    """The shape that a fake tensor has for a result of two elements, where the operator's description says three."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with torch.library._scoped_library("fuzzcompile_probe", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CPU")
+        library.impl("twice", lambda x: x.new_empty(3), "Meta")
+        metadata = fake_tensors.KernelMetadata(("fuzzcompile_probe.twice.default",), ledger)
+        with install_patches(metadata, patch_table.METADATA), fake_tensors.forget_metadata(), FakeTensorMode() as mode:
+            result = torch.ops.fuzzcompile_probe.twice(mode.from_tensor(torch.zeros(2)))
+    return tuple(result.shape)
+
+
+@contextlib.contextmanager
+def _silence_advice() -> Iterator[None]:
+    """Keep quiet what Inductor would tell the author of a pass about caching."""
+    logger = logging.getLogger("torch._inductor.codecache")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _record_compile(
+    findings: ProbeLedgers, name: str, how: Compilation, settings: CompileSettings | None = None
+) -> Iterator[Callable[..., Callable[..., torch.Tensor]]]:
+    with open_session(settings or CompileSettings(), how) as session:
+        yield session.compile
+    setattr(findings, name, session.ledger)

@@ -1,0 +1,291 @@
+"""Stable names for rewrite rules, their source, and the checks that refused their matches."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import linecache
+import re
+import sys
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuzzcompile.compiler.veto_names import matches_veto
+from fuzzcompile.compiler.watch.ledger import Label
+from fuzzcompile.model.custom import is_custom
+from fuzzcompile.model.facts import facts
+from fuzzcompile.model.stages import LOWERING
+
+_NAMES = facts().names
+_VARIANT = re.compile(rf"({'|'.join(_NAMES.variants)})+$")
+_NUMBERED = re.compile(r"^_*(?P<family>\w+?)_pattern_\d+$")
+_SITE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def make_entry_label(entry: Any, stage: str, pass_name: str | None) -> Label:
+    """Label of a pattern matcher entry.
+
+    Replacement patterns go by their registered name where torch gives one, else by their search function,
+    which the check's closure holds; graph and lowering patterns go by their handler.
+    """
+    function = _find_search_function(entry) or getattr(entry, "handler", None)
+    name = getattr(entry, "pattern_name", None) or _get_function_name(function) or _make_pattern_name(entry)
+    source, line = find_source(function)
+    return Label(stage, pass_name, name, source, line)
+
+
+def make_pass_label(function: Callable[..., Any] | None, stage: str, pass_name: str) -> Label:
+    """Label of a whole pass, run as ``function`` under the name ``pass_name``."""
+    source, line = find_source(function)
+    return Label(stage, pass_name, pass_name, source, line)
+
+
+def make_callable_label(function: Any, stage: str, pass_name: str | None) -> Label:
+    """Label of a user's own pass: a function, or an object that is called, which goes by its class."""
+    plain = _unwrap_function(function)
+    if hasattr(plain, "__code__"):
+        source, line = find_source(plain)
+        return Label(stage, pass_name, _get_function_name(plain) or "unnamed", source, line)
+    source, line = find_source(type(plain).__call__)
+    return Label(stage, pass_name, type(plain).__name__, source, line)
+
+
+def label_backend(backend: str | Callable[..., Any]) -> Label:
+    """Label of a backend, by its registered name or as the callable that it is."""
+    if not isinstance(backend, str):
+        return make_callable_label(backend, LOWERING, None)
+    from torch._dynamo.backends.registry import lookup_backend
+
+    source, line = find_source(lookup_backend(backend))
+    return Label(LOWERING, None, backend, source, line)
+
+
+def find_source(function: Any) -> tuple[str | None, int | None]:
+    """File (relative to site-packages, ``torch/_inductor/…``) and first line of a function."""
+    function = _unwrap_function(function)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None, None
+    return shorten_file(code.co_filename), code.co_firstlineno
+
+
+@functools.lru_cache(maxsize=1024)
+def shorten_file(file: str) -> str:
+    """A file relative to the folder that holds torch; of any other, its name."""
+    path, root = Path(file), Path(torch.__file__).parent.parent
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+
+
+def get_base_name(rewrite: str) -> str:
+    """A pattern's name without its variant: ``_sfdp_pattern_28_half_inference`` → ``_sfdp_pattern_28``."""
+    return _VARIANT.sub("", rewrite)
+
+
+def get_family(rewrite: str) -> str:
+    """The family of a rewrite: numbered siblings stand in for each other (``_sfdp_pattern_3`` → ``sfdp``)."""
+    base = get_base_name(rewrite).rpartition(":")[2]  # of a user's own pass without its module
+    match = _NUMBERED.match(base)
+    return match["family"] if match else base
+
+
+def make_family_veto(stage: str, rewrite: str) -> str:
+    """Return the name for `is_vetoed` that refuses a rewrite of a stage with its whole family (`get_family`)."""
+    base = get_base_name(rewrite)
+    match = _NUMBERED.match(base)
+    return f"{stage}:{base[: match.end('family')]}_pattern_*" if match else f"{stage}:={base}"
+
+
+def is_vetoed(label: Label, wanted: Iterable[str]) -> bool:
+    """Return whether one of the names in ``wanted`` means this label.
+
+    A name is exact (``remove_noop_ops``), a leading part that ends at an underscore or at the end
+    (``_sfdp``, ``_sfdp_pattern_1``: not ``_sfdp_pattern_11``), or a glob; ``stage:`` before it restricts it
+    to one stage, and ``=`` before the name to that rule and its variants (``=addmm``: not ``addmm_pattern``).
+    A pass of the user's own, with its patterns, goes by ``module:attribute`` too.
+    """
+    for name in wanted:
+        if is_custom(label.pass_name) and name == label.pass_name:
+            return True
+        stage, colon, rest = name.partition(":")
+        if colon and stage != label.stage:
+            continue
+        if matches_veto(label.rewrite, get_base_name(label.rewrite), rest if colon else name):
+            return True
+    return False
+
+
+def find_location(nodes: Iterable[fx.Node]) -> str | None:
+    """``file.py:line`` of the user's source behind the nodes, from the last node that knows it."""
+    for node in reversed(list(nodes)):
+        found = _SITE.findall(node.meta.get("stack_trace") or "")
+        if found:
+            path, line = found[-1]
+            return f"{Path(path).name}:{line}"
+    return None
+
+
+def _find_search_function(entry: Any) -> Any:
+    check = getattr(entry, "extra_check", None)
+    check = getattr(check, "__wrapped_check__", check)
+    code, cells = getattr(check, "__code__", None), getattr(check, "__closure__", None) or ()
+    if code is None:
+        return None
+    names = dict(zip(code.co_freevars, cells, strict=False))
+    return names[_NAMES.search_function].cell_contents if _NAMES.search_function in names else None
+
+
+def _find_partial(function: Any) -> Any:
+    """Return the callee of a wrapper that only gives a partial a plain signature, as the SDPA patterns have it."""
+    cells = dict(
+        zip(
+            getattr(getattr(function, "__code__", None), "co_freevars", ()),
+            getattr(function, "__closure__", None) or (),
+            strict=False,
+        )
+    )
+    held = cells[_NAMES.partial].cell_contents if set(cells) == {_NAMES.partial} else None
+    return held if isinstance(held, functools.partial) else None
+
+
+def _unwrap_function(function: Any) -> Any:
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif hasattr(function, "__func__"):
+            function = function.__func__
+        elif (inside := _find_partial(function)) is not None:
+            function = inside
+        else:
+            return function
+
+
+def _get_function_name(function: Any) -> str | None:
+    function = _unwrap_function(function)
+    name = getattr(function, "__name__", None)
+    if name in _NAMES.nameless and "<locals>" in function.__qualname__:
+        return str(function.__qualname__).split(".<locals>")[0]  # the factory that made it
+    if name == "<lambda>":
+        _, line = find_source(function)
+        return f"lambda_line_{line}"
+    return name
+
+
+def _make_pattern_name(entry: Any) -> str:
+    targets = getattr(entry.pattern, "fns_repr", lambda: "")()
+    return f"{type(entry.pattern).__name__}_{targets}"
+
+
+# Checks that refused a match, and their failing conditions: only for a few rules, because the check is traced.
+
+_LONGEST = 90
+_INSIDE = "torch/_inductor/"
+RuleKey = tuple[str, str]
+Return = tuple[types.CodeType, int]
+
+_explained: set[RuleKey] = set()
+
+
+@contextlib.contextmanager
+def explain_refusals(rules: Collection[RuleKey]) -> Iterator[None]:
+    """Within the block, ledgers say which check refused these rules, given by stage and name."""
+    before = set(_explained)
+    _explained.update(rules)
+    try:
+        yield
+    finally:
+        _explained.intersection_update(before)
+
+
+def is_explained(stage: str, rewrite: str) -> bool:
+    """Return whether refusals of a rule are explained."""
+    return (stage, rewrite) in _explained
+
+
+def run_explained(check: Callable[..., object], match: object) -> tuple[bool, str]:
+    """Run a check on a match.
+
+    Returns:
+        Whether it accepts, and if not the condition that failed: ``is_valid_addmm_fusion: ... (post_grad.py:1785)``.
+        Empty where a debugger or a coverage tool traces this thread already, or the check answered without ``False``.
+    """
+    if sys.gettrace() is not None:
+        return bool(check(match)), ""
+    refusals: list[Return] = []
+
+    def trace_return(frame: types.FrameType, event: str, value: object) -> object:
+        if event == "return" and value is False:
+            refusals.append((frame.f_code, frame.f_lineno))
+        return trace_return
+
+    def trace_call(frame: types.FrameType, event: str, value: object) -> object:
+        if not shorten_file(frame.f_code.co_filename).startswith(_INSIDE) or frame.f_code.co_name.startswith(
+            "<genexpr"
+        ):
+            return None
+        frame.f_trace_lines = False
+        return trace_return
+
+    sys.settrace(trace_call)  # type: ignore[arg-type]  # a tracer that returns itself has no type
+    try:
+        accepted = bool(check(match))
+    finally:
+        sys.settrace(None)
+    return accepted, "" if accepted else _find_condition(refusals)
+
+
+def _find_condition(refusals: list[Return]) -> str:
+    """The innermost check whose refusal was handed on to the end, and its condition."""
+    if not refusals:
+        return ""
+    code, line = refusals[-1]
+    for inner, at in reversed(refusals[:-1]):
+        if inner.co_name not in _format_statement(code.co_filename, line):
+            break
+        code, line = inner, at
+    file = shorten_file(code.co_filename)
+    condition = _shorten_text(_find_failed_condition(code.co_filename, line))
+    return f"{code.co_name}{': ' * bool(condition)}{condition} ({file.rpartition('/')[2]}:{line})"
+
+
+def _find_failed_condition(file: str, line: int) -> str:
+    """The condition under which the statement at a line is reached, or what it returns where that says more."""
+    statement = _find_statement(file, line)
+    if isinstance(statement, ast.Return) and not isinstance(statement.value, (ast.Constant, type(None))):
+        return ast.unparse(statement.value)
+    inside = [node for node in _parse_nodes(file) if isinstance(node, ast.If) and _contains_line(node.body, line)]
+    return ast.unparse(max(inside, key=lambda node: node.lineno).test) if inside else ""
+
+
+def _format_statement(file: str, line: int) -> str:
+    statement = _find_statement(file, line)
+    return "" if statement is None else ast.unparse(statement)
+
+
+def _find_statement(file: str, line: int) -> ast.stmt | None:
+    """The innermost statement that has the line."""
+    met = [node for node in _parse_nodes(file) if isinstance(node, ast.stmt) and _contains_line([node], line)]
+    return max(met, key=lambda node: node.lineno, default=None)
+
+
+@functools.lru_cache(maxsize=16)
+def _parse_nodes(file: str) -> list[ast.AST]:
+    with contextlib.suppress(SyntaxError):
+        return list(ast.walk(ast.parse("".join(linecache.getlines(file)))))
+    return []
+
+
+def _contains_line(block: list[ast.stmt], line: int) -> bool:
+    return block[0].lineno <= line <= (block[-1].end_lineno or line)
+
+
+def _shorten_text(text: str) -> str:
+    plain = " ".join(text.split())
+    return plain if len(plain) <= _LONGEST else f"{plain[: _LONGEST - 4]} ..."

@@ -1,0 +1,426 @@
+"""Wrappers of the functions that begin and end Inductor's stages, screening, and counts of rules reached."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fuzzcompile.compiler.graph_replay import NotReplayable, interpret_graph
+from fuzzcompile.compiler.target.target_process import describe_target, move_to_target
+from fuzzcompile.compiler.watch import rule_labels
+from fuzzcompile.compiler.watch.aot_autograd import find_partitioner
+from fuzzcompile.compiler.watch.ledger import (
+    CallInputs,
+    Direction,
+    Frame,
+    Label,
+    Ledger,
+    Opaque,
+    ReachedRule,
+    Snapshot,
+    take_snapshot,
+)
+from fuzzcompile.compiler.watch.recorder import Recorder, has_tangents
+from fuzzcompile.compiler.watch.torch_patch import Function, run_contained
+from fuzzcompile.compiler.watch.unseen import Unseen
+from fuzzcompile.model.stages import (
+    DECOMPOSITION,
+    FREEZING,
+    GRAPH_STAGES,
+    JOINT_GRAPH,
+    LOWERING,
+    PARTITION,
+    POST_GRAD,
+    PRE_GRAD,
+    SCHEDULER,
+)
+
+if TYPE_CHECKING:
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.scheduler import BaseSchedulerNode, Scheduler
+    from torch._ops import OpOverload
+
+
+# Screening: all of Inductor's graph passes, and an interpreter in place of its code generator.
+
+
+def compile_screened(
+    module: fx.GraphModule, example_inputs: Sequence[torch.Tensor], *, opaque: Mapping[int, Opaque], **kwargs: object
+) -> object:
+    """An ``inner_compile`` that stops after the post-grad passes and returns a boxed interpreter.
+
+    ``opaque`` is what lowering patterns replaced: it is run in the place of their lowerings.
+    """
+    from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
+    from torch._inductor.debug import DebugContext
+
+    with _disable_current_modes(), DebugContext():
+        _run_passes(module, example_inputs, is_inference=bool(kwargs.get("is_inference")))
+    snapshot = take_snapshot(module, opaque)
+    return make_boxed_func(lambda *inputs: interpret_graph(snapshot, inputs))
+
+
+def _run_passes(module: fx.GraphModule, example_inputs: Sequence[torch.Tensor], *, is_inference: bool) -> None:
+    """Do the work of ``torch._inductor.compile_fx`` up to there: views become reshapes, fake tensors are propagated.
+
+    The passes run under the graph's fake mode and no other: under AOTAutograd's own, which is active when it calls the
+    compiler, what a pass computes for itself would be fake too.
+    """
+    from torch._inductor import compile_fx
+    from torch._inductor.virtualized import V
+
+    compile_fx.view_to_reshape(module)  # type: ignore[attr-defined, no-untyped-call]
+    with torch.no_grad():
+        fake_mode = compile_fx.fake_tensor_prop(module, list(example_inputs))
+    with V.set_fake_mode(fake_mode):
+        compile_fx._recursive_post_grad_passes(module, is_inference=is_inference)
+
+
+def wrap_compile_fx(recorder: Recorder, original: Function) -> Function:
+    """The backend's entry: one captured graph, from dynamo to the callable that runs it."""
+
+    def compile_fx(model: object, example_inputs: object, *args: object, **kwargs: object) -> object:
+        if recorder.frame is not None:  # Inductor calls itself with other settings: still the same graph
+            return original(model, example_inputs, *args, **kwargs)
+        frame = Frame(len(recorder.ledger.frames))
+        recorder.ledger.frames.append(frame)
+        recorder.capture_parameters(frame, _list_parameters(model))
+        inner = cast(Function, kwargs.pop("inner_compile", None) or _get_inner_compile())
+        if recorder.screen:
+            inner = functools.partial(compile_screened, opaque=recorder.opaque)
+        recorder.frame = frame
+        try:
+            with describe_target():
+                inputs = move_to_target(model, example_inputs)
+                compiled = original(model, inputs, *args, inner_compile=_watch_inner(recorder, frame, inner), **kwargs)
+        except _get_restart_analysis():  # dynamo throws this attempt away and captures the graph anew
+            recorder.ledger.frames.pop()
+            raise
+        finally:
+            recorder.frame = None
+        if _is_ahead_of_time():
+            return _take_files(recorder, compiled)
+        return _capture_calls(recorder, cast(Function, compiled), frame.dynamo_calls)
+
+    return compile_fx
+
+
+def _is_ahead_of_time() -> bool:
+    from torch._inductor.virtualized import V
+
+    return bool(V.aot_compilation)
+
+
+def _take_files(recorder: Recorder, compiled: object) -> object:
+    """The files that AOTInductor made; of a screen, none, and the recorder keeps what interprets the graph."""
+    from torch._inductor.output_code import CompiledAOTI
+
+    if isinstance(compiled, CompiledAOTI):
+        return compiled
+    recorder.interpreter = cast("Callable[..., object]", compiled)
+    return CompiledAOTI(filename=[], device_type="cpu")
+
+
+def _list_parameters(model: object) -> list[torch.Tensor]:
+    """Parameters and buffers in the order in which AOTAutograd makes inputs of them."""
+    if not isinstance(model, fx.GraphModule):
+        return []
+    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return [tensor for _, tensor in named]
+
+
+def _get_restart_analysis() -> type[BaseException]:
+    from torch._dynamo.exc import RestartAnalysis
+
+    return RestartAnalysis
+
+
+def _get_inner_compile() -> Function:
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    return compile_fx_inner
+
+
+def _watch_inner(recorder: Recorder, frame: Frame, inner: Function) -> Function:
+    def run_inner(attempt: Function, module: fx.GraphModule, example_inputs: object, **kwargs: object) -> object:
+        backward = bool(kwargs.get("is_backward"))
+        before = recorder.frame, recorder.direction
+        recorder.frame = frame
+        recorder.direction = "backward" if backward else "inference" if kwargs.get("is_inference") else "forward"
+        try:
+            with recorder.blame(Label(LOWERING, None, LOWERING)):
+                compiled = attempt(module, example_inputs, **kwargs)
+            final = _find_final_graph(frame, recorder.direction)
+        finally:
+            recorder.frame, recorder.direction = before
+        if _is_ahead_of_time():
+            return compiled  # files, which run elsewhere
+        calls = frame.backward_calls if backward else frame.forward_calls
+        if hasattr(compiled, "current_callable"):
+            exact = _make_exact_on_demand(recorder, final, compiled.current_callable)
+            compiled.current_callable = _capture_calls(recorder, exact, calls)
+            return compiled
+        return _capture_calls(recorder, _make_exact_on_demand(recorder, final, cast(Function, compiled)), calls)
+
+    @functools.wraps(inner)
+    def inner_compile(module: fx.GraphModule, example_inputs: object, **kwargs: object) -> object:
+        def run(attempt: Function) -> object:
+            return run_inner(attempt, module, example_inputs, **kwargs)
+
+        return run_contained(recorder, _make_calls_unseen, run, inner, module, example_inputs, **kwargs)
+
+    return inner_compile
+
+
+def _find_final_graph(frame: Frame, direction: Direction) -> Snapshot | None:
+    """The graph of that direction as it was lowered last; None if it was not recorded."""
+    records = [record for record in frame.records if (record.stage, record.direction) == (POST_GRAD, direction)]
+    return records[-1].snapshots[-1] if records and records[-1].snapshots else None
+
+
+def _make_exact_on_demand(recorder: Recorder, final: Snapshot | None, function: Function) -> Function:
+    """``function``, or ``final`` interpreted in float64 on the same arguments while ``recorder.exact`` holds."""
+
+    @functools.wraps(function)
+    def call(*args: object) -> object:
+        if not recorder.exact:
+            return function(*args)
+        if final is None:
+            raise NotReplayable("the graph was not recorded")
+        inputs = args[0] if len(args) == 1 and isinstance(args[0], list) else args
+        return list(cast(Sequence[object], interpret_graph(final, cast(Sequence[object], inputs), double=True)))
+
+    return call
+
+
+def _make_calls_unseen(why: str) -> Unseen:
+    return Unseen("calls of compiled graphs", why, GRAPH_STAGES, "inputs of compiled graphs")
+
+
+def _capture_calls(recorder: Recorder, function: Function, calls: list[CallInputs]) -> Function:
+    """Keep copies of what ``function`` is called with, made before it can mutate or free its arguments.
+
+    Boxed calls take one list, which the callee empties. What a call looks like tells which it is: what
+    AOTAutograd returns to dynamo is marked ``_boxed_call`` and takes plain arguments all the same.
+    """
+
+    @functools.wraps(function)
+    def call(*args: object) -> object:
+        def run(attempt: Function) -> object:
+            inputs = args[0] if len(args) == 1 and isinstance(args[0], list) else args
+            recorder.capture(calls, inputs)
+            with describe_target():
+                return attempt(*args)
+
+        return run_contained(recorder, _make_calls_unseen, run, function, *args)
+
+    return call
+
+
+# -- stages -----------------------------------------------------------------------------------------
+
+
+def _get_returned_graph(module: fx.GraphModule, result: object) -> object:
+    return result
+
+
+def _get_given_graph(module: fx.GraphModule, result: object) -> object:
+    return module
+
+
+def _make_stage_wrapper(
+    name: str, final: Callable[[fx.GraphModule, object], object]
+) -> Callable[[Recorder, Function], Function]:
+    def wrap(recorder: Recorder, original: Function) -> Function:
+        def passes(module: fx.GraphModule, *args: object, **kwargs: object) -> object:
+            with recorder.record_stage(name, module) as finish:
+                result = original(module, *args, **kwargs)
+                finish(final(module, result))
+            return result
+
+        return passes
+
+    return wrap
+
+
+wrap_pre_grad = _make_stage_wrapper(PRE_GRAD, _get_returned_graph)
+"""The passes over dynamo's graph."""
+wrap_post_grad = _make_stage_wrapper(POST_GRAD, _get_given_graph)
+"""The passes over a graph that will be lowered."""
+wrap_weights_layout = _make_stage_wrapper(FREEZING, _get_given_graph)
+"""Weights of convolutions get the layout that the kernels want, before they are frozen."""
+
+
+def wrap_joint(recorder: Recorder, original: Function) -> Function:
+    """The passes over the joint graph, or over the only graph where nothing is differentiated."""
+
+    def passes(module: fx.GraphModule, *args: object, **kwargs: object) -> object:
+        direction: Direction = "joint" if has_tangents(module) else "inference"
+        with recorder.set_direction(direction), recorder.record_stage(JOINT_GRAPH, module) as finish:
+            result = original(module, *args, **kwargs)
+            finish(result)
+        return result
+
+    return passes
+
+
+def wrap_freezing(recorder: Recorder, original: Function) -> Function:
+    """``freeze(dynamo_graph, graph, inputs)``: what Inductor does once parameters are constants."""
+
+    def freeze(dynamo_graph: object, module: fx.GraphModule, *args: object, **kwargs: object) -> object:
+        with recorder.record_stage(FREEZING, module) as finish:
+            result = original(dynamo_graph, module, *args, **kwargs)
+            finish(result[0] if isinstance(result, tuple) else result)
+        return result
+
+    return freeze
+
+
+def wrap_frozen_parameters(recorder: Recorder, original: Function) -> Function:
+    """Parameters become constants: the graph has other inputs from here on."""
+
+    def replace(module: fx.GraphModule, *args: object, **kwargs: object) -> object:
+        if not recorder.owns(module):
+            return original(module, *args, **kwargs)
+        recorder.record_changes()
+        label = rule_labels.make_pass_label(original, recorder.stage_name, "replace_params_with_constants")
+        with recorder.blame(label):
+            result = original(module, *args, **kwargs)
+        recorder.restart_record()
+        return result
+
+    return replace
+
+
+def wrap_partition(recorder: Recorder, original: Function) -> Function:
+    """The joint graph is cut into a forward and a backward graph."""
+
+    def partition(module: fx.GraphModule, *args: object, **kwargs: object) -> object:
+        label = rule_labels.make_callable_label(find_partitioner() or original, PARTITION, None)
+        with recorder.record_partition(module), recorder.blame(label):
+            result = original(module, *args, **kwargs)
+        recorder.record_parts(label, cast(Iterable[fx.GraphModule], result))
+        return result
+
+    return partition
+
+
+# Coverage of one compile beyond the rewrites: decompositions, lowerings, and shapes of fused kernels.
+
+# Kernels of more equal nodes than this are counted as one shape for each power of two.
+_EXACT = 4
+
+
+# -- decompositions ---------------------------------------------------------------------------------
+
+
+def count_decompositions(ledger: Ledger, original: Function) -> Function:
+    """Have every decomposition that Inductor hands to AOTAutograd count its calls."""
+
+    def select_decomp_table() -> object:
+        table = cast("Mapping[OpOverload, Function]", original())
+        _counting[:] = [weakref.ref(ledger)]
+        return {operator: _count_calls(operator, function) for operator, function in table.items()}
+
+    return select_decomp_table
+
+
+# The ledger that decompositions are counted in: wrapping a thousand functions anew for every compile would show.
+_counting: list[weakref.ref[Ledger]] = []
+_wrapped: dict[OpOverload, tuple[Function, Function]] = {}
+
+
+def _count_calls(operator: OpOverload, function: Function) -> Function:
+    known = _wrapped.get(operator)
+    if known is not None and known[0] is function:
+        return known[1]
+    reached = ReachedRule(DECOMPOSITION, str(operator), "fired")
+
+    def decompose(*args: object, **kwargs: object) -> object:
+        result = function(*args, **kwargs)
+        ledger = _counting[0]() if _counting and result is not NotImplemented else None
+        if ledger is not None:
+            ledger.reached[reached] += 1
+        return result
+
+    decompose.__name__ = getattr(function, "__name__", str(operator))
+    _wrapped[operator] = function, decompose
+    return decompose
+
+
+# -- lowerings --------------------------------------------------------------------------------------
+
+
+def count_lowerings(ledger: Ledger, original: Function) -> Function:
+    """Count lowerings, and calls of operators that have none."""
+
+    def call_function(graph: GraphLowering, target: Function, args: object, kwargs: object) -> object:
+        result = original(graph, target, args, kwargs)
+        if _is_overload(target):
+            from torch._inductor.lowering import lowerings
+
+            fallback = getattr(lowerings.get(target), "_is_fallback_handler", False)
+            ledger.reached[ReachedRule(LOWERING, str(target), "fallback" if fallback else "fired")] += 1
+        return result
+
+    return call_function
+
+
+def _is_overload(target: object) -> bool:
+    return hasattr(target, "_schema") and hasattr(target, "_overloadname")
+
+
+# -- kernels ----------------------------------------------------------------------------------------
+
+
+def count_kernels(ledger: Ledger, original: Function) -> Function:
+    """Count the kernels of the scheduler's final list by their shapes."""
+
+    def initialise(scheduler: Scheduler, *args: object, **kwargs: object) -> object:
+        result = original(scheduler, *args, **kwargs)
+        for shape in filter(None, map(describe_kernel, scheduler.nodes)):
+            ledger.reached[ReachedRule(SCHEDULER, shape, "fired")] += 1
+        return result
+
+    return initialise
+
+
+def describe_kernel(node: BaseSchedulerNode) -> str:
+    """Describe the computation of a node of the scheduler's final list, as ``Pointwise*2 + Reduction(sum)``.
+
+    Numbers up to four are exact, and then powers of two (``Pointwise*8``: five to eight). Calls of libraries are
+    ``extern(aten.mm)``, templates ``CppTemplateBuffer(CppGemmTemplate)``; what is no kernel is the empty string.
+    """
+    kind = type(node).__name__
+    inner = list(node.get_nodes()) if hasattr(node, "get_nodes") else [node]
+    if kind.startswith("ExternKernel"):
+        if type(node.node).__name__ == "MultiOutput":  # takes one of several results of a kernel
+            return ""
+        name = getattr(node.node, "python_kernel_name", None) or type(node.node).__name__
+        return f"extern({str(name).removeprefix('torch.ops.').removeprefix('extern_kernels.')})"
+    counts = Counter(_describe_loop(part) for part in inner if not type(part).__name__.startswith("NopKernel"))
+    parts = [name if count == 1 else f"{name}*{_round_count(count)}" for name, count in sorted(counts.items())]
+    special = kind not in ("SchedulerNode", "FusedSchedulerNode")
+    shape = " + ".join(parts)
+    return f"{kind.removesuffix('SchedulerNode')}: {shape}" if special and shape else shape
+
+
+def _describe_loop(node: BaseSchedulerNode) -> str:
+    data = getattr(getattr(node, "node", None), "data", None)
+    if data is None:
+        buffer = getattr(node, "node", node)
+        template = getattr(buffer, "template", None)
+        return f"{type(buffer).__name__}({type(template).__name__})" if template else type(buffer).__name__
+    reduction = getattr(data, "reduction_type", None)
+    return f"{type(data).__name__}({reduction})" if reduction else type(data).__name__
+
+
+def _round_count(count: int) -> int:
+    return count if count <= _EXACT else 1 << (count - 1).bit_length()

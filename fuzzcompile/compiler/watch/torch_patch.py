@@ -1,0 +1,241 @@
+"""Replacement of functions of torch for the time of a block: the one kind of patch, and its loader."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from fuzzcompile.compiler.watch.unseen import Unseen, format_reason
+
+if TYPE_CHECKING:
+    from fuzzcompile.compiler.watch.ledger import ProbeLedgers
+
+
+Function = Callable[..., object]
+PatchProbe = Callable[["ProbeLedgers"], str | None]
+
+
+class UnseenRecorder(Protocol):
+    """Owner of a patch: it keeps a list of what went unseen."""
+
+    def record_unseen(self, unseen: Unseen, error: BaseException | None = None) -> None:
+        """Record a missed observation; ``error`` rose in the watching and does not reach the compile."""
+
+
+W = TypeVar("W", bound=UnseenRecorder)
+
+
+def forbid_wrapping(watcher: UnseenRecorder, original: Function) -> Function:
+    """Refuse to wrap: a family of patches has a wrapper for each of its members."""
+    return original
+
+
+class IntendedError(Exception):
+    """Raised by a wrapper that wants ``error`` to rise in the compile."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Attribute:
+    """Place of an attribute in a module, or in a class of it.
+
+    Attributes:
+        module: name of the module.
+        attribute: path of the attribute in it (``Scheduler.__init__``).
+    """
+
+    module: str
+    attribute: str
+
+    def find_owner(self) -> Any:
+        """The module or class that holds the attribute.
+
+        Raises:
+            ImportError, AttributeError: there is no such place.
+        """
+        owner: Any = importlib.import_module(self.module)
+        for part in self.attribute.split(".")[:-1]:
+            owner = getattr(owner, part)
+        return owner
+
+    @property
+    def leaf(self) -> str:
+        """Name of the attribute in its owner."""
+        return self.attribute.rsplit(".", 1)[-1]
+
+
+@dataclass(frozen=True)
+class Patch(Attribute, Generic[W]):
+    """An attribute of a torch module (or of a class in it) that is replaced while a compile is watched.
+
+    Attributes:
+        name: what doctor and reports call it.
+        stages: the stages of the compiler (:mod:`fuzzcompile.model.stages`) that it serves.
+        shows: what is not seen without it, as the subject of a sentence in the plural.
+        module: name of the module.
+        attribute: path of the attribute in it (``Scheduler.__init__``).
+        wrap: makes the replacement, given what watches and the original. What it raises by itself never reaches the
+            compile: see :func:`run_contained`.
+        probe: what is wrong with the patch on this torch, by what a few small compiles recorded; it gives None if the
+            patch holds. There is none where the function runs only on CUDA, or only when something fails.
+        takes: the first parameters of the function, as the wrapper relies on them.
+        members: of a family of functions, a patch for each; ``attribute`` describes them.
+        under: entries of Inductor's config without any of which the patched function has nothing to do.
+        harmless: whether no verdict and no culprit can depend on it.
+    """
+
+    name: str
+    stages: tuple[str, ...]
+    shows: str
+    module: str
+    attribute: str
+    wrap: Callable[[W, OriginalCall], Function]
+    probe: PatchProbe | None = None
+    takes: tuple[str, ...] = ()
+    members: Callable[[W], Sequence[Patch[W]]] | None = None
+    under: tuple[str, ...] = ()
+    harmless: bool = False
+
+    def find_original(self) -> Function:
+        """The present value.
+
+        Raises:
+            ImportError, AttributeError: this torch has no such place.
+        """
+        value: Function = getattr(self.find_owner(), self.leaf)
+        return value
+
+    def check_parameters(self) -> str | None:
+        """Return how the function's parameters differ from those that the wrapper relies on; None if they fit."""
+        parameters = list(inspect.signature(self.find_original()).parameters) if self.takes else []
+        return None if tuple(parameters[: len(self.takes)]) == self.takes else f"takes {', '.join(parameters)}"
+
+    def check_place(self) -> str | None:
+        """Return the reason why this torch has no place for the patch; None if it has one."""
+        try:
+            _ = self.find_original() if self.members is None else importlib.import_module(self.module)
+        except (ImportError, AttributeError) as error:
+            return format_reason(error)
+        return None
+
+    def make_unseen(self, why: str) -> Unseen:
+        """Return the note that the observations of this patch are missing."""
+        return Unseen(self.name, why, self.stages, self.shows, self.harmless)
+
+
+switched_off: dict[str, str] = {}
+"""Patches that failed their probe on this torch (see :mod:`fuzzcompile.compiler.watch.conformance`), and how."""
+
+
+@contextlib.contextmanager
+def install_patches(
+    watcher: W, patches: Iterable[Patch[W]], config: Callable[[str], object] | None = None
+) -> Iterator[None]:
+    """Replace what the patches name for the time of the block.
+
+    Those that this torch has no place for, or that failed their probe, are left out, and the watcher notes it.
+
+    Args:
+        watcher: what the wrappers work for.
+        patches: installed in this order; of two of one function, the later one is outside.
+        config: the value that an entry of Inductor's config has in the compile; without it, every patch has something
+            to do.
+    """
+    selected = tuple(patches)
+    reasons = {patch.name: switched_off.get(patch.name) or patch.check_place() for patch in selected}
+    lacking = {name: why for name, why in reasons.items() if why is not None}
+    with contextlib.ExitStack() as stack:
+        for patch in selected:
+            if patch.name not in lacking:
+                for member in (patch,) if patch.members is None else patch.members(watcher):
+                    _install_patch(watcher, member, stack)
+            elif config is None or not patch.under or any(config(entry) for entry in patch.under):
+                watcher.record_unseen(patch.make_unseen(lacking[patch.name]))
+        yield
+
+
+def _install_patch(watcher: W, patch: Patch[W], stack: contextlib.ExitStack) -> None:
+    owner, leaf = patch.find_owner(), patch.leaf
+    original = getattr(owner, leaf, None)
+    if not callable(original):  # an entry of a config in which the user has put nothing
+        return
+
+    @functools.wraps(original)
+    def replacement(*args: object, **kwargs: object) -> object:
+        return run_contained(
+            watcher,
+            patch.make_unseen,
+            lambda attempt: patch.wrap(watcher, attempt)(*args, **kwargs),
+            original,
+            *args,
+            **kwargs,
+        )
+
+    static = isinstance(inspect.getattr_static(owner, leaf, None), staticmethod)
+    if isinstance(owner, type) and leaf not in vars(owner):  # inherited
+        stack.callback(delattr, owner, leaf)
+    else:
+        stack.callback(setattr, owner, leaf, staticmethod(original) if static else original)
+    setattr(owner, leaf, staticmethod(replacement) if static else replacement)
+
+
+class OriginalCall:
+    """The original as a wrapper gets it: it remembers what came of its last call."""
+
+    __slots__ = ("__wrapped__", "raised", "result", "returned")
+
+    def __init__(self, original: Function) -> None:
+        self.__wrapped__ = original
+        self.returned = False
+        self.result: object = None
+        self.raised: BaseException | None = None
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Call the original."""
+        try:
+            self.result = self.__wrapped__(*args, **kwargs)
+        except TypeError as error:
+            # Not even begun: this torch's function takes other arguments than the wrapper gives it.
+            began = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+            self.raised = error if began else None
+            raise
+        except BaseException as error:  # re-raised: only remembered here
+            self.raised = error
+            raise
+        self.returned = True
+        return self.result
+
+
+def run_contained(
+    watcher: UnseenRecorder,
+    unseen: Callable[[str], Unseen],
+    run: Callable[[OriginalCall], object],
+    original: Function,
+    *args: object,
+    **kwargs: object,
+) -> object:
+    """Call ``run``, which calls ``original`` at some time, and keep errors of fuzzcompile's own from the compile.
+
+    An exception that ``original`` raised rises as it is, whatever came after it. One that ``run`` raises by itself is
+    written down as ``unseen``, and the result is that of ``original``, called with ``args`` and ``kwargs`` if it was
+    not called yet.
+    """
+    attempt = OriginalCall(original)
+    try:
+        return run(attempt)
+    except IntendedError as intended:
+        raise intended.error from None
+    except Exception as error:  # whatever it is, it is no error of the compile that is watched
+        if error is attempt.raised:
+            raise
+        watcher.record_unseen(unseen(format_reason(error)), error)
+    if attempt.raised is not None:
+        raise attempt.raised
+    return attempt.result if attempt.returned else original(*args, **kwargs)

@@ -1,1 +1,0 @@
-"""Contracts beyond right values: equal bits where torch's settings promise them."""

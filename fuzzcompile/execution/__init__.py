@@ -1,1 +1,0 @@
-"""Runs of one case (eager, float64, compiled) and the worker processes that hold them."""

@@ -1,0 +1,1 @@
+"""The Python API: triage from a script, a notebook or a test."""

@@ -1,0 +1,395 @@
+"""``fuzzcompile corpus``: the commands that list, show and move findings."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fuzzcompile.front.cli import completion, options
+from fuzzcompile.front.cli.case_arguments import require_trusted
+from fuzzcompile.front.cli.finding_output import (
+    format_readable,
+    make_finding_json,
+    make_reproducer_json,
+    print_finding,
+    print_findings,
+)
+from fuzzcompile.model import hints
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.privacy import strip_password
+
+if TYPE_CHECKING:
+    from fuzzcompile.corpus.copying import Copied
+    from fuzzcompile.corpus.importing import Arrived, Export
+    from fuzzcompile.corpus.judged import JudgedRun
+    from fuzzcompile.corpus.store import Store
+    from fuzzcompile.front.commands.refresh import RefreshResult
+    from fuzzcompile.model.conditions import Conditions
+
+
+@click.group()
+def corpus() -> None:
+    """List, show, export and import the findings of the corpus."""
+
+
+@corpus.command("list")
+@click.option("--all", "every", is_flag=True, help="Also list each of those that are counted in one line, by group.")
+@options.corpus
+@options.json_output
+def list_findings(every: bool, location: str | None, as_json: bool) -> int:
+    """List the findings, one per root cause, the worst first.
+
+    Layouts that nobody is hurt by and calls that only eager refuses are counted in one line. --json lists all.
+    """
+    from fuzzcompile.corpus.store import Store
+
+    with Store.open(location, create=False) as store:
+        findings = store.summaries()
+        groups = {group.name: group for group in store.umbrellas()}
+        counters, place = None if as_json else store.counters(), store.location
+    if as_json:
+        for stored in findings:
+            click.echo(json.dumps(make_finding_json(stored, groups)))
+        return 0
+    print_findings(findings, groups, corpus=place, every=every)
+    if counters is not None:
+        click.echo(f"{counters.cases} cases, {counters.runs} runs, {len(findings)} findings.")
+    return 0
+
+
+@corpus.command()
+@click.argument("finding", shell_complete=completion.complete_findings)
+@options.corpus
+@options.json_output
+def show(finding: str, location: str | None, as_json: bool) -> int:
+    """Show a finding: its report, its proof and its reproducer."""
+    from fuzzcompile.corpus.store import Store
+
+    with Store.open(location, create=False) as store:
+        stored = store.finding(finding)
+        reproducer = store.best_reproducer(stored.id)
+        group, place = store.umbrella(stored.umbrella), store.location
+        related = [vars(link) for link in store.related(stored.id)]
+        replays = [
+            {"torch": replay.torch, "status": replay.status, "when": replay.created.isoformat()}
+            for replay in store.replays(stored.id)
+        ]
+    if as_json:
+        groups = {} if group is None else {group.name: group}
+        whole = {"report": stored.report, "source": stored.source, "reproducer": make_reproducer_json(reproducer)}
+        seen = {"related": related, "replays": replays}
+        click.echo(json.dumps({**make_finding_json(stored, groups), **whole, **seen}, allow_nan=False))
+        return 0
+    print_finding(finding, stored, reproducer, group, corpus=place)
+    return 0
+
+
+@corpus.command()
+@click.argument("finding", shell_complete=completion.complete_findings)
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@options.corpus
+def export(finding: str, folder: Path, location: str | None) -> int:
+    """Write a finding's case, reproducer and report as files into FOLDER."""
+    from fuzzcompile.corpus.store import Store
+
+    with Store.open(location, create=False) as store:
+        for path in store.export(finding, folder):
+            click.echo(str(path))
+    return 0
+
+
+@corpus.command()
+@click.argument("findings", nargs=-1, metavar="[FINDING]...", shell_complete=completion.complete_findings)
+@click.option(
+    "--drafts", type=click.Path(path_type=Path, file_okay=False), help="Write their issue drafts anew into this folder."
+)
+@options.trust
+@options.json_output
+@options.conditions
+@options.corpus
+def refresh(
+    findings: tuple[str, ...],
+    drafts: Path | None,
+    trusted: bool,
+    as_json: bool,
+    conditions: Conditions,
+    location: str | None,
+) -> int:
+    """Judge findings again on the torch at hand, all of them if none is named.
+
+    Of a finding that still shows, the report (with its signature, cause and severity), the reproducer and the script
+    for an issue with its ladder of backends are stored anew. One that shows no more is left as it is.
+    """
+    from dataclasses import asdict
+
+    from fuzzcompile.corpus.store import Store
+
+    counts: Counter[str] = Counter()
+    with Store.open(location, create=False) as store:
+        named = [store.finding(name) for name in findings] or store.findings()
+        require_trusted(store, named, trusted=trusted)
+        names = list(dict.fromkeys(finding.public_id for finding in named))
+
+        from fuzzcompile.front.commands.refresh import refresh as judge_again  # imports torch
+
+        def start(name: str) -> None:
+            click.echo(f"[{names.index(name) + 1}/{len(names)}] judging {name} ...", err=True)
+
+        for refreshed in judge_again(store, names, conditions, drafts=drafts, on_start=start):
+            counts[refreshed.result] += 1
+            click.echo(f"  {_describe_refreshed(refreshed)}", err=True)
+            if as_json:
+                click.echo(json.dumps(asdict(refreshed)))
+    click.echo(", ".join(f"{count} {result}" for result, count in counts.items()) or "No findings yet.", err=True)
+    return 3 if counts["not judged"] else 0
+
+
+def _describe_refreshed(refreshed: RefreshResult) -> str:
+    """Return one line on the new state of a finding."""
+    where = "" if refreshed.kept == refreshed.finding else f", merged into {refreshed.kept}"
+    note = f" ({refreshed.note})" if refreshed.note else ""
+    return f"{refreshed.finding}: {refreshed.result}{where}, {refreshed.signature}{note}"
+
+
+@corpus.command("import")
+@click.argument("source", metavar="DIR|FILE|URL", callback=options.warn_of_password)
+@click.option("--trust", "trusted", is_flag=True, help="Let commands run what comes, as if it were from here.")
+@options.corpus
+@options.json_output
+def import_findings(source: str, trusted: bool, location: str | None, as_json: bool) -> int:
+    """Take findings into the corpus: exports in DIR or below it, a zip of them, or another corpus, here or at a URL.
+
+    What is there already is recognised. A person's marks in this corpus stand. Nothing that is imported is run, neither
+    now nor later, until you trust it: with --trust, or with `fuzzcompile corpus trust` once you have read it.
+    """
+    from fuzzcompile.corpus.location import file_of, resolve
+    from fuzzcompile.corpus.sources import opened
+    from fuzzcompile.corpus.store import Store
+
+    with opened(source, file_of(resolve(location))) as found, Store.open(location) as store:
+        arrived = _show_arrivals(store, found, trusted=trusted)
+        counts = dict.fromkeys(("new", "known", "refused"), 0)
+        for item in arrived:
+            counts[item.how] += 1
+            _print_item(item, as_json=as_json)
+        foreign, place = sum(not finding.trusted for finding in store.summaries()), store.location
+    if not as_json:
+        click.echo(f"{counts['new']} new, {counts['known']} known, {counts['refused']} refused.")
+        if foreign:
+            trusting = hints.format_command("corpus", "trust", all=True, corpus=place)
+            click.echo(f"Not trusted yet, and therefore not run: {foreign}. Once they are read: {trusting}")
+    if not sum(counts.values()) and not as_json:
+        click.echo(f"{strip_password(source)} holds no finding.")
+    if counts["refused"] and not counts["new"] + counts["known"]:
+        raise UsageError(f"Nothing of {strip_password(source)} could be imported; the reasons are above.")
+    return 0
+
+
+@corpus.command()
+@click.argument("findings", nargs=-1, metavar="[FINDING]...", shell_complete=completion.complete_findings)
+@click.option("--all", "every", is_flag=True, help="Trust all that the corpus holds.")
+@options.corpus
+def trust(findings: tuple[str, ...], every: bool, location: str | None) -> int:
+    """Let commands run findings that were imported: their case and their reproducer, as they are now.
+
+    Running them runs their code with your permissions; read them first (`fuzzcompile corpus show`).
+    """
+    from fuzzcompile.corpus.store import Store
+
+    if every == bool(findings):
+        raise UsageError("Name the findings to trust, or give --all.")
+    with Store.open(location, create=False) as store:
+        marked = store.trust(None if every else findings)
+    sources = f"{marked} source{'' if marked == 1 else 's'}"
+    click.echo(f"Trusted: {sources}." if marked else "Nothing to do: they are trusted already.")
+    return 0
+
+
+@corpus.command()
+@click.argument("source", metavar="FROM", callback=options.warn_of_password)
+@click.argument("target", metavar="TO", callback=options.warn_of_password)
+@options.json_output
+def copy(source: str, target: str, as_json: bool) -> int:
+    """Copy a corpus whole, ids and all, to an empty place: files and PostgreSQL databases, in either direction.
+
+    A copy that was cut off is resumed by the same command, and until it is complete no other command takes TO. To add
+    one corpus to another, import it.
+    """
+    from rich.console import Console
+
+    from fuzzcompile.corpus.transfer import transfer
+
+    with Console(stderr=True).status("Reading ...") as status:
+        done = transfer(source, target, lambda table, there, of: status.update(f"Copied {there} of {of} {table} ..."))
+    if done.restarted:
+        click.echo(f"{done.source} had changed since the copy was begun: it was copied anew.", err=True)
+    if as_json:
+        click.echo(json.dumps(done.to_json()))
+        return 0
+    before = " (the others by an earlier call)" if done.resumed else ""
+    click.echo(f"{sum(done.rows.values())} rows, {done.copied} of them now{before}: {done.target} is complete.")
+    return 0
+
+
+@corpus.command()
+@options.corpus
+@options.json_output
+def stats(location: str | None, as_json: bool) -> int:
+    """Count what the corpus holds, and how large it is."""
+    from fuzzcompile.corpus.store import Store
+
+    with Store.open(location, create=False) as store:
+        counted = store.stats()
+    if as_json:
+        click.echo(json.dumps(counted.to_json()))
+        return 0
+    kept = f"{counted.reproducers} reproducers, {counted.replays} replays"
+    click.echo(f"{counted.cases} cases, {counted.runs} runs, {counted.campaigns} campaigns; {kept}.")
+    click.echo(f"Verdicts: {_format_counts(counted.verdicts)}.")
+    click.echo(f"{counted.findings} findings.")
+    by = {"severity": counted.by_severity, "status": counted.by_status, "stage": counted.by_stage}
+    for what, numbers in by.items() if counted.findings else ():
+        click.echo(f"  by {what}: {_format_counts(numbers)}")
+    sizes = counted.bytes
+    click.echo(
+        f"{_format_megabytes(sizes['file'])}, of which {_format_megabytes(sizes['reports'])} reports and "
+        f"{_format_megabytes(sizes['cases'])} cases; {counted.environments} environments."
+    )
+    return 0
+
+
+@corpus.command()
+@click.option("--older-than", "days", default=30, show_default=True, metavar="DAYS", type=click.IntRange(0))
+@click.option("--dry-run", "dry", is_flag=True, help="Only say what would go.")
+@options.corpus
+@options.json_output
+def gc(days: int, dry: bool, location: str | None, as_json: bool) -> int:
+    """Drop the sources and reports of clean cases that were last judged DAYS ago or earlier.
+
+    Findings keep all that is theirs, and so do cases that were the first to reach something. Of a campaign's cases, the
+    place in its stream and the verdict stay, so that a later campaign goes on behind them.
+    """
+    from datetime import UTC, datetime, timedelta
+
+    from fuzzcompile.corpus.store import Store
+
+    with Store.open(location, create=False) as store:
+        before = store.stats().bytes["file"]
+        freed = store.collect(datetime.now(UTC) - timedelta(days=days), dry=dry)
+        after = store.stats().bytes["file"]
+    if as_json:
+        click.echo(json.dumps({**vars(freed), "dry_run": dry, "file_before": before, "file_after": after}))
+        return 0
+    would = "would be " if dry else ""
+    click.echo(
+        f"{freed.cases} cases with {freed.runs} runs {would}dropped, {freed.emptied} cases {would}emptied, "
+        f"{freed.environments} environments {would}dropped: {_format_megabytes(freed.bytes)} of text."
+    )
+    if not dry:
+        click.echo(f"The corpus takes {_format_megabytes(after)}; it took {_format_megabytes(before)}.")
+    return 0
+
+
+def _show_arrivals(store: Store, found: Iterable[Export] | Store, *, trusted: bool) -> Iterator[Arrived]:
+    """Import, with the progress of a copy on standard error."""
+    from rich.console import Console
+
+    from fuzzcompile.corpus.store import Store as Corpus
+
+    if not isinstance(found, Corpus):
+        yield from store.take(found, trusted=trusted)
+        return
+    with Console(stderr=True).status("Reading ...") as status:
+
+        def on_progress(copied: Copied, total: int) -> None:
+            status.update(f"Copied {copied.runs} of {total} runs ...")
+
+        yield from store.copy(found, on_progress, trusted=trusted)
+
+
+def _print_item(item: Arrived, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(vars(item)))
+        return
+    merged = f"; {', '.join(item.merged)} merged into it" if item.merged else ""
+    why = f" ({item.why})" if item.why else ""
+    click.echo(f"{item.finding or 'refused'}  {item.name}{why}{merged}", err=item.how == "refused")
+
+
+def _format_counts(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in counted.items()) or "none"
+
+
+def _format_megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+# ``fuzzcompile corpus case``.
+
+
+@corpus.command()
+@click.argument("name", metavar="HASH")
+@options.corpus
+@options.json_output
+def case(name: str, location: str | None, as_json: bool) -> int:
+    """Print the source of a judged case, and how it was judged, from its HASH or the beginning of it.
+
+    Logs and reports call it case_HASH. The source goes to standard output, so that it can be judged again; a terminal
+    gets it without the characters that would change what it shows:
+    `fuzzcompile corpus case HASH > case.py; fuzzcompile triage case.py`.
+    """
+    from fuzzcompile.corpus.store import Store
+
+    with Store.open(location, create=False) as store:
+        found = store.judged(name)
+    if as_json:
+        runs = [{**vars(run), "created": run.created.isoformat()} for run in found.runs]
+        known = {"sha256": found.sha256, "source": found.source, "trusted": not found.imported}
+        click.echo(json.dumps({**known, "runs": runs}, allow_nan=False))
+        return 0
+    for run in found.runs:
+        click.echo(format_readable(" ".join(_format_run(run).split())), err=True)
+    if not found.source:
+        raise UsageError(f"The source of {name} was dropped by `{hints.format_command('corpus', 'gc')}`: it was clean.")
+    source = format_readable(found.source) if sys.stdout.isatty() else found.source
+    click.echo(source, nl=not source.endswith("\n"), color=True)  # to a file as it is, whatever it holds
+    if found.imported:
+        click.echo("It comes from another corpus: judging it runs its code, so read it first.", err=True)
+    if found.runs:
+        click.echo(f"Judge it again: {format_readable(_format_rerun(found.runs[-1]))}", err=True)
+    return 0
+
+
+def _format_run(run: JudgedRun) -> str:
+    """One line on a run."""
+    environment, report = run.environment, run.report
+    where = environment.get("target") or environment.get("device")
+    processor = environment.get("device_name") or environment.get("cpu") or "an unknown processor"
+    parts = [
+        f"{run.created:%Y-%m-%d %H:%M} {report['verdict']}{' (screened)' if run.screened else ''}",
+        f"torch {environment.get('torch')} for {where}, machine {environment.get('machine') or '?'} ({processor})",
+        *([f"hit of {run.finding}"] if run.finding else []),
+        *([f"place {run.place[1]} of stream {run.place[0]}"] if run.place else []),
+        *(f"{what} {', '.join(map(str, named))}" for what, named in _format_conditions(run) if named),
+    ]
+    return "; ".join(parts)
+
+
+def _format_conditions(run: JudgedRun) -> Iterable[tuple[str, Sequence[object]]]:
+    for what, named in (run.conditions or {}).items():
+        if isinstance(named, list):
+            yield {"vetoes": "vetoes", "plants": "plants with hashes", "custom": "own passes"}[what], named
+
+
+def _format_rerun(run: JudgedRun) -> str:
+    """Return the command that judges the case again; plants and passes are the user's files, which the corpus lacks."""
+    target = run.environment.get("target")
+    device = "auto" if target else str(run.environment.get("device")).partition(":")[0]
+    vetoes = next((tuple(named) for what, named in _format_conditions(run) if what == "vetoes"), ())
+    return hints.format_command("triage", "case.py", device=device, target=target, veto=vetoes)

@@ -1,0 +1,333 @@
+"""``fuzzcompile coverage``."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fuzzcompile.front.cli import options
+from fuzzcompile.model.conditions import running_device
+from fuzzcompile.model.stages import STAGES
+
+if TYPE_CHECKING:
+    import torch
+    from rich.table import Table
+
+    from fuzzcompile.front.commands.coverage import AttentionCoverage, CoverageTable, StageCoverage
+    from fuzzcompile.front.commands.passes import ListedPass, PassListing
+
+
+_COVERAGE_COLUMNS = (
+    "stage",
+    "kind",
+    "known",
+    "fired",
+    "refused only",
+    "called only",
+    "unreachable",
+    "off",
+    "never",
+    "reached",
+)
+# There are hundreds of these: their names are shown only with --stage.
+_MANY_NAMES = ("decomposition", "lowering", "kernel")
+
+
+@click.command()
+@click.option("--stage", default=None, metavar="STAGE", help="Only this stage, with all its names.")
+@click.option(
+    "--attention",
+    is_flag=True,
+    help="Also find out which SDPA patterns can fire here, by compiling each one's own search function (a minute).",
+)
+@click.option(
+    "--within",
+    default=None,
+    metavar="TIME",
+    help="Count only what campaigns had judged in their first TIME together: 90s, 30m, 1h.",
+)
+@click.option(
+    "--report",
+    default=None,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write the whole table, with reasons, to FILE as Markdown.",
+)
+@options.device
+@options.target
+@options.corpus
+@options.json_output
+def coverage(
+    stage: str | None,
+    attention: bool,
+    within: str | None,
+    report: Path | None,
+    device: str,
+    target: str | None,
+    location: str | None,
+    as_json: bool,
+) -> int:
+    """Show what campaigns have reached of the installed torch: rewrites, decompositions, lowerings, kernels.
+
+    For each stage, the table counts the rules that torch registers; those that fired; those that matched but were
+    refused by their own check; those that this device or the default configuration cannot reach (--stage shows why);
+    those that are off under the present settings; and those that never matched, which are then listed by name.
+    Operators that are only called where others are lowered are counted apart. "reached" is the share of what can be
+    reached; the last lines give both that share and the share of everything registered. What cannot be reached was
+    checked on some versions of torch only: on others, the share of everything registered stands alone. With --target,
+    the rules are those registered for that device, and only campaigns for it count.
+    """
+    from fuzzcompile.fuzz.campaign.budget import parse_seconds
+    from fuzzcompile.model.errors import UsageError
+    from fuzzcompile.model.stages import STAGES
+
+    seconds = None if within is None else parse_seconds(within, "--within")
+    if stage is not None and stage not in (*STAGES, "kernel"):
+        raise UsageError(f"There is no stage {stage!r}; there are {', '.join(STAGES)}.")
+
+    from fuzzcompile.front.commands.coverage import measure_coverage
+    from fuzzcompile.run.device import resolve
+
+    resolved = resolve(running_device(device, target))
+    table = measure_coverage(resolved, location, seconds, target=target)
+    shown = [row for row in table.stages if stage in (None, row.stage)]
+    if not shown:
+        stages = ", ".join(dict.fromkeys(row.stage for row in table.stages))
+        raise UsageError(f"There is no stage {stage!r} with coverage; there are {stages}.")
+    patterns, missing = _measure_attention(resolved, table) if attention else (None, None)
+    if report is not None:
+        _write_report(report, table, patterns, missing)
+    if as_json:
+        counters = table.counters
+        counted = {"within": table.within, "ran": table.ran, "cases": counters.cases, "runs": counters.runs}
+        content: dict[str, object] = {
+            "torch": table.torch,
+            "device": table.device,
+            "target": target,
+            "corpus": table.corpus,
+        }
+        content |= {"note": table.note, "counted": counted, "rules": table.rules.to_json()}
+        content["stages"] = [row.to_json() for row in shown]
+        if attention:
+            content["attention"] = None if patterns is None else patterns.to_json()
+        click.echo(json.dumps(content))
+    else:
+        _print_coverage(table, shown, every=stage is not None)
+        if patterns is not None:
+            _print_attention(patterns)
+    if missing is not None:
+        click.echo(f"fuzzcompile: {missing}", err=True)
+        return 3
+    return 0
+
+
+def _measure_attention(device: torch.device, table: CoverageTable) -> tuple[AttentionCoverage | None, str | None]:
+    """The SDPA patterns, or the sentence that says why they are not known."""
+    from fuzzcompile.front.commands.coverage import measure_attention_coverage
+    from fuzzcompile.model.errors import EnvironmentUnfit
+
+    def progress(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            text = f"  SDPA patterns: {done} of {total} compiled" if done < total else ""
+            click.echo(f"\r\033[K{text}", nl=False, err=True)
+
+    try:
+        return measure_attention_coverage(device, table.seen, progress, target=table.target), None
+    except EnvironmentUnfit as error:
+        return None, str(error)
+
+
+def _write_report(path: Path, table: CoverageTable, patterns: AttentionCoverage | None, missing: str | None) -> None:
+    from fuzzcompile.front.commands.coverage import format_coverage_report
+    from fuzzcompile.model.errors import UsageError
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(format_coverage_report(table, patterns, missing), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"The report cannot be written to {path} ({error.strerror}); name another file.") from error
+
+
+def _print_coverage(table: CoverageTable, shown: list[StageCoverage], *, every: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if console.is_terminal:
+        grid = Table(*_COVERAGE_COLUMNS, box=None, pad_edge=False)
+        for row in shown:
+            grid.add_row(*_format_coverage_cells(row))
+        console.print(grid)
+    else:  # for grep and cut
+        click.echo("\n".join("\t".join(cells) for cells in (_COVERAGE_COLUMNS, *map(_format_coverage_cells, shown))))
+    for row in shown:
+        if every or row.kind not in _MANY_NAMES:
+            _print_names(row, every=every)
+    if not every:
+        click.echo(f"\n{_format_shares(table)}")
+    told = f" for {table.target}" if table.target is not None else ""
+    click.echo(
+        f"\ntorch {table.torch}{told}, counted in {table.corpus}{_describe_window(table)}.", err=not console.is_terminal
+    )
+
+
+def _print_names(row: StageCoverage, *, every: bool) -> None:
+    lists = {"fired": row.fired, "called only": row.fallback} if every else {}
+    lists |= {"refused only": row.refused, "never reached": [*row.off, *row.never]}
+    for outcome, names in lists.items():
+        if names:
+            click.echo(f"\n{row.stage}, {row.kind}, {outcome}: {', '.join(names)}")
+    for name, reason in row.unreachable.items() if every else ():
+        click.echo(f"\n{row.stage}, {row.kind}, unreachable: {name}: {reason.why}")
+
+
+def _format_shares(table: CoverageTable) -> str:
+    from fuzzcompile.front.commands.coverage import format_percent
+
+    rules = table.rules
+    raw = f"{rules.fired} fired of {rules.known} that are registered ({format_percent(rules.share_of_known)})"
+    if rules.unreachable is None:
+        return f"Rewrite rules and passes: {raw}. {table.note}"
+    reachable = rules.known - rules.unreachable
+    return f"Rewrite rules and passes: {raw}, and of {reachable} that can be reached ({format_percent(rules.share)})."
+
+
+def _print_attention(patterns: AttentionCoverage) -> None:
+    from fuzzcompile.front.commands.coverage import format_percent
+
+    fired = len(patterns.can_fire) - len(patterns.never)
+    click.echo(
+        f"\nSDPA patterns: {len(patterns.registered)} registered, {len(patterns.can_fire)} can fire here, "
+        f"{fired} of these fired ({format_percent(patterns.share, 0)})."
+    )
+    if patterns.never:
+        click.echo(f"\nSDPA patterns that can fire here and never did: {', '.join(patterns.never)}")
+    if patterns.silent:
+        click.echo(f"\nSDPA patterns that do not fire for their own search function: {', '.join(patterns.silent)}")
+    for name, why in patterns.untried.items():
+        click.echo(f"\nThe search function of {name} could not be compiled: {why}")
+
+
+def _describe_window(table: CoverageTable) -> str:
+    from fuzzcompile.fuzz.campaign.budget import format_duration
+
+    cases = f"{table.counters.cases} cases"
+    return (
+        f": {cases}"
+        if table.within is None
+        else f": the {cases} of the first {format_duration(table.ran)} of campaigns"
+    )
+
+
+def _format_coverage_cells(row: StageCoverage) -> list[str]:
+    from fuzzcompile.front.commands.coverage import format_percent
+
+    if row.known is None:
+        return [row.stage, row.kind, "-", str(len(row.fired)), *["-"] * (len(_COVERAGE_COLUMNS) - 4)]
+    counts = (row.fired, row.refused, row.fallback, row.unreachable, row.off, row.never)
+    return [row.stage, row.kind, str(row.known), *(str(len(names)) for names in counts), format_percent(row.share, 0)]
+
+
+# ``fuzzcompile passes``.
+
+# There are hundreds of these: they are listed only with --stage.
+_MANY_PASSES = ("decomposition", "lowering")
+_SETTING = re.compile(r"\bconfig\.([\w.]*\w)")
+_PASS_COLUMNS = ("stage", "kind", "name", "pass", "on", "fired", "refused", "source", "when")
+
+
+@click.command()
+@click.option("--stage", type=click.Choice(STAGES), help="Only this stage; with all its operators.")
+@click.option("--never", is_flag=True, help="Only passes and patterns that the corpus has not seen fire.")
+@options.device
+@options.target
+@options.corpus
+@options.json_output
+def passes(stage: str | None, never: bool, device: str, target: str | None, location: str | None, as_json: bool) -> int:
+    """List the stages, passes, patterns and settings of the installed torch that fuzzcompile knows.
+
+    Each row says whether it runs under the present settings and on what condition, where its source is, and how often
+    it fired in the corpus, or matched and was refused by its own check. Operators that Inductor decomposes or lowers
+    itself are counted; --stage and --json list them. With --target, the rows are what is registered for that device.
+    """
+    from fuzzcompile.front.commands.passes import list_passes
+    from fuzzcompile.run.device import resolve
+
+    listing = list_passes(resolve(running_device(device, target)), location, target=target)
+    if listing.corpus is None and never:
+        click.echo("fuzzcompile: there is no corpus, so nothing was seen to fire; name one with --corpus.", err=True)
+    rows = [row for row in listing.rows if stage in (None, row.known.stage)]
+    if never:
+        rows = [row for row in rows if row.known.kind in ("pass", "pattern") and not row.fired]
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(row.to_json()))
+        return 0
+    _print_listing(rows, listing, every=stage is not None)
+    return 0
+
+
+def _print_listing(rows: list[ListedPass], listing: PassListing, *, every: bool) -> None:
+    import torch
+    from rich.console import Console
+
+    shown = [row for row in rows if every or row.known.kind not in _MANY_PASSES]
+    console = Console()
+    if console.is_terminal:
+        for stage in dict.fromkeys(row.known.stage for row in shown):
+            console.print(_make_stage_table(stage, [row for row in shown if row.known.stage == stage]))
+            console.print()
+    else:  # for grep and cut
+        click.echo("\t".join(_PASS_COLUMNS))
+        for row in shown:
+            click.echo("\t".join(_format_pass_cells(row)))
+    counts = Counter(row.known.kind for row in rows)
+    plurals = {"pass": "passes"}
+    total = ", ".join(f"{count} {plurals.get(kind, f'{kind}s')}" for kind, count in counts.items()) or "nothing"
+    where = f"counted in {listing.corpus}" if listing.corpus else "no corpus to count in"
+    click.echo(f"torch {torch.__version__}: {total}; {where}.", err=not console.is_terminal)
+
+
+def _make_stage_table(stage: str, rows: list[ListedPass]) -> Table:
+    """One stage for a terminal: patterns below their pass, paths and conditions in short."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column(stage, overflow="fold", max_width=50)
+    for heading in ("on", "fired", "refused"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("source in torch/_inductor", overflow="fold", min_width=36)
+    table.add_column("switched on by, or set to", overflow="fold")
+    for row in rows:
+        _, kind, name, _, on, fired, refused, source, when = _format_pass_cells(row)
+        switches = "" if row.known.on else ", ".join(dict.fromkeys(_SETTING.findall(when)))
+        settings = when if kind == "setting" else switches or "-"
+        indented = f"  {name}" if kind == "pattern" else name
+        cells = (indented, on, fired, refused, source.removeprefix("torch/_inductor/"), settings)
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _format_pass_cells(row: ListedPass) -> list[str]:
+    known = row.known
+    when = known.when
+    if known.kind == "setting" and known.changed:
+        when += f" (torch's own: {known.default})"
+    return [
+        known.stage,
+        known.kind,
+        known.name,
+        known.pass_name or "-",
+        {True: "yes", False: "no", None: "-"}[known.on],
+        "-" if row.fired is None else str(row.fired),
+        "-" if row.refused is None else str(row.refused),
+        f"{known.source}:{known.line}" if known.source else "-",
+        when or "-",
+    ]

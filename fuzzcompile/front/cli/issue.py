@@ -1,0 +1,154 @@
+"""``fuzzcompile issue``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fuzzcompile.front.cli import options
+from fuzzcompile.front.cli.case_arguments import find_case, open_existing_corpus, require_corpus, require_finding
+from fuzzcompile.front.cli.completion import complete_cases_and_findings, complete_findings
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.hints import format_command
+
+if TYPE_CHECKING:
+    from fuzzcompile.corpus.marking import Mark
+    from fuzzcompile.report.facts import IssueFacts
+
+
+@click.command()
+@click.argument("name", metavar="FINDING|GROUP|CASE", shell_complete=complete_cases_and_findings)
+@click.option("--anyway", is_flag=True, help="Print the draft of what is not to be filed, the reason on top.")
+@options.conditions
+@options.corpus
+@click.option(
+    "--search", is_flag=True, help="First search PyTorch's issues and pull requests for reports on the finding."
+)
+@options.json_output
+def issue(name: str, anyway: bool, conditions: Conditions, location: str | None, search: bool, as_json: bool) -> int:
+    """Print the draft of a GitHub issue, in Markdown, for a finding, a group of minor findings, or a case file.
+
+    The group `validation` holds what compiles although eager refuses it: its draft is one issue with a table.
+
+    What is not to be filed gets the reason instead, on stderr: no bug, a suspect without proof, fixed in the newest
+    torch that was tried, known already, or a rule of PyTorch's for fuzzers that is not met.
+
+    --search asks GitHub's search API, with the token of GITHUB_TOKEN or GH_TOKEN if there is one. What it finds is kept
+    in the corpus and stands in the draft.
+    """
+    path = find_case(name)
+    if path is None and (draft := _draft_group(name, location)) is not None:
+        click.echo(json.dumps({"group": name, "draft": draft}) if as_json else draft, nl=as_json)
+        return 0
+    if search and path is not None:
+        raise UsageError(f"--search is for findings of a corpus, and {name} is a file.")
+    found = _search(name, location, as_json=as_json) if search else {}
+    facts = _collect_facts(path or name, conditions, location)
+    return _print_draft(name, facts, found, anyway=anyway, as_json=as_json)
+
+
+def _draft_group(name: str, location: str | None) -> str | None:
+    """The draft of a group of findings; None for any other name."""
+    from fuzzcompile.fuzz.campaign.campaign_outputs import draft_group
+
+    with open_existing_corpus(location) as store:
+        return None if store is None else draft_group(store, name)
+
+
+def _search(name: str, location: str | None, *, as_json: bool) -> dict[str, object]:
+    """Return the results of a search as JSON, and print them as text unless ``as_json``."""
+    from fuzzcompile.front.commands.report_search import search_reports
+
+    with open_existing_corpus(location) as store:
+        found = search_reports(require_corpus(store, name), name, lambda sentence: click.echo(sentence, err=True))
+    if not as_json:
+        click.echo(found.to_text(), err=True)  # the draft has stdout for itself
+    return found.to_json()
+
+
+def _collect_facts(subject: Path | str, conditions: Conditions, location: str | None) -> IssueFacts:
+    if isinstance(subject, str):
+        require_finding(subject, location)
+
+    from fuzzcompile.front.commands.issue import collect_file_facts
+    from fuzzcompile.fuzz.campaign.campaign_outputs import collect_issue_facts
+
+    with open_existing_corpus(location) as store:
+        if isinstance(subject, str):
+            return collect_issue_facts(require_corpus(store, subject), subject)
+    click.echo(f"Judging {subject} and making its script (half a minute or more) ...", err=True)
+    return collect_file_facts(subject, conditions)
+
+
+def _print_draft(name: str, facts: IssueFacts, found: Mapping[str, object], *, anyway: bool, as_json: bool) -> int:
+    from fuzzcompile.report.filing import refusal_of
+    from fuzzcompile.report.issue import draft_issue
+
+    refusal = refusal_of(facts)
+    draft = draft_issue(facts, refusal) if refusal is None or anyway else None
+    if as_json:
+        answer = {
+            "finding": name,
+            "fileable": refusal is None,
+            "reason": refusal and refusal.reason,
+            "remedy": refusal and refusal.remedy,
+            "draft": draft,
+            **found,
+        }
+        click.echo(json.dumps(answer, allow_nan=False))
+    elif draft is not None:
+        click.echo(draft, nl=False)
+    elif refusal is not None:
+        hint = " `--anyway` prints the draft." if facts.is_bug else ""
+        click.echo(f"{name} is not to be filed: {refusal.reason}.", err=True)
+        click.echo(f"What would change that: {refusal.remedy}.{hint}", err=True)
+    return 0
+
+
+# ``fuzzcompile mark``.
+
+# What a status takes besides itself.
+_TAKES = {"known": "ISSUE", "dup": "FINDING"}
+_EXAMPLES = {"known": "#123", "dup": "F1"}
+
+
+@click.command()
+@click.argument("name", metavar="FINDING|GROUP", shell_complete=complete_findings)
+@click.argument("status", metavar="known|dup|fixed|invalid|wontfix|open")
+@click.argument("of", required=False, metavar="[ISSUE|FINDING]")
+@click.option("--note", default=None, help="Why, in your own words.")
+@options.corpus
+def mark(name: str, status: str, of: str | None, note: str | None, location: str | None) -> int:
+    """Say what a finding is: known (ISSUE), a dup (of FINDING), fixed, invalid, wontfix, or open again.
+
+    ISSUE is '#123' of pytorch/pytorch (quoted: to a shell, # begins a comment), owner/repository#123, or a URL. GROUP
+    is a group of `fuzzcompile corpus list --all`, such as validation. What is said is kept through further hits,
+    merges, exports and imports.
+    """
+    from fuzzcompile.corpus.store import Store
+
+    given = _make_mark(name, status, of, note, location)
+    with Store.open(location, create=False) as store:
+        marked, said = store.mark(name, given)
+    about = said.duplicate_of or said.issue
+    click.echo(f"{marked}: {' '.join(filter(None, (said.status, about)))}{f' ({said.note})' if said.note else ''}")
+    return 0
+
+
+def _make_mark(name: str, status: str, of: str | None, note: str | None, location: str | None) -> Mark:
+    from fuzzcompile.corpus.marking import Mark, issue_url, status_of
+
+    known = status_of(status)
+    takes = _TAKES.get(known)
+    if takes is None and of is not None:
+        raise UsageError(f"{known} takes nothing more, but {of!r} was given: put words into --note.")
+    if takes is not None and of is None:
+        example = format_command("mark", name, known, _EXAMPLES[known], corpus=location)
+        raise UsageError(f"{known} needs the {takes}: such as `{example}`.")
+    issue = issue_url(of) if known == "known" and of is not None else None
+    return Mark(known, issue, of if known == "dup" else None, note)

@@ -1,0 +1,388 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from fuzzcompile.front.cli import completion
+from fuzzcompile.fuzz.models.bundled_models import SIZES, Size, write_case_file
+from fuzzcompile.model.conditions import Conditions, Contract, Limits, Question, running_device
+from fuzzcompile.model.custom import PLACES, Custom
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.privacy import strip_password
+from fuzzcompile.model.settings import SettingSource, find_setting, read_settings
+from fuzzcompile.model.severity import Severity
+from fuzzcompile.model.targets import TARGETS
+from fuzzcompile.model.tolerances import Tolerances
+
+# Options whose values may also come from the environment or from pyproject.toml.
+
+ConfiguredCommand = TypeVar("ConfiguredCommand", bound=Callable[..., object])
+
+
+class ConfiguredOption(click.Option):
+    """An option that takes its value from :mod:`fuzzcompile.settings` where the command line does not give one."""
+
+    def __init__(self, *names: Any, key: str, **attributes: Any) -> None:
+        super().__init__(*names, **{"envvar": find_setting(key).variable, "show_envvar": True, **attributes})
+        self._key = key
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Return nothing: the settings read the variable, and report what is wrong with it."""
+        return None
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """The option alone: a wrong value was typed, not read from the environment."""
+        return click.Parameter.get_error_hint(self, ctx)
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        """The value and where it comes from."""
+        given, source = super().consume_value(ctx, opts)
+        if source is not ParameterSource.DEFAULT or ctx.resilient_parsing:
+            return given, source
+        settings = read_settings()
+        value = settings.find_configured(self._key)
+        if value is None:
+            return given, source
+        is_variable = settings.find_source(self._key) is SettingSource.ENVIRONMENT
+        return value, ParameterSource.ENVIRONMENT if is_variable else ParameterSource.DEFAULT_MAP
+
+
+def setting_option(key: str, *names: str, **attributes: Any) -> Callable[[ConfiguredCommand], ConfiguredCommand]:
+    """The option ``--KEY`` of that setting; its default is the one built in, unless ``default`` gives another.
+
+    Args:
+        key: the setting.
+        names: further names, as for ``click.option``.
+        attributes: as for ``click.option``.
+    """
+    attributes = {"default": find_setting(key).default, **attributes}
+    return click.option(f"--{key}", *names, cls=ConfiguredOption, key=key, **attributes)
+
+
+def check_settings(*, asks_for_help: bool) -> None:
+    """Refuse wrong settings whatever the command, but only warn of them where help is asked for.
+
+    Raises:
+        UsageError: as of :func:`fuzzcompile.model.settings.read_settings`.
+    """
+    try:
+        read_settings()
+    except UsageError as error:
+        if not asks_for_help:
+            raise
+        click.echo(f"fuzzcompile: warning: {error}", err=True)
+
+
+OptionCommand = TypeVar("OptionCommand", bound=Callable[..., object])
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers without NaN, which is in no range and passes every comparison, and without infinities."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number, or the error of click that says what is wrong with it."""
+        number = float(super().convert(value, param, ctx))
+        return number if math.isfinite(number) else self.fail(f"{value} is not a finite number.", param, ctx)
+
+
+class NamedPath(click.Path):
+    """A path that is not empty: an empty one would be the working folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path, or the error of click that it is empty."""
+        return Path(value) if str(value) else self.fail("the name is empty.", param, ctx)
+
+
+device: Callable[[OptionCommand], OptionCommand] = setting_option(
+    "device", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run."
+)
+target: Callable[[OptionCommand], OptionCommand] = setting_option(
+    "target",
+    metavar="|".join(TARGETS),
+    help="The device that the compiler is told, which need not be here, apart from --device, which runs. Graphs and "
+    "kernels are made for the target and judged on the CPU.",
+)
+
+
+def warn_of_password(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
+    """Warn of a password on the command line, and say how to pass it so that no other user of the machine sees it."""
+    if given is not None and strip_password(given) != given:
+        click.echo(
+            "fuzzcompile: warning: everyone on this machine can see the password in your command line; give it in "
+            "PGPASSWORD, in the file that PGPASSFILE names, or with the URL in FUZZCOMPILE_CORPUS.",
+            err=True,
+        )
+    return given
+
+
+corpus: Callable[[OptionCommand], OptionCommand] = click.option(
+    "--corpus",
+    "location",
+    default=None,
+    callback=warn_of_password,
+    metavar="PATH|URL",
+    help="The corpus; default: $FUZZCOMPILE_CORPUS, else that of pyproject.toml, else corpus/fuzzcompile.db in this "
+    "folder. A database server that is lost is waited for, $FUZZCOMPILE_PATIENCE seconds at most (600).",
+)
+veto: Callable[[OptionCommand], OptionCommand] = click.option(
+    "--veto",
+    "vetoes",
+    multiple=True,
+    shell_complete=completion.complete_rewrites,
+    metavar="LABEL",
+    help="Refuse a rewrite: by name, by a prefix that ends before an underscore (_sfdp), by glob, or as stage:name.",
+)
+plant: Callable[[OptionCommand], OptionCommand] = click.option(
+    "--plant",
+    "plants",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="A Python file that each worker runs before it compiles anything, to plant a bug.",
+)
+own_pass: Callable[[OptionCommand], OptionCommand] = click.option(
+    "--pass",
+    "passes",
+    multiple=True,
+    metavar="MODULE:ATTR[@STAGE]",
+    help="A pass of your own, as MODULE:ATTR or FILE.py:ATTR: a function of a graph, a CustomGraphPass, or a "
+    "PatternMatcherPass, each pattern of which is a rule of its own. Workers import it and give it to the compiler.",
+)
+at: Callable[[OptionCommand], OptionCommand] = click.option(
+    "--at",
+    "places",
+    multiple=True,
+    type=click.Choice(PLACES),
+    help="The stage that runs a --pass, behind torch's own passes. Once for all of them, or once for each in their "
+    "order; MODULE:ATTR@STAGE says the same. Needed unless the kind of the pass leaves one stage only.",
+)
+backend: Callable[[OptionCommand], OptionCommand] = click.option(
+    "--backend",
+    default=None,
+    metavar="NAME|MODULE:ATTR",
+    help="Compile with this backend in place of Inductor: a registered name, or a function of your own.",
+)
+timeout: Callable[[OptionCommand], OptionCommand] = setting_option(
+    "timeout", show_default=True, metavar="SECONDS", type=FiniteRange(min=1), help="Seconds for one case."
+)
+memory: Callable[[OptionCommand], OptionCommand] = setting_option(
+    "max-memory",
+    "--memory",
+    "memory",
+    show_default=True,
+    metavar="GiB",
+    type=FiniteRange(min=0.5),
+    help="Host memory of one worker: Python, torch, the case and every copy of it that judging makes. A case whose "
+    "tensors need more is refused; one that grows beyond the limit is killed. Compilers that the worker starts are not "
+    "counted.",
+)
+against: Callable[[OptionCommand], OptionCommand] = click.option(
+    "--against",
+    default="eager",
+    show_default=True,
+    metavar="eager|float64|aot_eager|cpu|export|aoti|MODE",
+    help="What the compiled program is compared with: eager, a float64 run, another backend, the CPU, or another mode.",
+)
+call: Callable[[OptionCommand], OptionCommand] = click.option(
+    "--call",
+    default=None,
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="For a script: judge its N-th call of a compiled callable instead of the first.",
+)
+module: Callable[[OptionCommand], OptionCommand] = click.option(
+    "--module",
+    default=None,
+    metavar="PATH",
+    help="Judge only this submodule (layers.0.attn), on the inputs it gets in the whole program.",
+)
+suspect: Callable[[OptionCommand], OptionCommand] = click.option(
+    "--suspect",
+    "suspects",
+    multiple=True,
+    metavar="NAME",
+    help="Report on this rewrite or pass: whether it ran, changed a bit, was refused, or is switched off.",
+)
+tolerances: Callable[[OptionCommand], OptionCommand] = click.option(
+    "--tolerances",
+    default=None,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="TOML tables such as [across_backends.bfloat16] with the limits to use in place of fuzzcompile's own.",
+)
+math_only: Callable[[OptionCommand], OptionCommand] = click.option(
+    "--math-only",
+    is_flag=True,
+    help="Run attention on the math kernel and float32 products without TF32, on both sides: for validation, not for "
+    "production.",
+)
+contract: Callable[[OptionCommand], OptionCommand] = click.option(
+    "--contract",
+    default="values",
+    show_default=True,
+    type=click.Choice(("bitwise", "values")),
+    help="What is promised: right values, or also equal bits under torch's strict settings (compiled and eager, a row "
+    "alone and in a batch, run to run).",
+)
+fail_on: Callable[[OptionCommand], OptionCommand] = setting_option(
+    "fail-on",
+    type=click.Choice([str(severity) for severity in Severity]),
+    help="Exit with 1 only for a bug that is at least this severe; the worst stands first here.",
+)
+ignore: Callable[[OptionCommand], OptionCommand] = setting_option(
+    "ignore",
+    "ignored",
+    multiple=True,
+    metavar="PATTERN",
+    help="Bugs that count as known, by signature (STAGE:..., its beginning or a glob), or by a glob of the rewrite, "
+    "pass or source file at fault. Also a glob of files that are passed over in a folder.",
+)
+log: Callable[[OptionCommand], OptionCommand] = click.option(
+    "--log",
+    default=None,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also append each event to this file, as a line of JSON, when it happens.",
+)
+sarif: Callable[[OptionCommand], OptionCommand] = click.option(
+    "--sarif",
+    default=None,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write the bugs as SARIF 2.1.0, for code scanning.",
+)
+trust: Callable[[OptionCommand], OptionCommand] = click.option(
+    "--trust",
+    "trusted",
+    is_flag=True,
+    help="From now on, trust those of the findings that were imported from another corpus: running them runs their "
+    "code.",
+)
+json_output: Callable[[OptionCommand], OptionCommand] = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else."
+)
+
+
+def conditions(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that say how cases run; the command gets them as one ``conditions``."""
+
+    @wraps(command)
+    def gather(
+        *,
+        device: str,
+        target: str | None,
+        vetoes: tuple[str, ...],
+        plants: tuple[Path, ...],
+        passes: tuple[str, ...],
+        places: tuple[str, ...],
+        backend: str | None,
+        timeout: float,
+        memory: float,
+        **rest: object,
+    ) -> int:
+        limits = Limits(timeout, int(memory * 2**30))
+        where = running_device(device, target)
+        custom = Custom.parse(passes, places, backend)
+        return command(conditions=Conditions(where, vetoes, plants, limits, target, custom), **rest)
+
+    for option in (memory, timeout, plant, backend, at, own_pass, veto, target, device):  # the last is shown first
+        gather = option(gather)
+    return gather
+
+
+def question(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that define the question about a file; the command gets them as one ``question``."""
+
+    @wraps(command)
+    def gather(
+        *,
+        against: str,
+        call: int | None,
+        module: str | None,
+        suspects: tuple[str, ...],
+        tolerances: Path | None,
+        math_only: bool,
+        contract: Contract,
+        **rest: object,
+    ) -> int:
+        asked = Question(
+            against,
+            call,
+            module,
+            thorough=True,
+            suspects=suspects,
+            tolerances=None if tolerances is None else Tolerances.load(tolerances),
+            math_only=math_only,
+            contract=contract,
+        )
+        return command(question=asked, **rest)
+
+    for option in (math_only, tolerances, suspect, module, call, contract, against):
+        gather = option(gather)
+    return gather
+
+
+def model(
+    argument: str, given: Callable[[Path], object] = lambda path: path, *, size: Size = "tiny"
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Add ``--hf-config``, which names a bundled architecture in place of a case file.
+
+    Args:
+        argument: the parameter of the command that takes the case, which becomes optional.
+        given: makes of the path what that parameter holds.
+        size: the default of ``--hf-size``.
+    """
+
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        @wraps(command)
+        def gather(*, hf_config: str | None, hf_size: Size, hf_dtype: str, hf_train: bool, **rest: object) -> int:
+            if hf_config is None and not rest[argument] and not rest.get("pending"):
+                raise click.UsageError(
+                    "Missing argument: name a case such as my_model.py, or an architecture with --hf-config."
+                )
+            if hf_config is not None and rest[argument]:
+                raise click.UsageError("Name a case or an architecture with --hf-config, not both.")
+            if hf_config is not None:
+                rest[argument] = given(write_case_file(hf_config, training=hf_train, size=hf_size, dtype=hf_dtype))
+            return command(**rest)
+
+        for option in reversed(_make_model_options(size)):
+            gather = option(gather)
+        return gather
+
+    return decorate
+
+
+def _make_model_options(size: Size) -> list[Callable[[OptionCommand], OptionCommand]]:
+    return [
+        click.option(
+            "--hf-config",
+            metavar="NAME",
+            help="In place of CASE: the architecture of a model of transformers (bert-base-uncased, gpt2, ...) or timm "
+            "(timm/NAME), with random weights. Nothing is downloaded.",
+        ),
+        click.option(
+            "--hf-size",
+            type=click.Choice(SIZES),
+            default=size,
+            show_default=True,
+            help="tiny: small widths, two layers of each kind; narrow: small widths, all layers; full: as published.",
+        ),
+        click.option(
+            "--hf-dtype", type=click.Choice(("float32", "bfloat16", "float16")), default="float32", show_default=True
+        ),
+        click.option("--hf-train", is_flag=True, help="In training: train mode, labels, and a backward pass."),
+    ]

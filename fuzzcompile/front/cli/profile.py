@@ -1,0 +1,145 @@
+"""``fuzzcompile profile``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fuzzcompile.front.cli import options
+from fuzzcompile.model.conditions import Conditions, Limits, running_device
+from fuzzcompile.model.hints import CommandSubject, format_command
+
+if TYPE_CHECKING:
+    from fuzzcompile.analyses.profile.record import Recorded
+
+
+# A profile compiles twice, and its layers are run again and again.
+_SECONDS = 900.0
+
+
+@click.command()
+@click.argument("case", required=False, type=options.NamedPath(), metavar="[CASE]")
+@options.model("case", size="narrow")
+@click.option(
+    "--against",
+    default=None,
+    metavar="A",
+    help="The way to run it that is measured, inductor by default (with --record, eager): eager, inductor[:mode], "
+    "aot_eager, float64, cpu, cuda[:N], "
+    "sdpa:math|flash|efficient|cudnn, dtype:bfloat16, or a recording (FILE.safetensors).",
+)
+@click.option("--reference", default="eager", show_default=True, metavar="B", help="What it is compared with.")
+@click.option(
+    "--depth",
+    default=None,
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Levels of the module tree that count as layers, lists of modules left out; default: the blocks.",
+)
+@click.option("--ops", is_flag=True, help="Every operator instead of every layer; for sides that run uncompiled.")
+@click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Record a run instead, for elsewhere.")
+@click.option(
+    "--keep",
+    default=1.0,
+    show_default=True,
+    type=options.FiniteRange(min=0.001),
+    metavar="GiB",
+    help="Activations kept of a run; beyond that they are sampled, and layers are not run alone.",
+)
+@click.option(
+    "--math-only",
+    is_flag=True,
+    help="Attention on its math kernel and no TF32, on both sides: for validation, not for production.",
+)
+@click.option("--tolerances", type=click.Path(path_type=Path), metavar="FILE", help="TOML that overrides the table.")
+@click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Also write a page with plots.")
+@options.call
+@options.module
+@options.device
+@options.veto
+@options.plant
+@click.option("--timeout", default=_SECONDS, show_default=True, type=options.FiniteRange(min=1), help="Seconds in all.")
+@options.memory
+@options.json_output
+def profile(
+    case: Path,
+    against: str | None,
+    reference: str,
+    depth: int | None,
+    ops: bool,
+    record: Path | None,
+    keep: float,
+    math_only: bool,
+    tolerances: Path | None,
+    page: Path | None,
+    call: int | None,
+    module: str | None,
+    device: str,
+    vetoes: tuple[str, ...],
+    plants: tuple[Path, ...],
+    timeout: float,
+    memory: float,
+    as_json: bool,
+) -> int:
+    """Compare two ways to run a model, layer by layer: which layer makes the error, and which ones pass it on.
+
+    Exit status: 1 for a jump, 3 if the case cannot be run in one of both ways, otherwise 0. The layer of a jump under
+    inductor is triaged at once.
+    """
+    from fuzzcompile.analyses.profile.spelling import spelled
+    from fuzzcompile.front.cli.wait_line import WaitLine
+    from fuzzcompile.model.tolerances import Tolerances
+    from fuzzcompile.programs.casefiles.case_file import read_case_file
+    from fuzzcompile.report.files import check_writable, write_whole
+    from fuzzcompile.triage.judging.vetoes import check_vetoes
+    from fuzzcompile.triage.trials.baseline_names import list_modes
+
+    conditions = Conditions(running_device(device, None), vetoes, plants, Limits(timeout, int(memory * 2**30)))
+    measured = against or ("inductor" if record is None else "eager")
+    for text in (measured, reference):
+        spelled(text, list_modes())
+    Tolerances.load(tolerances)
+    for file, option in ((page, "--html"), (record, "--record")):
+        if file is not None:
+            check_writable(file, option)
+    check_vetoes(conditions, [read_case_file(case)])
+
+    from fuzzcompile.analyses.profile.engine import Asked
+    from fuzzcompile.analyses.profile.runs import Look
+    from fuzzcompile.analyses.profile.sides import parse
+    from fuzzcompile.front.commands.profile import ProfileRequest, profile_case, record_case
+    from fuzzcompile.report.pages.profile_page import page_of_profile
+    from fuzzcompile.report.profile_text import print_profile
+    from fuzzcompile.report.verdict import report_console
+
+    side = parse(measured)
+    look = Look(depth, int(keep * 2**30), operators=ops)
+    request = ProfileRequest(case, Asked(side, parse(reference), look, tolerances, math_only), call, module)
+    name = CommandSubject(str(case), {**conditions.options(), "timeout": None, "call": call, "module": module})
+    with WaitLine(as_json=as_json) as waiting:
+        if record is not None:
+            waiting.say(f"recording {case.name} as {side}")
+            written = record_case(request, conditions, record)
+        else:
+            answer = profile_case(request, conditions, progress=waiting.say)
+    if record is not None:
+        click.echo(json.dumps(asdict(written)) if as_json else _describe_recording(written, case))
+        return 0
+    if page is not None:
+        write_whole(page, page_of_profile(answer, name=name).encode("utf-8"), "--html")
+    if as_json:
+        click.echo(json.dumps(answer, allow_nan=False))
+    else:
+        print_profile(report_console(), answer, name=name)
+    return 1 if answer["verdict"] == "jump" else 0
+
+
+def _describe_recording(recorded: Recorded, case: Path) -> str:
+    return (
+        f"Recorded {recorded.calls} results of {recorded.side} in {recorded.path} ({recorded.size / 2**20:.1f} MiB). "
+        f"Next, where you have the same case: {format_command('profile', case, against=recorded.path)}"
+    )

@@ -1,0 +1,327 @@
+"""``fuzzcompile run``."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fuzzcompile.front.cli import options
+from fuzzcompile.front.cli.options import setting_option
+from fuzzcompile.model import hints
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+
+if TYPE_CHECKING:
+    from fuzzcompile.fuzz.focus.focus_request import FocusRequest
+
+
+# Worker processes of one machine, each with a torch of its own.
+_MOST_HERE = 256
+
+
+@click.command()
+@click.option("--budget", default="10m", show_default=True, metavar="90s|10m|1h|200c", help="Time or number of cases.")
+@options.conditions
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Which cases are drawn.")
+@setting_option(
+    "workers",
+    type=click.IntRange(1, 10_000),
+    help="Worker processes; default: by processors. With --cluster, how many cases are there at once; default: as many "
+    "as its workers take.",
+)
+@click.option(
+    "--cluster",
+    default=None,
+    metavar="ADDRESS",
+    help="Run cases on a Dask cluster instead: tcp://HOST:PORT, tls://HOST:PORT, a scheduler file, or local:N for N "
+    "Dask workers on this machine. Needs the extra `cluster`.",
+)
+@click.option(
+    "--torch",
+    default=None,
+    metavar="VERSION",
+    help="With --cluster: only workers with this torch (2.15.0 or 2.15.0+cpu); default: what most of them have.",
+)
+@options.corpus
+@click.option("--max-findings", default=None, type=click.IntRange(1), help="Stop after this many new findings.")
+@click.option("--no-near-misses", is_flag=True, help="Draw only plain idioms, no near misses.")
+@click.option(
+    "--from",
+    "origin",
+    default=None,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="CASE",
+    help="Draw variations of this case file instead: of its sizes, dtypes, layouts, program and compile settings.",
+)
+@click.option(
+    "--focus",
+    multiple=True,
+    metavar="WHAT",
+    help="Aim at a rule, pass, family or operator by its label, or at FILE, FILE:LINE or FILE:FROM-TO of the compiler: "
+    "programs of the rule and near misses of them, under the settings that it needs. May be given several times.",
+)
+@click.option(
+    "--changed",
+    multiple=True,
+    metavar="REV",
+    help="Aim at the rules whose code a git diff of a checkout of PyTorch with REV touches.",
+)
+@click.option(
+    "--checkout",
+    default=None,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="The checkout for --changed; default: this folder.",
+)
+@click.option(
+    "--source",
+    "drawn_from",
+    default="generator",
+    show_default=True,
+    type=click.Choice(("generator", "opinfo")),
+    help="Draw cases from the generator, or sweep the sample and error inputs of torch's own tables of operators.",
+)
+@click.option("--screen-only", is_flag=True, help="Generate code only for cases whose graphs look wrong.")
+@click.option("--full-only", is_flag=True, help="Generate code for every case.")
+@click.option("--no-steering", is_flag=True, help="Draw cases uniformly, whatever earlier cases found.")
+@click.option("--fail-on-finding", is_flag=True, help="Exit with 1 if there is a finding.")
+@options.fail_on
+@setting_option(
+    "drafts",
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for issue drafts.",
+)
+@click.option(
+    "--summary",
+    "summary_file",
+    default=None,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write the summary as JSON, that of an interrupted campaign too.",
+)
+@options.sarif
+@options.log
+@options.json_output
+def run(
+    budget: str,
+    conditions: Conditions,
+    seed: int,
+    workers: int | None,
+    cluster: str | None,
+    torch: str | None,
+    location: str | None,
+    max_findings: int | None,
+    no_near_misses: bool,
+    origin: Path | None,
+    focus: tuple[str, ...],
+    changed: tuple[str, ...],
+    checkout: Path | None,
+    drawn_from: str,
+    screen_only: bool,
+    full_only: bool,
+    no_steering: bool,
+    fail_on_finding: bool,
+    fail_on: str | None,
+    drafts: Path,
+    summary_file: Path | None,
+    sarif: Path | None,
+    log: Path | None,
+    as_json: bool,
+) -> int:
+    """Run a campaign: generate, judge, attribute, minimize, store and draft.
+
+    The budget counts from the start of the command. What still runs at its end is cut off and kept: a second run on the
+    same corpus resumes there, and `fuzzcompile minimize --pending` minimizes the findings that wait for it. Ctrl-C ends
+    a campaign with its summary.
+
+    With --pass or --backend, cases are compiled with what is your own, and the summary says in a sentence that may be
+    quoted what was tested and what was found. If a pass never fired, nothing was tested, and the exit status is 3.
+    Without --focus, --from or --source, a campaign with --pass aims at the pass.
+
+    Most cases are screened: every graph pass runs and is checked, but no code is generated. A case that looks wrong in
+    a screen is judged in full. What share is judged in full at once follows what screens and full compiles have each
+    found per second.
+
+    With --focus or --changed, the summary says for each rule how often it fired, how often a check refused a match and
+    which, and what was missing where it never matched. What is off by default is switched on.
+
+    With --cluster, cases run on the Dask workers that have this fuzzcompile and the right torch and device; others are
+    refused with a sentence. Workers may come and go, and what ran on a lost one is judged again.
+
+    --source opinfo sweeps operator by dtype, layout, gradient and samples, and needs the extra `opinfo`. A seed
+    permutes the places; when all were judged, the campaign ends.
+    """
+    from fuzzcompile.corpus.store import Store
+    from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget
+    from fuzzcompile.fuzz.campaign.campaign_outputs import CampaignOutputs
+    from fuzzcompile.fuzz.campaign.case_sources import CaseSource
+    from fuzzcompile.fuzz.focus.focus_request import focus_on_custom
+    from fuzzcompile.programs.casefiles.case_file import read_case_file
+    from fuzzcompile.report.files import check_writable
+    from fuzzcompile.triage.judging.vetoes import check_vetoes
+
+    parsed = CampaignBudget.parse(budget)
+    clock = BudgetClock(parsed)  # runs from here: starting workers is part of the budget
+    if torch is not None and cluster is None:
+        raise UsageError("--torch picks among the workers of a --cluster; without one, the installed torch runs.")
+    if cluster is None and (workers or 0) > _MOST_HERE:
+        raise UsageError(f"--workers is at most {_MOST_HERE} on one machine; --cluster takes more.")
+    if screen_only and full_only:
+        raise UsageError("A campaign is --screen-only or --full-only, not both.")
+    if origin is not None and no_near_misses:
+        raise UsageError("--no-near-misses is for generated cases, which --from does not draw.")
+    asked = _aim_campaign(focus, changed, checkout, origin)
+    sweeps = drawn_from == "opinfo"
+    if sweeps and (origin is not None or no_near_misses):
+        raise UsageError("--source opinfo sweeps torch's tables: --from and --no-near-misses are for other sources.")
+    outputs = CampaignOutputs(log, sarif, summary_file, location)
+    check_writable(drafts / "draft.md", "--drafts", parents=True)
+    Store.open(location).close()  # what is wrong with the corpus is said before any worker starts
+    check_vetoes(conditions, [] if origin is None else [read_case_file(origin)])
+    from rich.console import Console
+
+    from fuzzcompile.fuzz.campaign.campaign_display import (
+        format_joining,
+        format_starting,
+        make_progress_handler,
+        print_summary,
+    )
+    from fuzzcompile.fuzz.campaign.campaign_run import join_workers, run_campaign, start_workers, survey_case
+    from fuzzcompile.fuzz.campaign.case_sources import open_tables
+    from fuzzcompile.fuzz.campaign.steering import UNIFORM, Strategy
+    from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
+    from fuzzcompile.fuzz.generation.profile import Profile
+    from fuzzcompile.model.severity import Severity
+    from fuzzcompile.triage.worker.pool import default_workers
+
+    source: CaseSource | None = survey_case(origin, conditions, clock) if origin is not None else None
+    if cluster is not None:
+        address = ClusterAddress.parse(cluster)
+        click.echo(format_joining(address), err=True)
+        crewed = join_workers(address, conditions, workers, clock, torch=torch)
+    else:
+        workers = workers or default_workers(conditions.device)
+        click.echo(format_starting(workers), err=True)
+        crewed = start_workers(conditions, workers, clock)
+    with (
+        outputs,
+        open_tables() if sweeps and asked is None else nullcontext() as tables,
+        crewed as crew,
+        make_progress_handler(Console(stderr=True)) as handler,
+        ExitStack() as stack,
+    ):
+        profile = Profile(near_misses=not no_near_misses)
+        if sweeps or asked is not None:
+            crew.check_torch_here("--source opinfo" if sweeps else "--focus")
+        if tables is not None:
+            source = tables(seed, clock)
+        if asked is None and source is None:
+            asked = focus_on_custom(crew.surroundings.custom)
+        if asked is not None:
+            source = focused = stack.enter_context(crew.open_focus(asked.question, profile, clock, seed, sweeps=sweeps))
+            for note in (*asked.notes, *focused.notes):
+                click.echo(f"Focus: {note}", err=True)
+        settings = crew.make_settings(
+            profile,
+            clock,
+            seed=seed,
+            max_findings=max_findings,
+            drafts=drafts,
+            mix="screen" if screen_only else "full" if full_only else "mixed",
+            strategy=UNIFORM if no_steering or sweeps else Strategy(),
+            source=source,
+        )
+        summary = run_campaign(
+            settings,
+            crew,
+            location=location,
+            command=hints.format_typed_line(),
+            on_event=outputs.before(handler.handle),
+            clock=clock,
+        )
+        try:
+            outputs.finish(summary)
+        except UsageError as error:
+            if summary.why is None:
+                raise
+            click.echo(f"fuzzcompile: {error}", err=True)  # a full disk, say: why the campaign ended comes last
+    if as_json:
+        click.echo(json.dumps(summary.to_json(), allow_nan=False))
+    else:
+        print_summary(Console(), summary, conditions.options())
+    if summary.why is not None:
+        raise EnvironmentUnfit(summary.why)
+    if summary.tally.cases and set(summary.tally.verdicts) == {"unjudged"}:
+        raise EnvironmentUnfit(f"Not one case could be judged; run `{hints.format_command('doctor')}`.")
+    idle = [certified.sentence for certified in summary.certified if not certified.fired]
+    if idle:
+        raise EnvironmentUnfit(" ".join(idle) + " Give more budget, or programs that it can match: --from CASE.")
+    fails = fail_on_finding and bool(summary.findings)
+    return 1 if fails or (fail_on is not None and summary.has_severity(Severity(fail_on))) else 0
+
+
+def _aim_campaign(
+    focus: tuple[str, ...], changed: tuple[str, ...], checkout: Path | None, origin: Path | None
+) -> FocusRequest | None:
+    """Return the code that the campaign aims at; None without a focus.
+
+    Raises:
+        UsageError: a file, line, checkout or revision that there is not, or --from beside it.
+    """
+    from fuzzcompile.compiler.torch_sources import folder_of
+    from fuzzcompile.fuzz.focus.focus_request import parse_focus
+
+    if not (focus or changed or checkout):
+        return None
+    if origin is not None:
+        raise UsageError("--from draws variations of one case, and --focus programs of rules: give one of them.")
+    torch = folder_of("torch")
+    if torch is None:
+        raise EnvironmentUnfit("There is no torch installed to aim at.")
+    return parse_focus(focus, changed, checkout, torch.parent)
+
+
+# ``fuzzcompile generate``.
+
+
+@click.command()
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Which cases are drawn.")
+@click.option("--count", default=10, show_default=True, type=click.IntRange(1), help="How many.")
+@click.option("--start", default=0, show_default=True, type=click.IntRange(0), help="Index of the first.")
+@click.option(
+    "--out",
+    default=Path("cases"),
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the case files.",
+)
+@click.option("--no-near-misses", is_flag=True, help="Draw only plain idioms, no near misses.")
+@options.target
+@options.json_output
+def generate(
+    seed: int, count: int, start: int, out: Path, no_near_misses: bool, target: str | None, as_json: bool
+) -> int:
+    """Write generated cases as files, without running them.
+
+    The same seed gives the cases that ``run`` draws before it starts to steer. The docstring of each file names the
+    idioms, near misses and choices that it is made of. With --target, sizes, dtypes and settings are those that matter
+    on a GPU.
+    """
+    from fuzzcompile.fuzz.campaign.case_sources import fit_installed_torch
+    from fuzzcompile.fuzz.generation.cases import write_cases
+    from fuzzcompile.fuzz.generation.profile import Profile
+    from fuzzcompile.model.hints import format_command
+
+    profile = fit_installed_torch(Profile(near_misses=not no_near_misses), target)
+    paths = write_cases(out, seed, count, profile, start=start)
+    if as_json:
+        click.echo(json.dumps([str(path) for path in paths]))
+    else:
+        judge = format_command("triage", out, target=target)
+        click.echo(f"{len(paths)} cases in {out}, the first {paths[0].name}; judge them with `{judge}`.")
+    return 0

@@ -1,0 +1,133 @@
+"""``fuzzcompile watch``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from fuzzcompile.analyses.watch.settings import DEFAULT_EVERY
+from fuzzcompile.front.cli import options
+from fuzzcompile.model.conditions import Conditions, Limits
+
+_WIDTH = 120  # where standard error is no terminal
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--every",
+    default=DEFAULT_EVERY,
+    show_default=True,
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Sample every N-th step.",
+)
+@click.option(
+    "--steps", default=None, type=click.IntRange(min=1), metavar="N", help="End the script after its N-th step."
+)
+@click.option(
+    "--stop-at",
+    type=click.Choice(["first"]),
+    help="End the script at the first sampled step that rounding does not explain. No sample is skipped then: the "
+    "script waits for the process beside it.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder for the steps and cases; default watch_SCRIPT.",
+)
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Also write a page with plots.")
+@click.option(
+    "--own-random",
+    is_flag=True,
+    help="Leave the compiler its own random stream. Without it the script compiles with fallback_random, so that "
+    "compiled code draws what eager draws; with it, steps that draw are not judged.",
+)
+@options.plant
+@options.timeout
+@options.memory
+@options.json_output
+def watch(
+    script: Path,
+    arguments: tuple[str, ...],
+    every: int,
+    steps: int | None,
+    stop_at: str | None,
+    out: Path | None,
+    html: Path | None,
+    own_random: bool,
+    plants: tuple[Path, ...],
+    timeout: float,
+    memory: float,
+    as_json: bool,
+) -> int:
+    """Run a training or serving script, and judge sampled steps of its compiled callables beside it.
+
+    SCRIPT runs unedited, as `python SCRIPT` would run it; its own arguments follow after `--`. At a sampled step the
+    process forks: eager, float64 and perturbed runs continue the script from the same state to the end of the step.
+    On the first step that rounding does not explain, that step becomes a case and is triaged. The exit status is 3 if
+    the script fails by itself or no step could be judged.
+    """
+    from fuzzcompile.front.commands.watch import check_script
+    from fuzzcompile.report import files as outputs
+
+    check_script(script)
+    if html is not None:
+        outputs.check_writable(html, "--html")
+    folder = _choose_folder(script, out)
+
+    from rich.console import Console
+
+    from fuzzcompile.analyses.watch.page import page_of_watch
+    from fuzzcompile.analyses.watch.records import StepReport
+    from fuzzcompile.analyses.watch.settings import WatchSettings
+    from fuzzcompile.analyses.watch.text import print_summary, step_line
+    from fuzzcompile.front.commands.watch import watch as run
+    from fuzzcompile.report.verdict import report_console
+    from fuzzcompile.run.interrupts import sigterm_interrupts
+
+    settings = WatchSettings(
+        str(folder.resolve()),
+        every,
+        steps,
+        stop_at_first=stop_at is not None,
+        plants=tuple(str(path.resolve()) for path in plants),
+        own_random=own_random,
+        seconds=timeout,
+    )
+    conditions = Conditions("cpu", plants=plants, limits=Limits(timeout, int(memory * 2**30)))
+
+    def show(step: StepReport) -> None:
+        if as_json:
+            click.echo(json.dumps(step.to_json(), allow_nan=False))
+        else:
+            click.echo(f"fuzzcompile: {step_line(step)}", err=True)
+
+    with sigterm_interrupts():
+        summary = run(script, arguments, settings, conditions, on_step=show, quiet=as_json)
+    if as_json:
+        click.echo(json.dumps(summary.to_json(), allow_nan=False))
+        print_summary(Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH), summary)
+    else:
+        print_summary(report_console(), summary)
+    if html is not None:
+        outputs.write_whole(html, page_of_watch(summary).encode("utf-8"), "--html")
+    return summary.exit_status
+
+
+def _choose_folder(script: Path, out: Path | None) -> Path:
+    """The folder for results, made if it is not there: that of ``--out``, or the next free one of the script's name."""
+    from fuzzcompile.report.files import make_empty_folder
+
+    if out is None:
+        number, out = 1, Path(f"watch_{script.stem}")
+        while out.exists():
+            number += 1
+            out = Path(f"watch_{script.stem}_{number}")
+    make_empty_folder(out, "--out")
+    return out

@@ -1,0 +1,1 @@
+"""One library function for each command of the command line."""

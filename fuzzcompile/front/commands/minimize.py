@@ -1,0 +1,361 @@
+"""Minimization of one case file or stored finding: judge it, then search for a smaller case in a worker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from fuzzcompile.corpus.records import CaseRecord, public_id
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.front.commands.triage import triage_files
+from fuzzcompile.fuzz.recipe import GeneratedRecipe, read_recipe
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.contract import ReportJson, read_target
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.model.signatures import hash_source
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.programs.casefiles.case_file import read_case_file
+from fuzzcompile.programs.casefiles.python_text import defines_make
+from fuzzcompile.programs.ir.case_source import CaseText, write_source
+from fuzzcompile.programs.ir.evaluation import guard_runs
+from fuzzcompile.programs.ir.program import Program
+from fuzzcompile.programs.shrink.minimize import minimize as reduce_case
+from fuzzcompile.programs.shrink.outcome import ProbeResult, SearchTally
+from fuzzcompile.programs.shrink.search import Capture, SearchBudget, SearchProgress
+from fuzzcompile.run.device import resolve
+from fuzzcompile.run.environment import describe
+from fuzzcompile.run.failures import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerStartFailed
+from fuzzcompile.run.pool import WorkerPool
+from fuzzcompile.triage.minimize.minimization import (
+    ProbeTask,
+    capture_programs,
+    judge_source,
+    make_job,
+    probe_candidate,
+    run_eagerly,
+)
+from fuzzcompile.triage.minimize.task import CONCLUDING, CONFIRMING, LEAST_SEARCH, MinimizeResult
+from fuzzcompile.triage.probe import Keep, SignatureLock
+from fuzzcompile.triage.worker.leaving import left_behind
+from fuzzcompile.triage.worker.lost import unstartable, verdict_of
+from fuzzcompile.triage.worker.pool import LEAST_THREADS, open_pool
+
+# Candidates of a minimization, compiled in the worker of a pool.
+
+# Seconds that one candidate may take: less than the case did, which was judged within the limits.
+_CANDIDATE_TIME = 90.0
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class PooledTools:
+    """Tools that compile candidates in a pool's worker: one that crashes or hangs costs the worker and nothing else.
+
+    A worker that is lost before eager has finished does not count as a fault of the compiler.
+    """
+
+    pool: WorkerPool
+    target: SignatureLock
+    vetoes: tuple[str, ...]
+    report: ReportJson
+    thorough: bool = False
+    fatal: set[str] = field(default_factory=set)
+
+    def survives(self, program: Program) -> bool:
+        """Return whether a worker survives the program's eager run; a loss takes seconds, and comes once a program."""
+        source = write_source(program)
+        if source in self.fatal:
+            return False
+        try:
+            self.pool.schedule(
+                partial(run_eagerly, program), label="run", time_limit=_CANDIDATE_TIME, counts=False
+            ).result()
+        except WorkerStartFailed as error:
+            raise unstartable(error) from error
+        except WorkerFailed:
+            self.fatal.add(source)
+            return False
+        except RemoteError:
+            return True  # it cannot be sent, say: then it runs here, as far as it does
+        return True
+
+    def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
+        """Return whether and how a candidate fails; the loss of a worker after eager is its crash or time-out."""
+        task = ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes)
+        limit = _CANDIDATE_TIME if self.target.verdict != Verdict.TIMEOUT else None
+        try:
+            return self._run_in_worker(candidate.source, partial(probe_candidate, task), limit)
+        except WorkerStartFailed as error:
+            raise unstartable(error) from error
+        except WorkerOutOfMemory:
+            return ProbeResult(False, False, "memory")
+        except WorkerFailed as error:
+            verdict, (compiling, _) = verdict_of(error), left_behind(error.left)
+            return ProbeResult(compiling and verdict == self.target.verdict, compiling, str(verdict))
+        except RemoteError as error:
+            return ProbeResult(False, False, error.kind)
+
+    def programs(self, source: str, capture: Capture) -> Sequence[Program]:
+        """The captured graphs of a source; none if its worker is lost."""
+        try:
+            return self._run_in_worker(source, partial(capture_programs, source, capture))
+        except (WorkerFailed, RemoteError):
+            return []
+
+    def judge(self, source: str) -> ReportJson:
+        """Return the full report on a source; if the worker is lost, only its verdict is new."""
+        try:
+            return self._run_in_worker(source, partial(judge_source, source, self.vetoes, self.target.causes))
+        except WorkerFailed as error:
+            compiling, report = left_behind(error.left)
+            if report is not None:
+                return report
+            if compiling:
+                return {**self.report, "verdict": str(verdict_of(error)), "cost": {"compiles": 1}}
+            return self._make_no_bug_report(f"{error}, before eager had finished")
+        except RemoteError as error:
+            return self._make_no_bug_report(str(error))
+
+    def become_thorough(self) -> None:
+        """Probe as triage judges from now on."""
+        self.thorough = True
+
+    def _make_no_bug_report(self, detail: str) -> ReportJson:
+        return {**self.report, "verdict": "invalid", "is_bug": False, "signature": None, "detail": detail}
+
+    def _run_in_worker(self, source: str, call: Callable[[], Result], limit: float | None = None) -> Result:
+        # A script may change its process for good, so its worker runs nothing else.
+        spends = not defines_make(source)
+        return self.pool.schedule(call, label="minimize", time_limit=limit, spends=spends).result()
+
+
+@dataclass(frozen=True)
+class MinimizeSubject:
+    """A case to minimize: its source and report, and its row and finding where the corpus has them."""
+
+    source: str
+    report: ReportJson
+    case: CaseRecord | None = None
+    finding: str | None = None
+
+    @property
+    def recipe(self) -> GeneratedRecipe | None:
+        """The recipe of a generated case that the corpus has."""
+        return None if self.case is None else read_recipe(self.case.choices, self.case.spec)
+
+
+def judge_subject(path: Path, store: Store | None, conditions: Conditions) -> MinimizeSubject | None:
+    """Judge the case file; None if it shows no bug.
+
+    Raises:
+        CaseError: the file is not a case.
+        EnvironmentUnfit: it could not be judged.
+    """
+    report = judge_case_file(path, conditions)
+    return _make_subject(path, store, report) if report["is_bug"] else None
+
+
+def judge_case_file(path: Path, conditions: Conditions) -> ReportJson:
+    """Judge the case file.
+
+    Raises:
+        CaseError: the file is not a case.
+        EnvironmentUnfit: it could not be judged.
+    """
+    (answer,) = triage_files([path], conditions)
+    if answer.report is None:
+        error = EnvironmentUnfit(answer.error or f"{path} could not be judged.")
+        error.exit_status = answer.status
+        raise error
+    return answer.report
+
+
+def load_subject(store: Store, name: str) -> MinimizeSubject:
+    """A stored finding's best case.
+
+    Raises:
+        UsageError: the corpus has no such finding.
+    """
+    finding = store.finding(name)
+    return MinimizeSubject(finding.source, finding.report, store.case(finding.source_sha256), finding.public_id)
+
+
+def resume_subject(path: Path, store: Store | None, state: Path) -> MinimizeSubject:
+    """The case file at ``path`` with the report that an earlier search started from.
+
+    Raises:
+        UsageError: no search was started for this source with this torch.
+    """
+    subject = MinimizeSubject(read_case_file(path).source, {"torch": torch.__version__})
+    return _make_subject(path, store, _load_state(state, subject)[1])
+
+
+def choose_conditions(subject: MinimizeSubject, conditions: Conditions) -> Conditions:
+    """The conditions under which to minimize the subject: for the target of its report, unless another was asked for.
+
+    A GPU that the user named takes the place of a target.
+    """
+    target = read_target(subject.report)
+    if target is None or conditions.target is not None or conditions.device not in ("auto", "cpu"):
+        return conditions
+    return replace(conditions, device="cpu", target=target)
+
+
+def _make_subject(path: Path, store: Store | None, report: ReportJson) -> MinimizeSubject:
+    source, signature = read_case_file(path).source, report.get("signature")
+    if store is None:
+        return MinimizeSubject(source, report)
+    finding = None if signature is None else store.finding_of(signature)
+    return MinimizeSubject(source, report, store.case(hash_source(source)), finding)
+
+
+def minimize(
+    subject: MinimizeSubject,
+    conditions: Conditions,
+    *,
+    seconds: float,
+    compiles: int = 200,
+    keep: Keep = "culprit",
+    state: Path | None = None,
+    resume: bool = False,
+    for_issue: bool = False,
+    on_progress: Callable[[SearchProgress], None] | None = None,
+) -> MinimizeResult:
+    """Minimize the subject under its locked signature; candidates compile in a worker, which a crash may cost.
+
+    A KeyboardInterrupt ends the search with the best case so far.
+
+    Args:
+        subject: the case.
+        conditions: where to compile, what to veto and plant, and the limits of one candidate.
+        seconds: time for everything: the start of a worker, the search, the reproducer. A search has ten seconds at
+            least.
+        compiles: how many compiles and screens the search may use, an earlier search's not counted.
+        keep: what must stay: the verdict's kind, or the culprit too.
+        state: a file that keeps what was learned, and is deleted once the search is finished.
+        resume: continue the search that ``state`` holds.
+        for_issue: make what an issue shows, too; of a stored finding it always is.
+        on_progress: called after each candidate.
+
+    Raises:
+        EnvironmentUnfit: no worker can be started.
+        UsageError: there is nothing to resume.
+    """
+    ends = time.monotonic() + seconds
+    target = SignatureLock.of(subject.report, keep)
+    tally = read_state(state, subject) if resume and state is not None else SearchTally()
+    job = make_job(
+        subject.source,
+        subject.report,
+        subject.recipe,
+        keep,
+        for_issue=for_issue or subject.finding is not None,
+    )
+    job = replace(job, ends=ends)
+
+    def show_progress(progress: SearchProgress) -> None:
+        if state is not None:
+            write_state(state, subject, tally)
+        if on_progress is not None:
+            on_progress(progress)
+
+    if state is not None:
+        write_state(state, subject, tally)
+    reserved = CONCLUDING if job.for_issue else CONFIRMING
+    budget = SearchBudget(tally.tests + compiles, max(ends - reserved, time.monotonic() + LEAST_SEARCH))
+    with open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool:
+        tools = PooledTools(pool, target, conditions.vetoes, subject.report)
+        with guard_runs(lambda program: contextlib.nullcontext(tools.survives(program))):
+            outcome = reduce_case(job, tools, budget, tally=tally, on_progress=show_progress)
+        pool.kill_workers()
+    if state is not None and outcome.finished:
+        state.unlink(missing_ok=True)
+    return MinimizeResult.from_outcome(outcome, subject.source)
+
+
+def read_state(state: Path, subject: MinimizeSubject) -> SearchTally:
+    """Read the results of an earlier search for this subject.
+
+    Raises:
+        UsageError: there is no such file, or it is about another case.
+    """
+    return _load_state(state, subject)[0]
+
+
+def _load_state(state: Path, subject: MinimizeSubject) -> tuple[SearchTally, ReportJson]:
+    """Read the results of an earlier search, and the report that it started from."""
+    try:
+        kept = json.loads(state.read_text(encoding="utf-8"))
+        source, report = kept.pop("source"), kept.pop("report")
+        if source != hash_source(subject.source) or report["torch"] != subject.report["torch"]:
+            raise UsageError(f"{state} is about another case or another torch; leave out --resume.")
+        return SearchTally(**kept), report
+    except FileNotFoundError as error:
+        raise UsageError(f"There is nothing to resume: no {state}.") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{state} cannot be read; delete it and leave out --resume.") from error
+
+
+def write_state(state: Path, subject: MinimizeSubject, tally: SearchTally) -> None:
+    """Keep what a search learned so far; if the file cannot be written, only --resume is lost."""
+    kept = {**asdict(tally), "source": hash_source(subject.source), "report": subject.report}
+    draft = state.with_name(f"{state.name}.part")
+    with contextlib.suppress(OSError):
+        draft.write_text(json.dumps(kept), encoding="utf-8")
+        draft.replace(state)
+
+
+# Secondary findings: candidates of a reduction that fail in another way, judged and stored on their own.
+
+# Most secondary candidates of one reduction show one bug in many sizes.
+MOST_SECONDARY = 4
+REDUCTION_ORIGIN = "reduction"
+
+
+@dataclass(frozen=True)
+class SecondaryFinding:
+    """A candidate that shows a bug: the finding that it was stored under, and whether the corpus lacked it."""
+
+    finding: str
+    signature: str
+    verdict: str
+    is_new: bool
+
+
+def store_secondary_findings(
+    store: Store, sources: Sequence[str], conditions: Conditions, most: int = MOST_SECONDARY
+) -> list[SecondaryFinding]:
+    """Judge the shortest ``most`` of the sources that the corpus lacks, and store those that show a bug.
+
+    Raises:
+        EnvironmentUnfit: no worker can be started.
+    """
+    new = sorted((source for source in sources if not store.has_source(hash_source(source))), key=len)[:most]
+    if not new:
+        return []
+    environment, findings = describe(resolve(conditions.device), conditions.target), list[SecondaryFinding]()
+    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
+        paths = [Path(folder, f"other_{number}.py") for number in range(len(new))]
+        for path, source in zip(paths, new, strict=True):
+            path.write_text(source, encoding="utf-8")
+        answers = triage_files(paths, conditions)
+        for source, answer in zip(new, answers, strict=True):
+            report = answer.report
+            if report is None or not report["is_bug"]:
+                continue
+            stored = store.record(None, CaseRecord(hash_source(source), source, REDUCTION_ORIGIN), environment, report)
+            if stored.finding_id is not None:
+                signature = report["signature"] or ""
+                name = public_id(stored.finding_id)
+                findings.append(SecondaryFinding(name, signature, report["verdict"], stored.is_new_finding))
+    return findings

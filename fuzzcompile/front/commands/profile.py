@@ -1,0 +1,148 @@
+"""``profile`` apart from the terminal: the profile of a case, and of a jump the triage of its layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from fuzzcompile.analyses.profile.engine import Asked
+from fuzzcompile.analyses.profile.profile import ProfileTask, RecordTask, profile_file, record_file
+from fuzzcompile.analyses.profile.record import Recorded
+from fuzzcompile.front.commands.triage import FileAnswer, triage_files
+from fuzzcompile.model.conditions import Conditions, Question
+from fuzzcompile.model.contract import ProfileJson, ReportJson
+from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError
+from fuzzcompile.run.failures import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerStartFailed, WorkerTimeout
+from fuzzcompile.run.plants import check_plants
+from fuzzcompile.triage.worker.lost import unstartable
+from fuzzcompile.triage.worker.pool import LEAST_THREADS, open_pool
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """A case to profile: a file, and for a script which call, or a submodule of it."""
+
+    path: Path
+    asked: Asked
+    call: int | None = None
+    module: str | None = None
+
+
+def profile_case(
+    request: ProfileRequest, conditions: Conditions, *, progress: Callable[[str], None] = lambda said: None
+) -> ProfileJson:
+    """Profile the case, and triage the layer of a jump that Inductor makes.
+
+    Args:
+        request: what to compare.
+        conditions: where and under which limits. Its vetoes hold in every compile.
+        progress: is told in a few words what is being done.
+
+    Raises:
+        FuzzcompileError: the case cannot be profiled; the message says why.
+    """
+    check_plants(conditions.plants)
+    request.asked.check()
+    asked = _with_vetoes(request.asked, conditions)
+    progress(f"running {request.path.name} as {asked.against} and as {asked.reference}, layer by layer")
+    profiled = _profile_once(replace(request, asked=asked), conditions)
+    if profiled["verdict"] != "jump" or asked.against.kind != "inductor":
+        return profiled
+    return profiled | _triage_layer(profiled, request, conditions, progress)
+
+
+def _with_vetoes(asked: Asked, conditions: Conditions) -> Asked:
+    return replace(asked, look=replace(asked.look, vetoes=conditions.vetoes))
+
+
+def record_case(request: ProfileRequest, conditions: Conditions, recording: Path) -> Recorded:
+    """Run the case as ``request.asked.against`` says, and record it.
+
+    Args:
+        request: what to run.
+        conditions: where and under which limits.
+        recording: the file to write.
+
+    Raises:
+        FuzzcompileError: the case cannot be recorded; the message says why.
+    """
+    check_plants(conditions.plants)
+    asked = request.asked
+    task = RecordTask(
+        str(request.path),
+        asked.against,
+        str(recording.resolve()),
+        _with_vetoes(asked, conditions).look,
+        asked.math_only,
+        request.call,
+        request.module,
+        conditions.limits.memory,
+    )
+    return _run_in_worker(record_file, task, request.path, conditions)
+
+
+def _profile_once(request: ProfileRequest, conditions: Conditions) -> ProfileJson:
+    task = ProfileTask(str(request.path), request.asked, request.call, request.module, conditions.limits.memory)
+    return _run_in_worker(profile_file, task, request.path, conditions)
+
+
+def _run_in_worker(function: Callable[[Task], Result], task: Task, path: Path, conditions: Conditions) -> Result:
+    """Return the result of ``function`` for the task in a worker.
+
+    Raises:
+        FuzzcompileError: of the case, or because the worker was lost.
+    """
+    with open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool:
+        try:
+            return pool.schedule(function, (task,), label=f"profile {path.name}").result()
+        except FuzzcompileError:
+            raise
+        except WorkerStartFailed as error:
+            raise unstartable(error) from error
+        except (WorkerFailed, MemoryError, RemoteError) as error:
+            raise EnvironmentUnfit(f"{path} could not be profiled: {_explain_failure(error)}.") from error
+
+
+def _explain_failure(error: Exception) -> str:
+    text = " ".join(str(error).split())[:400]
+    if isinstance(error, WorkerTimeout):
+        return f"it was {text}; raise --timeout, or profile a part with --module"
+    if isinstance(error, WorkerOutOfMemory | MemoryError):
+        return f"memory ran out ({text}); raise --max-memory, or profile a part with --module"
+    return f"{text}; triage {'may say more' if isinstance(error, RemoteError) else 'judges crashes'}"
+
+
+def _triage_layer(
+    profiled: ProfileJson, request: ProfileRequest, conditions: Conditions, progress: Callable[[str], None]
+) -> ProfileJson:
+    """The reports on the layer alone and, if that shows nothing, on the whole."""
+    layer = profiled["layer"]
+    path, notes = request.path, list(profiled["notes"])
+    of_layer: ReportJson | None = None
+    if layer is not None:
+        name = layer.partition("#")[0]
+        module = f"{request.module}.{name}" if request.module else name
+        progress(f"triaging {name} alone, on its own inputs")
+        answer = _triage_part(path, Question(call=request.call, module=module, thorough=True), conditions)
+        of_layer = answer.report
+        if of_layer is None:
+            notes.append(f"{name} could not be triaged alone: {answer.error}")
+        elif of_layer["is_bug"]:
+            return {"triage": of_layer, "notes": notes}
+        else:
+            notes.append(f"{name} alone shows no bug ({of_layer['verdict']}): the whole program was triaged as well")
+    progress("triaging the whole program")
+    answer = _triage_part(path, Question(call=request.call, module=request.module, thorough=True), conditions)
+    if answer.report is None:
+        notes.append(f"the whole program could not be triaged: {answer.error}")
+    return {"triage": of_layer, "triage_whole": answer.report, "notes": notes}
+
+
+def _triage_part(path: Path, question: Question, conditions: Conditions) -> FileAnswer:
+    (answer,) = triage_files([path], conditions, question)
+    return answer

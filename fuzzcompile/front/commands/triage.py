@@ -1,0 +1,366 @@
+"""Triage of case files in worker processes, in the order given."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypedDict
+
+from fuzzcompile.model.conditions import Conditions, Question
+from fuzzcompile.model.contract import SCHEMA, ReportJson
+from fuzzcompile.model.errors import CaseError, FuzzcompileError, UsageError, format_message
+from fuzzcompile.model.severity import Severity, rate_severity
+from fuzzcompile.model.tasks import JUDGE, Judged, JudgeTask
+from fuzzcompile.model.versions import installed_torch
+from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
+from fuzzcompile.report.event_log import EventLog
+from fuzzcompile.run.failures import (
+    RemoteError,
+    WorkerCrashed,
+    WorkerFailed,
+    WorkerOutOfMemory,
+    WorkerStartFailed,
+    WorkerTimeout,
+)
+from fuzzcompile.run.plants import check_plants
+from fuzzcompile.run.pool import WorkerPool
+from fuzzcompile.run.slot import WorkerState
+from fuzzcompile.triage.judging.vetoes import Vetoes
+from fuzzcompile.triage.trials.baseline_names import check_against, list_modes
+from fuzzcompile.triage.worker.leaving import left_behind
+from fuzzcompile.triage.worker.lost import is_cut_off, report_of, unstartable
+from fuzzcompile.triage.worker.pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
+
+if TYPE_CHECKING:
+    from fuzzcompile.model.settings import IgnorePatterns
+    from fuzzcompile.report.baseline import Baseline
+    from fuzzcompile.report.junit import Entry
+    from fuzzcompile.report.sarif import Scanned
+
+__all__ = ["FileAnswer", "UnjudgedJson", "check_question", "compute_status", "list_case_files", "triage_files"]
+
+
+# The answer on one file of a triage, in the forms in which it is written.
+
+
+class UnjudgedJson(TypedDict):
+    """The JSON object for a file that could not be judged."""
+
+    schema: int
+    case: str
+    verdict: None
+    is_bug: bool
+    error: str | None
+
+
+@dataclass(frozen=True)
+class FileAnswer:
+    """The result for one file: a report, or the reason why there is none.
+
+    ``known`` says whether a bug is in the baseline (None without a baseline, or without a bug), ``status`` is the exit
+    status that the file asks for, ``seconds`` the wall time of judging it, ``machine`` the description of where it was
+    judged if that was asked for.
+    """
+
+    path: Path
+    report: ReportJson | None
+    error: str | None = None
+    status: int = 0
+    known: bool | None = None
+    seconds: float = 0.0
+    machine: Mapping[str, object] | None = None
+
+    def to_json(self) -> ReportJson | UnjudgedJson:
+        """The report, or an object with the error."""
+        if self.report is not None:
+            return self.report if self.known is None else {**self.report, "known": self.known}
+        return {"schema": SCHEMA, "case": self.path.stem, "verdict": None, "is_bug": False, "error": self.error}
+
+    def to_junit(self) -> Entry:
+        """The answer as a JUnit test case."""
+        from fuzzcompile.report.junit import Entry
+
+        return Entry(self.path, self.report, self.error, bool(self.known), self.seconds)
+
+    def choose_status(self, least: Severity | None) -> int:
+        """The exit status if only bugs that are at least as bad as ``least`` count."""
+        own = rate_severity(self.report)
+        return (
+            0 if self.status == 1 and least is not None and own is not None and not own.reaches(least) else self.status
+        )
+
+    def to_sarif(self) -> Scanned:
+        """Return the answer in the form from which SARIF is written."""
+        from fuzzcompile.report.sarif import Scanned
+
+        return Scanned(self.path, self.report, self.error, bool(self.known))
+
+    def compare_with(self, baseline: Baseline | None) -> FileAnswer:
+        """The answer with ``known`` set; a bug that the baseline lists does not change the exit status."""
+        if baseline is None or self.report is None or not self.report["is_bug"]:
+            return self
+        known = baseline.knows(self.report)
+        return replace(self, known=known, status=0 if known else self.status)
+
+
+def compute_status(answers: Sequence[FileAnswer], least: Severity | None = None) -> int:
+    """3 if any file could not be judged, else 2 if any is no case, else 1 if any is a bug (of ``least``), else 0."""
+    return max((answer.choose_status(least) for answer in answers), default=0)
+
+
+_SUFFIXES = (".py", ".ipynb")
+_MORE_MEMORY = "raise --max-memory, or judge a part with --module"
+
+
+def list_case_files(paths: Sequence[Path], ignored: IgnorePatterns | None = None) -> list[Path]:
+    """The files that ``paths`` name: files as they are, folders and globs as their Python files in order.
+
+    What ``ignored`` names is passed over in folders and globs.
+
+    Raises:
+        CaseError: a path names nothing.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            named = sorted(p for p in path.glob("*.py") if not p.name.startswith("_"))
+        elif glob.has_magic(str(path)) and not path.exists():
+            named = sorted(Path(name) for name in glob.glob(str(path)) if name.endswith(_SUFFIXES))  # noqa: PTH207
+        else:
+            files.append(path)
+            continue
+        if not named:
+            what = "holds no Python files" if path.is_dir() else "matches no Python file"
+            raise CaseError(f"{path} {what}: give a case, a folder of them, or a glob.")
+        files += _is_not_ignored(path, named, ignored)
+    return files
+
+
+def _is_not_ignored(path: Path, named: list[Path], ignored: IgnorePatterns | None) -> list[Path]:
+    left = [file for file in named if ignored is None or not ignored.ignores_file(file)]
+    if not left:
+        raise CaseError(f"All {len(named)} files of {path} are ignored: name one of them, or change `ignore`.")
+    return left
+
+
+def triage_files(
+    files: Sequence[Path],
+    conditions: Conditions,
+    question: Question | None = None,
+    *,
+    workers: int = 1,
+    baseline: Baseline | None = None,
+    describe: bool = False,
+    listener: Callable[[WorkerState], object] | None = None,
+    pool: WorkerPool | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> Generator[FileAnswer, None, None]:
+    """Judge the files and yield an answer for each, in order. Files that cannot be cases cost no worker.
+
+    Args:
+        files: what :func:`list_case_files` returns.
+        conditions: where and how they run.
+        question: what is asked about each.
+        workers: how many processes judge them.
+        baseline: known bugs.
+        describe: also describe the machine, in ``Answer.machine``.
+        listener: called by another thread with what a worker says that it does.
+        pool: whose workers judge them, and stay; it was opened under the same conditions. None: a pool of its own.
+        meanwhile: called once, while the workers import torch.
+
+    Raises:
+        UsageError: a plant cannot be used, a veto means nothing, or ``question.against`` names nothing to compare with.
+        EnvironmentUnfit: there is no such device, or no worker can be started.
+    """
+    question = question or Question()
+    check_question(conditions, question)
+    read = [_read_case(path) for path in files]
+    cases = [file for file in read if isinstance(file, CaseFile)]
+    if not cases:
+        yield from (answer for answer in read if isinstance(answer, FileAnswer))
+        return
+    vetoes = Vetoes(conditions, cases)
+    unsure = vetoes.check()
+    with (
+        open_pool(conditions, min(workers, len(cases)), least_threads=LEAST_THREADS, listener=listener)
+        if pool is None
+        else nullcontext(pool) as judges,
+    ):
+
+        def submit(file: CaseFile) -> _TriageJob:
+            task = JudgeTask(
+                **vars(question),
+                path=str(file.path),
+                vetoes=conditions.vetoes,
+                seconds=ATTRIBUTION_SHARE * conditions.limits.seconds,
+                memory=conditions.limits.memory,
+                describe=describe,
+            )
+            return _submit(judges, file, task)
+
+        meanwhile()
+        if unsure:
+            vetoes.ask(judges)
+        jobs = [file if isinstance(file, FileAnswer) else submit(file) for file in read]
+        for job in jobs:
+            answer = job if isinstance(job, FileAnswer) else _await_answer(judges, job, conditions)
+            yield answer.compare_with(baseline)
+
+
+def check_question(conditions: Conditions, question: Question) -> None:
+    """Refuse questions that cannot be answered, before any worker starts.
+
+    Raises:
+        UsageError: a plant cannot be used, there is nothing to compare with, or the contract needs another device.
+        EnvironmentUnfit: there is no torch.
+    """
+    check_plants(conditions.plants)
+    modes = list_modes()
+    if modes is not None:  # of another torch, a worker knows
+        check_against(question.against, modes)
+    if question.contract == "bitwise" and conditions.target is not None:
+        raise UsageError("The bitwise contract needs the device itself: leave out --target or --contract.")
+
+
+def _read_case(path: Path) -> CaseFile | FileAnswer:
+    try:
+        return read_case_file(path)
+    except CaseError as error:
+        return FileAnswer(path, None, format_message(error), error.exit_status)
+
+
+@dataclass(frozen=True)
+class _TriageJob:
+    """A file that a pool judges."""
+
+    file: CaseFile
+    task: JudgeTask
+    future: Future[Judged]
+
+
+def _submit(pool: WorkerPool, file: CaseFile, task: JudgeTask) -> _TriageJob:
+    # What a script does to its process (operators registered, functions patched) cannot be undone.
+    spends = file.kind not in ("case", "call")
+    return _TriageJob(file, task, pool.schedule(JUDGE, (task,), label=f"judge {file.path.name}", spends=spends))
+
+
+def _await_answer(pool: WorkerPool, job: _TriageJob, conditions: Conditions, *, again: bool = False) -> FileAnswer:
+    path = job.file.path
+    try:
+        judged = job.future.result()
+    except FuzzcompileError as error:
+        return FileAnswer(path, None, format_message(error), error.exit_status)
+    except WorkerStartFailed as error:
+        raise unstartable(error) from error
+    except WorkerFailed as error:
+        return _answer_for_lost_worker(pool, job, error, conditions, again=again)
+    except MemoryError as error:
+        return _make_unjudged(
+            path, f"memory ran out ({format_message(error)}); give it more memory, or judge a part with --module"
+        )
+    except RemoteError as error:
+        return _make_unjudged(path, f"it raises {format_message(error).rstrip(': ')}; fix the file")
+    except Exception as error:  # our own failure costs this file, not those after it
+        return _make_unjudged(
+            path, f"{type(error).__name__}: {format_message(error)}; report it to the fuzzcompile developers"
+        )
+    return _make_answer(path, judged.report, judged.machine)
+
+
+def _make_answer(path: Path, report: ReportJson, machine: Mapping[str, object] | None = None) -> FileAnswer:
+    status = 1 if report["is_bug"] else 0
+    return FileAnswer(path, report, status=status, seconds=report["cost"]["seconds"], machine=machine)
+
+
+def _answer_for_lost_worker(
+    pool: WorkerPool, job: _TriageJob, error: WorkerFailed, conditions: Conditions, *, again: bool
+) -> FileAnswer:
+    """The answer after a worker was lost: the compiler is at fault only if eager had finished."""
+    path, target = job.file.path, conditions.target
+    eager_done, report = left_behind(error.left)
+    if is_cut_off(error):
+        return _make_unjudged(path, _describe_early_loss(error))
+    if report is not None:
+        report["detail"] = f"{report['detail']}; what came after the verdict {error}".lstrip("; ")
+        return _make_answer(path, report)
+    if not eager_done:
+        return _make_unjudged(path, _describe_early_loss(error))
+    if isinstance(error, WorkerOutOfMemory):  # our own copies count too: the compiler need not be at fault
+        return _make_unjudged(path, f"{_describe_memory_use(error)} once it was compiled; {_MORE_MEMORY}")
+    if target is not None and isinstance(error, WorkerTimeout):  # an interpreted kernel is slow by nature
+        return _make_unjudged(path, f"it was {error}, with kernels of {target} interpreted; raise --timeout")
+    if not again:  # a crash or time-out must happen twice
+        return _await_answer(pool, _submit(pool, job.file, job.task), conditions, again=True)
+    report = report_of(error, path.stem, installed_torch(), pool.workers()[0].device, target)
+    return FileAnswer(path, report, status=1, seconds=error.seconds if isinstance(error, WorkerTimeout) else 0.0)
+
+
+def _make_unjudged(path: Path, why: str) -> FileAnswer:
+    return FileAnswer(path, None, f"{path} could not be judged: {why}.", 3)
+
+
+def _describe_early_loss(error: WorkerFailed) -> str:
+    """Return a sentence on how the worker was lost before anything was compiled, and what to do."""
+    if isinstance(error, WorkerTimeout):
+        return f"it was {error}, before anything was compiled; raise --timeout, or fix the file"
+    if isinstance(error, WorkerOutOfMemory):
+        return f"{_describe_memory_use(error)} before anything was compiled; {_MORE_MEMORY}"
+    if is_cut_off(error):
+        return "it closes files of its process that are not its own; fix the file"
+    if isinstance(error, WorkerCrashed) and error.signal_name is None:
+        return f"it ends its process (exit status {error.exit_code}) before anything is compiled; fix the file"
+    if isinstance(error, WorkerCrashed):
+        return f"its process is ended by {error.signal_name} before anything is compiled; fix the file"
+    return f"{error}; run it again"
+
+
+def _describe_memory_use(error: WorkerOutOfMemory) -> str:
+    seen, limit = error.seen / 2**30, error.limit / 2**30
+    return f"it used {seen:.1f} GiB of memory, of which --max-memory allows {limit:.1f} GiB,"
+
+
+# The log of a triage of several files, a line for each event (`fuzzcompile.report.event_log`).
+
+
+class TriageLog:
+    """The log of one triage; without a path, nothing is written."""
+
+    def __init__(self, path: Path | None, files: Sequence[Path]) -> None:
+        """Open the log.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        self._log = EventLog(path)
+        self._files = files
+        self._answers: list[FileAnswer] = []
+
+    def log_answer(self, answer: FileAnswer) -> None:
+        """Log that a file was judged, or could not be."""
+        self._answers.append(answer)
+        report = answer.report or {}
+        said = {key: report.get(key) for key in ("verdict", "is_bug", "severity", "confidence", "signature")}
+        rest = {"known": answer.known, "error": answer.error, "seconds": round(answer.seconds, 3)}
+        self._write("case_judged", case=str(answer.path), **said, **rest)
+
+    def __enter__(self) -> Self:
+        self._write("triage_started", cases=[str(path) for path in self._files])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ended = (
+            "finished" if kind is None else "interrupted" if kind in (KeyboardInterrupt, GeneratorExit) else "failed"
+        )
+        judged = {"judged": len(self._answers), "cases": len(self._files)}
+        with self._log:
+            self._write("triage_finished", ended=ended, exit_status=compute_status(self._answers), **judged)
+
+    def _write(self, event: str, **fields: object) -> None:
+        self._log.write(event, fields)

@@ -1,0 +1,197 @@
+"""Run a script watched, follow what the processes beside it report, and confirm what they found."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fuzzcompile.analyses.watch.records import STOP, WORK, StepReport, read_job
+from fuzzcompile.analyses.watch.settings import WatchSettings
+from fuzzcompile.analyses.watch.summary import Summary, steps_in, summarised
+from fuzzcompile.front.commands.triage import triage_files
+from fuzzcompile.model import hints
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.errors import CaseError, FuzzcompileError
+from fuzzcompile.programs.casefiles.case_file import read_case_file
+from fuzzcompile.run.plants import check_plants
+
+_POLL = 0.1
+# Seconds that an interrupted script has to end by itself, and one that is to stop at the first unexplained step.
+_GRACE, _TO_NEXT_STEP = 10.0, 30.0
+
+
+def check_script(path: Path) -> None:
+    """Refuse a script that cannot be watched, before anything runs.
+
+    Raises:
+        CaseError: the file cannot be read, is no Python, never compiles anything, or is a case file or a notebook.
+    """
+    file = read_case_file(path)
+    if file.kind == "case" and "compile" not in file.source:
+        raise CaseError(
+            f"{path} is a case file, which makes no steps; judge it with `{hints.format_command('triage', path)}`."
+        )
+    if file.kind == "notebook":
+        raise CaseError(
+            f"{path} is a notebook, and `watch` runs scripts: `jupyter nbconvert --to script` makes one of it, and "
+            f"`{hints.format_command('triage', path)}` judges its first compiled call."
+        )
+
+
+def watch(
+    script: Path,
+    arguments: Sequence[str],
+    settings: WatchSettings,
+    conditions: Conditions,
+    *,
+    on_step: Callable[[StepReport], None],
+    quiet: bool = False,
+) -> Summary:
+    """Run a script watched, to its end or to where the settings end it.
+
+    Args:
+        script: the script; it runs in the working folder, with the user's environment.
+        arguments: what follows its name on its command line.
+        settings: how it is watched; its folder exists.
+        conditions: under which the case of an unexplained step is judged in a fresh process.
+        on_step: called with each sampled step once it is judged.
+        quiet: send what the script writes to standard output to standard error.
+
+    Raises:
+        UsageError: a plant cannot be used.
+    """
+    check_plants([Path(plant) for plant in settings.plants])
+    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as temporary:
+        asked = Path(temporary) / "settings.json"
+        asked.write_text(settings.to_json(), encoding="utf-8")
+        command = [sys.executable, "-m", "fuzzcompile.analyses.watch.job", str(asked), str(script), *arguments]
+        with subprocess.Popen(command, stdout=sys.stderr if quiet else None) as process:
+            job = _WatchJob(process, settings, on_step)
+            status = job.follow()
+    summary = replace(summarised(str(script), settings.path), script_status=status, interrupted=job.interrupted)
+    shutil.rmtree(settings.path / WORK, ignore_errors=True)
+    (settings.path / STOP).unlink(missing_ok=True)
+    return summary if job.interrupted else _confirm_summary(summary, conditions)
+
+
+@dataclass
+class _WatchJob:
+    """The script's process, and the reports of the processes beside it."""
+
+    process: subprocess.Popen[bytes]
+    settings: WatchSettings
+    on_step: Callable[[StepReport], None]
+    seen: int = 0
+    interrupted: bool = False
+    ours: bool = False
+
+    def follow(self) -> int | None:
+        """Report steps until the script and all processes beside it have ended; the script's own exit status."""
+        try:
+            self._until(lambda: self.process.poll() is not None)
+            self._until(self._all_judged)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self._end_script()
+        finally:
+            self._end_others()
+        self._report()
+        status = self.process.returncode
+        return None if self.ours or self.interrupted else status
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        stopping: float | None = None
+        while not done():
+            self._report()
+            if self.settings.stop_at_first and (self.settings.path / STOP).exists() and self.process.poll() is None:
+                stopping = time.monotonic() if stopping is None else stopping
+                if time.monotonic() - stopping > _TO_NEXT_STEP:  # it does not come to its next step
+                    self.ours = True
+                    self._end_script()
+            time.sleep(_POLL)
+
+    def _report(self) -> None:
+        steps = steps_in(self.settings.path)
+        for step in steps[self.seen :]:
+            self.on_step(step)
+        self.seen = len(steps)
+
+    def _all_judged(self) -> bool:
+        """Return whether no process beside the script is left: each holds its lock as long as it lives."""
+        pattern = "[0-9]*.lock" if (self.settings.path / STOP).exists() else "*.lock"  # else trajectories matter too
+        for path in (self.settings.path / WORK).glob(pattern):
+            with path.open() as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+        return True
+
+    def _end_script(self) -> None:
+        """Wait for a script that was interrupted with us, and end it if it goes on."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            try:
+                self.process.wait(_GRACE if self.interrupted or number != signal.SIGINT else 0)
+                return
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                self.process.send_signal(number)
+        self.process.wait()
+
+    def _end_others(self) -> None:
+        for pid in read_job(self.settings.path).processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if _is_watching(pid):
+                    os.killpg(pid, signal.SIGKILL)
+
+
+def _is_watching(pid: int) -> bool:
+    """Return whether the process is still a fork of the script: its number may have been given to another."""
+    try:
+        return b"fuzzcompile.analyses.watch.job" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _confirm_summary(summary: Summary, conditions: Conditions) -> Summary:
+    """The summary with the answer of a fresh process on the case of the first unexplained step."""
+    first = next((step for step in summary.unexplained if step.cases), None)
+    if first is None or importlib.util.find_spec("safetensors") is None:
+        return summary
+    files = [summary.case] if summary.case is not None else [Path(case) for case in first.cases]
+    try:
+        answers = list(triage_files(files, conditions))
+    except FuzzcompileError:
+        return summary
+    return _add_answers(summary, [(answer.path, answer.report) for answer in answers if answer.report is not None])
+
+
+def _add_answers(summary: Summary, answers: Sequence[tuple[Path, ReportJson]]) -> Summary:
+    """Return the summary with the answer of a fresh process, which confirms it, or attributes it if nothing else did.
+
+    A step is wrong by its values. Other bugs of its graphs, such as a wrong stride, are not the one.
+    """
+    from fuzzcompile.analyses.watch.judging import (
+        wrong_by_value,  # imports torch, which a refused script needs not wait for
+    )
+
+    seen = summary.report
+    wrong = [(case, report) for case, report in answers if wrong_by_value(report)]
+    if seen is not None and wrong_by_value(seen):
+        again = any(report.get("signature") == seen.get("signature") for _, report in wrong)
+        return replace(summary, alone=again)
+    if not wrong:
+        return replace(summary, alone=False)
+    case, report = wrong[0]
+    return replace(summary, report=report, case=case, alone=True)

@@ -1,0 +1,1 @@
+"""Cases and campaigns: generators of cases, and the loop that judges them."""

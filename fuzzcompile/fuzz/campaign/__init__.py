@@ -1,0 +1,1 @@
+"""Campaigns: draw, judge, minimize, and store, within a budget."""

@@ -1,0 +1,212 @@
+"""The events of a running campaign. Handlers turn them into a display, a log, files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fuzzcompile.fuzz.campaign.budget import CampaignBudget
+from fuzzcompile.fuzz.campaign.certificates import Certification
+from fuzzcompile.fuzz.cluster.cluster_state import Change, ClusterState
+from fuzzcompile.fuzz.focus.focus_counts import FocusTally
+from fuzzcompile.model.severity import Severity
+from fuzzcompile.triage.minimize.task import MinimizeResult
+
+
+@dataclass(frozen=True)
+class WorkerActivity:
+    """The activity of one worker: ``task`` is None while it is idle, ``seconds`` is how long the task has run."""
+
+    slot: int
+    device: str
+    task: str | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CampaignTally:
+    """Counters of this campaign.
+
+    ``findings`` were hit, ``new_findings`` of them were not in the corpus; ``rewrites`` fired at least once; no code
+    was generated for ``screened`` of the ``cases``; ``seconds`` is wall time.
+    """
+
+    cases: int = 0
+    verdicts: Mapping[str, int] = field(default_factory=dict)
+    findings: int = 0
+    new_findings: int = 0
+    rewrites: int = 0
+    seconds: float = 0.0
+    screened: int = 0
+
+    @property
+    def cases_per_minute(self) -> float:
+        """Judged cases per minute of wall time."""
+        return 60.0 * self.cases / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Started:
+    """The campaign starts; earlier campaigns judged ``known`` cases of its stream.
+
+    A campaign that does not judge (``judges``) minimizes findings of the corpus. ``cluster`` is the address of the
+    scheduler of the Dask cluster on which it runs.
+    """
+
+    campaign: int
+    seed: int
+    device: str
+    workers: int
+    budget: CampaignBudget
+    corpus: str
+    known: int
+    judges: bool = True
+    cluster: str | None = None
+
+
+@dataclass(frozen=True)
+class CaseJudged:
+    """A case has its verdict; ``case`` is its name in reports, ``finding`` the id of the finding that it hit."""
+
+    index: int
+    case: str
+    verdict: str
+    seconds: float
+    finding: str | None = None
+
+
+@dataclass(frozen=True)
+class FindingFound:
+    """A finding that was not in the corpus."""
+
+    finding: str
+    verdict: str
+    culprit: str
+
+
+@dataclass(frozen=True)
+class FindingReduced:
+    """A finding has a reproducer."""
+
+    finding: str
+    minimized: MinimizeResult
+
+
+@dataclass(frozen=True)
+class FindingsMerged:
+    """Findings turned out to be the same bug as another; their names remain valid as names of it."""
+
+    finding: str
+    merged: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """An error that cost one task, not the campaign."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passed: the current counters, workers and, if there is one, cluster."""
+
+    tally: CampaignTally
+    workers: Sequence[WorkerActivity]
+    cluster: ClusterState | None = None
+
+
+@dataclass(frozen=True)
+class FindingLine:
+    """A line of the summary; ``severity`` is a word of `fuzzcompile.model.severity.Severity`."""
+
+    finding: str
+    verdict: str
+    severity: str | None
+    culprit: str
+    signature: str
+    necessary: bool | None
+    hits: int
+    reproducer_lines: int | None
+    confirmed: bool
+    draft: str | None
+    new: bool
+    status: str
+    issue: str | None
+    umbrella: str | None
+
+
+@dataclass(frozen=True)
+class RemainingWork:
+    """The work that is left when a campaign is over.
+
+    Attributes:
+        cases: cases that were cut off; the next campaign on this stream judges them first.
+        bugs: how many of them had shown a bug.
+        waiting: findings of the corpus that have no reproducer yet.
+        findings: all findings of the corpus.
+        foreign: further findings without a reproducer; they come from another corpus and are run once trusted.
+    """
+
+    cases: int = 0
+    bugs: int = 0
+    waiting: int = 0
+    findings: int = 0
+    foreign: int = 0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The campaign is over. ``ended`` is ``budget``, ``max-findings``, ``exhausted``, ``interrupted`` or ``failed``.
+
+    ``why`` names what the machine lacks, if that ended the campaign.
+    ``findings`` are those that its cases hit, the worst first.
+    ``target`` is the device that the compiler was told, if it was not the one that ran.
+    ``certified`` are the certificates of the user's own passes and backend.
+    ``source`` is the account of the source of the cases.
+    ``focus`` is how often each aim of a focus matched; None for a campaign without one.
+    """
+
+    ended: str
+    tally: CampaignTally
+    findings: Sequence[FindingLine]
+    corpus: str
+    target: str | None = None
+    behind: RemainingWork = field(default_factory=RemainingWork)
+    why: str | None = None
+    certified: Sequence[Certification] = ()
+    source: Mapping[str, object] = field(default_factory=dict)
+    focus: FocusTally | None = None
+
+    def has_severity(self, least: Severity) -> bool:
+        """Return whether a finding is at least as severe as ``least``."""
+        return any(line.severity is not None and Severity(line.severity).reaches(least) for line in self.findings)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the summary as plain data."""
+        return {
+            "ended": self.ended,
+            "why": self.why,
+            "cases": self.tally.cases,
+            "screened": self.tally.screened,
+            "verdicts": dict(self.tally.verdicts),
+            "rewrites_covered": self.tally.rewrites,
+            "seconds": round(self.tally.seconds, 1),
+            "cases_per_minute": round(self.tally.cases_per_minute, 1),
+            "corpus": self.corpus,
+            "target": self.target,
+            "left_over": {
+                "cases": self.behind.cases,
+                "bugs": self.behind.bugs,
+                "to_minimize": self.behind.waiting,
+                "to_trust": self.behind.foreign,
+            },
+            **({"source": dict(self.source)} if self.source else {}),
+            "findings_in_corpus": self.behind.findings,
+            **({"certificates": [dict(each.details) for each in self.certified]} if self.certified else {}),
+            "findings": [{"id": line.finding, **vars(line)} for line in self.findings],
+            "focus": self.focus.to_json() if self.focus is not None else {},
+        }
+
+
+Event = Started | CaseJudged | FindingFound | FindingReduced | FindingsMerged | Trouble | Tick | Finished | Change

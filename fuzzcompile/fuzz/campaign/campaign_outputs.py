@@ -1,0 +1,256 @@
+"""The files that a campaign writes besides the corpus: log, summary, SARIF, issue drafts; and its reproducers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from fuzzcompile.corpus.marking import Mark, status_of
+from fuzzcompile.corpus.records import Finding, Kept, Reproducer
+from fuzzcompile.corpus.replay.history import history
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.fuzz.campaign.campaign_events import (
+    CampaignTally,
+    CaseJudged,
+    Event,
+    FindingFound,
+    FindingReduced,
+    FindingsMerged,
+    Finished,
+    Started,
+    Tick,
+    Trouble,
+)
+from fuzzcompile.fuzz.cluster.cluster_state import SchedulerBack, SchedulerLost, WorkerJoined, WorkerLost, WorkerRefused
+from fuzzcompile.model.hints import CommandSubject
+from fuzzcompile.model.signatures import hash_source
+from fuzzcompile.model.versions import __version__
+from fuzzcompile.report.event_log import EventLog
+from fuzzcompile.report.facts import IssueFacts
+from fuzzcompile.report.files import check_writable, write_whole
+from fuzzcompile.report.filing import refusal_of
+from fuzzcompile.report.index import INDEX, entry_of, with_entry
+from fuzzcompile.report.issue import draft_issue
+from fuzzcompile.report.sarif import Scanned
+from fuzzcompile.report.sarif import sarif as sarif_log
+from fuzzcompile.report.umbrella import draft_umbrella
+from fuzzcompile.triage.minimize.task import MinimizeResult
+
+
+def keep_reproducer(
+    store: Store, finding: str, minimized: MinimizeResult, environment: Mapping[str, object] | None = None
+) -> Kept:
+    """Store the reproducer of ``finding`` (its public id, signature or the beginning of one).
+
+    Args:
+        store: the open corpus.
+        finding: the finding that was minimized.
+        minimized: the result.
+        environment: where it was minimized, if that is known (`fuzzcompile.run.environment.describe`).
+
+    Returns:
+        The finding that has the reproducer now: findings that turn out to be the same bug are merged.
+    """
+    return store.add_reproducer(
+        finding,
+        Reproducer(
+            source=minimized.reproducer,
+            sha256=hash_source(minimized.reproducer),
+            lines=minimized.lines_after,
+            kind=minimized.how,
+            confirmed=minimized.confirmed,
+            torch=minimized.report["torch"],
+            report=minimized.report,
+            neighbour=minimized.neighbour,
+            program=minimized.program_key,
+            shown=minimized.shown,
+            case_sha256=hash_source(minimized.original) if minimized.original else None,
+            environment=environment,
+        ),
+    )
+
+
+def collect_issue_facts(store: Store, finding: str | int) -> IssueFacts:
+    """Return the facts that a draft may state about a stored finding.
+
+    Raises:
+        UsageError: the corpus has no such finding.
+    """
+    stored = store.finding(finding)
+    reproducer = store.best_reproducer(finding)
+    return IssueFacts(
+        stored.report,
+        reproducer.source if reproducer is not None else None,
+        store.environment_of(finding),
+        stored.first_seen.date().isoformat(),
+        stored.hits,
+        confirmed=reproducer is not None and reproducer.confirmed,
+        shown=(reproducer.shown if reproducer is not None else None) or {},
+        history=history(store.replays(finding)),
+        related=store.related(finding),
+        searched=stored.searched.date().isoformat() if stored.searched else None,
+        queries=stored.queries or (),
+        mark=Mark(status_of(stored.status), stored.issue, stored.duplicate_of, stored.note),
+        umbrella=store.umbrella(stored.umbrella),
+        machines=stored.machines,
+        subject=CommandSubject(stored.public_id, {"corpus": store.location}),
+    )
+
+
+def draft_group(store: Store, name: str) -> str | None:
+    """Draft one issue for a group of findings; return None if the corpus has no findings in a group of that name."""
+    members = [
+        collect_issue_facts(store, finding.public_id) for finding in store.summaries() if finding.umbrella == name
+    ]
+    group = store.umbrella(name)
+    return draft_umbrella(group, members) if members and group is not None else None
+
+
+def write_draft(store: Store, finding: str, folder: Path) -> None:
+    """Write the draft of ``finding`` into ``folder``, which is created if needed, and its line in the index there.
+
+    A finding that is not to be filed gets a line with the reason, and no draft. For a finding that was merged into
+    another, the draft and line of the other are written. If the finding is in a group, the draft of the group is
+    written as well.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    name, facts = store.finding(finding).public_id, collect_issue_facts(store, finding)
+    facts = replace(facts, subject=facts.subject.to_publish())
+    refusal = refusal_of(facts)
+    folder.mkdir(parents=True, exist_ok=True)
+    index = folder / INDEX
+    for gone in {finding, name} - ({name} if refusal is None else set()):
+        (folder / f"{gone}.md").unlink(missing_ok=True)
+    if refusal is None:
+        (folder / f"{name}.md").write_text(draft_issue(facts), encoding="utf-8")
+    if facts.umbrella is not None and (group := draft_group(store, facts.umbrella.name)) is not None:
+        (folder / f"{facts.umbrella.name}.md").write_text(group, encoding="utf-8")
+    earlier = index.read_text(encoding="utf-8") if index.is_file() else ""
+    index.write_text(with_entry(earlier, entry_of(name, facts, refusal), replaces=finding), encoding="utf-8")
+
+
+# The events of a campaign as lines of a log (`fuzzcompile.report.event_log`).
+
+# Counters change with every case, which has a line of its own.
+_TICK_SECONDS = 10.0
+
+
+class CampaignLog:
+    """Writes each event when it happens; ticks, which come twice a second, only every ten seconds."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._last = 0.0
+
+    def handle(self, event: Event) -> None:
+        """Write an event."""
+        if isinstance(event, Tick):
+            if time.monotonic() - self._last < _TICK_SECONDS:
+                return
+            self._last = time.monotonic()
+        self._log.write(*format_entry(event))
+
+
+def format_entry(event: Event) -> tuple[str, Mapping[str, object]]:
+    """Return the name of an event and its fields."""
+    match event:
+        case Started():
+            return "campaign_started", {**vars(event), "budget": str(event.budget)}
+        case CaseJudged():
+            return "case_judged", {**vars(event), "seconds": round(event.seconds, 3)}
+        case FindingFound():
+            return "finding_found", vars(event)
+        case FindingReduced():
+            small = event.minimized
+            reduced = {"lines_before": small.lines_before, "lines": small.lines_after, "confirmed": small.confirmed}
+            spent = {"tests": small.tests, "seconds": round(small.seconds, 1)}
+            return "finding_reduced", {"finding": event.finding, **reduced, **spent}
+        case FindingsMerged():
+            return "findings_merged", {"finding": event.finding, "merged": list(event.merged)}
+        case Trouble():
+            return "trouble", vars(event)
+        case WorkerJoined():
+            return "worker_joined", vars(event)
+        case WorkerLost():
+            return "worker_lost", vars(event)
+        case WorkerRefused():
+            return "worker_refused", vars(event)
+        case SchedulerLost():
+            return "scheduler_lost", vars(event)
+        case SchedulerBack():
+            return "scheduler_back", vars(event)
+        case Tick():
+            cluster = {} if event.cluster is None else {"cluster": vars(event.cluster)}
+            return "progress", {**_format_counters(event.tally), **cluster}
+        case Finished():
+            return "campaign_finished", event.to_json()
+
+
+def _format_counters(tally: CampaignTally) -> dict[str, object]:
+    return {**vars(tally), "verdicts": dict(tally.verdicts), "seconds": round(tally.seconds, 1)}
+
+
+# The files that a campaign writes besides the corpus: its log, its summary, its findings as SARIF.
+
+
+class CampaignOutputs(contextlib.ExitStack):
+    """The requested files of one campaign; all are checked before the campaign starts.
+
+    Args:
+        log: the file to which each event is appended when it happens.
+        sarif: the file for the findings that the campaign hit.
+        summary: the file for `Finished.to_json`, written whole at the end, after an interrupt too.
+        location: the location of the corpus.
+
+    Raises:
+        UsageError: a file cannot be written.
+    """
+
+    def __init__(self, log: Path | None, sarif: Path | None, summary: Path | None, location: str | None) -> None:
+        super().__init__()
+        self._sarif, self._summary, self._location = sarif, summary, location
+        for path, option in ((sarif, "--sarif"), (summary, "--summary")):
+            if path is not None:
+                check_writable(path, option)
+        self._log = CampaignLog(self.enter_context(EventLog(log)))
+
+    def before(self, handle: Callable[[Event], object]) -> Callable[[Event], None]:
+        """Return a handler that logs each event and then passes it to ``handle``."""
+
+        def log_and_handle(event: Event) -> None:
+            self._log.handle(event)
+            handle(event)
+
+        return log_and_handle
+
+    def finish(self, finished: Finished) -> None:
+        """Write the last event, the summary and the findings.
+
+        Raises:
+            UsageError: a file cannot be written any more.
+        """
+        self._log.handle(finished)
+        if self._summary is not None:
+            text = json.dumps(finished.to_json(), allow_nan=False, indent=1)
+            write_whole(self._summary, f"{text}\n".encode(), "--summary")
+        if self._sarif is not None:
+            write_whole(self._sarif, sarif_log(self._collect_scanned(finished), __version__), "--sarif")
+
+    def _collect_scanned(self, finished: Finished) -> list[Scanned]:
+        with Store.open(self._location, create=False) as store:
+            return [_scan_finding(store, store.finding(line.finding)) for line in finished.findings]
+
+
+def _scan_finding(store: Store, finding: Finding) -> Scanned:
+    """Return a finding with its reproducer, or with its best case as long as there is none."""
+    best = store.best_reproducer(finding.id)
+    report, source = finding.report, finding.source
+    if best is not None and best.report is not None:
+        report, source = best.report, best.source
+    return Scanned(Path(f"{finding.public_id}.py"), report, finding=finding.public_id, content=source)

@@ -1,0 +1,349 @@
+"""Starts a campaign's workers, runs it to its end, and ends it cleanly. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from concurrent.futures import TimeoutError as NotInTime
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fuzzcompile.corpus.failures import CorpusError
+from fuzzcompile.corpus.records import Campaign
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.fuzz.campaign.budget import BudgetClock, format_duration
+from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
+from fuzzcompile.fuzz.campaign.campaign_events import Event, Finished, WorkerActivity
+from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignSettings
+from fuzzcompile.fuzz.campaign.case_sources import (
+    CaseSource,
+    GeneratorSource,
+    VariationSource,
+    draw_ahead,
+    fit_profile,
+    open_tables,
+)
+from fuzzcompile.fuzz.campaign.focus_steering import FocusSource
+from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
+from fuzzcompile.fuzz.fuzz_tasks import FOCUS, PATTERNS, SURVEY, PatternTask
+from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.model import hints
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.custom import Custom
+from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, UsageError, format_message
+from fuzzcompile.model.focus_plan import FocusPlan, FocusQuestion
+from fuzzcompile.model.signatures import hash_source
+from fuzzcompile.model.tasks import DESCRIBE, Surroundings
+from fuzzcompile.model.versions import __version__, installed_torch
+from fuzzcompile.programs.edits.pattern_program import PatternProgram
+from fuzzcompile.run.failures import WorkerFailed, WorkerStartFailed
+from fuzzcompile.run.interrupts import sigterm_interrupts
+from fuzzcompile.run.plants import check_plants
+from fuzzcompile.run.task_pool import TaskPool
+from fuzzcompile.triage.worker.lost import unstartable
+from fuzzcompile.triage.worker.pool import open_pool
+
+if TYPE_CHECKING:
+    from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
+
+
+# Connects a campaign to its cluster. Imports nothing of Dask before Dask is known to be installed.
+
+
+def join_cluster(
+    address: ClusterAddress,
+    conditions: Conditions,
+    *,
+    torch: str | None = None,
+    most: int | None = None,
+    opens: Callable[..., Any] | None = None,
+) -> ClusterPool:
+    """Return the pool of a cluster's workers (`ClusterPool`), which starts looking for them.
+
+    Raises:
+        EnvironmentUnfit: Dask is not installed.
+        UsageError: a file that the conditions name cannot be sent.
+    """
+    if importlib.util.find_spec("distributed") is None:
+        raise EnvironmentUnfit("--cluster needs Dask: pip install 'fuzzcompile[cluster]'.")
+    from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
+
+    return ClusterPool(address, conditions, torch=torch, most=most, opens=opens)
+
+
+# The most seconds that making programs for a focus may take before the first case.
+_PREPARING = 120.0
+
+
+@dataclass(frozen=True)
+class CampaignWorkers:
+    """Started workers: their pool, their conditions, their number, and where they run.
+
+    ``cluster`` is the pool again, if it is a cluster; ``surroundings`` are then those of its first worker.
+    """
+
+    pool: TaskPool
+    conditions: Conditions
+    workers: int
+    surroundings: Surroundings
+    cluster: ClusterPool | None = None
+
+    def check_torch_here(self, what: str) -> None:
+        """Refuse ``what``, which reads the torch that is installed here, if the workers run another version.
+
+        Raises:
+            UsageError: the versions differ.
+        """
+        here, there = installed_torch(), str(self.surroundings.environment["torch"])
+        if here != there:
+            raise UsageError(
+                f"{what} reads the torch of this machine, which is {here or 'not installed'}, and the cluster runs "
+                f"torch {there}: install that here."
+            )
+
+    def make_settings(self, profile: Profile, clock: BudgetClock, **asked: Any) -> CampaignSettings:
+        """Return the settings of a campaign with these workers; ``asked`` are further fields of the settings."""
+        conditions, around = self.conditions, self.surroundings
+        return CampaignSettings(
+            budget=clock.budget,
+            profile=fit_profile(profile, around.lacks, conditions.target),
+            device=conditions.device if conditions.device != "auto" else around.device,
+            workers=self.workers,
+            torch=str(around.environment["torch"]),
+            vetoes=conditions.vetoes,
+            plants=tuple(hash_source(path.read_text(encoding="utf-8"))[:12] for path in conditions.plants),
+            case_seconds=conditions.limits.seconds,
+            target=conditions.target,
+            custom=around.custom,
+            **asked,
+        )
+
+    @contextmanager
+    def open_focus(
+        self, question: FocusQuestion, profile: Profile, clock: BudgetClock, seed: int, *, sweeps: bool
+    ) -> Iterator[FocusSource]:
+        """Yield the source of a focus: workers resolve its names in their torch, and make programs from the rules.
+
+        Making programs takes at most a quarter of the budget; rules without a program by then are left out. With
+        ``sweeps``, operators get cases from torch's own tables; a separate process writes them until the block ends.
+
+        Raises:
+            UsageError: a name means nothing or several things, nothing that is aimed at can fire here, or ``sweeps`` is
+                given and no operator is aimed at.
+            EnvironmentUnfit: no worker answers within the budget, or the tables cannot be imported.
+        """
+        asked = replace(question, target=self.conditions.target)
+        try:
+            plan = self.pool.schedule(FOCUS, (asked,), label="look up the focus").result(timeout=clock.timeout)
+        except NotInTime as error:
+            raise EnvironmentUnfit("No worker had said what the focus means when the budget was over.") from error
+        except WorkerFailed as error:
+            raise EnvironmentUnfit(f"Looking up the focus, the worker {error}.") from error
+        generator = GeneratorSource(fit_profile(profile, self.surroundings.lacks, self.conditions.target))
+        operators = [aim.label for aim in plan.reachable if aim.kind == "operator"]
+        if sweeps and not operators:
+            raise UsageError("--source opinfo sweeps operators: focus on one, by its label or a line of its lowering.")
+        with open_tables() if sweeps else nullcontext() as tables:
+            programs, notes = self._make_programs(plan, clock)
+            plan = replace(plan, notes=(*plan.notes, *notes))
+            swept = tables(seed, clock) if tables is not None else None
+            narrowed = {label: swept.narrow(label) for label in operators} if swept is not None else {}
+            found = {label: sweep for label, sweep in narrowed.items() if sweep.size}
+            yield FocusSource(plan, generator, programs, found)
+
+    def _make_programs(self, plan: FocusPlan, clock: BudgetClock) -> tuple[Sequence[PatternProgram], list[str]]:
+        """Return programs for the rules of a plan, and sentences on the rules for which none could be made.
+
+        A program that a worker is still making when the time is over is added to the list once it is made.
+        """
+        sources = list(dict.fromkeys(rule for aim in plan.reachable for rule in aim.sources))
+        share = min(_PREPARING, 0.25 * clock.remaining)  # endless for a budget of cases
+        programs: list[PatternProgram] = []
+        making = {
+            self.pool.schedule(PATTERNS, (PatternTask((rule,)),), label=f"make programs for {rule[1]}"): rule[1]
+            for rule in sources
+        }
+        for future in making:
+            future.add_done_callback(lambda made: None if _has_failed(made) else programs.extend(made.result()))
+        done, late = wait(making, timeout=share)
+        cancelled = [future for future in late if future.cancel()]
+        notes = [
+            f"{making[future]}: its programs cannot be made: {format_message(error)}."
+            for future in done
+            if (error := future.exception()) is not None
+        ]
+        if cancelled:
+            notes.append(
+                f"no program was made for {len(cancelled)} of {len(sources)} rules in the {share:.0f} s for it."
+            )
+        return programs, notes
+
+    def list_activity(self) -> list[WorkerActivity]:
+        """Return the current activity of each worker, for display."""
+        now = time.monotonic()
+        return [
+            WorkerActivity(
+                state.slot,
+                state.device,
+                state.task if state.ready else state.task or "starting",
+                now - state.busy_since if state.busy_since is not None else 0.0,
+            )
+            for state in self.pool.workers()
+        ]
+
+
+@contextmanager
+def start_workers(conditions: Conditions, workers: int, budget: BudgetClock) -> Iterator[CampaignWorkers]:
+    """Start workers and let one of them describe the machine; at the end of the block, kill them.
+
+    Raises:
+        EnvironmentUnfit: no worker can be started, or none starts within the budget.
+        UsageError: a plant raises, or a pass or backend of the user's own cannot be used.
+    """
+    check_plants(conditions.plants)
+    pool = open_pool(conditions, workers)
+    try:
+        told = pool.schedule(DESCRIBE, (conditions.target,), label="describe the machine")
+        try:
+            around = told.result(timeout=budget.timeout)
+        except NotInTime as error:
+            raise EnvironmentUnfit(
+                f"No worker had started after {format_duration(budget.elapsed)}, when the budget was over: "
+                "importing torch and "
+                "registering its patterns takes longer than that here. Give more."
+            ) from error
+        except WorkerStartFailed as error:
+            raise unstartable(error) from error
+        except WorkerFailed as error:
+            raise EnvironmentUnfit(f"The first worker {error}; run `{hints.format_command('doctor')}`.") from error
+        yield CampaignWorkers(pool, conditions, workers, around)
+    finally:
+        pool.kill_workers()
+
+
+@contextmanager
+def join_workers(
+    address: ClusterAddress, conditions: Conditions, most: int | None, budget: BudgetClock, *, torch: str | None = None
+) -> Iterator[CampaignWorkers]:
+    """Join a cluster, and wait for a first worker that fits; at the end of the block, leave it.
+
+    Args:
+        address: the cluster.
+        conditions: how cases run.
+        most: how many cases to submit at once; None for as many as its workers take.
+        budget: the campaign's.
+        torch: the version that workers must have; None for the one that most of them have.
+
+    Raises:
+        EnvironmentUnfit: Dask is not installed, no scheduler answers, or no worker fits within a minute or the budget.
+        UsageError: a plant raises, or something of the user's own cannot be sent or used.
+    """
+    check_plants(conditions.plants)
+    pool = join_cluster(address, conditions, torch=torch, most=most)
+    try:
+        around = pool.wait_for_worker(budget.timeout)
+        yield CampaignWorkers(pool, conditions, pool.capacity, around, pool)
+    finally:
+        pool.kill_workers()
+
+
+def survey_case(path: Path, conditions: Conditions, budget: BudgetClock) -> VariationSource:
+    """Return variations of the case file at ``path``; a worker process finds out which parts of it can be varied.
+
+    Raises:
+        CaseError: it is not a case file, or it fails, crashes or hangs in eager mode.
+        EnvironmentUnfit: there is no such device, no worker can be started, or the budget ends before it has answered.
+    """
+    with open_pool(replace(conditions, plants=(), custom=Custom()), 1) as pool:
+        try:
+            return VariationSource(pool.submit(SURVEY, str(path)).result(timeout=budget.timeout))
+        except NotInTime as error:
+            raise EnvironmentUnfit(f"{path} had not run in eager mode when the budget was over. Give more.") from error
+        except WorkerStartFailed as error:
+            raise unstartable(error) from error
+        except WorkerFailed as error:
+            raise CaseError(f"{path} cannot be varied: in eager mode it {error}; fix it first.") from error
+
+
+def _has_failed(future: Future[tuple[PatternProgram, ...]]) -> bool:
+    return future.cancelled() or future.exception() is not None
+
+
+# A campaign from its first case to its end: corpus, workers, engine, handler, and a clean end.
+
+
+def run_campaign(
+    settings: CampaignSettings,
+    crew: CampaignWorkers,
+    *,
+    location: str | None,
+    command: str,
+    on_event: Callable[[Event], object],
+    clock: BudgetClock | None = None,
+) -> Finished:
+    """Run a campaign to its end or until it is interrupted (Ctrl-C, SIGTERM), and summarise it.
+
+    Its workers have ended when it returns. ``clock`` runs since the start of the command; by default, the budget begins
+    now. If the machine can compile no more, the summary says why (``Finished.why``).
+
+    Raises:
+        CorpusError: the corpus cannot be opened or written.
+    """
+    environment = crew.surroundings.environment
+    with Store.open(location) as store, _open_source(settings, crew) as source:
+        settings = replace(settings, source=source)
+        kept = {**_settings_to_json(settings), "numerics": dict(crew.surroundings.numerics)}
+        campaign = store.start_campaign(Campaign(settings.seed, kept, command, __version__, environment))
+        engine = CampaignEngine(
+            settings,
+            store,
+            crew.pool,
+            environment,
+            campaign=campaign,
+            clock=clock,
+            describe_workers=crew.list_activity,
+            cluster=crew.cluster,
+        )
+        interrupted, why = False, None
+        try:
+            with sigterm_interrupts(), closing(engine.run()) as events:
+                for event in events:
+                    on_event(event)
+        except KeyboardInterrupt:
+            interrupted = True
+        except CorpusError:  # nothing more can be stored, why the campaign ended included
+            raise
+        except EnvironmentUnfit as error:
+            why = str(error)
+        except BaseException:  # whatever ended it, the corpus must say so
+            engine.fail()
+            raise
+        finally:
+            crew.pool.kill_workers()
+        return engine.finish(interrupted=interrupted, why=why)
+
+
+def _open_source(settings: CampaignSettings, crew: CampaignWorkers) -> AbstractContextManager[CaseSource | None]:
+    """Return the source, drawn ahead where there are many workers; a focus depends on results, and is not."""
+    if settings.focus is not None:
+        return nullcontext(settings.source)
+    return draw_ahead(settings.case_source, settings.strategy.candidates, lambda: crew.pool.capacity)
+
+
+def _settings_to_json(settings: CampaignSettings) -> dict[str, object]:
+    return {
+        "budget": str(settings.budget),
+        "device": settings.device,
+        "target": settings.target,
+        "workers": settings.workers,
+        "near_misses": settings.profile.near_misses,
+        "mix": settings.mix,
+        "source": settings.case_source.name or "generator",
+        **settings.conditions,
+        "max_findings": settings.max_findings,
+        "stream": settings.stream,
+    }

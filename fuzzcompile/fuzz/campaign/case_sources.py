@@ -1,0 +1,441 @@
+"""Sources of a campaign's cases: the generator, variations, torch's operator tables; drawn ahead for many workers."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+from fuzzcompile.fuzz.campaign.budget import BudgetClock
+from fuzzcompile.fuzz.fuzz_tasks import LIST_OPERATORS, WRITE_CELLS
+from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at, from_choices
+from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.fuzz.opinfo.opinfo_cells import CellSource, OpInfoCell, OpInfoOperator, order_cells
+from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.model.named import Named
+from fuzzcompile.run.failures import WorkerFailed, WorkerStartFailed
+from fuzzcompile.run.pool import WorkerPool
+from fuzzcompile.triage.worker.lost import unstartable
+from fuzzcompile.triage.worker.pool import available_cpus
+
+if TYPE_CHECKING:
+    from fuzzcompile.fuzz.case_survey import Survey
+
+
+# Beyond any index, so that further candidates for an index never coincide with another index.
+_CANDIDATES_APART = 10**12
+
+
+@dataclass(frozen=True)
+class DrawnCase:
+    """A case to be judged.
+
+    Attributes:
+        source: the program.
+        origin: ``generated``, ``mutated``, ``varied``, ``opinfo``, ``user`` or ``reduction``.
+        features: names that steering can prefer: idioms, operators, choices.
+        choices: the recipe of a generated case; empty for one that cannot be drawn again.
+        spec: the description of how the case was made, as the corpus keeps it.
+        idioms: the idioms of a generated case.
+        near_misses: its near misses, or the operators of a variation.
+    """
+
+    source: str
+    origin: str
+    features: tuple[str, ...] = ()
+    choices: bytes = b""
+    spec: Mapping[str, object] | None = None
+    idioms: tuple[str, ...] = ()
+    near_misses: tuple[str, ...] = ()
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash that identifies the source."""
+        return hashlib.sha256(self.source.encode()).hexdigest()
+
+    @property
+    def kind(self) -> str:
+        """See `classify_features`; only cases of one kind compete for a place in the stream."""
+        return classify_features(self.features)
+
+
+def classify_features(features: Collection[str]) -> str:
+    """Return the kind of case that has these features: ``plain``, or the empty string for all others."""
+    return "plain" if "plain" in features else ""
+
+
+class CaseSource(Protocol):
+    """A source of cases; equal arguments give equal cases."""
+
+    @property
+    def name(self) -> str:
+        """The name that distinguishes its stream from those of other sources; empty for the plain generator."""
+
+    @property
+    def profile(self) -> Mapping[str, object] | None:
+        """The settings under which its recipes can be read; None where there are no recipes."""
+
+    @property
+    def size(self) -> int | None:
+        """The number of places in its stream; None for an endless stream."""
+
+    @property
+    def account(self) -> Mapping[str, object]:
+        """The entries of the summary about the source itself; may be empty."""
+
+    def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase | None:
+        """Return the ``candidate``-th case for a place in the stream; None for a place that has none."""
+
+    def of(self, choices: bytes) -> DrawnCase | None:
+        """Return the case of a recipe; None for bytes that are no recipe."""
+
+
+class EndlessSource:
+    """A source with an endless stream and an empty account."""
+
+    @property
+    def size(self) -> None:
+        """None: the stream is endless."""
+
+    @property
+    def account(self) -> Mapping[str, object]:
+        """Empty: the summary has no entries about this source."""
+        return {}
+
+
+class RecipelessSource:
+    """A source whose cases are not drawn from choices, and so have no recipes."""
+
+    @property
+    def profile(self) -> None:
+        """None: there are no recipes."""
+        return
+
+    def of(self, choices: bytes) -> DrawnCase | None:
+        """Return None: there are no recipes."""
+        return None
+
+
+@dataclass(frozen=True)
+class GeneratorSource(EndlessSource):
+    """Cases of the generator under a profile."""
+
+    settings: Profile = field(default_factory=Profile)
+
+    @property
+    def name(self) -> str:
+        """The empty string, unless near misses are left out."""
+        return "" if self.settings.near_misses else "no-near-misses"
+
+    @property
+    def profile(self) -> Mapping[str, object]:
+        """The profile as plain data, as the corpus keeps it."""
+        return self.settings.to_json()
+
+    def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
+        """Return the ``candidate``-th case for a place in the stream."""
+        return self.wrap_case(draw_case_at(seed, index + candidate * _CANDIDATES_APART, self.settings), "generated")
+
+    def of(self, choices: bytes) -> DrawnCase | None:
+        """Return the case of a recipe that may have been mutated; None if the bytes give no case."""
+        try:
+            return self.wrap_case(from_choices(choices, self.settings), "mutated")
+        except ValueError:
+            return None
+
+    def wrap_case(self, case: GeneratedCase, origin: str) -> DrawnCase:
+        """Wrap a generated case; see `DrawnCase` for ``origin``."""
+        return DrawnCase(
+            case.source,
+            origin,
+            case.features,
+            case.choices,
+            {"profile": self.profile, "case": case.spec.to_json()},
+            tuple(case.spec.idioms),
+            tuple(case.spec.near_misses),
+        )
+
+
+@dataclass(frozen=True)
+class VariationSource(EndlessSource, RecipelessSource):
+    """The user's own case and variations of it. They have no recipes, because the source itself is varied."""
+
+    survey: Survey
+
+    @property
+    def name(self) -> str:
+        """``from=`` and a hash of the varied source."""
+        return f"from={hashlib.sha256(self.survey.source.encode()).hexdigest()[:12]}"
+
+    def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
+        """Return the ``candidate``-th variation for a place in the stream; index 0 is the case itself."""
+        from fuzzcompile.fuzz.variation import (
+            draw_variation,  # needs torch, which the campaign's own process does without
+        )
+
+        if index == 0:
+            return DrawnCase(self.survey.source, "user", ("as_given",))
+        varied = draw_variation(self.survey, random.Random(f"fuzzcompile {seed} {index} {candidate}"))
+        spec = {"from": self.survey.name, "operators": list(varied.operators)}
+        return DrawnCase(varied.source, "varied", varied.operators, spec=spec, near_misses=varied.operators)
+
+
+# Profiles of the generator for the torch that is installed.
+
+
+def fit_profile(profile: Profile, lacks: Sequence[str], target: str | None = None) -> Profile:
+    """Return the profile without the settings that the installed torch ``lacks``; for a GPU if there is a target."""
+    return replace(profile, without=tuple(sorted({*profile.without, *lacks})), gpu=target is not None)
+
+
+def fit_installed_torch(profile: Profile, target: str | None = None) -> Profile:
+    """Return the profile for the torch of this process."""
+    from fuzzcompile.triage.worker.surroundings import lacking
+
+    return fit_profile(profile, lacking(target), target)
+
+
+# Draws cases ahead of the campaign in separate processes, where one drawing process could not feed all workers.
+
+# With fewer workers, the campaign's own process draws fast enough.
+_MANY_WORKERS = 32
+_MOST_PROCESSES = 8
+# Places that a process draws at once, and how many such chunks are drawn ahead for each process.
+_CHUNK, _AHEAD = 16, 4
+
+_DRAW = Named("fuzzcompile.fuzz.campaign.case_sources:candidates")
+
+
+def candidates(source: CaseSource, seed: int, places: Sequence[int], number: int) -> list[list[DrawnCase | None]]:
+    """Return the first candidates of a source for each of these places."""
+    return [[source.at(seed, place, candidate) for candidate in range(number)] for place in places]
+
+
+@dataclass
+class ReadAheadSource:
+    """A source whose candidates are drawn ahead by separate processes, once there are many workers.
+
+    A candidate that is requested out of order is drawn in the calling process.
+
+    Attributes:
+        source: the source to draw from; it can be pickled.
+        number: how many candidates of a place are drawn ahead.
+        workers: returns the current number of workers.
+    """
+
+    source: CaseSource
+    number: int
+    workers: Callable[[], int]
+    _pool: WorkerPool | None = None
+    _processes: int = 0
+    _chunks: dict[tuple[int, int], Future[list[list[DrawnCase | None]]]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of the source: the stream is the same."""
+        return self.source.name
+
+    @property
+    def profile(self) -> Mapping[str, object] | None:
+        """The profile of the source."""
+        return self.source.profile
+
+    @property
+    def size(self) -> int | None:
+        """The size of the source."""
+        return self.source.size
+
+    @property
+    def account(self) -> Mapping[str, object]:
+        """The account of the source."""
+        return self.source.account
+
+    def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase | None:
+        """Return the ``candidate``-th case for a place in the stream; it is ready if places are requested in order."""
+        if candidate >= self.number or not self._has_processes():
+            return self.source.at(seed, index, candidate)
+        chunk = index // _CHUNK
+        try:
+            self._submit_chunks(seed, chunk)
+            return self._chunks[seed, chunk].result()[index % _CHUNK][candidate]
+        except WorkerFailed:  # a process was killed, or none can be started: nothing is lost but time
+            return self.source.at(seed, index, candidate)
+
+    def of(self, choices: bytes) -> DrawnCase | None:
+        """Return the source's case for a recipe."""
+        return self.source.of(choices)
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._pool is not None:
+            self._pool.kill_workers()
+
+    def _has_processes(self) -> bool:
+        if self._pool is None and self.workers() >= _MANY_WORKERS:
+            self._processes = min(_MOST_PROCESSES, available_cpus())
+            self._pool = WorkerPool(self._processes)
+        return self._pool is not None
+
+    def _submit_chunks(self, seed: int, chunk: int) -> None:
+        """Start drawing this chunk and the following ones; forget earlier chunks."""
+        assert self._pool is not None
+        for ahead in range(chunk, chunk + 1 + _AHEAD * self._processes):
+            if (seed, ahead) not in self._chunks:
+                places = range(ahead * _CHUNK, (ahead + 1) * _CHUNK)
+                self._chunks[seed, ahead] = self._pool.submit(_DRAW, self.source, seed, places, self.number)
+        for past in [key for key in self._chunks if key[1] < chunk - 1]:
+            self._chunks.pop(past).cancel()
+
+
+@contextmanager
+def draw_ahead(source: CaseSource, number: int, workers: Callable[[], int]) -> Iterator[CaseSource]:
+    """Yield the source, drawn ahead while there are many workers (`ReadAheadSource`); its processes end with the block.
+
+    A source with a finite stream is yielded unchanged: its places may be many and cheap, or none.
+    """
+    if source.size is not None:
+        yield source
+        return
+    ahead = ReadAheadSource(source, number, workers)
+    try:
+        yield ahead
+    finally:
+        ahead.close()
+
+
+# Cases from torch's own tables of operators, which a separate process writes one batch ahead.
+
+_BATCH = 8
+# Writing a case takes some 10 ms; an operator that hangs in eager mode must not hold up the campaign.
+_SECONDS = 30.0
+_LISTING_SECONDS = 180.0
+
+Write = Callable[[Sequence[OpInfoCell]], Future[list[CellSource]]]
+
+
+@dataclass
+class OperatorSweep(RecipelessSource):
+    """A sweep over ``operators`` in the order of a seed; ``write`` submits cells to a worker that makes case files.
+
+    ``only`` are the operators' names if the sweep was narrowed to some; empty for all of them.
+    """
+
+    operators: Sequence[OpInfoOperator]
+    seed: int
+    write: Write
+    only: tuple[str, ...] = ()
+    _batches: dict[int, Future[list[CellSource]]] = field(default_factory=dict)
+    _samples: int = 0
+    _empty: int = 0
+    _left_out: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def name(self) -> str:
+        """``opinfo``, and the names that the sweep was narrowed to."""
+        return f"opinfo={','.join(self.only)}" if self.only else "opinfo"
+
+    def narrow(self, label: str) -> OperatorSweep:
+        """Return the sweep over an ATen operator such as ``aten.add.Tensor``; the tables know no overloads."""
+        bare = label.split(".")[1] if label.count(".") else label
+        own = [operator for operator in self.operators if operator.name.rpartition(".")[2] == bare]
+        return OperatorSweep(own, self.seed, self.write, (bare,))
+
+    @cached_property
+    def cells(self) -> Sequence[OpInfoCell]:
+        """The cells of the stream, in order."""
+        return order_cells(self.operators, self.seed)
+
+    @property
+    def size(self) -> int:
+        """The number of places in the stream."""
+        return len(self.cells)
+
+    @property
+    def account(self) -> Mapping[str, object]:
+        """The numbers of operators and places, and of samples left out of the cases written so far, by reason."""
+        return {
+            "operators": len(self.operators),
+            "places": self.size,
+            "samples": self._samples,
+            "empty_places": self._empty,
+            "left_out": dict(self._left_out.most_common()),
+        }
+
+    def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase | None:
+        """Return the case for a place in the stream; None where no sample of the table can be spelled and run."""
+        if index >= self.size:
+            return None
+        cell, written = self.cells[index], self._write_cell(index)
+        self._left_out.update(written.left_out)
+        if written.source is None:
+            self._empty += 1
+            return None
+        self._samples += written.samples
+        spec = {"operator": cell.label, "form": cell.form, "dtype": cell.dtype, "layout": cell.layout}
+        return DrawnCase(written.source, "opinfo", cell.features, spec={**spec, "chunk": cell.chunk})
+
+    def _write_cell(self, index: int) -> CellSource:
+        """Return the case written for a place, and start writing the next batch."""
+        batch, place = divmod(index, _BATCH)
+        for past in [number for number in self._batches if number < batch]:
+            del self._batches[past]
+        for number in (batch, batch + 1):
+            if number not in self._batches:
+                self._batches[number] = self.write(self.cells[number * _BATCH : (number + 1) * _BATCH])
+        try:
+            return self._batches[batch].result()[place]
+        except WorkerStartFailed as error:
+            raise unstartable(error) from error
+        except WorkerFailed:
+            return self._write_alone(self.cells[index])
+
+    def _write_alone(self, cell: OpInfoCell) -> CellSource:
+        """Write a cell alone whose batch cost a worker."""
+        try:
+            return self.write([cell]).result()[0]
+        except WorkerStartFailed as error:
+            raise unstartable(error) from error
+        except WorkerFailed:
+            return CellSource(left_out={"groups of samples over which a worker is lost in eager mode": 1})
+
+
+@contextmanager
+def open_tables(only: Sequence[str] = ()) -> Iterator[Callable[[int, BudgetClock], OperatorSweep]]:
+    """Start a process that reads torch's tables; importing them changes torch, so nothing may be judged there.
+
+    Args:
+        only: names of operators; all by default.
+
+    Returns:
+        A function of seed and budget that returns the sweep over these operators. It raises EnvironmentUnfit if the
+        tables cannot be imported or the budget ends first, and UsageError for a name that no operator has.
+    """
+    with WorkerPool(1, time_limit=_SECONDS, environment={"OMP_NUM_THREADS": "1"}) as pool:
+        listed = pool.schedule(
+            LIST_OPERATORS, (tuple(only),), label="list torch's operators", time_limit=_LISTING_SECONDS
+        )
+
+        def sweep(seed: int, budget: BudgetClock) -> OperatorSweep:
+            try:
+                operators = listed.result(budget.timeout)
+            except NotInTime as error:
+                raise EnvironmentUnfit(
+                    "Torch's operators were not listed when the budget was over. Give more."
+                ) from error
+            except WorkerStartFailed as error:
+                raise unstartable(error) from error
+            except WorkerFailed as error:
+                raise EnvironmentUnfit(f"The process that lists torch's operators {error}.") from error
+            return OperatorSweep(operators, seed, lambda cells: pool.submit(WRITE_CELLS, cells), tuple(only))
+
+        try:
+            yield sweep
+        finally:
+            pool.kill_workers()

@@ -1,0 +1,288 @@
+"""Cases for a focus: programs made for its rules, near misses of them, and generated cases under its settings."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fuzzcompile.corpus.claiming import PLACES, part_of
+from fuzzcompile.corpus.records import Seed, StreamRun
+from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, EndlessSource, GeneratorSource
+from fuzzcompile.fuzz.campaign.steering import Item, Mix, PlaceOutcome, mutate
+from fuzzcompile.fuzz.focus.focus_counts import FOCUS
+from fuzzcompile.fuzz.focus.focus_settings import add_settings
+from fuzzcompile.model.focus_plan import FocusAim, FocusPlan
+from fuzzcompile.programs.edits.near_miss_edits import draw_near_miss
+from fuzzcompile.programs.edits.pattern_program import PatternProgram, render_pattern_program
+
+Arm = Literal["program", "near_miss", "sweep", "grammar", "mutation"]
+# Prior weight of each way of drawing; later, the ways that made the aim match are drawn more often.
+_PRIOR: dict[Arm, float] = {"program": 1.0, "near_miss": 3.0, "sweep": 3.0, "grammar": 1.0, "mutation": 1.0}
+# An unchanged program finds no more than its near misses do: it is drawn only until its rule fired this often.
+_ENOUGH = 3
+# Results count once a block of places is full, one block late, so that the order of answers does not matter.
+BLOCK = 4
+_MOST_PARENTS = 32
+_MOST_LISTED = 8
+# After so many cases without a match, an aim no longer delays the minimization of findings.
+_PATIENCE = 24
+
+
+@dataclass(frozen=True)
+class FocusSource(EndlessSource):
+    """The source of cases for a focus.
+
+    Attributes:
+        plan: the aims of the focus.
+        generator: draws cases that then run under the settings of an aim.
+        programs: programs made for the rules; further ones may be added while the campaign runs.
+        sweeps: cases of torch's own tables for the operators among the aims, by label.
+    """
+
+    plan: FocusPlan
+    generator: GeneratorSource = field(default_factory=GeneratorSource)
+    programs: Sequence[PatternProgram] = ()
+    sweeps: Mapping[str, CaseSource] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The names of the plan and of the generator, so that each focus has a stream of its own."""
+        return " ".join(filter(None, (self.plan.name, self.generator.name)))
+
+    @property
+    def notes(self) -> list[str]:
+        """The aims, in sentences for the user."""
+        aims = self.plan.aims
+        listed = ", ".join(aim.label for aim in aims[:_MOST_LISTED])
+        more = f" and {len(aims) - _MOST_LISTED} more" if len(aims) > _MOST_LISTED else ""
+        given = [f"aiming at {listed}{more}; {len(self.programs)} programs were made for it."]
+        given += [f"{aim.label} cannot fire here: {aim.why_not}" for aim in aims if aim.why_not]
+        return [*given, *self.plan.notes]
+
+    @property
+    def profile(self) -> dict[str, object]:
+        """The generator's profile, under which recipes are read."""
+        return dict(self.generator.profile)
+
+    def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
+        """Return a case for each aim in turn, regardless of earlier results; `FocusSteering` uses these."""
+        aims = self.plan.reachable
+        aim = aims[index % len(aims)]
+        rng = random.Random(f"fuzzcompile focus {seed} {index} {candidate}")
+        arm: Arm = "near_miss" if self.list_programs(aim) and rng.random() < 0.75 else "grammar"
+        return self.draw(aim, arm, seed, index, rng)
+
+    def of(self, choices: bytes) -> DrawnCase | None:
+        """Return the generator's case for a recipe."""
+        return self.generator.of(choices)
+
+    def list_programs(self, aim: FocusAim) -> list[PatternProgram]:
+        """Return the programs that were made for an aim; those that made it fire come first."""
+        own = [program for program in self.programs if (program.stage, program.rule) in aim.sources]
+        return sorted(own, key=lambda program: not program.fires)
+
+    def draw(self, aim: FocusAim, arm: Arm, seed: int, index: int, rng: random.Random) -> DrawnCase:
+        """Draw a case for an aim in the given way."""
+        programs = self.list_programs(aim)
+        if arm in ("program", "near_miss") and programs:
+            firing = [program for program in programs if program.fires] or programs
+            program = rng.choice(firing if rng.random() < 0.8 else programs)
+            if arm == "program":
+                return self._make_case(aim, arm, render_pattern_program(program), "program", ())
+            case = draw_near_miss(program, rng)
+            return self._make_case(aim, arm, case.source, "near_miss", case.operators)
+        return self.apply_settings(aim, "grammar", self.generator.at(seed, index))
+
+    def draw_sweep(self, aim: FocusAim, number: int, seed: int) -> DrawnCase | None:
+        """Return the ``number``-th case of torch's tables for the operator, or the next one; None at the end."""
+        sweep = self.sweeps[aim.label]
+        cases = (sweep.at(seed, place) for place in range(number, sweep.size or 0))
+        case = next(filter(None, cases), None)
+        return None if case is None else self._make_case(aim, "sweep", case.source, case.origin, case.features)
+
+    def draw_mutation(self, aim: FocusAim, parents: Sequence[bytes], rng: random.Random) -> DrawnCase | None:
+        """Mutate a recipe that made the aim match; return None if the mutation gives no case."""
+        case = self.generator.of(mutate(rng.choice(parents), rng.choice(parents), rng))
+        return None if case is None else self.apply_settings(aim, "mutation", case)
+
+    def apply_settings(self, aim: FocusAim, arm: Arm, case: DrawnCase) -> DrawnCase:
+        """Return the generator's case under the settings that switch the aim on.
+
+        The settings are not part of its recipe, so that it is minimized as a program, and not from the recipe.
+        """
+        drawn = self._make_case(aim, arm, case.source, case.origin, (*case.features, *case.near_misses))
+        spec = {**(drawn.spec or {}), "recipe": case.choices.hex()}
+        unchanged = drawn.source == case.source
+        return DrawnCase(
+            drawn.source,
+            case.origin,
+            drawn.features,
+            case.choices if unchanged else b"",
+            {**(case.spec or {}), **spec} if unchanged else spec,
+            case.idioms,
+            case.near_misses,
+        )
+
+    def _make_case(self, aim: FocusAim, arm: Arm, source: str, origin: str, operators: Sequence[str]) -> DrawnCase:
+        features = (f"focus:{aim.label}", f"drawn as:{arm}", *operators)
+        spec = {"focus": aim.label, "drawn_as": arm, "operators": list(operators)}
+        return DrawnCase(add_settings(source, aim.settings), origin, features, spec=spec, near_misses=tuple(operators))
+
+
+@dataclass
+class _ArmCounts:
+    """Counts of one way of drawing for an aim: how often it was tried, and how often the aim matched."""
+
+    tried: float = 0.0
+    hits: float = 0.0
+
+
+@dataclass
+class _AimProgress:
+    """The counts of one aim."""
+
+    arms: dict[Arm, _ArmCounts] = field(default_factory=lambda: {arm: _ArmCounts() for arm in _PRIOR})
+    tried: int = 0
+    fired: int = 0
+    matched: int = 0
+    recipes: list[bytes] = field(default_factory=list)
+    swept: int = 0
+    dry: bool = False
+
+    @property
+    def need(self) -> float:
+        """The weight of the aim for the next case: highest if it never matched, lower after many tries."""
+        hits = self.fired + 0.5 * self.matched
+        return 1.0 / (1.0 + hits) + 4.0 / (1.0 + self.tried)
+
+
+@dataclass
+class FocusSteering:
+    """Fills the places of a stream with a focus: chooses the next aim, and the way in which its case is drawn.
+
+    It prefers the ways of drawing that made the aim fire or be refused, and the aims that matched least. Results may
+    arrive in any order; they are learned by blocks of places.
+    """
+
+    source: FocusSource
+    seed: int
+    mix: Mix = "mixed"
+    _progress: dict[str, _AimProgress] = field(default_factory=dict)
+    _waiting: dict[int, PlaceOutcome] = field(default_factory=dict)
+    _block: int = 0
+
+    def __post_init__(self) -> None:
+        self._progress = {aim.label: _AimProgress() for aim in self.source.plan.reachable}
+
+    def resume(self, seen: Iterable[object], past: Iterable[StreamRun], seeds: Iterable[Seed]) -> None:
+        """Count the earlier cases of this stream as tried; the corpus does not store for each whether it matched."""
+        for run in past:
+            aim, arm = _read_arm(run.features)
+            if aim in self._progress and arm is not None:
+                self._progress[aim].tried += 1
+                self._progress[aim].fired += bool(run.firsts)
+            self._block = run.index // BLOCK
+
+    @property
+    def is_seeking(self) -> bool:
+        """True if some aim has not matched yet, and has not been tried often enough to give it up."""
+        return any(
+            not known.fired and not known.matched and known.tried < _PATIENCE for known in self._progress.values()
+        )
+
+    def at(self, index: int) -> tuple[DrawnCase, bool]:
+        """Return the case for a place in the stream, and whether to screen it first."""
+        self._learn_blocks(index)
+        rng = random.Random(f"fuzzcompile focused steering {self.seed} {index}")
+        full = rng.random()
+        aim = self._choose_aim(index, rng)
+        case = self._draw_case(aim, index, rng)
+        share = aim.full_share if self.mix == "mixed" else float(self.mix == "full")
+        return case, full >= share
+
+    def add_reached(self, items: Set[Item]) -> None:
+        """Do nothing: coverage of other campaigns says little about an aim."""
+
+    def learn(self, index: int, outcome: PlaceOutcome) -> None:
+        """Keep the result of the case at a place until its block is learned."""
+        self._waiting[index] = outcome
+
+    def _choose_aim(self, index: int, rng: random.Random) -> FocusAim:
+        aims = self.source.plan.reachable
+        if index % PLACES < len(aims):
+            return aims[index % PLACES]
+        return rng.choices(aims, [self._progress[aim.label].need for aim in aims])[0]
+
+    def _draw_case(self, aim: FocusAim, index: int, rng: random.Random) -> DrawnCase:
+        progress = self._progress[aim.label]
+        arms = self._list_arms(aim, progress)
+        promise = {arm: self._sample_promise(arm, progress, rng) for arm in arms}
+        arm = max(arms, key=promise.__getitem__)
+        case = None
+        if arm == "mutation":
+            case = self.source.draw_mutation(aim, progress.recipes, rng)
+        elif arm == "sweep":
+            case = self.source.draw_sweep(aim, progress.swept, self.seed)
+            progress.swept += 1
+            progress.dry = case is None
+        if case is not None:
+            return case
+        return self.source.draw(aim, arm, self.seed, index, rng)
+
+    def _list_arms(self, aim: FocusAim, progress: _AimProgress) -> list[Arm]:
+        programs = bool(self.source.list_programs(aim))
+        if programs and not progress.arms["program"].tried and progress.tried < BLOCK:
+            return ["program"]
+        possible: dict[Arm, bool] = {
+            "program": programs and progress.arms["program"].hits < _ENOUGH,
+            "near_miss": programs,
+            "sweep": aim.label in self.source.sweeps and not progress.dry,
+            "grammar": True,
+            "mutation": bool(progress.recipes),
+        }
+        return [arm for arm, can in possible.items() if can]
+
+    def _sample_promise(self, arm: Arm, progress: _AimProgress, rng: random.Random) -> float:
+        """Sample the promise of an arm from its counts, so that rarely tried arms get tried (Thompson sampling)."""
+        known = progress.arms[arm]
+        return rng.betavariate(_PRIOR[arm] + known.hits, 1.0 + known.tried - known.hits)
+
+    def _learn_blocks(self, index: int) -> None:
+        block, part = index // BLOCK, part_of(index)
+        if block <= self._block and part == part_of(self._block * BLOCK):
+            return
+        self._block = block
+        for place in sorted(place for place in self._waiting if place < (block - 1) * BLOCK or part_of(place) != part):
+            self._apply(self._waiting.pop(place))
+
+    def _apply(self, outcome: PlaceOutcome) -> None:
+        label, arm = _read_arm(outcome.drawn.features)
+        if label not in self._progress or arm is None:
+            return
+        for aim in self.source.plan.reachable:
+            hit = self._score_hit(aim, outcome)
+            self._progress[aim.label].fired += hit == 1.0
+            self._progress[aim.label].matched += hit == 0.5
+            if aim.label != label:
+                continue
+            progress = self._progress[label]
+            progress.tried += 1
+            progress.arms[arm].tried += 1.0
+            progress.arms[arm].hits += hit
+            recipe = bytes.fromhex(str((outcome.drawn.spec or {}).get("recipe", "")))
+            if hit and recipe:
+                progress.recipes = [*progress.recipes, recipe][-_MOST_PARENTS:]
+
+    def _score_hit(self, aim: FocusAim, outcome: PlaceOutcome) -> float:
+        """Return 1 if the aim fired, 0.5 if it was only refused or called, else 0."""
+        outcomes = {how for stage, name, how in outcome.items if (stage, name) in aim.rules}
+        ran = any((FOCUS, str(span), "fired") in outcome.items for span in aim.spans)
+        return 1.0 if ran or "fired" in outcomes else 0.5 if outcomes else 0.0
+
+
+def _read_arm(features: Sequence[str]) -> tuple[str, Arm | None]:
+    label = next((name.removeprefix("focus:") for name in features if name.startswith("focus:")), "")
+    text = next((name.removeprefix("drawn as:") for name in features if name.startswith("drawn as:")), "")
+    return label, next((arm for arm in _PRIOR if arm == text), None)

@@ -1,0 +1,357 @@
+"""Chooses the next case: features that still lead to something new are drawn more often.
+
+Every place in the stream gets a few candidates, and the one whose features have lately found most is judged; some
+places mutate the recipe of a case that was the first to reach something. A rewrite, a refusal, a decomposition, a
+lowering, a kind of kernel or a signature counts as new if no earlier case had it.
+
+The choice depends only on the seed and on the results of places at least a block earlier. So a campaign draws the same
+cases whichever worker is faster, unless one case takes as long as a whole block: its result then counts later.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fuzzcompile.corpus.claiming import PLACES, part_of
+from fuzzcompile.corpus.records import Finding, Seed, StreamRun
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, classify_features
+from fuzzcompile.model.stages import LOWERING, SCHEDULER
+from fuzzcompile.model.verdicts import Verdict
+
+# The places of a stream that one campaign judges.
+
+# Each part of a finite stream begins this share of the stream after the previous part, so that few parts or many begin
+# far from each other (the golden ratio).
+_GOLDEN_RATIO = 0.6180339887498949
+
+
+def list_places(part: int, size: int | None) -> Iterable[int]:
+    """Return the places of a part, in order.
+
+    Parts of a finite stream share its places: each begins elsewhere, and skips the places that others have judged.
+    """
+    if size is None:
+        return itertools.count(part * PLACES)
+    begin = int(part * _GOLDEN_RATIO % 1.0 * size)
+    return itertools.chain(range(begin, size), range(begin))
+
+
+def sort_own_last(past: Sequence[StreamRun], part: int) -> list[StreamRun]:
+    """Sort the judged cases of a stream, those of a part last: the results learned last count most."""
+    return sorted(past, key=lambda run: (part_of(run.index) == part, run.index))
+
+
+Mix = Literal["mixed", "screen", "full"]
+# Stage, name and outcome; a signature has the stage "finding".
+Item = tuple[str, str, str]
+
+FINDING = "finding"
+# Results are learned by blocks, one block late.
+BLOCK = 16
+# Cost of a full compile in units of a screen (measured: bench/throughput.py).
+FULL_COST = 8.0
+# Bounds of the share of full compiles: each speed finds bugs that the other cannot.
+_LEAST_FULL, _MOST_FULL = 0.1, 0.9
+# Only full compiles reach these stages; a preference for idioms must not depend on the speed that a case got.
+_FULL_ONLY = (LOWERING, SCHEDULER)
+_WORTH = {SCHEDULER: 0.25, FINDING: 4.0}
+# Share of a feature's counts that is kept after each block, so that exhausted features are abandoned.
+_MEMORY = 0.9
+_MOST_PARENTS = 128
+# How many cases are drawn for each candidate, until one is of the right kind.
+_TRIES = 3
+# The fixed cost of a case, and the average cost of cases, in characters of source.
+_BASE_LENGTH, _MEAN_LENGTH = 500, 1500
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Parameters of filling the places in the stream; bench/steering.py compares strategies.
+
+    Attributes:
+        candidates: how many cases are drawn for a place; the most promising is judged.
+        pairs: weight of pairs of features that were never judged together.
+        wholes: weight of a set of features that was never judged.
+        kinds: share of places whose kind of case follows each kind's yield per cost instead of the draw.
+        mutated: share of places that mutate the recipe of an earlier case.
+        climbing: share of these that start from the case whose rewrites moved float64 most without being a bug.
+        thrift: exponent of a candidate's cost: 0 compares candidates by promise, 1 by promise per cost.
+    """
+
+    candidates: int = 4
+    pairs: float = 0.5
+    wholes: float = 0.5
+    kinds: float = 0.5
+    mutated: float = 0.1
+    climbing: float = 0.25
+    thrift: float = 1.0
+
+
+UNIFORM = Strategy(candidates=1, pairs=0.0, wholes=0.0, kinds=0.0, mutated=0.0, climbing=0.0)
+
+
+@dataclass(frozen=True)
+class PlaceOutcome:
+    """The result of a place in the stream: the items that it reached, and the largest step in float64."""
+
+    drawn: DrawnCase
+    items: frozenset[Item]
+    screened: bool
+    float64_step: float | None = None
+    is_bug: bool = False
+
+
+@dataclass(frozen=True)
+class RecipeParent:
+    """A recipe worth mutating."""
+
+    choices: bytes
+    worth: float
+    float64_step: float
+
+
+@dataclass
+class _Yield:
+    """Discounted counts of tries and finds."""
+
+    tried: float = 0.0
+    found: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Finds per try; 1 before the first try."""
+        return (self.found + 1.0) / (self.tried + 1.0)
+
+    def count(self, found: float, tried: float = 1.0) -> None:
+        """Add the finds of ``tried`` tries."""
+        self.tried += tried
+        self.found += found
+
+
+@dataclass
+class Steering:
+    """Fills the places of one stream. Results may arrive in any order; they are learned by place."""
+
+    source: CaseSource
+    seed: int
+    mix: Mix = "mixed"
+    strategy: Strategy = field(default_factory=Strategy)
+    seen: set[Item] = field(default_factory=set)
+    _features: defaultdict[str, _Yield] = field(default_factory=lambda: defaultdict(_Yield))
+    _speeds: defaultdict[tuple[str, bool], _Yield] = field(default_factory=lambda: defaultdict(_Yield))
+    _kinds: defaultdict[str, _Yield] = field(default_factory=lambda: defaultdict(_Yield))
+    _pairs: set[tuple[str, str]] = field(default_factory=set)
+    _wholes: set[frozenset[str]] = field(default_factory=set)
+    _parents: list[RecipeParent] = field(default_factory=list)
+    _waiting: dict[int, PlaceOutcome] = field(default_factory=dict)
+    _block: int = 0
+
+    def resume(self, seen: Iterable[Item], past: Iterable[StreamRun], seeds: Iterable[Seed]) -> None:
+        """Restore the state from the corpus: all items reached, and this stream's earlier cases."""
+        self.seen |= set(seen)
+        block = 0
+        for run in past:
+            if run.index // BLOCK != block:
+                block = run.index // BLOCK
+                self._forget()
+            worth = float(run.firsts) + (_WORTH[FINDING] if run.finding else 0.0)
+            self._credit(run.features, bool(worth))
+            kind = classify_features(run.features)
+            self._speeds[kind, run.screened].count(worth)
+            self._kinds[kind].count(min(worth, _WORTH[FINDING]))
+        self._block = block
+        self._parents += [RecipeParent(seed.choices, float(seed.firsts), seed.float64_step or 0.0) for seed in seeds]
+
+    @property
+    def is_seeking(self) -> bool:
+        """False: no case is more urgent than another."""
+        return False
+
+    def at(self, index: int) -> tuple[DrawnCase, bool] | None:
+        """Return the case for a place in the stream, and whether to screen it first; None if there is none."""
+        self._learn_blocks(index)
+        rng = random.Random(f"fuzzcompile steering {self.seed} {index}")
+        full = rng.random()  # drawn in every mix, so that the draws after it are the same
+        mutated = rng.random() < self.strategy.mutated
+        drawn = (self._mutate_parent(rng) if mutated else None) or self._choose(index, rng)
+        return None if drawn is None else (drawn, full >= self.full_share(drawn.kind))
+
+    def add_reached(self, items: Set[Item]) -> None:
+        """Add the items that other campaigns reached: they are no longer new."""
+        self.seen |= items
+
+    def learn(self, index: int, outcome: PlaceOutcome) -> None:
+        """Keep the result of the case at a place until its block is learned."""
+        self._waiting[index] = outcome
+
+    def full_share(self, kind: str = "") -> float:
+        """Return the share of the cases of a kind that are judged in full at once."""
+        if self.mix != "mixed":
+            return float(self.mix == "full")
+        full, screen = (self._speeds[kind, screened].rate for screened in (False, True))
+        share = full / FULL_COST / (full / FULL_COST + screen)
+        return min(_MOST_FULL, max(_LEAST_FULL, share))
+
+    # -- drawing ----------------------------------------------------------------------------------
+
+    def _choose(self, index: int, rng: random.Random) -> DrawnCase | None:
+        candidates = self._draw_candidates(index, rng)
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
+        names = sorted({name for candidate in candidates for name in candidate.features})
+        # Thompson sampling: features with few tries are drawn high often enough to be tried.
+        promise = {name: self._sample(self._features[name], rng) for name in names}
+        return max(candidates, key=lambda candidate: self._score(candidate, promise))
+
+    def _draw_candidates(self, index: int, rng: random.Random) -> list[DrawnCase]:
+        """Draw cases that compete for a place, all of one kind: scores across kinds would set the shares of kinds."""
+        most, wanted = self.strategy.candidates, self._choose_kind(rng)
+        drawn = (self.source.at(self.seed, index, number) for number in range((most - 1) * _TRIES + 1))
+        first = next(drawn)
+        if first is None:
+            return []
+        kind = first.kind if wanted is None else wanted
+        alike = (
+            candidate
+            for candidate in itertools.chain([first], drawn)
+            if candidate is not None and candidate.kind == kind
+        )
+        return list(itertools.islice(alike, most)) or [first]
+
+    def _choose_kind(self, rng: random.Random) -> str | None:
+        """Choose the kind of case for a place; None for any."""
+        if rng.random() >= self.strategy.kinds or len(self._kinds) < 2:
+            return None
+        kinds = sorted(self._kinds)
+        return rng.choices(kinds, [self._kinds[kind].rate for kind in kinds])[0]
+
+    def _score(self, candidate: DrawnCase, promise: dict[str, float]) -> float:
+        if not candidate.features:
+            return 0.0
+        mean = sum(promise[name] for name in candidate.features) / len(candidate.features)
+        pairs = _list_pairs(candidate.features)
+        untried = sum(pair not in self._pairs for pair in pairs) / len(pairs) if pairs else 0.0
+        whole = frozenset(candidate.features) not in self._wholes
+        cost = math.pow(_estimate_cost(candidate.source), self.strategy.thrift)
+        return (mean + self.strategy.pairs * untried + self.strategy.wholes * whole) / cost
+
+    def _sample(self, known: _Yield, rng: random.Random) -> float:
+        return rng.betavariate(1.0 + known.found, 1.0 + known.tried - known.found)
+
+    def _mutate_parent(self, rng: random.Random) -> DrawnCase | None:
+        if not self._parents:
+            return None
+        if rng.random() < self.strategy.climbing:
+            parent = max(self._parents, key=lambda candidate: candidate.float64_step)
+        else:
+            parent = rng.choices(self._parents, [candidate.worth for candidate in self._parents])[0]
+        donor = rng.choice(self._parents)
+        return self.source.of(mutate(parent.choices, donor.choices, rng))
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    def _learn_blocks(self, index: int) -> None:
+        """Learn from the places before the last whole block."""
+        block, part = index // BLOCK, part_of(index)
+        if part != part_of(self._block * BLOCK):  # its blocks are counted from here
+            self._block = block - 1
+        if block <= self._block:
+            return
+        for _ in range(min(block - self._block, 100)):
+            self._forget()
+        self._block = block
+        for place in sorted(place for place in self._waiting if place < (block - 1) * BLOCK or part_of(place) != part):
+            self._apply(self._waiting.pop(place))
+
+    def _apply(self, outcome: PlaceOutcome) -> None:
+        new = outcome.items - self.seen
+        self.seen |= new
+        early = [item for item in new if item[0] not in _FULL_ONLY]
+        self._credit(outcome.drawn.features, bool(early))
+        worth = sum(_WORTH.get(stage, 1.0) for stage, _, _ in new)
+        self._speeds[outcome.drawn.kind, outcome.screened].count(worth)
+        best = max((_WORTH.get(stage, 1.0) for stage, _, _ in early), default=0.0)
+        self._kinds[outcome.drawn.kind].count(best, _estimate_cost(outcome.drawn.source))
+        step = 0.0 if outcome.is_bug else outcome.float64_step or 0.0
+        if new and outcome.drawn.choices:
+            self._parents.append(RecipeParent(outcome.drawn.choices, worth, step))
+            del self._parents[:-_MOST_PARENTS]
+
+    def _credit(self, features: Sequence[str], found: bool) -> None:
+        for name in features:
+            self._features[name].count(found)
+        self._pairs |= _list_pairs(features)
+        self._wholes.add(frozenset(features))
+
+    def _forget(self) -> None:
+        for known in (*self._features.values(), *self._speeds.values(), *self._kinds.values()):
+            known.tried *= _MEMORY
+            known.found *= _MEMORY
+
+
+def _estimate_cost(source: str) -> float:
+    """Estimate the cost of judging a case, 1 on average: tracing, rewriting and codegen grow with the program."""
+    return (_BASE_LENGTH + len(source)) / _MEAN_LENGTH
+
+
+def mutate(choices: bytes, donor: bytes, rng: random.Random) -> bytes:
+    """Change a recipe in one to four places: replace, drop or repeat bytes, or graft the end of ``donor`` on."""
+    changed = bytearray(choices or b"\0")
+    for _ in range(rng.randint(1, 4)):
+        place, way = rng.randrange(len(changed)), rng.random()
+        if way < 0.6:
+            changed[place] = rng.randrange(256)
+        elif way < 0.75:
+            del changed[place : place + rng.randint(1, 8)]
+        elif way < 0.85:
+            changed[place:place] = changed[place : place + rng.randint(1, 8)]
+        else:
+            changed = changed[:place] + bytearray(donor)[place:]
+        changed = changed or bytearray(b"\0")
+    return bytes(changed)
+
+
+def collect_items(coverage: Collection[tuple[str, str, str]], signature: str | None) -> frozenset[Item]:
+    """Return the items that a judged case reached, its signature included."""
+    hit = {(FINDING, signature, "fired")} if signature is not None else set()
+    return frozenset({*coverage, *hit})
+
+
+def _list_pairs(features: Sequence[str]) -> set[tuple[str, str]]:
+    listed = sorted(set(features))
+    return set(itertools.combinations(listed, 2))
+
+
+# Coverage and proofs that concurrent campaigns on one corpus share with each other.
+
+
+class CoverageExchange:
+    """Merges coverage and proofs of other campaigns into this one; each call reads only entries that are new.
+
+    Args:
+        store: the open corpus.
+        compiler: only coverage under the same compiler counts (`fuzzcompile.corpus.records.compiler_of`).
+        needs_no_proof: returns whether a further hit of a finding would prove nothing new.
+    """
+
+    def __init__(self, store: Store, compiler: str, needs_no_proof: Callable[[Finding], bool]) -> None:
+        self._store, self._compiler, self._needs_no_proof = store, compiler, needs_no_proof
+        self._since = store.news(compiler, None).since
+
+    def merge_news(self, hear: Callable[[Set[Item]], None], known: set[tuple[str, str]]) -> None:
+        """Pass the new coverage to the steering; extend the signatures and kinds of bug that need no proof."""
+        news = self._store.news(self._compiler, self._since)
+        self._since = news.since
+        reached = {(row.stage, row.rewrite, str(row.outcome)) for row in news.reached}
+        hear(reached | {(FINDING, signature, "fired") for signature in news.signatures})
+        unproved = news.hit - {signature for signature, _ in known}
+        for finding in self._store.findings_named(unproved) if unproved else ():
+            if self._needs_no_proof(finding):
+                known.add((finding.signature, Verdict(finding.verdict).kind))

@@ -1,0 +1,361 @@
+"""The queue of a campaign's work, and the division of the workers' time between its kinds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fuzzcompile.corpus.records import Ended, Finding
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.fuzz.campaign.budget import BudgetClock
+from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignJob, CampaignSettings, JobQueue
+from fuzzcompile.fuzz.campaign.case_sources import DrawnCase
+from fuzzcompile.fuzz.campaign.leftovers import (
+    ConfirmationQueue,
+    LeftCase,
+    Leftovers,
+    list_left_cases,
+    list_left_findings,
+    list_pending,
+    load_case,
+)
+from fuzzcompile.fuzz.campaign.steering import Item, PlaceOutcome, list_places
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.severity import rank
+from fuzzcompile.triage.minimize.task import CONCLUDING, LEAST_SEARCH
+from fuzzcompile.triage.worker.leaving import left_behind
+
+# Division of the workers' time: between judging and minimizing, and between judging and proving.
+
+# Least share of the workers' time for minimizing, and the most while cases are judged.
+LEAST, MOST = 0.25, 0.5
+# Proofs may take this share of the time of judging before their time is cut.
+_PROVING = 0.5
+# Least share of its usual time that a proof gets: enough to try the likeliest suspects.
+_SHORTEST = 0.25
+# Earlier results are discounted by this factor after each further one.
+_MEMORY = 0.98
+# Prior: each activity starts as if it had one result in this many seconds.
+_PRIOR_SECONDS = 60.0
+
+
+@dataclass
+class _Activity:
+    """Time and discounted results of one kind of work."""
+
+    seconds: float = 0.0
+    lately: float = 0.0
+    brought: float = 0.0
+
+    def count(self, seconds: float, brought: float) -> None:
+        self.seconds += seconds
+        self.lately = self.lately * _MEMORY + seconds
+        self.brought = self.brought * _MEMORY + brought
+
+    @property
+    def rate(self) -> float:
+        """Results per second of a worker."""
+        return (self.brought + 1.0) / (self.lately + _PRIOR_SECONDS)
+
+
+@dataclass
+class TimeShares:
+    """Time and results of judging, proving and minimizing in a campaign; seconds are worker seconds."""
+
+    _judging: _Activity = field(default_factory=_Activity)
+    _minimizing: _Activity = field(default_factory=_Activity)
+    _proving: _Activity = field(default_factory=_Activity)
+
+    def count_judged(self, seconds: float, *, new_finding: bool, is_bug: bool, proved: bool) -> None:
+        """Count a judged case; for a bug, most of the time goes into its proof."""
+        self._judging.count(seconds, float(new_finding))
+        if is_bug:
+            self._proving.count(seconds, float(proved))
+
+    def count_minimized(self, seconds: float, *, reproducer: bool) -> None:
+        """Count a minimization, with or without a confirmed reproducer."""
+        self._minimizing.count(seconds, float(reproducer))
+
+    @property
+    def minimization_share(self) -> float:
+        """The share of the workers' time for minimizing while cases are judged."""
+        gain = self._minimizing.rate
+        return min(MOST, max(LEAST, gain / (gain + self._judging.rate)))
+
+    def may_minimize(self, running: int, workers: int, seconds: float) -> bool:
+        """Return whether one more minimization may begin while cases are judged.
+
+        Args:
+            running: the number of running minimizations.
+            workers: the number of workers. If the share of minimizing is less than one worker, it takes turns.
+            seconds: worker seconds spent so far on the cases that are being judged.
+        """
+        own = self.minimization_share * workers
+        if own >= 1.0:
+            return running < own
+        spent = self._minimizing.seconds
+        return not running and spent <= self.minimization_share * (spent + self._judging.seconds + seconds)
+
+    @property
+    def proof(self) -> float:
+        """The share of its usual time that a proof gets: less where proofs take long and prove little."""
+        if self._proving.seconds <= _PROVING * max(self._judging.seconds, 10 * _PRIOR_SECONDS):
+            return 1.0
+        return min(1.0, max(_SHORTEST, self._proving.brought * _PRIOR_SECONDS / max(self._proving.lately, 1.0)))
+
+
+# Once less is left, no case is begun: even a screen takes half a second.
+_LEAST_CASE = 1.0
+# Seconds between two looks for what other campaigns left.
+_LOOK_EVERY = 120.0
+# A source that has drawn this many known programs in a row counts as exhausted.
+_REPEATED = 2000
+
+
+class CaseSteering(Protocol):
+    """Fills the places of a stream."""
+
+    @property
+    def is_seeking(self) -> bool:
+        """True if minimizing has to wait, because an aim has not matched yet."""
+
+    def at(self, index: int) -> tuple[DrawnCase, bool] | None:
+        """Return the case for a place in the stream, and whether to screen it first; None if there is none."""
+
+    def add_reached(self, items: Set[Item]) -> None:
+        """Add the items that other campaigns reached."""
+
+    def learn(self, index: int, outcome: PlaceOutcome) -> None:
+        """Learn from the result of the case at a place."""
+
+
+@dataclass(frozen=True)
+class PendingReduction:
+    """A finding to minimize, and the case and report to start from; ``left`` as for `JobQueue.minimize`."""
+
+    finding: str
+    case: DrawnCase
+    report: ReportJson
+    left: Mapping[str, str] = field(default_factory=dict)
+
+
+class WorkQueue:
+    """Keeps the workers busy until the budget is spent, and then lists the unfinished work.
+
+    ``shares`` decides how much of the workers' time goes into minimizing while cases are judged.
+
+    Args:
+        settings: the settings of the campaign.
+        store: the open corpus.
+        jobs: the running jobs.
+        steering: draws cases.
+        clock: the budget.
+        confirming: hands out findings of other machines to judge here; None for none.
+        part: the part of the stream that this campaign judges (`fuzzcompile.corpus.claiming`).
+    """
+
+    def __init__(
+        self,
+        settings: CampaignSettings,
+        store: Store,
+        jobs: JobQueue,
+        steering: CaseSteering,
+        clock: BudgetClock,
+        confirming: ConfirmationQueue | None = None,
+        part: int = 0,
+    ) -> None:
+        self.settings, self.store, self.jobs, self.steering, self.clock = settings, store, jobs, steering, clock
+        self._confirming = confirming
+        self.ended: Ended = "budget"
+        self.known: set[tuple[str, str]] = set()
+        self.shares = TimeShares()
+        self._secondary: deque[DrawnCase] = deque()
+        self._reductions: dict[str, PendingReduction] = {}
+        self._left: deque[LeftCase] = deque()
+        self._placed: set[int | None] = set()
+        self._looked = -math.inf
+        self._inherited: set[str] = set()  # hashes of the cases that were taken over
+        self.inherit_cases()
+        self.judged: set[int] = set()
+        self._part = -1
+        self.take_part(part)
+        self._submitted = 0
+        self._exhausted = False
+
+    def take_part(self, part: int) -> None:
+        """Continue with this part of the stream."""
+        if part != self._part:
+            self._part = part
+            self.judged = self.store.recorded_indices(self.settings.stream)
+            every = list_places(part, self.settings.case_source.size)
+            self._indices = (index for index in every if index not in self.judged and index not in self._placed)
+
+    def inherit_cases(self) -> None:
+        """Take over cases that campaigns of this stream left; repeated, because one may be killed at any time."""
+        if not self.settings.judges or time.monotonic() - self._looked < _LOOK_EVERY:
+            return
+        self._looked = time.monotonic()
+        others = list_left_cases(self.store, self.settings.stream, self.jobs.campaign)
+        found = [left for left in others if left.case.sha256 not in self._inherited]
+        self._left += found
+        self._placed |= {left.index for left in found}
+        self._inherited |= {left.case.sha256 for left in found}
+
+    def fill(self, *, enough: bool) -> bool:
+        """Submit work for every idle worker, as far as there is any; with ``enough`` findings, no further case.
+
+        Returns:
+            True if there may be more work once a worker is idle.
+        """
+        while len(self.jobs) < self.jobs.capacity:
+            judging = self._wants_more(enough=enough)
+            begun = self._begin_reduction(judging=judging) or self._begin_secondary()
+            if not (begun or (judging and (self._begin_confirmation() or self._begin()))):
+                return False
+        return self._wants_more(enough=enough) or bool(self._secondary or self._reductions)
+
+    # -- cases ------------------------------------------------------------------------------------
+
+    def _wants_more(self, *, enough: bool) -> bool:
+        budget = self.settings.budget
+        if enough:
+            self.ended = "max-findings"
+        if enough or self._exhausted or not self.settings.judges:
+            return False
+        if budget.cases is not None:
+            return self._submitted < budget.cases
+        return self.clock.remaining > _LEAST_CASE
+
+    def _begin(self) -> bool:
+        """Submit the next case, left over or newly drawn; return False if there is none."""
+        left = self._take_left_over() or self._draw_next()
+        if left is None:
+            self._exhausted, self.ended = True, "exhausted"
+            return False
+        self._submitted += 1
+        self.judge(left.case, left.index, screen=left.screen)
+        return True
+
+    def _take_left_over(self) -> LeftCase | None:
+        """Return the next case that an earlier campaign left and that no campaign has judged since."""
+        while self._left:
+            left = self._left.popleft()
+            if not self.store.has_source(left.case.sha256, self.settings.stream if left.index is not None else None):
+                return left
+        return None
+
+    def _draw_next(self) -> LeftCase | None:
+        """Draw the next program of the stream that was not judged yet; return None if there seems to be no other."""
+        for index in self._list_places():
+            chosen = self.steering.at(index)
+            if chosen is None:
+                continue
+            case, screen = chosen
+            if not self.store.has_source(case.sha256, self.settings.stream) and not any(
+                job.case.sha256 == case.sha256 for job in self.jobs
+            ):
+                return LeftCase(case, index, screen)
+        return None
+
+    def _list_places(self) -> Iterable[int]:
+        """Return the places to try: to the end of the stream, or until it has repeated itself long enough."""
+        return itertools.islice(self._indices, _REPEATED if self.settings.case_source.size is None else None)
+
+    def judge(
+        self,
+        case: DrawnCase,
+        index: int | None,
+        *,
+        retry: bool = False,
+        screen: bool = False,
+        not_on: Collection[str] = (),
+    ) -> None:
+        """Submit a case; the bugs in ``known`` need no further proof. ``not_on`` as for `JobQueue.judge`."""
+        proof = self.shares.proof
+        self.jobs.judge(case, index, self.known, retry=retry, screen=screen, proof=proof, not_on=not_on)
+
+    def judge_later(self, case: DrawnCase) -> None:
+        """Queue a secondary candidate, unless the corpus knows its source."""
+        if not self.store.has_source(case.sha256):
+            self._secondary.append(case)
+
+    def _begin_secondary(self) -> bool:
+        if not self._secondary or self.clock.remaining <= _LEAST_CASE:
+            return False
+        self.judge(self._secondary.popleft(), None)
+        return True
+
+    def _begin_confirmation(self) -> bool:
+        """Submit a finding of another machine to be judged here, if one waits and is due."""
+        waiting = self._confirming.next(self._submitted) if self._confirming is not None else None
+        if waiting is None:
+            return False
+        self.judge(waiting.case, None, not_on=waiting.not_on)
+        return True
+
+    # -- findings to minimize ---------------------------------------------------------------------
+
+    def minimize_later(
+        self, finding: str, case: DrawnCase, report: ReportJson, left: Mapping[str, str] | None = None
+    ) -> None:
+        """Queue the minimization of a finding; the worst finding is minimized first."""
+        self._reductions[finding] = PendingReduction(finding, case, report, left or {})
+
+    def minimize_stored(self, finding: Finding) -> None:
+        """Queue the minimization of a finding as the corpus stores it."""
+        self.minimize_later(finding.public_id, load_case(self.store, finding), finding.report)
+
+    def _begin_reduction(self, *, judging: bool) -> bool:
+        seconds = min(self.settings.minimize_seconds, self.clock.remaining - CONCLUDING)
+        running = {job.minimizes for job in self.jobs if job.minimizes is not None}
+        free = [waiting for name, waiting in self._reductions.items() if name not in running]
+        if not free or seconds < LEAST_SEARCH or (judging and not self._may_minimize(len(running))):
+            return False
+        worst = min(free, key=lambda waiting: rank(waiting.report))
+        del self._reductions[worst.finding]
+        self.jobs.minimize(worst.finding, worst.case, worst.report, seconds, worst.left)
+        return True
+
+    def _may_minimize(self, running: int) -> bool:
+        """Return whether a minimization may begin while cases are judged."""
+        judging = sum(job.seconds for job in self.jobs if job.minimizes is None)
+        return not self.steering.is_seeking and self.shares.may_minimize(running, self.jobs.capacity, judging)
+
+    def rename(self, vanished: list[str], finding: str) -> None:
+        """Replace findings that were merged into another by that one."""
+        for job in self.jobs:
+            if job.minimizes in vanished:
+                job.minimizes = finding
+        for name in vanished:
+            self._reductions.pop(name, None)  # the finding that is left has a reproducer
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def collect_leftovers(self, given_up: set[str]) -> Leftovers:
+        """Return the running and waiting work, which the next campaign has to do if this one ends now."""
+        cases = [*(_make_left_case(job) for job in self.jobs if job.minimizes is None and not job.retry), *self._left]
+        cases += [LeftCase(case, None) for case in self._secondary]
+        without = self.store.unreduced()
+        waiting = {*self._reductions, *(job.minimizes for job in self.jobs if job.minimizes is not None)}
+        return Leftovers(
+            cases,
+            [signature for name, signature in without.items() if name in waiting],
+            [signature for name, signature in without.items() if name in given_up],
+        )
+
+
+def _make_left_case(job: CampaignJob) -> LeftCase:
+    _, report = left_behind(job.left)
+    return LeftCase(job.case, job.index, job.screen, None if report is None else report["verdict"])
+
+
+def list_first_pending(store: Store, settings: CampaignSettings, environment: Mapping[str, object]) -> list[str]:
+    """Return the findings to minimize at the start, worst first: left-over ones, or all without a reproducer."""
+    if settings.judges:
+        return list_left_findings(store, settings.conditions, environment)
+    return [finding.public_id for finding in list_pending(store, environment)]

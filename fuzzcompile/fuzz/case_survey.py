@@ -1,0 +1,197 @@
+"""Which properties of a case can be varied, found by running it in eager mode."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fuzzcompile.compiler.facts.inductor_toggles import TOGGLES
+from fuzzcompile.compiler.torch_config import find_unknown_options
+from fuzzcompile.fuzz.generation.profile import DTYPES
+from fuzzcompile.model.errors import CaseError
+from fuzzcompile.programs.casefiles.case_file import read_case_file
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run import runs
+from fuzzcompile.run.building import build
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.device import seed_everything
+from fuzzcompile.run.worker import current_device
+
+_MOST_SIZES = 8
+InputLeaves = list[object]
+InputChange = Callable[[InputLeaves], InputLeaves]
+
+
+@dataclass(frozen=True)
+class SurveyedInput:
+    """One tensor among the inputs: its place among the leaves, in order."""
+
+    number: int
+    shape: tuple[int, ...]
+    dtype: str
+    floating: bool
+
+
+@dataclass(frozen=True)
+class Resizable:
+    """Dimensions of inputs, as (input, dimension), that can be given another size together; all have ``size`` now."""
+
+    size: int
+    places: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A case file and the properties of it that can be varied.
+
+    ``dtypes`` are those that model and floating inputs can be cast to and still run. ``own_calls`` is set where it
+    defines its calls or how it is driven, ``has_mode`` where it asks for a mode of torch.compile. ``toggles`` are the
+    settings of the compiler that the installed torch has.
+    """
+
+    name: str
+    source: str
+    inputs: tuple[SurveyedInput, ...]
+    resizable: tuple[Resizable, ...]
+    dtypes: tuple[str, ...]
+    is_module: bool
+    has_gradients: bool
+    own_calls: bool
+    grad: str
+    backward: bool
+    has_mode: bool
+    toggles: tuple[str, ...]
+
+
+def survey_case(path: str, device: str = "cpu") -> Survey:
+    """Load the case file at ``path``, run it in eager mode, and find out which of its properties can be varied.
+
+    Raises:
+        CaseError: it is no case file, or it fails in eager mode.
+    """
+    file, where = read_case_file(Path(path)), torch.device(device)
+    if file.kind != "case":
+        raise CaseError(
+            f"{path} cannot be varied: it defines no make() that returns (module, inputs); write it as a case."
+        )
+    case = load_case(file)
+    seen = _run_case(case, where, lambda value: value)
+    if seen is None:
+        observed = runs.run_eager(case, where)
+        raise CaseError(f"{path} cannot be varied: it fails in eager mode ({observed.failure}); mend it first.")
+    model, leaves = seen
+    tensors = [(number, leaf) for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    inputs = tuple(_make_input(number, leaf) for number, leaf in tensors)
+    floating = [leaf for _, leaf in tensors if leaf.is_floating_point()]
+    parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+    return Survey(
+        name=file.path.stem,
+        source=file.source,
+        inputs=inputs,
+        resizable=tuple(_iter_resizable(case, where, dict(tensors))),
+        dtypes=tuple(dtype for dtype in (*DTYPES, "float64") if _can_cast(case, where, dtype)),
+        is_module=isinstance(model, torch.nn.Module),
+        has_gradients=any(p.is_floating_point() for p in parameters) or bool(floating),
+        own_calls=case.calls is not None or case.run is not None,
+        grad=case.grad,
+        backward=case.backward,
+        has_mode=case.settings.mode is not None,
+        toggles=tuple(toggle.name for toggle in TOGGLES if not find_unknown_options(dict(toggle.options))),
+    )
+
+
+def resize_dimension(value: torch.Tensor, dimension: int, size: int) -> torch.Tensor:
+    """``value`` with its elements along ``dimension`` repeated, or cut off, to ``size``."""
+    index = torch.arange(size, device=value.device) % max(value.shape[dimension], 1)
+    return value.detach().index_select(dimension, index).requires_grad_(value.requires_grad)
+
+
+def _make_input(number: int, leaf: torch.Tensor) -> SurveyedInput:
+    return SurveyedInput(number, tuple(leaf.shape), str(leaf.dtype).removeprefix("torch."), leaf.is_floating_point())
+
+
+def _iter_resizable(case: Case, device: torch.device, tensors: dict[int, torch.Tensor]) -> Iterator[Resizable]:
+    """Groups of dimensions of one size that can grow together by one, the larger groups first."""
+    groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, leaf in tensors.items():
+        for dimension, size in enumerate(leaf.shape):
+            groups[size].append((number, dimension))
+    tried = set[tuple[tuple[int, int], ...]]()
+    for size, places in list(groups.items())[:_MOST_SIZES]:
+        for chosen in (tuple(places), *(tuple(p for p in places if p[1] == d) for d in sorted({d for _, d in places}))):
+            if size == 0 or chosen in tried:
+                continue
+            tried.add(chosen)
+            if _run_case(case, device, _make_resizing(chosen, size + 1)) is not None:
+                yield Resizable(size, chosen)
+
+
+def _make_resizing(places: tuple[tuple[int, int], ...], size: int) -> InputChange:
+    def change(leaves: InputLeaves) -> InputLeaves:
+        for number, dimension in places:
+            leaf = leaves[number]
+            assert isinstance(leaf, torch.Tensor), "only tensors have dimensions"
+            leaves[number] = resize_dimension(leaf, dimension, size)
+        return leaves
+
+    return change
+
+
+def _can_cast(case: Case, device: torch.device, name: str) -> bool:
+    dtype: torch.dtype = getattr(torch, name)
+
+    def change(leaves: InputLeaves) -> InputLeaves:
+        return [
+            leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf for leaf in leaves
+        ]
+
+    return _run_case(case, device, change, dtype=dtype) is not None
+
+
+def _run_case(
+    case: Case, device: torch.device, change: InputChange, *, dtype: torch.dtype | None = None
+) -> tuple[Callable[..., object], InputLeaves] | None:
+    """Model and leaves of the inputs as given, once the first call ran with changed inputs; None where it raises."""
+    program = build(case, device)
+    model: Callable[..., object] = program.model
+    if dtype is not None and isinstance(model, torch.nn.Module):
+        model = model.to(dtype)
+    leaves: InputLeaves = []
+    seed_everything(0)
+    # The user's program may raise anything at all: then this change is none that it takes.
+    with contextlib.suppress(Exception), runs.grad_mode(case.grad):
+        rebuild = _flatten(program.calls[0], leaves)
+        inputs = rebuild(iter(change(list(leaves))))
+        runs.drive(case, model, inputs)
+        return model, leaves
+    return None
+
+
+def _flatten(value: object, leaves: InputLeaves) -> Callable[[Iterator[object]], object]:
+    """Append the leaves of nested lists, tuples and dictionaries; return what builds the same around other leaves."""
+    if isinstance(value, dict):
+        parts = {key: _flatten(inner, leaves) for key, inner in value.items()}
+        return lambda replacing: {key: part(replacing) for key, part in parts.items()}
+    if type(value) in (list, tuple):
+        assert isinstance(value, (list, tuple))
+        rebuild, listed = type(value), [_flatten(inner, leaves) for inner in value]
+        return lambda replacing: rebuild(part(replacing) for part in listed)
+    leaves.append(value)
+    return next
+
+
+# What can be varied of a user's own case, found in a worker.
+
+
+def survey_case_file(path: str) -> Survey:
+    """The survey of the case file at ``path`` on this worker's device.
+
+    Raises:
+        CaseError: it is not a case file, or fails in eager mode.
+    """
+    return survey_case(path, current_device())

@@ -1,0 +1,1 @@
+"""Campaigns on a Dask cluster: worker pools on other machines."""

@@ -1,0 +1,178 @@
+"""The address, state and changes of a cluster. Imports nothing of Dask."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fuzzcompile.model.errors import UsageError
+
+_SCHEMES = ("tcp", "tls", "ws", "wss")
+_PORT = 8786  # Dask's own default
+_MOST_LOCAL = 256
+
+
+@dataclass(frozen=True)
+class ClusterAddress:
+    """The location of the scheduler: exactly one of the fields is set.
+
+    Attributes:
+        url: its address, such as ``tcp://host:8786``.
+        file: the file in which it writes its address.
+        local: so many Dask workers are started on this machine, with a scheduler of their own.
+    """
+
+    url: str | None = None
+    file: Path | None = None
+    local: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> ClusterAddress:
+        """Read ``tcp://host:8786``, ``tls://host:8786``, the path of a scheduler file, or ``local:N``.
+
+        Raises:
+            UsageError: it is none of them.
+        """
+        if text.startswith("local:"):
+            return cls(local=_number_of_workers(text))
+        if "://" in text:
+            return cls(url=_url(text))
+        path = Path(text).expanduser()
+        if path.is_file():
+            cls(file=path).scheduler()
+            return cls(file=path.resolve())
+        if re.fullmatch(r"[\w.-]+:\d+", text):
+            raise UsageError(f"--cluster {text}: write tcp://{text}, or tls://{text} for a cluster with TLS.")
+        raise UsageError(
+            f"--cluster {text}: there is no such scheduler file; an address is tcp://HOST:PORT or tls://HOST:PORT, and "
+            "local:N starts N Dask workers on this machine."
+        )
+
+    def scheduler(self) -> str:
+        """Return the scheduler's current address: the file is read again, because the scheduler may have restarted.
+
+        Raises:
+            UsageError: the file does not hold an address.
+        """
+        if self.url is not None:
+            return self.url
+        assert self.file is not None, "workers of this machine have no address until they are started"
+        try:
+            return _url(str(json.loads(self.file.read_text(encoding="utf-8"))["address"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"--cluster {self.file}: this is no scheduler file ({' '.join(str(error).split())[:100]}); "
+                "`dask scheduler --scheduler-file FILE` writes one."
+            ) from error
+
+    def __str__(self) -> str:
+        return self.url or (str(self.file) if self.file is not None else f"local:{self.local}")
+
+
+def _number_of_workers(text: str) -> int:
+    number = text.removeprefix("local:")
+    if not number.isdecimal() or not 1 <= int(number) <= _MOST_LOCAL:
+        raise UsageError(f"--cluster {text}: write local:N with a number of Dask workers from 1 to {_MOST_LOCAL}.")
+    return int(number)
+
+
+def _url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise UsageError(f"--cluster {text}: {error}.") from error
+    if parts.scheme not in _SCHEMES or not host:
+        raise UsageError(f"--cluster {text}: write {'://, '.join(_SCHEMES)}:// and then HOST:PORT.")
+    return text.rstrip("/") if port is not None else f"{text.rstrip('/')}:{_PORT}"
+
+
+# Changes of a cluster during a campaign, each formatted as one sentence. Imports nothing of Dask.
+
+
+@dataclass(frozen=True)
+class WorkerJoined:
+    """A Dask worker was admitted: it runs ``slots`` cases at once on ``device`` under ``torch``."""
+
+    worker: str
+    machine: str
+    slots: int
+    torch: str
+    device: str
+
+    def __str__(self) -> str:
+        cases = "1 case at a time" if self.slots == 1 else f"{self.slots} cases at a time"
+        return f"Worker {self.worker} joins: {cases} on {self.device}, torch {self.torch}, machine {self.machine}"
+
+
+@dataclass(frozen=True)
+class WorkerLost:
+    """An admitted Dask worker is gone, or answers no more; what it ran, ``tasks``, runs again elsewhere."""
+
+    worker: str
+    machine: str
+    tasks: int
+    why: str = "it is gone"
+
+    def __str__(self) -> str:
+        again = f"; {self.tasks} running there {'begins' if self.tasks == 1 else 'begin'} anew" if self.tasks else ""
+        return f"Worker {self.worker} on machine {self.machine} is lost: {self.why}{again}"
+
+
+@dataclass(frozen=True)
+class WorkerRefused:
+    """A Dask worker gets no case of this campaign."""
+
+    worker: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"Worker {self.worker} is refused: {self.why}"
+
+
+@dataclass(frozen=True)
+class SchedulerLost:
+    """The scheduler answers no more; the campaign waits for it for ``patience`` seconds."""
+
+    scheduler: str
+    patience: float
+
+    def __str__(self) -> str:
+        return f"The Dask scheduler at {self.scheduler} is lost; the campaign waits {self.patience:.0f} s for it"
+
+
+@dataclass(frozen=True)
+class SchedulerBack:
+    """The scheduler answers again; what had been running begins anew."""
+
+    scheduler: str
+    tasks: int
+
+    def __str__(self) -> str:
+        return f"The Dask scheduler at {self.scheduler} is back; {self.tasks} running cases begin anew"
+
+
+Change = WorkerJoined | WorkerLost | WorkerRefused | SchedulerLost | SchedulerBack
+
+
+@dataclass(frozen=True)
+class ClusterState:
+    """The state of a cluster: ``busy`` of ``slots`` run a case, on so many Dask ``workers`` and ``machines``."""
+
+    scheduler: str
+    dashboard: str
+    workers: int = 0
+    machines: int = 0
+    slots: int = 0
+    busy: int = 0
+    connected: bool = True
+
+    def __str__(self) -> str:
+        if not self.connected:
+            return f"waiting for the Dask scheduler at {self.scheduler}"
+        workers = "1 Dask worker" if self.workers == 1 else f"{self.workers} Dask workers"
+        machines = "1 machine" if self.machines == 1 else f"{self.machines} machines"
+        return f"{workers} on {machines}, {self.busy} of {self.slots} slots busy"

@@ -1,0 +1,226 @@
+"""The host on a Dask worker: for each campaign, a pool of worker processes that runs its tasks.
+
+A crash, a hang, too much memory or ``os._exit`` costs such a process, and the Dask worker itself goes on. The processes
+end with the campaign, when no message of the campaign has come for a while, and with the Dask worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from distributed import Worker, WorkerPlugin, get_worker
+
+from fuzzcompile.fuzz.cluster.cluster_messages import (
+    ClusterCall,
+    ClusterReply,
+    HealthReport,
+    HostCharter,
+    WorkerOffer,
+    compute_code_digest,
+    unpack,
+)
+from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, MachineUnfit, format_message
+from fuzzcompile.model.tasks import DESCRIBE, Surroundings
+from fuzzcompile.model.versions import __version__, installed_torch
+from fuzzcompile.run.failures import WorkerFailed, WorkerStartFailed, WorkerStopped
+from fuzzcompile.run.task_pool import TaskPool
+from fuzzcompile.run.worker import portable
+from fuzzcompile.triage.worker.lost import unstartable
+from fuzzcompile.triage.worker.pool import may_have_gpu, open_pool
+
+SILENCE = 45.0
+"""Seconds without a message of its campaign after which a host closes: the campaign is gone, or cut off."""
+
+# So many full compiles in a row that this machine could not do: it is refused, and the case runs elsewhere.
+_MOST_UNFIT = 2
+# A Dask worker may be started with `--resources "fuzzcompile=N"`, to take fewer cases than it has threads.
+_RESOURCE = "fuzzcompile"
+
+_hosts: dict[tuple[str, str], asyncio.Future[CampaignHost]] = {}  # by campaign and address: threads may share a process
+
+
+class CampaignHost:
+    """The pool of one campaign on one Dask worker."""
+
+    def __init__(self, charter: HostCharter) -> None:
+        self._stack = ExitStack()  # what ends with the host
+        self._closing = threading.Event()
+        self._closed = threading.Lock()
+        self._running: set[int] = set()
+        self._unfit = 0  # full compiles in a row that failed for want of a disk or a compiler
+        self._left: defaultdict[int, dict[str, str]] = defaultdict(dict)
+        opened: tuple[TaskPool, Surroundings]
+        with self._stack:
+            opened = charter.opens(charter, self._stack)
+            self._pool, self.surroundings = opened
+            self._stack = self._stack.pop_all()
+        self._last_message = time.monotonic()  # from now on: opening may take minutes, in which it is asked nothing
+        threading.Thread(target=self._watch, name="fuzzcompile-host", daemon=True).start()
+
+    @property
+    def is_open(self) -> bool:
+        """True if it takes tasks."""
+        return not self._closing.is_set()
+
+    def is_fresh(self) -> bool:
+        """Return whether it is open and runs nothing; the call shows that the campaign is alive."""
+        self._last_message = time.monotonic()
+        return self.is_open and not self._running
+
+    def run(self, call: ClusterCall) -> ClusterReply:
+        """Run a task in the pool, and return its result or error."""
+        self._last_message = time.monotonic()
+        self._running.add(call.number)
+        try:
+            function, args, kwargs = unpack(call.call)
+            task: Future[object] = self._pool.schedule(
+                function, args, kwargs, on_left=lambda name, text: self._keep(call.number, name, text), **call.options
+            )
+            value = task.result()
+            if not getattr(value, "screened", False):  # a screen needs neither a compiler nor much of a disk
+                self._unfit = 0
+            return ClusterReply(value)
+        except WorkerStopped:
+            return ClusterReply(unhosted=True)
+        except MachineUnfit as error:  # a full disk here must not swallow the campaign's cases, nor end it
+            self._unfit += 1
+            return replace(ClusterReply.of(error), unhosted=self._unfit >= _MOST_UNFIT)
+        except Exception as error:  # whatever a task raises is the campaign's to judge
+            if not self.is_open:
+                return ClusterReply(unhosted=True)
+            return ClusterReply.of(error)
+        finally:
+            self._running.discard(call.number)
+            self._left.pop(call.number, None)
+
+    def check_health(self) -> HealthReport:
+        """Return new intermediate results of the tasks; the call shows that the campaign is alive."""
+        self._last_message = time.monotonic()
+        left, self._left = self._left, defaultdict(dict)
+        return HealthReport(dict(left))
+
+    def _keep(self, number: int, name: str, text: str) -> None:
+        self._left[number][name] = text
+
+    def close(self) -> None:
+        """End the processes, and what they run."""
+        with self._closed:
+            if self.is_open:
+                self._closing.set()
+                self._pool.kill_workers()
+                self._stack.close()
+
+    def _watch(self) -> None:
+        while not self._closing.wait(1.0):
+            if time.monotonic() - self._last_message > SILENCE:
+                self.close()
+
+
+def open_local(charter: HostCharter, stack: ExitStack) -> tuple[TaskPool, Surroundings]:
+    """Open worker processes for a charter, and let the first one describe its surroundings.
+
+    ``stack`` gets the clean-up for when the processes have ended.
+
+    Raises:
+        FuzzcompileError: no process can be started under its conditions; the message says why.
+    """
+    conditions = charter.packed.conditions
+    if charter.packed.texts:
+        folder = tempfile.TemporaryDirectory(prefix="fuzzcompile-host-", ignore_cleanup_errors=True)
+        conditions = charter.packed.unpack(Path(stack.enter_context(folder)))
+    pool = open_pool(conditions, charter.slots, share=charter.share)
+    try:
+        return pool, pool.schedule(DESCRIBE, (conditions.target,), label="describe the machine").result()
+    except WorkerStartFailed as error:
+        pool.kill_workers()
+        raise unstartable(error) from error
+    except BaseException as error:
+        pool.kill_workers()
+        if isinstance(error, WorkerFailed):
+            raise EnvironmentUnfit(f"its first worker process {error}") from error
+        raise
+
+
+# -- what a campaign has a Dask worker do; each is pickled by its name ------------------------------------------------
+
+
+def offer(dask_worker: Worker) -> bytes:
+    """Return the pickled `WorkerOffer` of this Dask worker."""
+    threads = dask_worker.state.nthreads
+    slots = int(dask_worker.state.total_resources.get(_RESOURCE, threads))
+    here = (__version__, compute_code_digest(), installed_torch())
+    return pickle.dumps(WorkerOffer(*here, gpu=may_have_gpu(), slots=min(slots, threads)))
+
+
+async def open_host(charter: bytes, dask_worker: Worker) -> bytes:
+    """Open the host of a pickled `HostCharter`, unless it is open; return the pickled `Surroundings` or error.
+
+    A host that still runs a task is replaced: its campaign had lost this worker, and runs the task elsewhere.
+    """
+    asked: HostCharter = pickle.loads(charter)
+    key = (asked.campaign, dask_worker.address)
+    opening = _hosts.get(key)
+    if opening is not None and opening.done() and not (opening.exception() is None and opening.result().is_fresh()):
+        opening = None
+    if opening is None:
+        opening = _hosts[key] = asyncio.ensure_future(asyncio.to_thread(CampaignHost, asked))
+        await dask_worker.plugin_add(_HostCloser(key, opening), name=_format_plugin_name(asked.campaign))
+    try:
+        return pickle.dumps((await asyncio.shield(opening)).surroundings)
+    except FuzzcompileError as error:
+        return portable(error)
+    except Exception as error:  # the campaign goes on without this worker, and says why
+        return portable(EnvironmentUnfit(f"{type(error).__name__}: {format_message(error)}"))
+
+
+def pulse(campaign: str, dask_worker: Worker) -> bytes:
+    """Return the pickled `HealthReport` of a campaign's host here; pickled None if there is no host."""
+    host = _find_host(campaign, dask_worker.address)
+    return pickle.dumps(host.check_health() if host is not None else None)
+
+
+async def close_host(campaign: str, dask_worker: Worker) -> None:
+    """Close a campaign's host here, if there is one."""
+    if (name := _format_plugin_name(campaign)) in dask_worker.plugins:
+        await dask_worker.plugin_remove(name)
+
+
+def answer(call: ClusterCall) -> bytes:
+    """Run a task on the Dask worker that this is called on, and return the pickled `ClusterReply`."""
+    host = _find_host(call.campaign, get_worker().address)
+    return pickle.dumps(host.run(call) if host is not None else ClusterReply(unhosted=True), pickle.HIGHEST_PROTOCOL)
+
+
+def _find_host(campaign: str, address: str) -> CampaignHost | None:
+    opening = _hosts.get((campaign, address))
+    if opening is None or not opening.done() or opening.exception() is not None:
+        return None
+    return opening.result() if opening.result().is_open else None
+
+
+def _format_plugin_name(campaign: str) -> str:
+    return f"fuzzcompile campaign {campaign}"
+
+
+class _HostCloser(WorkerPlugin):  # type: ignore[misc]
+    """Closes a host when its campaign ends, and when its Dask worker closes."""
+
+    def __init__(self, key: tuple[str, str], opening: asyncio.Future[CampaignHost]) -> None:
+        self._key, self._opening = key, opening
+
+    async def teardown(self, worker: Worker) -> None:
+        """Close the host, once it is open."""
+        if _hosts.get(self._key) is self._opening:
+            del _hosts[self._key]
+        with contextlib.suppress(Exception):  # it could not be opened, and its campaign knows
+            await asyncio.to_thread((await self._opening).close)

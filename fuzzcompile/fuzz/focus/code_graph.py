@@ -1,0 +1,235 @@
+"""The definitions of a Python file, what each uses, and which definitions use which, across files."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from fuzzcompile.model.focus_plan import Span
+
+DefinitionPlace = tuple[str, str]
+"""A file, relative to the folder that holds torch, and the name of a definition in it."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A function, method, class body or top-level assignment.
+
+    Attributes:
+        name: ``function``, ``Class.method``, ``Class`` or the name that is assigned.
+        first: its first line, decorators included.
+        last: its last line.
+        tree: its syntax tree.
+    """
+
+    name: str
+    first: int
+    last: int
+    tree: ast.stmt = field(repr=False, compare=False)
+
+    @property
+    def code(self) -> str:
+        """Its syntax tree as text, without positions: what tells whether it was changed."""
+        return ast.dump(self.tree)
+
+    @property
+    def uses(self) -> set[str]:
+        """The names and dotted names in it."""
+        return set(_iter_names(self.tree))
+
+
+@dataclass(frozen=True)
+class DefinitionSource:
+    """A file's definitions and imports: by name, the dotted module and the name in it (empty for the module itself)."""
+
+    file: str
+    definitions: tuple[Definition, ...]
+    imports: dict[str, tuple[str, str]]
+
+    @classmethod
+    def parse(cls, file: str, text: str) -> DefinitionSource:
+        """Read a file.
+
+        Raises:
+            SyntaxError: it is not Python.
+        """
+        tree = ast.parse(text)
+        return cls(file, tuple(_iter_definitions(tree.body)), dict(_iter_imports(tree, file)))
+
+    @cached_property
+    def names(self) -> set[str]:
+        """The names of the definitions."""
+        return {part.name for part in self.definitions}
+
+    def find_at(self, first: int, last: int) -> list[Definition]:
+        """The definitions that have one of these lines; of a class and its method, the method."""
+        met = [part for part in self.definitions if part.first <= last and first <= part.last]
+        inner = {part.name.rpartition(".")[0] for part in met if _is_covering(part, first, last)}
+        return [part for part in met if part.name not in inner]
+
+    def find_named(self, name: str) -> list[Definition]:
+        """The definitions of that name: there are several where it is assigned again."""
+        return [part for part in self.definitions if part.name == name]
+
+
+def _is_covering(part: Definition, first: int, last: int) -> bool:
+    return part.first <= first and last <= part.last
+
+
+def _iter_definitions(body: Iterable[ast.stmt], within: str = "") -> Iterator[Definition]:
+    for statement in body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield _make_definition(f"{within}{statement.name}", statement)
+            if isinstance(statement, ast.ClassDef):
+                yield from _iter_definitions(statement.body, f"{statement.name}.")
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            names = [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+            yield from (_make_definition(f"{within}{name}", statement) for name in names)
+        elif isinstance(statement, (ast.If, ast.With, ast.Try, ast.For)):
+            for name in ("body", "orelse", "finalbody"):
+                yield from _iter_definitions(getattr(statement, name, []), within)
+
+
+def _make_definition(name: str, statement: ast.stmt) -> Definition:
+    decorators = getattr(statement, "decorator_list", [])
+    first = min([statement.lineno, *(node.lineno for node in decorators)])
+    return Definition(name, first, statement.end_lineno or first, statement)
+
+
+def _iter_names(tree: ast.AST) -> Iterator[str]:
+    """The names that are read, and dotted ones whole: ``fuse_attention.scaled_dot``, ``self.method``."""
+    for node in _walk_without_annotations(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            parts = [node.attr]
+            inner = node.value
+            while isinstance(inner, ast.Attribute):
+                parts.append(inner.attr)
+                inner = inner.value
+            if isinstance(inner, ast.Name):
+                yield ".".join([inner.id, *reversed(parts)])
+
+
+def _walk_without_annotations(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a tree except annotations: a handler that names the class `Match` does not run its methods."""
+    yield tree
+    for name, value in ast.iter_fields(tree):
+        if name not in ("annotation", "returns"):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from _walk_without_annotations(child)
+
+
+def _iter_imports(tree: ast.Module, file: str) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Also those within functions: passes import what they need where they need it."""
+    package = list(PurePosixPath(file).parent.parts)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.asname or alias.name, (alias.name, "")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *((node.module or "").split(".") if node.module else [])])
+            yield from ((alias.asname or alias.name, (module, alias.name)) for alias in node.names)
+
+
+@dataclass
+class CodeGraph:
+    """Which definitions use which, in ``files`` below ``root`` (the folder that holds torch).
+
+    What the files in ``shared`` use is not followed: their machinery runs for every rule.
+    """
+
+    root: Path
+    files: Sequence[str]
+    shared: frozenset[str] = frozenset()
+    _sources: dict[str, DefinitionSource | None] = field(default_factory=dict)
+
+    def find_source(self, file: str) -> DefinitionSource | None:
+        """A file's definitions; None if there is no such file, or it is not Python of this version."""
+        if file not in self._sources:
+            try:
+                text = (self.root / file).read_text(encoding="utf-8")
+                self._sources[file] = DefinitionSource.parse(file, text)
+            except (OSError, SyntaxError, ValueError):
+                self._sources[file] = None
+        return self._sources[file]
+
+    def find_places(self, span: Span) -> list[DefinitionPlace]:
+        """The definitions that have a line of ``span``."""
+        source = self.find_source(span.file)
+        return [] if source is None else [(span.file, part.name) for part in source.find_at(span.first, span.last)]
+
+    def list_spans(self, place: DefinitionPlace) -> list[Span]:
+        """The lines of a definition."""
+        source = self.find_source(place[0])
+        return [] if source is None else [Span(place[0], part.first, part.last) for part in source.find_named(place[1])]
+
+    def find_reached(self, places: Collection[DefinitionPlace]) -> set[DefinitionPlace]:
+        """The definitions that these use, directly or through others, themselves included."""
+        return _close_over(places, self._uses)
+
+    def find_users(self, places: Collection[DefinitionPlace]) -> set[DefinitionPlace]:
+        """The definitions of the same files that use these directly, beside themselves."""
+        users = {user for file, name in places for user in self._used_by.get((file, name), ()) if user[0] == file}
+        return users - set(places)
+
+    @cached_property
+    def _uses(self) -> dict[DefinitionPlace, set[DefinitionPlace]]:
+        edges = defaultdict[DefinitionPlace, set[DefinitionPlace]](set)
+        for file in self.files:
+            source = self.find_source(file)
+            for part in source.definitions if source is not None and file not in self.shared else ():
+                edges[file, part.name] |= set(self._resolve(source, part)) - {(file, part.name)}  # type: ignore[arg-type]
+        return edges
+
+    @cached_property
+    def _used_by(self) -> dict[DefinitionPlace, set[DefinitionPlace]]:
+        edges = defaultdict[DefinitionPlace, set[DefinitionPlace]](set)
+        for user, used in self._uses.items():
+            for place in used:
+                edges[place].add(user)
+        return edges
+
+    def _resolve(self, source: DefinitionSource, part: Definition) -> Iterator[DefinitionPlace]:
+        owner, own = part.name.rpartition(".")[0], source.names
+        if not owner:  # a class uses its methods
+            yield from ((source.file, name) for name in own if name.startswith(f"{part.name}."))
+        for used in part.uses:
+            head, _, rest = used.partition(".")
+            if head in ("self", "cls") and f"{owner}.{rest}" in own:
+                yield source.file, f"{owner}.{rest}"
+            elif used in own or head in own:
+                yield source.file, used if used in own else head
+            elif head in source.imports or used in source.imports:
+                yield from self._resolve_import(*source.imports[used if used in source.imports else head], rest)
+
+    def _resolve_import(self, module: str, name: str, rest: str) -> Iterator[DefinitionPlace]:
+        """``name`` of ``module`` may be a module itself, of which ``rest`` is used."""
+        for path, wanted in ((module, name or rest), (f"{module}.{name}", rest)):
+            stem, wanted = path.replace(".", "/"), wanted.split(".")[0]
+            for file in (f"{stem}.py", f"{stem}/__init__.py"):
+                source = self.find_source(file) if file in self._defined_names else None
+                if source is not None and wanted in source.names:
+                    yield file, wanted
+
+    @cached_property
+    def _defined_names(self) -> set[str]:
+        return set(self.files)
+
+
+def _close_over(
+    places: Collection[DefinitionPlace], edges: dict[DefinitionPlace, set[DefinitionPlace]]
+) -> set[DefinitionPlace]:
+    reached, waiting = set(places), list(places)
+    while waiting:
+        for place in edges.get(waiting.pop(), ()):
+            if place not in reached:
+                reached.add(place)
+                waiting.append(place)
+    return reached

@@ -1,0 +1,236 @@
+"""What a user names after --focus and --changed: names, and lines of the installed compiler. Needs no torch."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzzcompile.fuzz.focus.code_graph import DefinitionSource
+from fuzzcompile.model.custom import LoadedCustom
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.model.focus_plan import END, FocusQuestion, Span
+
+# Which definitions a diff of a checkout touches: lines differ from the installed torch's, names seldom do.
+
+_HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_SECONDS = 120.0
+Ranges = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class TouchedFile:
+    """What of a file was touched.
+
+    Attributes:
+        file: relative to the checkout, as the installed torch has it: ``torch/_inductor/ir.py``.
+        names: the definitions, before and after.
+        outside: how many of the changed lines stand in none.
+    """
+
+    file: str
+    names: tuple[str, ...]
+    outside: int = 0
+
+
+def find_changes(checkout: Path, revision: str) -> list[TouchedFile]:
+    """The files of torch that differ from ``revision`` in a checkout, with the definitions that differ.
+
+    Raises:
+        UsageError: git does not know the revision, or the folder is no checkout.
+        EnvironmentUnfit: there is no git, or it hangs.
+    """
+    diff = _find_repository(
+        checkout, "diff", "--unified=0", "--no-color", "--no-ext-diff", "--no-renames", revision, "--", "torch"
+    )
+    return [
+        touched
+        for file, old, new in _iter_diff_files(diff)
+        if (touched := _find_touched_names(checkout, revision, file, old, new))
+    ]
+
+
+def _find_touched_names(checkout: Path, revision: str, file: str, old: Ranges, new: Ranges) -> TouchedFile | None:
+    after = _parse_source(file, _read_file(checkout / file))
+    before = _parse_source(file, _show_revision(checkout, revision, file))
+    names, outside = dict[str, None](), 0
+    for source, ranges in ((after, new), (before, old)):
+        for first, last in ranges:
+            met = source.find_at(first, last)
+            names |= dict.fromkeys(part.name for part in met if _is_different(part.name, before, after))
+            outside += 0 if met else last - first + 1
+    return TouchedFile(file, tuple(names), outside) if names or outside else None
+
+
+def _is_different(name: str, before: DefinitionSource, after: DefinitionSource) -> bool:
+    """Whether more than comments, blank lines or the place of a definition changed."""
+    return [part.code for part in before.find_named(name)] != [part.code for part in after.find_named(name)]
+
+
+def _parse_source(file: str, text: str) -> DefinitionSource:
+    try:
+        return DefinitionSource.parse(file, text)
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{file} of the checkout cannot be read as Python ({error}): mend it first.") from error
+
+
+def _read_file(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _show_revision(checkout: Path, revision: str, file: str) -> str:
+    """A file as it was; empty where it is new, or the revision is a range that git can diff and not show."""
+    try:
+        return _find_repository(checkout, "show", f"{revision.split('..')[0]}:{file}")
+    except UsageError:
+        return ""
+
+
+def _iter_diff_files(diff: str) -> Iterator[tuple[str, Ranges, Ranges]]:
+    """Each Python file of a diff with the lines that went and the lines that came."""
+    old, new = defaultdict[str, Ranges](list), defaultdict[str, Ranges](list)
+    names = dict[str, None]()
+    file = ""
+    for line in diff.splitlines():
+        if line.startswith(("--- a/", "+++ b/")):
+            file = line[6:]
+        elif (hunk := _HUNK.match(line)) is not None and file.endswith(".py"):
+            names[file] = None
+            first, count, to_first, to_count = (int(part) if part is not None else 1 for part in hunk.groups())
+            old[file] += [(first, first + count - 1)] if count else []
+            new[file] += [(to_first, to_first + to_count - 1)] if to_count else []
+    return ((name, old[name], new[name]) for name in names)
+
+
+def _find_repository(folder: Path, *arguments: str) -> str:
+    try:
+        ran = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnvironmentUnfit(f"--changed needs git, which does not answer: {error}.") from error
+    if ran.returncode:
+        said = " ".join(ran.stderr.split())[:200] or f"status {ran.returncode}"
+        raise UsageError(f"git knows no such diff in {folder}: {said}.")
+    return ran.stdout
+
+
+_FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<first>\d+)(?:-(?P<last>\d+))?)?$")
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class FocusRequest:
+    """What to ask a worker about, and sentences on what could not be followed."""
+
+    question: FocusQuestion
+    notes: tuple[str, ...] = ()
+
+
+def parse_focus(focus: Sequence[str], changed: Sequence[str], checkout: Path | None, root: Path) -> FocusRequest:
+    """Read what a user aims at.
+
+    Args:
+        focus: names, files, ``FILE:LINE`` and ``FILE:FROM-TO``.
+        changed: revisions; what differs from each in the checkout is aimed at.
+        checkout: a checkout of PyTorch; by default the working directory.
+        root: the folder that holds the installed torch.
+
+    Raises:
+        UsageError: a file, line, checkout or revision that there is not, or nothing of the compiler was changed.
+    """
+    if checkout is not None and not changed:
+        raise UsageError("--checkout says where --changed looks: give --changed REV too.")
+    names = [what for what in focus if _FILE.match(what) is None]
+    lines = [_parse_lines(what, root) for what in focus if _FILE.match(what) is not None]
+    folder = (checkout or Path.cwd()).resolve()
+    if changed and not (folder / "torch" / "_inductor").is_dir():
+        raise UsageError(
+            f"{folder} is no checkout of PyTorch (it has no torch/_inductor): name one with --checkout DIR."
+        )
+    if any(revision.startswith("-") for revision in changed):
+        raise UsageError("--changed takes a revision of git, such as main or HEAD~1, not an option.")
+    touched = [part for revision in changed for part in find_changes(folder, revision)]
+    if changed and not touched:
+        raise UsageError(
+            f"Nothing under {folder}/torch differs from {' or '.join(changed)}: there is nothing to aim at."
+        )
+    mapped = [_find_installed_lines(part, root) for part in touched]
+    spans = [*(span for spans, _ in (*lines, *mapped) for span in spans)]
+    notes = tuple(note for _, notes in (*lines, *mapped) for note in notes)
+    if not names and not spans:
+        raise UsageError(f"What differs there is not in the installed torch: {' '.join(notes)}")
+    return FocusRequest(FocusQuestion(tuple(names), tuple(dict.fromkeys(spans))), notes)
+
+
+def focus_on_custom(custom: Sequence[LoadedCustom]) -> FocusRequest | None:
+    """What a campaign with passes of the user's own aims at; None without one."""
+    names = tuple(loaded.name for loaded in custom if loaded.kind == "pass")
+    return FocusRequest(FocusQuestion(names)) if names else None
+
+
+def _parse_lines(what: str, root: Path) -> tuple[list[Span], list[str]]:
+    match = _FILE.match(what)
+    assert match is not None, "only what names a file is read as one"
+    first = int(match["first"] or 1)
+    last = int(match["last"] or match["first"] or END)
+    given = Path(match["path"])
+    file = _find_relative_path(given, root, what)
+    foreign = given.resolve() if given.is_file() and given.resolve() != (root / file).resolve() else None
+    length = len((foreign or root / file).read_text(encoding="utf-8", errors="replace").splitlines())
+    if first < 1 or first > min(last, length):
+        raise UsageError(f"--focus {what}: {given.name} has lines 1 to {length}; write FILE:FROM-TO with FROM <= TO.")
+    if foreign is None:
+        return [Span(file, first, last)], []
+    return _find_installed_lines(_find_touched_lines(file, foreign, first, last), root)
+
+
+def _find_touched_lines(file: str, path: Path, first: int, last: int) -> TouchedFile:
+    """Lines of another copy of a file of torch's, by the definitions in them."""
+    try:
+        source = DefinitionSource.parse(file, path.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as Python: {error}.") from error
+    return TouchedFile(file, tuple(part.name for part in source.find_at(first, last)))
+
+
+def _find_relative_path(path: Path, root: Path, what: str) -> str:
+    """The file of the installed torch that ``path`` means, however much of it was written."""
+    parts = path.parts
+    for start in (index for index in range(len(parts)) if parts[index] == "torch"):
+        inside = Path(*parts[start:])
+        if (root / inside).is_file():
+            return inside.as_posix()
+    ending = f"/{path.as_posix().lstrip('./')}"
+    files = [file for file in _iter_installed_files(root) if f"/{file}".endswith(ending)]
+    if len(files) == 1:
+        return files[0]
+    if files:
+        listed = ", ".join(files[:_MOST_NAMED])
+        raise UsageError(f"--focus {what} may mean {listed}: write more of the path.")
+    raise UsageError(
+        f"--focus {what}: the installed torch has no such file; name one from its folder, torch/_inductor/..."
+    )
+
+
+def _iter_installed_files(root: Path) -> Iterator[str]:
+    return (path.relative_to(root).as_posix() for path in sorted((root / "torch").rglob("*.py")))
+
+
+def _find_installed_lines(touched: TouchedFile, root: Path) -> tuple[list[Span], list[str]]:
+    """The lines of the installed torch that define what was touched elsewhere, and what is not there."""
+    path = root / touched.file
+    if not path.is_file():
+        return [], [f"{touched.file} is not in the installed torch."]
+    source = DefinitionSource.parse(touched.file, path.read_text(encoding="utf-8"))
+    spans = [Span(touched.file, part.first, part.last) for name in touched.names for part in source.find_named(name)]
+    absent = [name for name in touched.names if not source.find_named(name)]
+    notes = (
+        [f"{touched.file}: the installed torch does not define {', '.join(absent[:_MOST_NAMED])}."] if absent else []
+    )
+    if touched.outside:
+        notes.append(f"{touched.file}: {touched.outside} changed lines lie outside of every definition.")
+    return spans, notes

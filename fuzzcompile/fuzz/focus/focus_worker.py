@@ -1,0 +1,279 @@
+"""What a focus means in the installed torch, and what a judged case showed of it."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from fuzzcompile.compiler.facts.inductor_toggles import Settings, merge_settings, solve_switches, switch_entry_on
+from fuzzcompile.compiler.rule_catalogue import KnownRule, list_code_places, list_known_rules, list_pattern_operators
+from fuzzcompile.compiler.torch_config import MISSING, get_setting
+from fuzzcompile.compiler.watch.rule_labels import get_base_name, get_family
+from fuzzcompile.fuzz.focus.code_graph import CodeGraph, DefinitionPlace
+from fuzzcompile.fuzz.fuzz_tasks import PatternTask
+from fuzzcompile.fuzz.rules.rule_programs import make_rule_programs
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.facts import facts
+from fuzzcompile.model.focus_plan import FocusAim, FocusPlan, FocusQuestion, Span
+from fuzzcompile.model.stages import DECOMPOSITION, LOWERING, STAGES
+from fuzzcompile.programs.edits.pattern_program import PatternProgram
+from fuzzcompile.run.worker import current_device, say
+
+# Which of the names that a ledger gives a user means.
+
+_NEAREST = 4
+_WORD = re.compile(r"^(aten|prims|torch)\.")
+NameReading = Callable[[str], str]
+"""From the name of a rule to what several share: the name without its variant, or its family."""
+
+
+def select_names(
+    what: str, rules: Sequence[tuple[str, str]], operators: Sequence[str], readings: Sequence[NameReading]
+) -> set[str]:
+    """The names of rules or operators that ``what`` means.
+
+    A name is taken as it stands; else as what several rules share (a name without its variant, a family) or a glob;
+    else as an operator, with or without namespace and overload; else as the ending of one name.
+
+    Args:
+        what: as typed; ``stage:`` before it restricts it to one stage.
+        rules: stage and name of each rule and pass.
+        operators: names of overloads (``aten.mm.default``).
+        readings: how names of rules are shortened, the closest first.
+
+    Raises:
+        UsageError: it means nothing, or several things.
+    """
+    stage, colon, rest = what.partition(":")
+    staged = bool(colon) and stage in STAGES
+    wanted = rest if staged else what
+    names = {name for own, name in rules if not staged or own == stage}
+    for matching in _iter_matchings(wanted, names, operators, readings):
+        if matching:
+            return matching
+    ends = {name for name in (*names, *operators) if _has_ending(name, wanted)}
+    ends = {name for name in ends if name.removesuffix(wanted)[-1] in ".:"} or ends
+    groups = {readings[0](name) for name in ends}
+    if len(groups) == 1:
+        return ends
+    near = sorted(ends)[:_NEAREST] or _find_nearest(
+        wanted, {*names, *(readings[0](name) for name in names), *operators}
+    )
+    kind = "may mean several" if ends else "names no rule, pass or operator of the installed torch"
+    nearest = f": {'; '.join(near)}" if ends else f"; the nearest are {', '.join(near)}" if near else ""
+    raise UsageError(f"--focus {what} {kind}{nearest}. `fuzzcompile passes` lists them.")
+
+
+def _iter_matchings(
+    wanted: str, names: set[str], operators: Sequence[str], readings: Sequence[NameReading]
+) -> Iterator[set[str]]:
+    yield {name for name in (*names, *operators) if name == wanted}
+    for reading in readings:
+        yield {name for name in names if wanted.strip("_") == reading(name).strip("_")}
+    if any(letter in wanted for letter in "*?["):
+        yield {name for name in (*names, *operators) if fnmatch.fnmatchcase(name, wanted)}
+    bare = _WORD.sub("", wanted)
+    overloads = {name for name in operators if bare and _WORD.sub("", name).startswith(f"{bare}.")}
+    yield {name for name in overloads if not name.endswith("out")} or overloads  # graphs are functional
+
+
+def _has_ending(name: str, wanted: str) -> bool:
+    """Whether a name ends with ``wanted``, which begins a word of it."""
+    start = len(name) - len(wanted)
+    return bool(wanted) and name.endswith(wanted) and start > 0 and name[start - 1] in "_.:"
+
+
+def _find_nearest(wanted: str, names: set[str]) -> list[str]:
+    by_case = {name.lower(): name for name in sorted(names)}
+    close = difflib.get_close_matches(wanted.lower(), sorted(by_case), _NEAREST, 0.5)
+    return [by_case[name] for name in close]
+
+
+_ROOT = Path(torch.__file__).parent.parent
+# Every replacement pattern runs through it.
+_SHARED = "torch/_inductor/pattern_matcher.py"
+_RULES = ("pass", "pattern")
+# A function behind more operators than this is not theirs but the lowering's own: its lines are aimed at.
+_MOST_OPERATORS = 24
+Label = tuple[str, str]
+
+
+def find_focus_plan(question: FocusQuestion) -> FocusPlan:
+    """What a focus aims at in the installed torch, on this worker's device.
+
+    Raises:
+        UsageError: a name means nothing or several things, or nothing that is aimed at can be reached here.
+    """
+    say("looking up what to focus on")
+    return _Planning(question).make_plan()
+
+
+class _Planning:
+    def __init__(self, question: FocusQuestion) -> None:
+        self.question = question
+        self.device = torch.device(current_device())
+        known = list_known_rules(self.device)
+        self.rules = [row for row in known if row.kind in _RULES]
+        self.operators = [row for row in known if row.kind not in (*_RULES, "setting")]
+
+    def make_plan(self) -> FocusPlan:
+        """The aims, each once, in the order in which they were asked for.
+
+        Raises:
+            UsageError: a name means nothing, or nothing can be reached.
+        """
+        aims = [aim for name in self.question.names for aim in self._find_named(name)]
+        aims += [aim for span in self.question.spans for aim in self._find_in(span)]
+        plan = FocusPlan(tuple({aim.label: aim for aim in reversed(aims)}.values())[::-1])
+        if not plan.reachable:
+            reasons = "; ".join(dict.fromkeys(f"{aim.label}: {aim.why_not}" for aim in plan.aims[:3]))
+            more = f" (and {len(plan.aims) - 3} more)" if len(plan.aims) > 3 else ""
+            raise UsageError(f"Nothing to focus on can fire here: {reasons.rstrip('.')}{more}.")
+        return plan
+
+    # -- names ------------------------------------------------------------------------------------
+
+    def _find_named(self, what: str) -> list[FocusAim]:
+        names = select_names(
+            what,
+            [(row.stage, row.name) for row in self.rules],
+            sorted({row.name for row in self.operators}),
+            (get_base_name, get_family),
+        )
+        stage = what.partition(":")[0] if what.partition(":")[0] in {row.stage for row in self.rules} else None
+        rows = [row for row in self.rules if row.name in names and stage in (None, row.stage)]
+        inside = [row for row in self.rules if row.kind == "pattern" and self._is_run_by(rows, row)]
+        return [*self._make_rule_aims([*rows, *inside]), *self._make_operator_aims(names - {row.name for row in rows})]
+
+    def _is_run_by(self, passes: Collection[KnownRule], row: KnownRule) -> bool:
+        return any(run.kind == "pass" and (run.stage, run.name) == (row.stage, row.pass_name) for run in passes)
+
+    # -- lines ------------------------------------------------------------------------------------
+
+    def _find_in(self, span: Span) -> list[FocusAim]:
+        """The rules and operators behind some lines; the lines themselves where there are none."""
+        places, rows = set(self._graph.find_places(span)), list[KnownRule]()
+        if span.file in {*self._graph.files, *(file for row in self.rules for file, _ in list_code_places(row))}:
+            rows = [row for row in self.rules if places & self._reach[row.stage, row.name]]
+            rows = rows or self._find_registered(places)
+        around = [inner for place in places for inner in self._graph.list_spans(place)]
+        registered = self.operators if span.file not in self._graph.files else ()  # files of passes define no operator
+        behind = [
+            row for row in registered if any(inner.contains(*at) for at in list_code_places(row) for inner in around)
+        ]
+        aims, operators = self._make_rule_aims(rows), {row.name for row in behind}
+        if len(operators) <= _MOST_OPERATORS:
+            aims += self._make_operator_aims(operators)
+        some = tuple((row.stage, row.name) for row in behind[:: len(behind) // _MOST_OPERATORS + 1])
+        return aims or [FocusAim(str(span), "lines", "", spans=(span,), beside=some)]
+
+    def _find_registered(self, places: set[DefinitionPlace]) -> list[KnownRule]:
+        """Rules made by functions that use these: parts of patterns are called where the patterns are registered."""
+        seen, level = set(places), set(places)
+        while level := self._graph.find_users(level) - seen:
+            seen |= level
+            reached = {place for place in self._graph.find_reached(level) if place[0] != _SHARED}
+            rows = [row for row in self.rules if reached & self._find_own_places(row)]
+            if rows:
+                return rows
+        return []
+
+    def _find_own_places(self, row: KnownRule) -> set[DefinitionPlace]:
+        return {
+            place for file, line in list_code_places(row) for place in self._graph.find_places(Span(file, line, line))
+        }
+
+    @cached_property
+    def _graph(self) -> CodeGraph:
+        folder = _ROOT / "torch" / "_inductor" / "fx_passes"
+        files = [path.relative_to(_ROOT).as_posix() for path in sorted(folder.rglob("*.py"))]
+        modules = [f"{module.replace('.', '/')}.py" for module in facts().passes.modules]
+        return CodeGraph(_ROOT, [*files, *modules, _SHARED], frozenset({_SHARED}))
+
+    @cached_property
+    def _reach(self) -> dict[Label, set[DefinitionPlace]]:
+        reach = defaultdict[Label, set[DefinitionPlace]](set)
+        for row in self.rules:
+            reach[row.stage, row.name] |= self._graph.find_reached(self._find_own_places(row))
+        return reach
+
+    # -- aims -------------------------------------------------------------------------------------
+
+    def _make_rule_aims(self, rows: Iterable[KnownRule]) -> list[FocusAim]:
+        grouped = defaultdict[Label, list[KnownRule]](list)
+        for row in rows:
+            grouped[row.stage, row.name].append(row)
+        return [self._make_rule_aim(*label, same) for label, same in grouped.items()]
+
+    def _make_rule_aim(self, stage: str, name: str, rows: list[KnownRule]) -> FocusAim:
+        """The aim of a rule, which several passes of a stage may run."""
+        alone = len({row.stage for row in self.rules if row.name == name}) == 1
+        first = min(rows, key=lambda row: row.on is False)
+        inside = dict.fromkeys((row.stage, row.name) for row in self.rules if self._is_run_by(rows, row))
+        return FocusAim(
+            label=name if alone else f"{stage}:{name}",
+            kind="pass" if first.kind == "pass" else "pattern",
+            stage=stage,
+            rules=((stage, name), *inside),
+            settings=self._find_settings(stage, name, first),
+            when=first.when if first.on is False else "",
+            why_not=self._explain_unreachable(stage, name),
+            operators=tuple(list_pattern_operators(first)),
+        )
+
+    def _find_settings(self, stage: str, name: str, row: KnownRule) -> Settings:
+        """What switches a rule on: the condition around its pass, and the setting that the facts name for it."""
+        reasons = (reason for reason in facts().unreachable if reason.covers(stage, name, self.device.type))
+        named = [switch_entry_on(reason.setting, get_setting) for reason in reasons if reason.setting is not None]
+        wanted = merge_settings([solve_switches(row.when, get_setting) if row.on is False else {}, *named])
+        return {entry: value for entry, value in wanted.items() if get_setting(entry) is not MISSING}
+
+    def _explain_unreachable(self, stage: str, name: str) -> str:
+        """The reason against a rule that holds whatever is set; of a target, none were checked."""
+        if self.question.target is not None:
+            return ""
+        reason = facts().find_lasting_reason(stage, name, self.device.type)
+        return "" if reason is None or reason.models else f"{reason.group}: {reason.why}"
+
+    def _make_operator_aims(self, names: Collection[str]) -> list[FocusAim]:
+        """One aim for each operator, however it is compiled."""
+        stages = defaultdict[str, set[str]](set)
+        for row in self.operators:
+            stages[row.name].add(row.stage)
+        both = (DECOMPOSITION, LOWERING)
+        return [
+            FocusAim(
+                name,
+                "operator",
+                LOWERING if LOWERING in stages[name] else DECOMPOSITION,
+                tuple((stage, name) for stage in both),
+                operators=((name,),),
+            )
+            for name in sorted(names)
+        ]
+
+
+# Programs for rules of the compiler, made and tried on a worker.
+
+
+def make_task_programs(task: PatternTask) -> tuple[PatternProgram, ...]:
+    """Programs for the rules of a task, in its order; for each the best that were found in the time given.
+
+    A rule without any program is one that nothing is known to call; a program with ``fires=False`` did not make its
+    rule fire by itself, and near misses of it still may.
+    """
+    device = torch.device(current_device())
+    rows = {(row.stage, row.name): row for row in list_known_rules(device) if row.kind != "setting"}
+    made: list[PatternProgram] = []
+    for stage, rule in task.rules:
+        say(f"looking for programs for {stage}:{rule}")
+        if (stage, rule) in rows:
+            made += make_rule_programs(rows[stage, rule], device, task.seconds)
+    return tuple(made)

@@ -1,0 +1,1 @@
+"""Generated cases: recipes, profiles, and the code that they render to."""

@@ -1,0 +1,437 @@
+"""Draws cases: the Hypothesis strategy of a profile, cases from choices, and cases as files."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import count
+from itertools import count as counting
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fuzzcompile.compiler.facts.inductor_toggles import EAGER_NUMBERS, FOR_GPU, OWN_RANDOM_STREAM
+from fuzzcompile.fuzz.generation.constraints import fit_spec
+from fuzzcompile.fuzz.generation.pen import Pen
+from fuzzcompile.fuzz.generation.profile import (
+    CPU_REPERTOIRE,
+    GPU_REPERTOIRE,
+    Name,
+    Profile,
+    Repertoire,
+    StaleRecipe,
+    compute_generator_version,
+    list_names,
+)
+from fuzzcompile.fuzz.generation.rendering import render
+from fuzzcompile.fuzz.generation.spec import (
+    Attention,
+    Block,
+    CaseSpec,
+    Compile,
+    Dims,
+    FurtherCall,
+    Layout,
+    Mark,
+    Mask,
+    OperatorProgram,
+    Part,
+    Placement,
+    Size,
+)
+from fuzzcompile.fuzz.idioms.registry import Role, find_attention_traits, idiom, idioms
+from fuzzcompile.fuzz.near_misses.near_miss_registry import apply_near_misses
+from fuzzcompile.fuzz.operator_programs.indexing import DRAWING
+from fuzzcompile.fuzz.operator_programs.program import add_program, add_programs_beside
+from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.programs.edits.tensor_values import InputLayout
+
+__all__ = [
+    "CaseSpec",
+    "GeneratedCase",
+    "Name",
+    "Profile",
+    "StaleRecipe",
+    "case_strategy",
+    "compute_generator_version",
+    "draw_case_at",
+    "from_choices",
+    "list_names",
+    "render",
+    "write_cases",
+]
+
+
+# From a profile to a Hypothesis strategy of case specs.
+
+# Percentage of cases that are a plain attention, without a near miss; and of operator programs among the others.
+# Both can be steered by the names that such cases have: bench/steering.py compares other shares.
+_PLAIN, _PROGRAMS = 10, 50
+
+
+@lru_cache(maxsize=64)
+def case_strategy(profile: Profile) -> st.SearchStrategy[CaseSpec]:
+    """All cases that a profile allows. Every one of them renders to a program that runs in eager."""
+    return _cases(profile)
+
+
+@st.composite
+def _cases(draw: st.DrawFn, profile: Profile) -> CaseSpec:
+    """Draws every choice, even one without effect, except those within a block or an idiom.
+
+    Lowering a choice then leaves the meaning of all later ones unchanged, as shrinking needs it.
+    """
+    pen, repertoire = Pen(draw, profile.weight_by_name), _choose_repertoire(profile)
+    if pen.chance(_PLAIN, "plain"):
+        return replace(fit_spec(_draw_plain(pen, profile)), seed=pen.number(999_999))
+    if pen.chance(_PROGRAMS, "program") and profile.near_misses:
+        return replace(_draw_program(pen, profile), seed=pen.number(999_999))
+    block, embedding = _draw_block(pen)
+    layer = _draw_part(pen, "layer", percent=28)  # in place of an attention of drawn parts
+    attention = _draw_attention(pen, within=block is not None)
+    head = _draw_part(pen, "head", percent=16 if block else 4)
+    training = pen.chance(25) and profile.training
+    drops = pen.draw_weighted([(0.1, 60), (0.0, 40)])
+    if pen.chance(35) and training:
+        attention = replace(attention, dropout=drops)
+    dims = _draw_dims(pen, profile)
+    spec = CaseSpec(
+        attention=attention,
+        dims=dims,
+        block=block,
+        layer=layer,
+        embedding=embedding,
+        head=head,
+        dtype=pen.draw_weighted([(dtype, repertoire.dtypes[dtype]) for dtype in profile.dtypes]),
+        training=training,
+        backward=pen.chance(85 if training else 7) and profile.training,
+        compile=_draw_compile(pen, profile, layer),
+    )
+    if profile.near_misses:
+        spec = add_programs_beside(pen, fit_spec(apply_near_misses(pen, fit_spec(spec))))
+    elif layer is not None and idiom(layer.name).traits.own_strides and block is None:
+        spec = replace(spec, block=Block())  # on its own its strides are not those of eager
+    return replace(_choose_random_numbers(pen, fit_spec(spec)), seed=pen.number(999_999))
+
+
+def _choose_repertoire(profile: Profile) -> Repertoire:
+    return GPU_REPERTOIRE if profile.gpu else CPU_REPERTOIRE
+
+
+def _draw_plain(pen: Pen, profile: Profile) -> CaseSpec:
+    """One attention over query, key and value and nothing else, as rewrites look for it: half of them trained.
+
+    A near miss means something only if its plain neighbour is known to be rewritten.
+    """
+    attention = _draw_form(pen, [(idiom.name, idiom.attention.plain) for idiom in idioms("attention")])
+    mask, wide = attention.mask, pen.chance(35)
+    if mask is not None and mask.use == "add" and mask.dtype != "bool":  # to a rewrite one bias is like another
+        dtype = "float32" if wide and find_attention_traits(attention).widens_plain_mask else mask.dtype
+        attention = replace(attention, mask=Mask(shape="key" if mask.shape == "key" else "square", dtype=dtype))
+    repertoire, dims = _choose_repertoire(profile), _draw_dims(pen, replace(profile, near_misses=False))
+    layouts: list[tuple[Layout, int]] = [("heads_last", 60), ("heads_first", 40)]
+    layout = pen.draw_weighted(layouts)
+    training = pen.chance(60) and profile.training
+    drops, own_stream = pen.chance(60), pen.chance(90)
+    toggles: tuple[str, ...] = (OWN_RANDOM_STREAM.name,) if training and drops and own_stream else ()
+    if repertoire.plain_toggled and pen.chance(repertoire.plain_toggled):
+        toggles += (pen.draw_named([(toggle.name, toggle.weight) for toggle in FOR_GPU]),)
+    return CaseSpec(
+        attention=replace(attention, layout=layout, dropout=0.1 if training and drops else None),
+        dims=replace(dims, batch=1) if pen.chance(40) and profile.near_misses else dims,
+        dtype=pen.draw_weighted([(dtype, repertoire.plain_dtypes[dtype]) for dtype in profile.dtypes]),
+        training=training,
+        backward=training,
+        compile=Compile(toggles=tuple(name for name in toggles if pen.weights.get(name, 100))),
+    )
+
+
+def _draw_program(pen: Pen, profile: Profile) -> CaseSpec:
+    """An operator program in the place of the model: over an activation, further inputs and parameters."""
+    repertoire = _choose_repertoire(profile)
+    training = pen.chance(15) and profile.training
+    dims = _draw_dims(pen, profile)
+    spec = CaseSpec(
+        attention=Attention(idioms("attention")[0].name),
+        dims=dims,
+        program=OperatorProgram((), ()),
+        dtype=pen.draw_weighted([(dtype, repertoire.dtypes[dtype]) for dtype in profile.dtypes]),
+        training=training,
+        backward=pen.chance(80 if training else 10) and profile.training,
+        compile=_draw_compile(pen, profile, None),
+    )
+    return _choose_random_numbers(pen, add_program(pen, fit_spec(apply_near_misses(pen, fit_spec(spec)))))
+
+
+def _choose_random_numbers(pen: Pen, spec: CaseSpec) -> CaseSpec:
+    """The case, compiled with eager's own random numbers in four fifths of the draws if it draws any.
+
+    Where they are promised they are compared value by value; otherwise by their distribution at best.
+    """
+    toggles = spec.compile.toggles
+    programs = [program for _, program in spec.programs] + ([spec.program] if spec.program is not None else [])
+    draws = any(name in DRAWING for program in programs for name in program.operators)
+    draws = draws or bool(spec.training and spec.attention.dropout)
+    if not draws or spec.compile.mode is not None or OWN_RANDOM_STREAM.name in toggles or not pen.chance(80):
+        return spec
+    if not pen.weights.get(EAGER_NUMBERS.name, 100):
+        return spec
+    wanted = tuple(dict.fromkeys((*toggles, EAGER_NUMBERS.name)))
+    return replace(spec, compile=replace(spec.compile, toggles=wanted))
+
+
+def _draw_form(pen: Pen, weights: Sequence[tuple[str, int]]) -> Attention:
+    """An attention with the choices that only its idiom has."""
+    form = idiom(pen.draw_named(weights)).draw_attention
+    assert form is not None, "an attention idiom draws its own parameters"
+    return form(pen)
+
+
+def _draw_name(pen: Pen, role: Role, percent: int) -> str | None:
+    """An idiom of that role in ``percent`` of the draws."""
+    known = idioms(role)
+    total = sum(idiom.weight for idiom in known)
+    choices: list[tuple[str | None, int]] = [(None, total * (100 - percent))]
+    return pen.draw_named(choices + [(idiom.name, idiom.weight * percent) for idiom in known])
+
+
+def _draw_part(pen: Pen, role: Role, percent: int) -> Part | None:
+    """An idiom of that role with its choices, in ``percent`` of the draws."""
+    name = _draw_name(pen, role, percent)
+    return idiom(name).draw_choices(pen) if name else None
+
+
+def _draw_block(pen: Pen) -> tuple[Block | None, str | None]:
+    """No block, a residual around the attention, a full block, or a stack of two to four; and an embedding in front."""
+    kind = pen.draw_weighted([("none", 50), ("residual", 14), ("full", 27), ("stack", 9)])
+    if kind == "none":
+        return None, None
+    embedding = _draw_name(pen, "embedding", percent=25)
+    if kind == "residual":
+        return Block(residual=_draw_name(pen, "residual", percent=20)), embedding
+    placements: list[tuple[Placement, int]] = [("pre", 50), ("post", 35), ("sandwich", 15)]
+    block = Block(
+        norm=_draw_name(pen, "norm", percent=85),
+        placement=pen.draw_weighted(placements),
+        feed_forward=_draw_part(pen, "feed_forward", percent=85),
+        residual=_draw_name(pen, "residual", percent=20),
+    )
+    if kind == "stack":
+        block = replace(block, layers=pen.draw_weighted([(2, 6), (3, 3), (4, 1)]))
+    return block, embedding
+
+
+def _draw_attention(pen: Pen, *, within: bool) -> Attention:
+    attention = _draw_form(pen, [(idiom.name, idiom.weight) for idiom in idioms("attention")])
+    projection = _draw_name(pen, "projection", percent=85 if within else 40)
+    layouts: list[tuple[Layout, int]] = [("heads_first", 45), ("heads_last", 45), ("flat", 10)]
+    layout = pen.draw_weighted(layouts)
+    return replace(
+        attention,
+        projection=projection,
+        layout=layout,
+        cross=pen.chance(12),
+        position=_draw_name(pen, "position", percent=10),
+        norm=_draw_name(pen, "query_norm", percent=8),
+        grouping=_draw_name(pen, "grouping", percent=12),
+        softcap=pen.chance(4, "softcap"),
+        sink=pen.chance(4, "sink"),
+    )
+
+
+def _draw_dims(pen: Pen, profile: Profile) -> Dims:
+    """Sizes, of which no two coincide without near misses."""
+    sizes = _choose_repertoire(profile)
+    batch = pen.one_of((1, 2, 3, 4) if profile.near_misses else (2, 3, 4))
+    heads, head_dim = pen.one_of(sizes.heads), pen.one_of(sizes.head_dims)
+    if not profile.near_misses and heads == 1:
+        heads = 2
+    sequence = pen.one_of(sizes.sequences)
+    while not profile.near_misses and sequence in (heads, head_dim):
+        sequence += 1
+    source = pen.one_of(sizes.sources)
+    while not profile.near_misses and source in (heads, head_dim, sequence):
+        source += 1
+    return sizes.limit_dims(Dims(batch, sequence, heads, head_dim, source))
+
+
+def _draw_compile(pen: Pen, profile: Profile, layer: Part | None) -> Compile:
+    """Draw the settings of compiling the case; settings other than the compiler's own only among near misses."""
+    grads: list[tuple[str | None, int]] = [(None, 80), ("inference_mode", 10), ("enabled", 10)]
+    grad = pen.draw_weighted(grads)
+    again = pen.chance(12, "second_call")
+    calls = _draw_calls(pen)
+    dynamic = pen.draw_weighted([(None, 40), (True, 50), (False, 10)])
+    fullgraph = pen.chance(3)
+    autocast = pen.chance(5, "autocast")
+    repertoire = _choose_repertoire(profile)
+    toggles = _draw_toggles(pen, repertoire, layer)
+    modes: list[tuple[str | None, int]] = [(None, 240), *repertoire.modes]
+    mode = pen.draw_named(modes)
+    odd = profile.near_misses
+    marks: list[tuple[Mark | None, int]] = [
+        (None, 80),
+        ("maybe_mark_dynamic", 10),
+        ("mark_dynamic", 8),
+        ("mark_unbacked", 2),
+    ]
+    mark = pen.draw_named(marks)
+    captured = pen.chance(50)
+    path = pen.draw_weighted([(COMPILE, 950), (EXPORT, 30), (AOTI, 20)])
+    return Compile(
+        grad=grad,
+        dynamic=dynamic if again else None,
+        calls=(calls if odd else calls[:1]) if again else (),
+        mode=mode if odd and not toggles else None,
+        fullgraph=fullgraph,
+        autocast="bfloat16" if autocast and odd else None,
+        toggles=toggles if odd else (),
+        mark=mark if again and odd else None,
+        captured=captured,
+        path=path if odd else COMPILE,
+    )
+
+
+def _draw_calls(pen: Pen) -> tuple[FurtherCall, ...]:
+    """One to three further calls, at other sizes most of the time."""
+    return tuple(_draw_call(pen) for _ in range(pen.draw_weighted([(1, 60), (2, 25), (3, 15)])))
+
+
+def _draw_call(pen: Pen) -> FurtherCall:
+    batches: list[tuple[Size, int]] = [
+        ("same", 40), ("more", 30), ("one", 12), ("many", 6), ("sequence", 6), ("heads", 3), ("none", 3),
+    ]  # fmt: skip
+    sequences: list[tuple[Size, int]] = [
+        ("more", 35), ("plus_five", 20), ("same", 10), ("one", 10), ("many", 6), ("batch", 6), ("heads", 5),
+        ("head_dim", 5), ("none", 3),
+    ]  # fmt: skip
+    layouts: list[tuple[InputLayout, int]] = [
+        ("contiguous", 76), ("transposed", 8), ("outer_last", 8), ("sliced", 8),
+    ]  # fmt: skip
+    return FurtherCall(
+        pen.draw_weighted(batches), pen.draw_weighted(sequences), pen.draw_weighted(layouts), pen.chance(10)
+    )
+
+
+def _draw_toggles(pen: Pen, repertoire: Repertoire, layer: Part | None) -> tuple[str, ...]:
+    """No setting, one or two; more often, and among those that act on it, for a layer that stirs rare passes."""
+    known, count = repertoire.toggles, pen.draw_weighted(repertoire.toggled)
+    names = [(toggle.name, toggle.weight) for toggle in known]
+    stirred = idiom(layer.name).traits.stirs if layer is not None else ()
+    acting = [toggle.name for toggle in known if toggle.acts_on in stirred]
+    if acting and pen.chance(75):
+        count, names = 1 + pen.number(1), [(name, 1) for name in acting]
+    drawn = [pen.draw_named(names) for _ in range(count)]
+    return tuple(dict.fromkeys(name for name in drawn if pen.weights.get(name, 100)))
+
+
+# Several times as many as the longest case reads.
+_BUFFER_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class GeneratedCase:
+    """A spec, its source, and the bytes it was drawn from.
+
+    ``choices`` replay under the same profile and Hypothesis version; they are empty for a case that
+    was shrunk, whose spec is all there is.
+    """
+
+    spec: CaseSpec
+    source: str
+    choices: bytes = b""
+
+    @classmethod
+    def of(cls, spec: CaseSpec, choices: bytes = b"") -> GeneratedCase:
+        """Render a spec."""
+        return cls(spec, render(spec), choices)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the idioms, near misses and choices that made it (see `fuzzcompile.fuzz.generation.profile`)."""
+        return self.spec.features
+
+    @cached_property
+    def sha256(self) -> str:
+        """Identity of the case: the hash of its source."""
+        return hashlib.sha256(self.source.encode()).hexdigest()
+
+
+def draw_case_at(seed: int, index: int, profile: Profile) -> GeneratedCase:
+    """The ``index``-th case of a campaign: the same for the same arguments, on any machine."""
+    for attempt in count():
+        buffer = random.Random(f"fuzzcompile {seed} {index} {attempt}").randbytes(_BUFFER_BYTES)
+        case = _draw_from_bytes(buffer, profile)
+        if case is not None:
+            return case
+    raise AssertionError("unreachable")
+
+
+def from_choices(choices: bytes, profile: Profile) -> GeneratedCase:
+    """The case that these bytes spell; where they end early, the simplest choices follow.
+
+    Raises:
+        ValueError: Hypothesis rejects the bytes under this profile.
+    """
+    case = _draw_from_bytes(choices + bytes(_BUFFER_BYTES), profile)
+    if case is None:
+        raise ValueError("Hypothesis rejects these choices")
+    return case
+
+
+def _draw_from_bytes(buffer: bytes, profile: Profile) -> GeneratedCase | None:
+    seen, fuzz = _make_reader(profile)
+    seen.clear()
+    choices = fuzz(buffer)
+    return None if choices is None else GeneratedCase.of(seen[0], choices)
+
+
+@lru_cache(maxsize=64)
+def _make_reader(profile: Profile) -> tuple[list[CaseSpec], Callable[[bytes], bytes | None]]:
+    """A list, and a function that draws a spec from bytes and appends it to the list."""
+    seen: list[CaseSpec] = []
+
+    @settings(database=None, suppress_health_check=list(HealthCheck))
+    @given(case_strategy(profile))
+    def read(spec: CaseSpec) -> None:
+        seen.append(spec)
+
+    fuzzed: Any = read  # ``given`` does not type what it adds
+    return seen, fuzzed.hypothesis.fuzz_one_input
+
+
+# Cases as files, without running them.
+
+
+def write_cases(folder: Path, seed: int, count: int, profile: Profile, *, start: int = 0) -> list[Path]:
+    """Write ``count`` distinct cases into ``folder``, from index ``start`` of the seed on.
+
+    Files are named after seed and index, so that a case can be drawn again, and their docstrings list the idioms, near
+    misses and choices in it.
+
+    Raises:
+        UsageError: the folder cannot be written to.
+    """
+    paths: list[Path] = []
+    seen: set[str] = set()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for index in counting(start):
+            if len(paths) == count:
+                break
+            case = draw_case_at(seed, index, profile)
+            if case.sha256 in seen:
+                continue
+            seen.add(case.sha256)
+            path = folder / f"case_{seed}_{index}.py"
+            path.write_text(render(case.spec, described=True), encoding="utf-8")
+            paths.append(path)
+    except OSError as error:
+        raise UsageError(f"Cannot write cases to {folder}: {error.strerror or error}; name another folder.") from error
+    return paths

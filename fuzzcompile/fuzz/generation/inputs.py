@@ -1,0 +1,234 @@
+"""Names and expressions of the inputs that a case's ``make`` returns, masks included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fuzzcompile.fuzz.generation.spec import CaseSpec, Dims, Mask, ProgramArgument
+from fuzzcompile.fuzz.idioms.registry import find_attention_traits, idiom
+from fuzzcompile.model.templates import get_template
+from fuzzcompile.programs.edits.tensor_values import LAYOUTS, fill_expression, format_tuple, join_sizes
+
+# Expressions for masks. Without near misses every query keeps at least one key.
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a call as source text: numbers, or expressions that read them from a tensor."""
+
+    batch: str
+    sequence: str
+    source: str
+    width: int
+
+    @property
+    def tokens(self) -> str:
+        """The number of tokens, for code in front of the embedding."""
+        return self.sequence if self.sequence.isdigit() else "tokens.shape[1]"
+
+    def dividing(self, count: int) -> int:
+        """The most parts, up to ``count``, that the features can be cut into."""
+        return next(parts for parts in range(count, 0, -1) if self.width % parts == 0)
+
+
+def make_fixed_sizes(spec: CaseSpec) -> Sizes:
+    """The sizes of the first call as numbers."""
+    d = spec.dims
+    return Sizes(str(d.batch), str(d.sequence), str(d.keys), d.width)
+
+
+def find_mask_shape(spec: CaseSpec, mask: Mask, n: Sizes) -> tuple[str, ...]:
+    """The mask's shape; without heads the scores are (B, T, S), else (B, H, T, S)."""
+    flat = spec.attention.layout == "flat"
+    heads = () if flat else (str(spec.dims.heads),)
+    singles = tuple("1" for _ in heads)
+    shapes: dict[str, tuple[str, ...]] = {
+        "square": ("1", *singles, n.sequence, n.source),
+        "key": (n.batch, *singles, "1", n.source),
+        "matrix": (n.sequence, n.source),
+        "heads": (*heads, n.sequence, n.source),
+        "row": (n.source,),
+        "full": (n.batch, *heads, n.sequence, n.source),
+    }
+    return shapes[mask.shape]
+
+
+def render_mask(spec: CaseSpec, n: Sizes, device: str = "") -> str:
+    """Source of the mask of ``spec``'s attention; ``device`` (``x.device``) where a module makes it."""
+    mask = spec.attention.mask
+    assert mask is not None, "only a masked attention has a mask"
+    if render_mask_function(spec):
+        return f"make_mask({n.batch}, {n.sequence}, {n.source}{', ' + device if device else ''})"
+    shape = find_mask_shape(spec, mask, n)
+    size = format_tuple(shape)
+    dtype = _find_mask_dtype(spec, mask)
+    option = "" if dtype == "float32" else f", dtype=torch.{dtype}"
+    on = f", device={device}" if device else ""
+    if mask.dtype == "int64":
+        return f"torch.randint(-2, 3, {size})"
+    if mask.dtype == "bool":
+        return f"torch.ones({size}, dtype=torch.bool{on})" + (".tril()" if _keeps_true(spec, mask) else ".triu(1)")
+    if mask.kind == "bias":
+        return f"torch.randn({size if len(shape) == 1 else ', '.join(shape)}{option})"
+    return f'torch.full({size}, float("-inf"){option}{on}).triu(1)'
+
+
+def render_mask_function(spec: CaseSpec) -> str:
+    """Source of the function that makes the mask, or nothing where an expression does."""
+    mask = spec.attention.mask
+    if (
+        mask is None
+        or spec.layer is not None
+        or mask.dtype == "int64"
+        or not (_needs_rule(mask) or _by_rule(mask) or mask.inside)
+    ):
+        return ""
+    shape = find_mask_shape(spec, mask, Sizes("batch", "queries", "keys", spec.dims.width))
+    paired = mask.shape not in ("row", "key")
+    rule = "blocked" if mask.blocked else mask.kind if paired or mask.kind == "alibi" else "padding"
+    return (
+        get_template("mask.py.j2")
+        .render(
+            rule="padding" if rule == "bias" else rule,
+            paired=paired,
+            shape=format_tuple(shape),
+            sizes=", ".join(shape),
+            heads=spec.dims.heads,
+            slopes=mask.shape in ("heads", "full") and spec.attention.layout != "flat",
+            boolean=mask.dtype == "bool",
+            keeps=_keeps_true(spec, mask),
+            dtype=_find_mask_dtype(spec, mask),
+        )
+        .strip()
+    )
+
+
+def _needs_rule(mask: Mask) -> bool:
+    """Return whether a rule makes the mask: with one entry per key, a triangle would hide keys from every query."""
+    return mask.blocked or (mask.shape in ("row", "key") and (mask.kind != "bias" or mask.dtype == "bool"))
+
+
+def _by_rule(mask: Mask) -> bool:
+    return mask.kind not in ("bias", "causal") or (mask.kind == "bias" and mask.dtype == "bool")
+
+
+def _find_mask_dtype(spec: CaseSpec, mask: Mask) -> str:
+    return spec.dtype if mask.dtype in ("model", "bool") else mask.dtype
+
+
+def _keeps_true(spec: CaseSpec, mask: Mask) -> bool:
+    """Return whether true means that a key is kept."""
+    return mask.use == "keep" or not find_attention_traits(spec.attention).has_scores
+
+
+def list_inputs(spec: CaseSpec, dims: Dims) -> list[tuple[str, str]]:
+    """Return the inputs of a call at these sizes; an aliased input is the name of the one before it."""
+    spec = replace(spec, dims=dims)
+    d = dims
+    if spec.embedding:
+        inputs = [("tokens", f"torch.randint(0, 32, ({d.batch}, {d.sequence}))")]
+    elif takes_x(spec):
+        inputs = [("x", _render_floating(spec, (d.batch, d.sequence, d.width)))]
+    elif spec.aliased:
+        inputs = [("q", _render_floating(spec, _find_input_shape(spec, "q"))), ("k", "q"), ("v", "q")]
+    else:
+        inputs = [(letter, _render_floating(spec, _find_input_shape(spec, letter))) for letter in "qkv"]
+    inputs += [(name, _render_extra_input(spec, name)) for name in list_extra_inputs(spec)]
+    if takes_targets(spec):
+        ignored = f"torch.arange({d.sequence}) % 3 == 1, -100"
+        inputs.append(("targets", f"torch.randint(0, 32, ({d.batch}, {d.sequence})).masked_fill({ignored})"))
+    return inputs
+
+
+def _render_extra_input(spec: CaseSpec, name: str) -> str:
+    """The expression of an extra input."""
+    a, d = spec.attention, spec.dims
+    if spec.program is not None:
+        return _render_argument(next(known for known in spec.program.arguments if known.name == name), d)
+    if name == "memory":
+        return _render_floating(spec, (d.batch, d.keys, d.width))
+    return render_mask(spec, make_fixed_sizes(spec)) if name == "mask" else find_attention_traits(a).inputs(a, d)[name]
+
+
+def _render_argument(argument: ProgramArgument, dims: Dims) -> str:
+    """The expression of a program's further input: numbers of its dtype."""
+    shape = format_tuple(resolve_shape(argument.shape, dims))
+    if argument.dtype == "bool":
+        return f"torch.rand({shape}) > 0.5"
+    if argument.dtype.startswith("int"):
+        return f"torch.randint(-4, 5, {shape}, dtype=torch.{argument.dtype})"
+    return f"torch.randn({shape}, dtype=torch.{argument.dtype})"
+
+
+def list_call_dims(spec: CaseSpec) -> list[Dims]:
+    """The sizes of each call of the case."""
+    return [spec.dims, *(call.dims(spec.dims) for call in spec.compile.calls)]
+
+
+def resolve_shape(shape: Sequence[str | int], dims: Dims) -> tuple[int, ...]:
+    """The sizes of a program's argument as numbers."""
+    named = {"B": dims.batch, "T": dims.sequence, "C": dims.width}
+    return tuple(named[size] if isinstance(size, str) else size for size in shape)
+
+
+def find_activation_shape(spec: CaseSpec) -> tuple[int, ...]:
+    """The shape of the activation that enters the body: x, or the query."""
+    d = spec.dims
+    return (d.batch, d.sequence, d.width) if takes_x(spec) else _find_input_shape(spec, "q")
+
+
+def _find_input_shape(spec: CaseSpec, letter: str) -> tuple[int, ...]:
+    a, d = spec.attention, spec.dims
+    shared = letter != "q"
+    length = d.source if shared and a.cross else d.sequence
+    if a.layout == "flat":
+        return (d.batch, length, d.width)
+    heads = spec.key_heads if shared else d.heads
+    heads_last = a.layout == "heads_last" or (letter == "k" and a.key_permuted)
+    middle = (length, heads) if heads_last else (heads, length)
+    leading = (2,) if a.leading else ()
+    return (*leading, d.batch, *middle, d.head_dim)
+
+
+def _render_floating(spec: CaseSpec, shape: tuple[int, ...]) -> str:
+    """An expression for a floating tensor of that shape, with the values and memory layout that the spec asks for."""
+    option = "" if spec.dtype == "float32" else f", dtype=torch.{spec.dtype}"
+    plain = spec.values is None and spec.inputs == "contiguous"
+    if plain:
+        grad = ", requires_grad=True" if spec.backward else ""
+        return f"torch.randn({join_sizes(shape)}{option}{grad})"
+    layout = LAYOUTS.get(spec.inputs)
+    base = layout.base(shape) if layout else shape
+    calls = layout.view.format(shape=join_sizes(shape)) if layout else ""
+    tensor = f"torch.randn({join_sizes(base)}{option})"
+    if spec.values is not None:
+        like = f"torch.{spec.dtype}"
+        tensor = fill_expression(
+            spec.values, tensor, tensor, shape=format_tuple(base), like=like, option=option, dtype=spec.dtype
+        )
+    calls += ".requires_grad_()" if spec.backward else ""
+    wrapped = f"({tensor})" if calls and (" * " in tensor or tensor.startswith("-")) else tensor
+    return wrapped + calls
+
+
+def takes_x(spec: CaseSpec) -> bool:
+    """Return whether the body works on an activation, and not on query, key and value that are inputs."""
+    return not spec.attends or spec.block is not None or spec.attention.projection is not None
+
+
+def list_extra_inputs(spec: CaseSpec) -> list[str]:
+    """The names of the attention's inputs beside x, or beside query, key and value."""
+    a = spec.attention
+    if spec.program is not None:
+        return [argument.name for argument in spec.program.arguments if not argument.parameter]
+    if spec.layer is not None:
+        return []
+    memory = ["memory"] if a.cross and takes_x(spec) else []
+    mask = ["mask"] if a.mask is not None and not a.mask.inside else []
+    return [*memory, *mask, *find_attention_traits(a).inputs(a, spec.dims)]
+
+
+def takes_targets(spec: CaseSpec) -> bool:
+    """Return whether the head compares with target tokens."""
+    return spec.head is not None and idiom(spec.head.name).traits.targets(spec.head)

@@ -1,0 +1,369 @@
+"""Renders a spec to the source of its case file. Nothing is drawn here."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from jinja2.environment import TemplateModule
+
+from fuzzcompile.compiler.facts.inductor_toggles import collect_config, collect_options
+from fuzzcompile.fuzz.generation.inputs import (
+    Sizes,
+    list_extra_inputs,
+    list_inputs,
+    make_fixed_sizes,
+    render_mask,
+    render_mask_function,
+    resolve_shape,
+    takes_targets,
+    takes_x,
+)
+from fuzzcompile.fuzz.generation.spec import Attention, Block, CaseSpec, Dims, FurtherCall, OperatorProgram, Part
+from fuzzcompile.fuzz.idioms.registry import find_attention_traits, idiom
+from fuzzcompile.fuzz.near_misses.near_miss_registry import find_detour
+from fuzzcompile.model.contract import COMPILE
+from fuzzcompile.model.templates import expand_macro, get_template
+from fuzzcompile.programs.edits.tensor_values import find_functions, format_tuple
+
+# The parts of a case file beside its program: how it is compiled and called, and what it is made of.
+
+
+def render_description(spec: CaseSpec) -> str:
+    """The names of the idioms, near misses and choices in the case, for its docstring."""
+    lines = ["A generated case.", ""]
+    parts = (("Idioms", spec.idioms), ("Near misses", spec.near_misses), ("Operators", spec.operators))
+    for title, names in (*parts, ("Choices", spec.choices)):
+        text = f"{title}: {', '.join(names) or 'none'}."
+        lines += textwrap.wrap(text, 99, break_long_words=False)
+    return "\n".join([*lines, ""])
+
+
+def list_settings(spec: CaseSpec) -> list[tuple[str, str]]:
+    """The names and expressions at the top of the file that say how the case is compiled and called."""
+    how = spec.compile
+    compile_options = collect_options(how.toggles)
+    configs = {"inductor": collect_config(how.toggles), "dynamo": dict.fromkeys(_CAPTURE, True) if how.captured else {}}
+    configs = {name: entries for name, entries in configs.items() if entries}
+    settings = [
+        ("GRAD", f'"{how.grad}"' if how.grad else ""),
+        ("BACKWARD", "True" if spec.backward else ""),
+        ("OPTIONS", _render_dictionary(compile_options, "") if compile_options else ""),
+        ("CONFIG", _render_dictionary(configs, "") if configs else ""),
+        ("MODE", f'"{how.mode}"' if how.mode else ""),
+        ("DYNAMIC", "" if how.dynamic is None else str(how.dynamic)),
+        ("FULLGRAPH", "True" if how.fullgraph else ""),
+        ("PATH", f'"{how.path}"' if how.path != COMPILE else ""),
+    ]
+    return [(name, expression) for name, expression in settings if expression]
+
+
+def _render_constant(value: object) -> str:
+    """A constant in Python, with the quotes that a formatter would give it."""
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def _render_dictionary(values: Mapping[str, object], indent: str) -> str:
+    """A dictionary with one entry a line."""
+    if not values:
+        return "{}"
+    inner = indent + "    "
+    entries = [
+        f'{inner}"{key}": '
+        f"{_render_dictionary(value, inner) if isinstance(value, Mapping) else _render_constant(value)},\n"
+        for key, value in values.items()
+    ]
+    return "{\n" + "".join(entries) + indent + "}"
+
+
+def render_calls(spec: CaseSpec) -> str:
+    """The inputs of the further calls."""
+    if not spec.compile.calls:
+        return ""
+    return "[\n" + "".join(_render_call(spec, call) for call in spec.compile.calls) + "]"
+
+
+def _render_call(spec: CaseSpec, call: FurtherCall) -> str:
+    """The inputs of one call, as an entry of a list."""
+    spec = replace(spec, inputs=call.inputs, backward=spec.backward or call.grad)
+    inputs = list_inputs(spec, call.dims(spec.dims))
+    if len(inputs) == 1:
+        return f"    ({inputs[0][1]},),\n"
+    names = dict(inputs)
+    entries = [f"        {names.get(expression, expression)},\n" for _, expression in inputs]
+    return "    (\n" + "".join(entries) + "    ),\n"
+
+
+def render_driver(spec: CaseSpec) -> str:
+    """The body of ``run``, where the case is not simply called."""
+    how, call = spec.compile, "return model(*inputs)"
+    if how.autocast is not None:
+        call = f"with torch.autocast(inputs[0].device.type, dtype=torch.{how.autocast}):\n    {call}"
+    if how.mark is not None:
+        call = f"torch._dynamo.decorators.{how.mark}(inputs[0], 0)\n{call}"
+    return "" if call == "return model(*inputs)" else call
+
+
+# Numbers, and tensors of sizes, that depend on what a tensor holds stay in the graph.
+_CAPTURE = ("capture_scalar_outputs", "capture_dynamic_output_shape_ops")
+
+
+# The mask dtypes that promote scores of each dtype (two half formats meet in float32).
+_WIDER = {
+    "float32": ("float64",),
+    "float16": ("float32", "float64"),
+    "bfloat16": ("float16", "float32", "float64"),
+}
+
+# Marks of parameters that start at 0 or 1, where an error in what is done with them does not show.
+_CONSTANT_AT_FIRST = ("Norm(", "nn.Parameter(torch.zeros", "nn.Parameter(torch.ones")
+
+
+@lru_cache(maxsize=1024)
+def render(spec: CaseSpec, *, described: bool = False) -> str:
+    """The case file: self-contained, needs torch only, formatted as ``ruff format`` would.
+
+    ``described`` puts the names of its idioms, near misses and choices on top.
+    """
+    classes = [source.strip() for source in _render_classes(spec)]
+    inputs = list_inputs(spec, spec.dims)
+    classes = [*find_functions([expression for _, expression in inputs]), *classes]
+    cast = spec.dtype != "float32" and any(mark in source for source in classes for mark in ("nn.Parameter", "self."))
+    return get_template("case.py.j2").render(
+        spec=spec,
+        description=render_description(spec) if described else "",
+        classes=classes,
+        inputs=inputs,
+        settings=list_settings(spec),
+        calls=render_calls(spec),
+        driver=render_driver(spec),
+        functional=any("F." in source for source in classes),
+        backends=any("sdpa_kernel(" in source for source in classes),
+        cast=f".to(torch.{spec.dtype})" if cast else "",
+        scattered=any(mark in source for source in classes for mark in _CONSTANT_AT_FIRST),
+    )
+
+
+def _load_macros(name: str | None) -> TemplateModule | None:
+    return idiom(name).load().module if name else None
+
+
+def _render_constructor(spec: CaseSpec, part: Part) -> str:
+    """The expression that makes the module of a part."""
+    return expand_macro(_load_macros(part.name), "new", spec.dims, part)
+
+
+def _render_classes(spec: CaseSpec) -> list[str]:
+    """The source of every function and class, each after those that it uses; the last is ``Model``."""
+    if spec.program is not None:
+        return [_render_program_class(spec, spec.program)]
+    d, n, block = spec.dims, _choose_sizes(spec, "x"), spec.block or Block()
+    beside = spec.detours or spec.programs
+    whole = bool(block.layers > 1 or spec.head or beside or spec.returns_activation)
+    alone = spec.block is None and not whole
+    used = [spec.embedding, block.norm, block.residual]
+    if spec.layer is None:
+        used += [spec.attention.position, spec.attention.projection]
+    defined = [(name, Part(name)) for name in used if name]
+    defined += [(part.name, part) for part in (spec.block and block.feed_forward, spec.layer) if part]
+    sources = []
+    for name, part in defined:
+        source = expand_macro(_load_macros(name), "definition", d, n, part)
+        if alone and part is spec.layer:
+            source = source.replace(f"class {_render_constructor(spec, part).partition('(')[0]}(", "class Model(")
+        sources += [source] if source else []
+    if render_mask_function(spec):
+        sources.append(render_mask_function(spec))
+    if spec.layer is None:
+        sources.append(_render_attention_class(spec, "Model" if alone else "Attention"))
+    if spec.block:
+        sources.append(_render_block_class(spec, spec.block, "Block" if whole else "Model"))
+    if whole:
+        sources.append(_render_model_class(spec))
+    return sources
+
+
+def _choose_sizes(spec: CaseSpec, x: str) -> Sizes:
+    """Numbers; or, if a second call has other sizes, expressions that read them from ``x``."""
+    if not spec.compile.calls:
+        return make_fixed_sizes(spec)
+    if x == "q":
+        source = "k.shape[-1]" if spec.attention.key_permuted else "k.shape[-2]"
+        return Sizes("q.shape[0]", "q.shape[-2]", source, spec.dims.width)
+    source = "memory.shape[1]" if spec.attention.cross and spec.layer is None else f"{x}.shape[1]"
+    return Sizes(f"{x}.shape[0]", f"{x}.shape[1]", source, spec.dims.width)
+
+
+def _render_attention_class(spec: CaseSpec, name: str) -> str:
+    a, d = spec.attention, spec.dims
+    made_of_x = takes_x(spec)
+    n = _choose_sizes(spec, "x" if made_of_x else "q")
+    value = compute_scale(a, d)
+    device = "x.device" if made_of_x else "q.device"
+    return (
+        idiom(a.idiom)
+        .load()
+        .render(
+            a=a,
+            d=d,
+            n=n,
+            name=name,
+            arguments=[*(("x",) if made_of_x else ("q", "k", "v")), *list_extra_inputs(spec)],
+            projection=_load_macros(a.projection),
+            position=_load_macros(a.position),
+            norm=_load_macros(a.norm),
+            grouping=_load_macros(a.grouping),
+            rotated=d.width if a.layout == "flat" else d.head_dim,
+            takes_x=made_of_x,
+            source="memory" if a.cross else "x",
+            kv_width=spec.key_heads * d.head_dim,
+            arrange={letter: _render_arrangement(spec, n, letter) for letter in "qkv"},
+            product="q @ k" if a.key_permuted else "q @ k.transpose(-2, -1)",
+            scale_value=value,
+            scale=value if a.scale == "literal" else "self.scale",
+            promoted=_promotes_scores(spec),
+            narrow=bool(a.chosen.get("narrow")),
+            drops=a.dropout is not None and find_attention_traits(a).has_scores,
+            made=render_mask(spec, n, device) if a.mask and a.mask.inside else None,
+            call=_render_sdpa_arguments(spec, value),
+        )
+        .strip()
+    )
+
+
+def _render_sdpa_arguments(spec: CaseSpec, scale: float) -> str:
+    a = spec.attention
+    choices = (
+        ("q, k, v", True),
+        ("mask", a.mask is not None),
+        (f"dropout_p={a.dropout}", a.dropout is not None),
+        ("is_causal=True", a.is_causal and a.mask is None),
+        (f"scale={scale}", bool(a.chosen.get("scaled")) or "factor" in a.chosen),
+    )
+    arguments = [argument for argument, present in choices if present]
+    if a.grouping and (shared := idiom(a.grouping).traits.sdpa_argument):
+        arguments.append(shared)
+    return ", ".join(arguments)
+
+
+def _render_arrangement(spec: CaseSpec, n: Sizes, letter: str) -> str:
+    """The calls that bring query, key or value to (B, H, T, D), or (B, H, D, T) for a permuted key."""
+    a, d = spec.attention, spec.dims
+    if a.layout == "flat":
+        return ""
+    permuted = letter == "k" and a.key_permuted
+    shared = letter != "q"
+    heads = spec.key_heads if shared else d.heads
+    length = n.source if shared and a.cross else n.sequence
+    calls = ""
+    if takes_x(spec):
+        calls += f".view({n.batch}, {length}, {heads}, {d.head_dim})"
+    if permuted:
+        calls += ".permute(0, 2, 3, 1)"
+    elif a.layout == "heads_last":
+        calls += ".permute(0, 2, 1, 3)"
+    if shared and a.expanded:
+        calls += f".expand(-1, {d.heads}, -1, -1)"
+    return calls
+
+
+def compute_scale(a: Attention, d: Dims) -> float:
+    """The scale that keeps scores near 1, from the number of features summed; or the odd one that was drawn."""
+    root = float((d.width if a.layout == "flat" else d.head_dim) ** 0.5)
+    value = {"factor": 1 / root, "divisor": root, "of_each": root**-0.5}[find_attention_traits(a).scale]
+    return float(a.chosen["factor"]) if "factor" in a.chosen else round(value, 4)
+
+
+def _promotes_scores(spec: CaseSpec) -> bool:
+    """Return whether the added mask promotes the scores to a wider dtype than the value's."""
+    mask = spec.attention.mask
+    if mask is None or mask.use != "add" or not find_attention_traits(spec.attention).has_scores:
+        return False
+    return mask.dtype in _WIDER[spec.dtype]
+
+
+def _render_body(spec: CaseSpec) -> str:
+    """The expression that makes the attention, or the layer in its place."""
+    return _render_constructor(spec, spec.layer) if spec.layer else "Attention()"
+
+
+def _render_block_class(spec: CaseSpec, block: Block, name: str) -> str:
+    """The block; a single one is the model itself."""
+    embedding = _load_macros(spec.embedding) if name == "Model" else None
+    extra = list_extra_inputs(spec)
+    return get_template("block.py.j2").render(
+        d=spec.dims,
+        n=_choose_sizes(spec, "tokens"),
+        name=name,
+        arguments=["tokens" if embedding else "x", *extra],
+        more="".join(f", {argument}" for argument in extra),
+        embedding=embedding,
+        attention=_render_body(spec),
+        norm=_render_constructor(spec, Part(block.norm)) if block.norm else None,
+        placement=block.placement,
+        residual=_load_macros(block.residual),
+        in_place=block.in_place,
+        feed_forward=_render_constructor(spec, block.feed_forward) if block.feed_forward else None,
+    )
+
+
+def _render_program_class(spec: CaseSpec, program: OperatorProgram) -> str:
+    """A program in the place of the model."""
+    parameters = [argument for argument in program.arguments if argument.parameter]
+    return get_template("program.py.j2").render(
+        parameters=[(argument.name, format_tuple(resolve_shape(argument.shape, spec.dims))) for argument in parameters],
+        arguments=["x", *list_extra_inputs(spec)],
+        statements=program.statements,
+        outputs=program.outputs,
+    )
+
+
+def _render_beside(spec: CaseSpec, where: str, name: str, width: int) -> list[str]:
+    """The statements at a place beside the body, over the activation of that name."""
+    detours = [find_detour(part).render_statements(name, part, width) for place, part in spec.detours if place == where]
+    return [*detours, *("\n".join(program.statements) for place, program in spec.programs if place == where)]
+
+
+def _render_model_class(spec: CaseSpec) -> str:
+    """The module around the body: embedding, detours, a stack of blocks, a head, several outputs."""
+    block, extra, a = spec.block, list_extra_inputs(spec), spec.attention
+    embedding = _load_macros(spec.embedding)
+    of_x = takes_x(spec)
+    entering = "x" if of_x else "q"
+    arguments = ", ".join([*(("x",) if of_x else ("q", "k", "v")), *extra])
+    outputs = ["x"]
+    if block is not None and block.layers > 1:
+        blocks = f"[Block()] * {block.layers}" if block.tied else f"Block() for _ in range({block.layers})"
+        parts = [("blocks", f"nn.ModuleList({blocks})")]
+        calls = [f"for block in self.blocks:\n    x = block({arguments})"]
+    elif block is not None:
+        parts, calls = [("block", "Block()")], [f"x = self.block({arguments})"]
+    else:
+        name = "layer" if spec.layer else "attention"
+        returned = {"": [], "weights": ["weights"], "keys": ["keys_out", "values_out"]}["" if spec.layer else a.returns]
+        outputs += returned
+        parts, calls = [(name, _render_body(spec))], [f"{', '.join(outputs)} = self.{name}({arguments})"]
+    if spec.returns_activation:
+        calls.insert(0, f"given = {entering}")
+        outputs.append("given")
+    head = _load_macros(spec.head.name) if spec.head else None
+    targets = ["targets"] if takes_targets(spec) else []
+    inputs = ["tokens"] if embedding else ["x"] if of_x else ["q", "k", "v"]
+    width = spec.dims.width if of_x or a.layout == "flat" else spec.dims.head_dim
+    return get_template("model.py.j2").render(
+        d=spec.dims,
+        n=_choose_sizes(spec, "tokens" if embedding else "x"),
+        p=spec.head,
+        tied=bool(embedding),
+        arguments=[*inputs, *extra, *targets],
+        embedding=embedding,
+        parts=parts,
+        calls=calls,
+        before=_render_beside(spec, "before", entering, width),
+        after=_render_beside(spec, "after", "x", width),
+        head=head,
+        result=", ".join(outputs),
+    )

@@ -1,0 +1,359 @@
+"""A case as plain data: which idioms, with which parameters, at which sizes, compiled how.
+
+A spec is the whole recipe: `fuzzcompile.fuzz.generation.rendering.render` turns it into source without drawing
+anything, and every name it reports is read off the data, so that it cannot say one thing and
+render another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from fuzzcompile.model.contract import COMPILE
+from fuzzcompile.programs.edits.tensor_values import InputLayout
+
+Choice = str | int | float | bool
+Choices = Mapping[str, Choice]
+Layout = Literal["heads_first", "heads_last", "flat"]
+Scale = Literal["literal", "buffer", "parameter", "one_element"]
+MaskKind = Literal["bias", "causal", "window", "alibi", "padding", "prefix", "documents"]
+MaskShape = Literal["square", "key", "matrix", "heads", "row", "full"]
+MaskUse = Literal["add", "fill", "where", "keep"]
+Returns = Literal["", "weights", "keys"]
+Placement = Literal["pre", "post", "sandwich"]
+
+Size = Literal["same", "more", "plus_five", "many", "one", "none", "batch", "sequence", "heads", "head_dim"]
+Mark = Literal["maybe_mark_dynamic", "mark_dynamic", "mark_unbacked"]
+
+_SCHEMA = 4
+
+
+@dataclass(frozen=True)
+class Dims:
+    """Sizes: ``batch`` × ``sequence`` × (``heads`` · ``head_dim``); ``source`` keys in a cross attention."""
+
+    batch: int
+    sequence: int
+    heads: int
+    head_dim: int
+    source: int = 0
+
+    @property
+    def keys(self) -> int:
+        """Keys that each query sees."""
+        return self.source or self.sequence
+
+    @property
+    def width(self) -> int:
+        """Features of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def shared_heads(self) -> int:
+        """Heads of key and value where several query heads share one: half as many, or one."""
+        return self.heads // 2 if self.heads % 2 == 0 else 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """A registered idiom or operator and the choices made within it, by name; in templates ``part.choice``."""
+
+    name: str
+    choices: tuple[tuple[str, Choice], ...] = ()
+
+    def __getitem__(self, choice: str) -> Choice:
+        return dict(self.choices)[choice]
+
+    def with_choices(self, **choices: Choice) -> Part:
+        """The same part with some choices made otherwise."""
+        return Part(self.name, tuple({**dict(self.choices), **choices}.items()))
+
+
+@dataclass(frozen=True)
+class ProgramArgument:
+    """An input or parameter of a program beside x: its name, sizes, dtype, and whether it is a parameter.
+
+    A size is a number, or ``B``, ``T`` or ``C`` for one of the activation's.
+    """
+
+    name: str
+    shape: tuple[str | int, ...]
+    dtype: str
+    parameter: bool = False
+
+
+@dataclass(frozen=True)
+class OperatorProgram:
+    """Statements of Python over values with names, and the productions that wrote them.
+
+    One over an activation makes it anew and has no ``outputs``; one that stands in the place of a model returns them.
+    """
+
+    statements: tuple[str, ...]
+    operators: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
+    arguments: tuple[ProgramArgument, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A mask over the scores.
+
+    ``dtype`` is ``model`` for the dtype of the scores, else a torch name. A boolean mask is true where a key is
+    hidden, except in ``F.scaled_dot_product_attention`` and where its use is ``keep``. With ``inside`` the module
+    makes its mask itself. ``blocked`` hides every key from the first query.
+    """
+
+    kind: MaskKind = "bias"
+    shape: MaskShape = "square"
+    dtype: str = "model"
+    use: MaskUse = "add"
+    inside: bool = False
+    blocked: bool = False
+
+    @property
+    def hides(self) -> bool:
+        """True if some keys are hidden entirely."""
+        return self.kind not in ("bias", "alibi") or self.dtype == "bool"
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention; the defaults are the plainest one.
+
+    ``layout`` says how query, key and value arrive: (B, H, T, D), (B, T, H, D) to be permuted, or
+    (B, T, C) without heads. Without a ``projection`` they are inputs of the module (or, within a
+    block, the block's activation itself). ``position``, ``norm``, ``grouping`` name idioms that act on query and
+    key. ``leading`` inputs have one more dimension in front, of size 2; ``form`` holds choices that only this idiom
+    has.
+    """
+
+    idiom: str
+    projection: str | None = None
+    layout: Layout = "heads_first"
+    mask: Mask | None = None
+    is_causal: bool = False
+    scale: Scale = "literal"
+    key_permuted: bool = False
+    softmax_axis: int = -1
+    dropout: float | None = None
+    expanded: bool = False
+    returns: Returns = ""
+    cross: bool = False
+    position: str | None = None
+    norm: str | None = None
+    grouping: str | None = None
+    softcap: bool = False
+    sink: bool = False
+    leading: bool = False
+    form: tuple[tuple[str, Choice], ...] = ()
+
+    @property
+    def chosen(self) -> Choices:
+        """The choices that only this idiom has."""
+        return dict(self.form)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The residual block around the attention, ``layers`` times: of the same weights if ``tied``.
+
+    ``in_place`` branches are added to the stream where it lies.
+    """
+
+    layers: int = 1
+    norm: str | None = None
+    placement: Placement = "pre"
+    feed_forward: Part | None = None
+    residual: str | None = None
+    in_place: bool = False
+    tied: bool = False
+
+
+@dataclass(frozen=True)
+class FurtherCall:
+    """A further call: its sizes, named by how they relate to those of the first call, and its inputs' memory.
+
+    Guards and symbolic sizes go wrong at boundaries: at one and at nothing, where a size equals another one, and past
+    a size that was compiled for. With ``grad`` floating inputs require a gradient, whether or not one is asked for.
+    """
+
+    batch: Size = "same"
+    sequence: Size = "more"
+    inputs: InputLayout = "contiguous"
+    grad: bool = False
+
+    def dims(self, first: Dims) -> Dims:
+        """The sizes of the call, given those of the first."""
+        named = {"one": 1, "none": 0, "heads": first.heads, "head_dim": first.head_dim}
+        named |= {"batch": first.batch, "sequence": first.sequence}
+        batch, sequence = (
+            {"same": own, "more": own + 1, "plus_five": own + 5, "many": 8 * own + 1, **named}[size]
+            for size, own in ((self.batch, first.batch), (self.sequence, first.sequence))
+        )
+        return Dims(batch, sequence, first.heads, first.head_dim, first.source)
+
+
+@dataclass(frozen=True)
+class Compile:
+    """Settings of compiling and calling the case, beyond ``torch.compile(model)`` under ``no_grad``.
+
+    ``calls`` follow the first one. ``toggles`` name settings of `fuzzcompile.compiler.facts.inductor_toggles`.
+    ``mark`` is what the
+    program says of its first input's batch before each call. With ``captured`` numbers and sizes that depend on values
+    stay in the graph. ``path`` is what runs in the place of the program (`fuzzcompile.model.contract`).
+    """
+
+    grad: str | None = None
+    dynamic: bool | None = None
+    calls: tuple[FurtherCall, ...] = ()
+    mode: str | None = None
+    fullgraph: bool = False
+    autocast: str | None = None
+    toggles: tuple[str, ...] = ()
+    mark: Mark | None = None
+    captured: bool = False
+    path: str = COMPILE
+
+
+@dataclass(frozen=True)
+class CaseSpec:
+    """A whole case. Equal specs render to equal source.
+
+    A ``layer`` takes the place of the attention, which then has no meaning; a ``program`` that of the whole model.
+    ``programs`` and ``detours`` are statements over the activation, each with its place: ``before`` or ``after`` the
+    model's body. ``values`` names the operator that makes the floating inputs, ``inputs`` how they lie in memory;
+    ``aliased`` inputs are one tensor.
+    """
+
+    attention: Attention
+    dims: Dims
+    block: Block | None = None
+    layer: Part | None = None
+    embedding: str | None = None
+    head: Part | None = None
+    program: OperatorProgram | None = None
+    programs: tuple[tuple[str, OperatorProgram], ...] = ()
+    detours: tuple[tuple[str, Part], ...] = ()
+    dtype: str = "float32"
+    training: bool = False
+    backward: bool = False
+    values: str | None = None
+    inputs: InputLayout = "contiguous"
+    aliased: bool = False
+    returns_activation: bool = False
+    compile: Compile = Compile()
+    seed: int = 0
+
+    @property
+    def idioms(self) -> tuple[str, ...]:
+        """Names of the registered idioms in this case, the attention first."""
+        block = self.block or Block()
+        a = self.attention
+        parts = (a.projection, a.position, a.norm, a.grouping)
+        core = () if self.program else (a.idiom, *parts) if self.layer is None else (self.layer.name,)
+        around = (block.norm, _get_name(block.feed_forward), block.residual, self.embedding, _get_name(self.head))
+        return tuple(name for name in (*core, *around) if name)
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Names of the productions in its operator programs, each once."""
+        programs = [*((self.program,) if self.program else ()), *(program for _, program in self.programs)]
+        return tuple(dict.fromkeys(name for program in programs for name in program.operators))
+
+    @property
+    def attends(self) -> bool:
+        """True if the case has an attention whose parts are drawn, and nothing in its place."""
+        return self.layer is None and self.program is None
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of key and value."""
+        a, d = self.attention, self.dims
+        return 1 if a.expanded else d.shared_heads if a.grouping else d.heads
+
+    @property
+    def near_misses(self) -> tuple[str, ...]:
+        """Names of the near misses that the case has, whether drawn or by coincidence."""
+        return tuple(name for name, present in MARKS.items() if present(self))
+
+    @property
+    def plain(self) -> bool:
+        """True if the case is one attention over query, key and value, of any batch, and nothing else."""
+        around = (self.layer, self.block, self.embedding, self.head, self.attention.projection)
+        return not any((*around, self.program, self.programs)) and STILL_PLAIN.issuperset(self.near_misses)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The names of the other choices: dtype, mode of training, and how it is compiled."""
+        how, attention = self.compile, self.attention if self.attends else None
+        mask = attention and attention.mask
+        named = (
+            f"dtype_{self.dtype}",
+            self.training and "training",
+            self.backward and "backward",
+            self.block and ("stack" if self.block.layers > 1 else "block"),
+            self.plain and "plain",
+            self.program and "program",
+            self.programs and "program_beside",
+            attention and f"layout_{attention.layout}",
+            mask and f"mask_{mask.kind}",
+            mask and mask.dtype != "model" and f"mask_of_{mask.dtype}",
+            *((attention and [f"form_{name}" for name, chosen in attention.form if chosen]) or ()),
+            attention and attention.returns and f"returns_{attention.returns}",
+            attention and attention.dropout and "dropout",
+            attention and attention.cross and "cross_attention",
+            attention and attention.softcap and "softcap",
+            attention and attention.sink and "sink",
+            how.grad,
+            how.dynamic and "dynamic",
+            how.calls and "second_call",
+            *self._later,
+            how.mark,
+            how.captured and "captured_values",
+            how.path != COMPILE and f"path_{how.path}",
+            how.mode and f"mode_{how.mode}",
+            how.fullgraph and "fullgraph",
+            how.autocast and "autocast",
+            *how.toggles,
+        )
+        return tuple(name for name in named if isinstance(name, str) and name)
+
+    @property
+    def _later(self) -> tuple[str, ...]:
+        """Names of the properties that further calls have and the first has not."""
+        calls = [(call, call.dims(self.dims)) for call in self.compile.calls]
+        named = {
+            "same_sizes_again": any(dims == self.dims for _, dims in calls),
+            "one_later": any(1 in (dims.batch, dims.sequence) for _, dims in calls),
+            "empty_later": any(0 in (dims.batch, dims.sequence) for _, dims in calls),
+            "other_strides_later": any(call.inputs != self.inputs for call, _ in calls),
+            "requires_grad_later": any(call.grad and not self.backward for call, _ in calls),
+        }
+        return tuple(name for name, present in named.items() if present)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """All names that describe the case: idioms, near misses, productions and choices, each once."""
+        return tuple(dict.fromkeys((*self.idioms, *self.near_misses, *self.operators, *self.choices)))
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data, with the names of idioms and near misses."""
+        return {
+            "schema": _SCHEMA,
+            **asdict(self),
+            "idioms": list(self.idioms),
+            "near_misses": list(self.near_misses),
+        }
+
+
+def _get_name(part: Part | None) -> str | None:
+    return part.name if part else None
+
+
+# How to recognise each near miss in a spec, by name. They register here, because this module may not import them.
+MARKS: dict[str, Callable[[CaseSpec], bool]] = {}
+# The names of those that leave a plain attention plain.
+STILL_PLAIN: set[str] = set()

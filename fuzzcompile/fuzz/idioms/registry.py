@@ -1,0 +1,234 @@
+"""The idioms by name: adding one takes a template and a unit, in this package or outside of it.
+
+The unit says how often the idiom is drawn, draws its choices, and declares what it can do: near misses, settings and
+the choices that give way to each other ask these capabilities, never for a name.
+
+The template is ``templates/idioms/NAME.py.j2``, or the idiom's ``source``. ``n`` are the sizes as source text, ``p``
+the part's choices. What the template has to give depends on the role:
+
+* ``attention``: extends ``idioms/attention.py.j2`` and fills its blocks; the unit is a function that
+  draws an `Attention`.
+* ``projection``: macros ``state(name, d, features)``, statements for ``__init__``, and ``apply(name, x)``, an
+  expression; or, for one that makes query, key and value at once, ``fused_state(d, shared)`` and
+  ``fused(x, d, shared)``.
+* ``position`` and ``query_norm``: macro ``apply(name)``, an expression over (…, T, D), and where needed ``state(d)``.
+* ``grouping``: macro ``apply(name, d)``, an expression that brings (B, G, S, D) to all heads.
+* ``norm``, ``feed_forward`` and ``layer``: a macro ``new(d, p)``, an expression for the module, and where it
+  needs a class of its own, a macro ``definition(d, n, p)`` with that class. A layer is a module from (B, T, C) to
+  (B, T, C) that stands in the place of the attention.
+* ``residual``: macro ``apply(branch, name)``, an expression over x, and where needed ``state(name, d)``.
+* ``embedding``: macros ``state(d)`` and ``apply(d, n)``, from token ids to activations.
+* ``head``: macros ``state(d, p, tied)`` and ``apply(p, tied)``, statements that end in a return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from jinja2 import Template
+
+from fuzzcompile.compiler.facts.inductor_toggles import Stirred
+from fuzzcompile.fuzz.generation.pen import Pen
+from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec, Choices, Dims, Layout, Part
+from fuzzcompile.model.templates import get_template
+
+Role = Literal[
+    "attention",
+    "projection",
+    "position",
+    "query_norm",
+    "grouping",
+    "norm",
+    "feed_forward",
+    "residual",
+    "layer",
+    "embedding",
+    "head",
+]
+DrawAttention = Callable[[Pen], Attention]
+DrawPart = Callable[[Pen], Choices]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionTraits:
+    """Capabilities of an attention idiom; the defaults hold where it fills no block of the frame but ``scores``.
+
+    Attributes:
+        layouts: the layouts that it is written for; all if none are given.
+        plain: how often it is drawn where there is nothing else, in proportion to the variants of rewrites for it.
+        has_scores: scores and weights are tensors of the program, not within ``F.scaled_dot_product_attention``.
+        scale: whether its ``scale`` multiplies or divides the scores, or multiplies query and key each.
+        scale_takes: what may stand for ``scale``: the usual number only, any number, or a tensor.
+        softcap: the frame may cap the scores.
+        sink: the frame may add a sink to the scores.
+        softmax_axis: the softmax may run over another axis.
+        key_permuted: its scores are the frame's ``product``, so that the key may come as (B, H, D, T).
+        shared_heads: query heads may share heads of key and value.
+        leading: query, key and value may have a dimension more.
+        empty: it runs on no samples and on no tokens.
+        hides_keys: it takes keys out itself, as a mask does.
+        own_mask: its mask has one form; dtype and rank stay.
+        mask_dtypes: the dtypes of additive masks that it draws itself; with another one it is a near miss.
+        widens_plain_mask: its mask is drawn wider than the scores at times where there is nothing else.
+        inputs: names and expressions of what it takes beside query, key, value and mask.
+    """
+
+    layouts: tuple[Layout, ...] = ()
+    plain: int = 0
+    has_scores: bool = True
+    scale: Literal["factor", "divisor", "of_each"] = "divisor"
+    scale_takes: Literal["usual", "number", "tensor"] = "usual"
+    softcap: bool = True
+    sink: bool = True
+    softmax_axis: bool = True
+    key_permuted: bool = True
+    shared_heads: bool = True
+    leading: bool = False
+    empty: bool = True
+    hides_keys: bool = False
+    own_mask: bool = False
+    mask_dtypes: tuple[str, ...] = ("model",)
+    widens_plain_mask: bool = False
+    inputs: Callable[[Attention, Dims], Mapping[str, str]] = lambda attention, dims: {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartTraits:
+    """Requirements and capabilities of an idiom of another role.
+
+    Attributes:
+        fixes: the sizes (``batch``, ``sequence``) that its parameters or its code are made for, so that a second call
+            cannot have others.
+        fit: the part as it can stand in a case, with choices that give way to it (a gradient, say).
+        autocast: it runs under autocast: it writes into no buffer whose dtype autocast does not know.
+        graph_break: Dynamo cannot trace it as one graph.
+        recalled: it keeps Python state from call to call, so that calls of the same sizes differ.
+        own_strides: compiled on its own, its output has other strides than in eager mode.
+        stirs: what it has that few passes look for; settings that act on this are drawn more often with it.
+        uneven: it has a choice ``uneven``, under which its equal operators differ.
+        targets: whether a head compares with tokens that are given.
+        sdpa_argument: the argument by which ``F.scaled_dot_product_attention`` does a grouping's work.
+    """
+
+    fixes: tuple[Literal["batch", "sequence"], ...] = ()
+    fit: Callable[[Part, CaseSpec], Part] = lambda part, spec: part
+    autocast: bool = True
+    graph_break: bool = False
+    recalled: bool = False
+    own_strides: bool = False
+    stirs: tuple[Stirred, ...] = ()
+    uneven: bool = False
+    targets: Callable[[Part], bool] = lambda part: False
+    sdpa_argument: str = ""
+
+
+@dataclass(frozen=True)
+class Idiom:
+    """One piece of a transformer: its name, what it is, how often it is drawn among its role, and what it allows."""
+
+    name: str
+    role: Role
+    summary: str
+    weight: int = 1
+    draw_attention: DrawAttention | None = None
+    draw_part: DrawPart | None = None
+    attention: AttentionTraits = AttentionTraits()
+    traits: PartTraits = PartTraits()
+    source: str | None = None
+
+    @property
+    def template(self) -> str:
+        """The name of the template that renders it, unless ``source`` does."""
+        return f"idioms/{self.name}.py.j2"
+
+    def draw_choices(self, pen: Pen) -> Part:
+        """The idiom with its choices drawn."""
+        return Part(self.name, tuple(self.draw_part(pen).items())) if self.draw_part else Part(self.name)
+
+    def load(self) -> Template:
+        """The template that renders it."""
+        return get_template(self.template, self.source)
+
+
+_IDIOMS: dict[str, Idiom] = {}
+
+
+def register(idiom: Idiom) -> Idiom:
+    """Make an idiom known; the first of a role is its simplest.
+
+    Raises:
+        ValueError: an idiom of that name is registered.
+    """
+    if idiom.name in _IDIOMS:
+        raise ValueError(f"two idioms are called {idiom.name}")
+    _IDIOMS[idiom.name] = idiom
+    idioms.cache_clear()
+    return idiom
+
+
+def unregister(name: str) -> None:
+    """Forget the idiom of that name; recipes that were drawn with it are stale.
+
+    Rendered sources stay cached: don't register another template under the same name in this process.
+
+    Raises:
+        KeyError: there is none.
+    """
+    del _IDIOMS[name]
+    idioms.cache_clear()
+
+
+def attention_idiom(
+    weight: int, traits: AttentionTraits, source: str | None = None
+) -> Callable[[DrawAttention], DrawAttention]:
+    """Register the decorated function as an attention idiom under its own name."""
+
+    def decorate(draw: DrawAttention) -> DrawAttention:
+        register(
+            Idiom(draw.__name__, "attention", _read_docstring(draw), weight, draw, attention=traits, source=source)
+        )
+        return draw
+
+    return decorate
+
+
+def part_idiom(
+    role: Role, weight: int, traits: PartTraits | None = None, source: str | None = None
+) -> Callable[[DrawPart], DrawPart]:
+    """Register the decorated function, which draws the choices of a part, as an idiom under its own name."""
+
+    def decorate(draw: DrawPart) -> DrawPart:
+        declared = traits or PartTraits()
+        register(
+            Idiom(draw.__name__, role, _read_docstring(draw), weight, draw_part=draw, traits=declared, source=source)
+        )
+        return draw
+
+    return decorate
+
+
+def _read_docstring(function: Callable[..., object]) -> str:
+    return " ".join((function.__doc__ or "").split())
+
+
+def idiom(name: str) -> Idiom:
+    """The idiom of that name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return _IDIOMS[name]
+
+
+@cache
+def idioms(role: Role | None = None) -> tuple[Idiom, ...]:
+    """All idioms, or those of one role, the simplest first."""
+    return tuple(idiom for idiom in _IDIOMS.values() if role in (None, idiom.role))
+
+
+def find_attention_traits(attention: Attention) -> AttentionTraits:
+    """Return the capabilities of an attention's idiom."""
+    return idiom(attention.idiom).attention

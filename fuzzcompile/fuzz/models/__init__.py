@@ -1,0 +1,1 @@
+"""Architectures of transformers and timm as cases."""

@@ -1,0 +1,217 @@
+"""The case file of an architecture: its configuration, its random weights and its inputs as Python."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.resources
+import importlib.util
+import os
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+
+__all__ = ["SIZES", "Architecture", "Size", "find_architecture", "list_architectures", "render_case", "write_case_file"]
+
+
+# The bundled configurations, by the names that users know them by.
+
+_TIMM = "timm/"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One entry of ``table.toml``, which explains its fields.
+
+    Attributes:
+        config: the configuration class of transformers; empty for a model of timm.
+        model: the model class of transformers, or the name that timm builds it by.
+        unlabelled: the model takes no labels in training.
+        image: height and width of the images of a model that does not name them in its configuration, in pixels.
+    """
+
+    name: str
+    published: Mapping[str, object]
+    narrow: Mapping[str, object]
+    tiny: Mapping[str, object]
+    config: str = ""
+    model: str = ""
+    inputs: str = "seen"
+    unlabelled: bool = False
+    image: int = 224
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def library(self) -> str:
+        """The library that defines it: ``transformers`` or ``timm``."""
+        return "transformers" if self.config else "timm"
+
+
+@functools.cache
+def _load_table() -> dict[str, Architecture]:
+    text = importlib.resources.files(__package__).joinpath("table.toml").read_text(encoding="utf-8")
+    return {name: _read_entry(name, entry) for name, entry in tomllib.loads(text).items()}
+
+
+def _read_entry(name: str, entry: dict[str, Any]) -> Architecture:
+    return Architecture(
+        name, **{"model": name.removeprefix(_TIMM), **entry, "aliases": tuple(entry.get("aliases", ()))}
+    )
+
+
+def list_architectures() -> tuple[str, ...]:
+    """The names of all bundled configurations, transformers' first."""
+    return tuple(_load_table())
+
+
+def find_architecture(name: str) -> Architecture:
+    """The architecture that ``name`` names: as in the table or an alias, in any case, with or without the hub's owner.
+
+    Raises:
+        UsageError: there is none; the message lists close names.
+    """
+    known = {spelling.lower(): each for each in _load_table().values() for spelling in (each.name, *each.aliases)}
+    wanted = name.lower()
+    for spelling in (wanted, wanted.rpartition("/")[2]):
+        if spelling in known:
+            return known[spelling]
+    close = dict.fromkeys(known[match].name for match in difflib.get_close_matches(wanted, known, n=5, cutoff=0.5))
+    hint = f"close ones are {', '.join(close)}" if close else f"there are {', '.join(_load_table())}"
+    raise UsageError(f"--hf-config knows no {name!r}: {hint}; load any other model in a script and give that.")
+
+
+Size = Literal["tiny", "narrow", "full"]
+SIZES: tuple[Size, ...] = get_args(Size)
+
+_BATCH, _TOKENS, _DECODED = 2, 16, 8
+# Tokens at the end of the second sequence that are padding.
+_PADDING = 5
+# Images of a narrow model that takes images of any size, in pixels.
+_NARROW_IMAGE = 64
+_SIZES = {
+    "tiny": "the published configuration cut down to small widths and two layers of each kind",
+    "narrow": "the published configuration with all its layers, cut down to small widths",
+    "full": "the published configuration",
+}
+
+
+def write_case_file(name: str, *, training: bool = False, size: Size = "tiny", dtype: str = "float32") -> Path:
+    """Write :func:`render_case` into the user's cache, where later commands find it under the same name.
+
+    Raises:
+        UsageError: there is no such configuration.
+        EnvironmentUnfit: the library that defines the architecture is not installed.
+    """
+    chosen = find_architecture(name)
+    if importlib.util.find_spec(chosen.library) is None:
+        extra = "timm" if chosen.library == "timm" else "models"
+        raise EnvironmentUnfit(
+            f"--hf-config {name} needs {chosen.library}, which is not installed: pip install 'fuzzcompile[{extra}]'."
+        )
+    text = render_case(name, training=training, size=size, dtype=dtype)
+    choices = [chosen.name.rpartition("/")[2]]
+    choices += [choice for choice, default in ((size, "tiny"), (dtype, "float32")) if choice != default]
+    path = _find_folder() / f"{'-'.join([*choices, *(['train'] if training else [])])}.py"
+    draft = path.with_suffix(f".{os.getpid()}")  # another process may be reading the file
+    draft.write_text(text, encoding="utf-8")
+    return draft.replace(path)
+
+
+def _find_folder() -> Path:
+    """The folder for case files in the user's cache, or a temporary one where the cache cannot be written."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(cache) if cache else Path.home() / ".cache") / "fuzzcompile" / "models"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    return folder if writable else Path(tempfile.mkdtemp(prefix="fuzzcompile-models-"))
+
+
+def render_case(name: str, *, training: bool = False, size: Size = "tiny", dtype: str = "float32") -> str:
+    """The source of a case file that builds the architecture ``name`` with random weights, and inputs for it.
+
+    The file needs torch and the library that defines the architecture, and no network.
+
+    Args:
+        name: a bundled configuration (see :func:`fuzzcompile.fuzz.models.bundled_models.list_architectures`).
+        training: train mode with labels, and a backward pass.
+        size: ``tiny`` (small widths, two layers of each kind), ``narrow`` (small widths, all layers) or ``full``.
+        dtype: the dtype of parameters and of floating inputs, as torch names it.
+
+    Raises:
+        UsageError: there is no such configuration.
+    """
+    from fuzzcompile.model.templates import (
+        get_template,  # every command reads the names of sizes here, and few a template
+    )
+
+    chosen = find_architecture(name)
+    arguments = _make_arguments(chosen, size)
+    inputs = _make_inputs(chosen, arguments, size, training=training, dtype=dtype)
+    what = f"{chosen.model} of {chosen.library}, {_SIZES[size]}, with random weights"
+    return get_template("hf_config.py.j2").render(
+        name=chosen.name,
+        description=f"{what}{', in training' if training else ''}",
+        config=chosen.config,
+        model=chosen.model,
+        arguments=[(key, repr(value)) for key, value in arguments.items()],
+        inputs=inputs.items(),
+        training=training,
+        cast="" if dtype == "float32" else f".to(torch.{dtype})",
+        mask=_PADDING if "attention_mask" in inputs else 0,
+        labelled_text=training and chosen.inputs in ("masked", "causal"),
+    )
+
+
+def _make_arguments(chosen: Architecture, size: Size) -> dict[str, object]:
+    narrow = {} if size == "full" else chosen.narrow
+    tiny = chosen.tiny if size == "tiny" else {}
+    return {**chosen.published, **narrow, **tiny}
+
+
+def _make_inputs(
+    chosen: Architecture, arguments: Mapping[str, object], size: Size, *, training: bool, dtype: str
+) -> dict[str, str]:
+    """The keyword arguments of a call, as Python expressions."""
+    if chosen.inputs == "seen":
+        return _make_images(chosen, arguments, size, training=training, dtype=dtype)
+    tokens = _make_tokens(arguments, _TOKENS)
+    if chosen.inputs == "heard":
+        frames = f"{_BATCH}, {arguments['num_mel_bins']}, 2 * {arguments['max_source_positions']}"
+        made = {"input_features": f"torch.randn({frames}{_write_dtype(dtype)})"}
+    else:
+        made = {"input_ids": tokens, "attention_mask": f"torch.ones({_BATCH}, {_TOKENS}, dtype=torch.long)"}
+    if chosen.inputs in ("translated", "heard"):
+        made["labels" if training else "decoder_input_ids"] = _make_tokens(arguments, _DECODED)
+    elif training:
+        made["labels"] = f"torch.randint(2, ({_BATCH}, {_TOKENS}))" if chosen.inputs == "discriminated" else tokens
+    return made
+
+
+def _make_images(
+    chosen: Architecture, arguments: Mapping[str, object], size: Size, *, training: bool, dtype: str
+) -> dict[str, str]:
+    """Images for a classifier. Models of timm name their input ``x`` and take no labels."""
+    free = chosen.image if size == "full" else _NARROW_IMAGE
+    pixels = arguments.get("image_size", arguments.get("img_size", free))
+    images = f"torch.randn({_BATCH}, 3, {pixels}, {pixels}{_write_dtype(dtype)})"
+    if chosen.library == "timm":
+        return {"x": images}
+    labelled = training and not chosen.unlabelled
+    return {"pixel_values": images, **({"labels": f"torch.arange({_BATCH})"} if labelled else {})}
+
+
+def _make_tokens(arguments: Mapping[str, object], length: int) -> str:
+    """Random tokens, none of the special ones that stand first."""
+    return f"torch.randint(4, {arguments['vocab_size']}, ({_BATCH}, {length}))"
+
+
+def _write_dtype(dtype: str) -> str:
+    return "" if dtype == "float32" else f", dtype=torch.{dtype}"

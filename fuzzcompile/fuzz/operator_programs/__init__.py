@@ -1,0 +1,12 @@
+"""Small operator programs: straight lines of a few statements, typed by symbolic shape, dtype and memory.
+
+A production (`production.PRODUCTIONS`) picks operands that fit among all values so far, inner ones and inputs alike,
+and says what comes out; so every program runs in eager mode, whatever it is made of, and values get several uses.
+"""
+
+from __future__ import annotations
+
+from fuzzcompile.fuzz.operator_programs import creations, indexing, numerics
+from fuzzcompile.fuzz.operator_programs.production import PRODUCTIONS, Production, production, register_production
+
+__all__ = ["PRODUCTIONS", "Production", "creations", "indexing", "numerics", "production", "register_production"]

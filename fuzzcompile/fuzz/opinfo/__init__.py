@@ -1,0 +1,1 @@
+"""Cases from torch's own tables of operators."""

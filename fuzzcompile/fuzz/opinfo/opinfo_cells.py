@@ -1,0 +1,114 @@
+"""What a sweep over torch's operators judges: operator, form, dtype, layout, gradient and samples, as plain data."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["CellSource", "OpInfoCell", "OpInfoOperator", "iter_cells", "order_cells"]
+
+
+CallForm = Literal["function", "in_place", "error"]
+
+DTYPES = (
+    "float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
+)  # fmt: skip
+LAYOUTS = ("contiguous", "transposed", "expanded", "offset", "gaps", "channels_last")
+# Samples of one case. They are outputs of one program, so that a compile's fixed cost is paid once for all of them.
+SAMPLES = 6
+
+
+@dataclass(frozen=True)
+class OpInfoOperator:
+    """An entry of torch's tables.
+
+    Attributes:
+        name: as the table has it, such as ``nn.functional.gelu``.
+        variant: the entry's variant where an operator has several; else empty.
+        dtypes: those of `DTYPES` that it takes.
+        differentiable: those of them in which it has a gradient.
+        in_place: whether it has a form that writes to its first operand.
+        samples: how many sample inputs it has in the first of its dtypes.
+        errors: how many calls the table says that eager refuses.
+    """
+
+    name: str
+    variant: str
+    dtypes: tuple[str, ...]
+    differentiable: tuple[str, ...]
+    in_place: bool
+    samples: int
+    errors: int
+
+    @property
+    def label(self) -> str:
+        """Name and variant."""
+        return f"{self.name}.{self.variant}" if self.variant else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class OpInfoCell:
+    """One case of a sweep.
+
+    ``chunk`` counts groups of `SAMPLES` sample inputs, or single error inputs where ``form`` is ``error``; the dtype of
+    these is that of the table, and ``dtype`` is empty.
+    """
+
+    name: str
+    variant: str
+    form: CallForm
+    dtype: str = ""
+    layout: str = "contiguous"
+    backward: bool = False
+    chunk: int = 0
+
+    @property
+    def label(self) -> str:
+        """Name and variant of the operator."""
+        return f"{self.name}.{self.variant}" if self.variant else self.name
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What the corpus can be asked for: operator, form, dtype, layout, gradient."""
+        parts = (self.label, self.form, self.dtype, self.layout, "backward" if self.backward else "")
+        return tuple(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class CellSource:
+    """What a worker made of a cell.
+
+    Attributes:
+        source: the case file; None where the cell has no sample that can be spelled and runs in eager mode.
+        samples: how many samples the case has.
+        left_out: how many samples it lacks, by reason.
+    """
+
+    source: str | None = None
+    samples: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+
+def iter_cells(operator: OpInfoOperator) -> Iterator[OpInfoCell]:
+    """All cases of one operator."""
+    for chunk, dtype, layout in itertools.product(range(-(-operator.samples // SAMPLES)), operator.dtypes, LAYOUTS):
+        yield OpInfoCell(operator.name, operator.variant, "function", dtype, layout, chunk=chunk)
+        if dtype in operator.differentiable:
+            yield OpInfoCell(operator.name, operator.variant, "function", dtype, layout, backward=True, chunk=chunk)
+        if operator.in_place:
+            yield OpInfoCell(operator.name, operator.variant, "in_place", dtype, layout, chunk=chunk)
+    for chunk in range(operator.errors):
+        yield OpInfoCell(operator.name, operator.variant, "error", chunk=chunk)
+
+
+def order_cells(operators: Iterable[OpInfoOperator], seed: int) -> Sequence[OpInfoCell]:
+    """The cases of all operators in the order of a seed: first the first samples of each, then the next ones.
+
+    Error inputs, which are single and cheap, are spread among the first samples.
+    """
+    cells = [cell for operator in operators for cell in iter_cells(operator)]
+    random.Random(f"fuzzcompile opinfo {seed}").shuffle(cells)
+    return sorted(cells, key=lambda cell: 0 if cell.form == "error" else cell.chunk)

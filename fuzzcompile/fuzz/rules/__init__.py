@@ -1,0 +1,1 @@
+"""Programs drawn from the patterns that the compiler registers."""

@@ -1,0 +1,219 @@
+"""What a rule looks for, as calls with holes: made of a pattern, of a function, or of operators' names."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+@dataclass(eq=False)
+class ArgumentHole:
+    """An argument that the rule leaves open; the same hole in several places stands for one value.
+
+    ``kind`` is what a schema calls its type (``Tensor``, ``int[]``; empty if nothing says), ``first`` a value to try
+    before all others, ``like`` the hole whose value has the same form; a
+    ``parameter`` is the schema's own name where the rule has another; a
+    ``weight`` has to be a constant of the graph, as freezing makes it of parameters.
+    """
+
+    name: str = ""
+    kind: str = ""
+    first: object = None
+    like: ArgumentHole | None = None
+    weight: bool = False
+    parameter: str = ""
+
+
+@dataclass(frozen=True)
+class CallResult:
+    """The result of an earlier call, by its place among the calls."""
+
+    index: int
+
+
+@dataclass
+class RuleCall:
+    """One call: of a function, or with a string as its target of a method of the first argument.
+
+    With ``anything`` the rule leaves all arguments open, and the operator's own schema says what it takes.
+    """
+
+    target: object
+    args: tuple[object, ...] = ()
+    kwargs: dict[str, object] = field(default_factory=dict)
+    anything: bool = False
+
+    def iter_leaves(self) -> Iterator[object]:
+        """The arguments, lists and dictionaries opened."""
+        yield from pytree.tree_leaves((self.args, self.kwargs))
+
+    def list_holes(self) -> list[ArgumentHole]:
+        """The holes among the arguments, each once."""
+        return list(dict.fromkeys(leaf for leaf in self.iter_leaves() if isinstance(leaf, ArgumentHole)))
+
+
+@dataclass
+class CallSkeleton:
+    """Calls in order; ``returns`` are the results that nothing else reads, or that have a further user.
+
+    ``frozen`` asks for weights that are constants, ``backward`` for gradients.
+    """
+
+    calls: list[RuleCall] = field(default_factory=list)
+    returns: list[int] = field(default_factory=list)
+    backward: bool = False
+    frozen: bool = False
+
+    def append(self, call: RuleCall) -> CallResult:
+        """Append a call."""
+        self.calls.append(call)
+        return CallResult(len(self.calls) - 1)
+
+    @property
+    def draws(self) -> bool:
+        """Whether some call draws random numbers."""
+        return any(_is_random(call.target) for call in self.calls)
+
+    def finish(self) -> CallSkeleton:
+        """Return what is read by no call, if nothing is returned yet."""
+        read = {leaf.index for call in self.calls for leaf in call.iter_leaves() if isinstance(leaf, CallResult)}
+        self.returns = self.returns or [index for index in range(len(self.calls)) if index not in read]
+        return self
+
+
+def _is_random(target: object) -> bool:
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    seeded = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+    return seeded or any(part in name for part in ("dropout", "rand", "bernoulli", "normal_", "uniform"))
+
+
+# What a call takes: names and types of its arguments, from the operator's schema or the function's signature.
+
+
+@dataclass(frozen=True)
+class CallParameter:
+    """One parameter: its type as a schema spells it (empty if unknown), and whether it may be left out."""
+
+    name: str
+    kind: str
+    optional: bool
+    keyword: bool = False
+
+
+def list_parameters(target: object, given: int | None, rng: random.Random) -> list[CallParameter]:
+    """The parameters of an operator, function or method, in order; those of any overload that takes ``given`` of them.
+
+    A function of torch without a signature of its own takes what ATen's operator of that name takes.
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        return list(_iter_schema(target))
+    overloads = [list(_iter_schema(overload)) for overload in _list_overloads(target)]
+    fitting = [parameters for parameters in overloads if _can_take(parameters, given)]
+    if overloads:
+        return rng.choice(fitting or overloads)
+    try:
+        return list(_iter_signature(inspect.signature(target))) if callable(target) else []
+    except (TypeError, ValueError):
+        return []
+
+
+def annotate_holes(call: RuleCall, rng: random.Random) -> None:
+    """Give the holes of a call the names and types of the parameters that they stand for; add those that must be."""
+    parameters = list_parameters(call.target, None if call.anything else len(call.args), rng)
+    if call.anything:
+        _give_arguments(call, parameters, rng)
+        return
+    by_name = {parameter.name: parameter for parameter in parameters}
+    pairs = [*zip(call.args, parameters, strict=False)]
+    pairs += [(value, by_name[name]) for name, value in call.kwargs.items() if name in by_name]
+    for value, parameter in pairs:
+        for inner, kind in _iter_typed_holes(value, parameter.kind):
+            inner.kind = inner.kind or kind
+            inner.parameter = inner.parameter or _find_quantised_prefix(call.target) + parameter.name
+            inner.name = inner.name if _is_telling_name(inner.name) else parameter.name
+
+
+def _give_arguments(call: RuleCall, parameters: list[CallParameter], rng: random.Random) -> None:
+    """Holes for what a call needs and, in half of the calls, for some of what it may leave out."""
+    positional = [parameter for parameter in parameters if not parameter.keyword]
+    needed = sum(not parameter.optional for parameter in positional)
+    given = positional[: needed if rng.random() < 0.5 else rng.randint(needed, len(positional))]
+    call.args = tuple(ArgumentHole(p.name, p.kind) for p in given)
+    call.kwargs = {p.name: ArgumentHole(p.name, p.kind) for p in parameters if p.keyword and not p.optional}
+    call.anything = False
+
+
+def _iter_typed_holes(value: object, kind: str) -> Iterator[tuple[ArgumentHole, str]]:
+    if isinstance(value, ArgumentHole):
+        yield value, kind
+    elif isinstance(value, (list, tuple)):
+        element = kind.removeprefix("Optional[").removeprefix("List[").rstrip("]")
+        for inner in value:
+            yield from _iter_typed_holes(inner, element)
+
+
+def _find_quantised_prefix(target: object) -> str:
+    """What stands before the names of the parameters of (de)quantising operators, whose arguments belong together."""
+    name = target._schema.name if isinstance(target, torch._ops.OpOverload) else ""
+    return next((f"{what}." for what in ("dequantize", "quantize") if f"::{what}_" in name), "")
+
+
+def _is_telling_name(name: str) -> bool:
+    """Whether a pattern's own name for an argument may say what it is."""
+    return bool(name) and name != "arg"
+
+
+def _iter_schema(overload: torch._ops.OpOverload) -> Iterator[CallParameter]:
+    for argument in overload._schema.arguments:
+        kind = str(getattr(argument, "real_type", argument.type))
+        yield CallParameter(argument.name, kind, argument.has_default_value(), argument.kwarg_only)
+
+
+def _iter_signature(signature: inspect.Signature) -> Iterator[CallParameter]:
+    for name, parameter in signature.parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        kind = _read_annotation(str(parameter.annotation), parameter.default)
+        yield CallParameter(
+            name, kind, parameter.default is not parameter.empty, parameter.kind is parameter.KEYWORD_ONLY
+        )
+
+
+def _read_annotation(annotation: str, default: object) -> str:
+    if "Tensor" in annotation:
+        return "Optional[Tensor]" if "None" in annotation or "Optional" in annotation else "Tensor"
+    for kind in ("bool", "float", "int", "str"):
+        if kind in annotation:
+            return kind
+    return type(default).__name__ if isinstance(default, (bool, int, float, str)) else ""
+
+
+def _list_overloads(target: object) -> list[torch._ops.OpOverload]:
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    module = "" if isinstance(target, str) else str(getattr(target, "__module__", "") or "")
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return _list_packet_overloads(target)
+    if not name or module.startswith(("torch.nn", "_operator")):
+        return []
+    packet = getattr(torch.ops.aten, name, None)
+    return (
+        []
+        if packet is None
+        else [overload for overload in _list_packet_overloads(packet) if "out" not in str(overload)]
+    )
+
+
+def _list_packet_overloads(packet: torch._ops.OpOverloadPacket) -> list[torch._ops.OpOverload]:
+    return [getattr(packet, name) for name in packet._overload_names]
+
+
+def _can_take(parameters: list[CallParameter], given: int | None) -> bool:
+    needed = [parameter for parameter in parameters if not parameter.optional]
+    if any(parameter.name in ("out", "generator") or "Dimname" in parameter.kind for parameter in parameters):
+        return False
+    return given is None or len(needed) <= given <= len(parameters)

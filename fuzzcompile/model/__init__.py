@@ -1,0 +1,1 @@
+"""The ground: reports, verdicts, stages, settings and facts, without torch."""

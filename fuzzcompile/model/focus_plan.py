@@ -1,0 +1,166 @@
+"""What a campaign aims at, as a worker found it: plain data that the campaign's process draws from and counts by."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fuzzcompile.model.stages import BEHIND_GRAPHS, FREEZING, POST_GRAD
+
+# Lines of a file of the compiler. Imports no torch.
+
+END = 10**9
+"""The last line of a file, however long it is."""
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """Lines of a file of the compiler.
+
+    Attributes:
+        file: relative to the folder that holds torch: ``torch/_inductor/ir.py``.
+        first: the first line, from 1.
+        last: the last line, included.
+    """
+
+    file: str
+    first: int = 1
+    last: int = END
+
+    def __str__(self) -> str:
+        if (self.first, self.last) == (1, END):
+            return self.file
+        return f"{self.file}:{self.first}" + (f"-{self.last}" if self.last != self.first else "")
+
+    def contains(self, file: str | None, line: int | None) -> bool:
+        """Return whether it has that line of that file."""
+        return file == self.file and line is not None and self.first <= line <= self.last
+
+    def overlaps(self, span: Span) -> bool:
+        """Return whether the two have a line in common."""
+        return self.file == span.file and self.first <= span.last and span.first <= self.last
+
+
+AimKind = Literal["pass", "pattern", "operator", "lines"]
+AimRule = tuple[str, str]
+"""Stage and name, as a ledger counts a rule; an operator is counted as a decomposition and as a lowering."""
+AimOperators = tuple[tuple[str, ...], ...]
+"""For each place in a pattern, the operators that may stand there."""
+
+# Of the cases for an aim, the share that is judged in full at once: what lies behind the graphs shows in no screen.
+_FULL_BEHIND, _FULL_LATE, _FULL_EARLY = 0.9, 0.4, 0.2
+
+
+@dataclass(frozen=True)
+class FocusQuestion:
+    """What a user aims at: names of rules, passes and operators, and lines of the installed compiler.
+
+    ``target`` is the device that the compiler is told, if it is not the one that runs.
+    """
+
+    names: tuple[str, ...] = ()
+    spans: tuple[Span, ...] = ()
+    target: str | None = None
+
+
+@dataclass(frozen=True)
+class FocusAim:
+    """One rule, pass, operator or range of lines.
+
+    Attributes:
+        label: what the summary calls it.
+        kind: what it is.
+        stage: its stage; empty for lines.
+        rules: what counts for it: of a pass also its patterns, of lines nothing.
+        settings: what switches it on; empty where it is on.
+        when: the condition under which it runs.
+        why_not: why nothing can make it fire here, whatever is set; empty where that is not known.
+        operators: what its pattern looks for.
+        spans: the lines, where lines are aimed at.
+        beside: operators whose code the lines are part of, so that programs of these run them.
+    """
+
+    label: str
+    kind: AimKind
+    stage: str
+    rules: tuple[AimRule, ...] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
+    when: str = ""
+    why_not: str = ""
+    operators: AimOperators = ()
+    spans: tuple[Span, ...] = ()
+    beside: tuple[AimRule, ...] = ()
+
+    @property
+    def sources(self) -> tuple[AimRule, ...]:
+        """The rules whose programs make it fire."""
+        return (*(rule for rule in self.rules if self.kind != "operator" or rule[0] == self.stage), *self.beside)
+
+    @property
+    def full_share(self) -> float:
+        """The share of its cases to judge in full at once."""
+        if self.kind == "lines" or self.stage in BEHIND_GRAPHS:
+            return _FULL_BEHIND
+        return _FULL_LATE if self.stage in (POST_GRAD, FREEZING) else _FULL_EARLY
+
+
+@dataclass(frozen=True)
+class FocusPlan:
+    """What to aim at; ``notes`` are sentences for the user on what could not be followed."""
+
+    aims: tuple[FocusAim, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def reachable(self) -> tuple[FocusAim, ...]:
+        """The aims against which nothing is known."""
+        return tuple(aim for aim in self.aims if not aim.why_not)
+
+    @property
+    def name(self) -> str:
+        """Tells streams of cases apart: ``focus=`` and a hash of what is aimed at."""
+        text = repr([(aim.label, aim.rules, sorted(aim.settings), aim.spans) for aim in self.aims])
+        return f"focus={hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    @property
+    def watch(self) -> FocusWatch:
+        """What workers look at beyond what every case covers."""
+        patterns = tuple(rule for aim in self.aims if aim.kind in ("pass", "pattern") for rule in aim.rules)
+        operators = {name for aim in self.aims for place in aim.operators for name in place}
+        return FocusWatch(patterns, tuple(sorted(operators)), tuple(span for aim in self.aims for span in aim.spans))
+
+
+@dataclass(frozen=True)
+class FocusWatch:
+    """What a worker looks at for a focus.
+
+    Attributes:
+        rules: whose refusals are explained.
+        operators: which of these the graphs call.
+        spans: whether these lines run.
+    """
+
+    rules: tuple[AimRule, ...] = ()
+    operators: tuple[str, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class FocusObservation:
+    """What one judged case showed of a `FocusWatch`.
+
+    Attributes:
+        checks: how often a check refused a rule: stage and name of the rule, the check.
+        operators: those that were called.
+        spans: those of which a line ran.
+        lines: the lines that ran.
+        unwatched: what could not be watched, as sentences.
+    """
+
+    checks: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    operators: frozenset[str] = frozenset()
+    spans: frozenset[Span] = frozenset()
+    lines: frozenset[tuple[str, int]] = frozenset()
+    unwatched: tuple[str, ...] = ()

@@ -1,0 +1,112 @@
+"""The severity of a bug for its users, which orders every list, summary, index and exit status."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+
+from fuzzcompile.model.contract import OutputJson, ReportJson, read_target
+
+
+class Severity(StrEnum):
+    """The effect of a bug on its users, the worst first; the values are the words of the JSON contract.
+
+    The order is that of a PyTorch maintainer's reading of findings: what is silently wrong comes before what is loudly
+    wrong, and a layout that makes ``.view()`` raise before one that nobody notices.
+    """
+
+    SILENT = "silent"
+    """Wrong values, gradients, dtypes or shapes, and nothing says so."""
+    ERROR = "error"
+    """An error, a crash or a hang where eager runs."""
+    ALIASING = "aliasing"
+    """Memory is shared, copied or written otherwise than in eager."""
+    RAISING_LAYOUT = "raising_layout"
+    """Eager's result is contiguous and the compiled one is not: ``.view()`` raises."""
+    LAYOUT = "layout"
+    """Other strides, with which everything goes on working."""
+    ACCEPTS_INVALID = "accepts_invalid"
+    """Compiled runs what eager refuses."""
+
+    @property
+    def rank(self) -> int:
+        """Sorts the worst first: 0 is the worst."""
+        return list(Severity).index(self)
+
+    def reaches(self, least: Severity) -> bool:
+        """Return whether it is at least as bad as ``least``."""
+        return self.rank <= least.rank
+
+    @property
+    def is_minor(self) -> bool:
+        """True if lists count such findings in one line instead of showing each."""
+        return self in (Severity.LAYOUT, Severity.ACCEPTS_INVALID)
+
+
+_OF_VERDICT = {
+    "miscompile": Severity.SILENT,
+    "wrong_gradient": Severity.SILENT,
+    "nonfinite": Severity.SILENT,
+    "precision_loss": Severity.SILENT,
+    "nondeterministic": Severity.SILENT,
+    "crash": Severity.ERROR,
+    "timeout": Severity.ERROR,
+    "compile_error": Severity.ERROR,
+    "runtime_error": Severity.ERROR,
+    "aliasing": Severity.ALIASING,
+    "accepts_invalid": Severity.ACCEPTS_INVALID,
+}
+# The judge's words for strides; reports of earlier versions have only these.
+_STRIDES = re.compile(r"eager \(([\d, ]*)\), compiled \(([\d, ]*)\)")
+
+
+def rate_severity(report: ReportJson | None) -> Severity | None:
+    """The severity of what a report shows; None for none, and for verdicts that are no bug."""
+    verdict = (report or {}).get("verdict")
+    if report is None or verdict is None:
+        return None
+    if verdict == "metadata":
+        return _rate_metadata((report.get("evidence") or {}).get("outputs") or ())
+    own = _OF_VERDICT.get(verdict)
+    if own is Severity.SILENT and _shares_wrongly(report):
+        return Severity.ALIASING
+    return own
+
+
+def rank(report: ReportJson | None) -> tuple[int, bool]:
+    """Return a sort key, worst report first; of two alike, one from a device that ran before one for a target only."""
+    own = rate_severity(report)
+    return (len(Severity) if own is None else own.rank, report is not None and read_target(report) is not None)
+
+
+def _rate_metadata(outputs: object) -> Severity:
+    wrong: list[Mapping[str, object]] = [
+        output
+        for output in (outputs if isinstance(outputs, list | tuple) else ())
+        if output.get("finding") not in (None, "same", "close", "wild")
+    ]
+    if not wrong or any(output.get("finding") != "stride" for output in wrong):
+        return Severity.SILENT
+    return Severity.RAISING_LAYOUT if any(_view_raises(output) for output in wrong) else Severity.LAYOUT
+
+
+def _view_raises(output: Mapping[str, object]) -> bool:
+    """Return whether eager's result can be viewed flat and the compiled one cannot."""
+    said = output.get("view_raises")
+    if said is not None:
+        return bool(said)
+    strides = _STRIDES.search(str(output.get("detail") or ""))
+    if strides is None:
+        return False
+    # Strides of a contiguous tensor never grow; without the shape, that is all that can be read off.
+    eager, compiled = ([int(part) for part in text.split(",") if part.strip()] for text in strides.groups())
+    return eager == sorted(eager, reverse=True) and compiled != sorted(compiled, reverse=True)
+
+
+def _shares_wrongly(report: ReportJson) -> bool:
+    outputs: list[OutputJson] = list((report.get("evidence") or {}).get("outputs") or ())
+    wrong = [
+        output.get("finding") for output in outputs if output.get("finding") not in (None, "same", "close", "wild")
+    ]
+    return bool(wrong) and all(finding == "alias" for finding in wrong)

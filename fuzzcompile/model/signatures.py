@@ -1,0 +1,159 @@
+"""Signatures as text: what makes two findings the same bug (ARCHITECTURE.md, "Contracts"). Needs no torch.
+
+A signature is ``stage:source:family``. Where the cause of a bug in a graph pass, a decomposition, a fake tensor or
+functionalization is known, it ends in that cause's fingerprint: ``stage:source:family:fingerprint``. Without it the
+signature is *coarse*: two coarse signatures that agree may still be two bugs. An error without a culprit is
+``stage:ErrorType:message``, and what gives wrong results without a proved culprit ``stage:-:program-KEY``: neither
+takes a fingerprint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION, GRAPH_STAGES
+
+if TYPE_CHECKING:
+    from fuzzcompile.model.contract import ReportJson
+
+
+UNATTRIBUTED = "unattributed"
+PROGRAM = "program-"
+# Hexadecimal digits of a program's key that a signature shows.
+_DIGITS = 12
+_FINGERPRINTED = (*GRAPH_STAGES, DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION)
+# An error's signature has its type in the place of the file, and its message may hold anything.
+_PARTS = re.compile(rf"((?:{'|'.join(_FINGERPRINTED)}):(?:-|[^:]*\.py):(?!{PROGRAM})[^:]+)(?::(.+))?")
+_ERRORS = ("compile_error", "runtime_error")
+_ERROR = re.compile(r"\w+(?:Error|Exception)\b: [^;\n]*")
+_TYPES = re.compile(r"(?:\w+(?:Error|Exception)\b:? *)+")
+
+
+def has_fingerprints(stage: str | None) -> bool:
+    """Return whether causes distinguish bugs of this stage; lowering and codegen go by operator or kind of kernel."""
+    return stage in _FINGERPRINTED
+
+
+def parse_stage(signature: str) -> str:
+    """The stage at fault, ``unattributed`` where none could be named."""
+    return signature.partition(":")[0]
+
+
+def drop_fingerprint(signature: str) -> str:
+    """The signature without the fingerprint of its cause: the place in the compiler."""
+    match = _PARTS.fullmatch(signature)
+    return match[1] if match is not None else signature
+
+
+def parse_fingerprint(signature: str) -> str | None:
+    """Return the change that makes the case pass; None where the signature does not say."""
+    match = _PARTS.fullmatch(signature)
+    return match[2] if match is not None else None
+
+
+def is_provisional(signature: str) -> bool:
+    """Return whether its fingerprint is a program's, in place of a cause that has not been searched for yet."""
+    return (parse_fingerprint(signature) or "").startswith(PROGRAM)
+
+
+def replace_fingerprint(signature: str, cause: str | None) -> str:
+    """The signature with another fingerprint, or with none; as it is where none belongs there."""
+    match = _PARTS.fullmatch(signature)
+    if match is None:
+        return signature
+    return f"{match[1]}:{cause}" if cause else match[1]
+
+
+def make_program_signature(stage_at_fault: str, key: str) -> str:
+    """The signature of wrong values without a proved culprit, by the key of the program that shows them."""
+    return f"{stage_at_fault}:-:{PROGRAM}{key[:_DIGITS]}"
+
+
+def is_unproved(signature: str) -> bool:
+    """Return whether it rests on the program or on nothing, because no culprit was proved: a later one replaces it."""
+    own_stage, _, rest = signature.partition(":")
+    return rest.startswith(f"-:{PROGRAM}") or (own_stage == UNATTRIBUTED and rest.startswith("-:"))
+
+
+def name_same_place(left: str, right: str) -> bool:
+    """Return whether both name the same place in the compiler, or are the same."""
+    return drop_fingerprint(left) == drop_fingerprint(right)
+
+
+def agree(wanted: str, reached: str) -> bool:
+    """Return whether two signatures may mean the same bug.
+
+    They name the same stage and file and a family in common (a smaller case may show fewer of a culprit's siblings),
+    and the same cause, where both know it.
+    """
+    *place, families = drop_fingerprint(wanted).rsplit(":", 1)
+    *reached_place, reached_families = drop_fingerprint(reached).rsplit(":", 1)
+    causes = {parse_fingerprint(signature) for signature in (wanted, reached) if not is_provisional(signature)} - {None}
+    common = set(families.split("+")) & set(reached_families.split("+"))
+    return wanted == reached or (place == reached_place and bool(common) and len(causes) < 2)
+
+
+def raise_alike(left: ReportJson, right: ReportJson) -> bool:
+    """Return whether two reports show one culprit, proved in both, that makes the compiler or the program raise alike.
+
+    That is: the same function of the compiler raises, or the messages differ in numbers and names only. The causes of
+    two such errors may be put into different words, because several changes keep a program from a check that fails.
+    """
+    if not all(_is_proved_error(report) for report in (left, right)):
+        return False
+    if not name_same_place(left["signature"] or "", right["signature"] or ""):
+        return False
+    frames, messages = ([of(report) for report in (left, right)] for of in (_find_raising_function, _normalise_error))
+    return any(first is not None and first == second for first, second in (frames, messages))
+
+
+def _is_proved_error(report: ReportJson) -> bool:
+    culprit = report.get("culprit")
+    return (
+        report.get("verdict") in _ERRORS and bool(report.get("signature")) and (culprit or {}).get("necessary") is True
+    )
+
+
+def _find_raising_function(report: ReportJson) -> tuple[object, object] | None:
+    """File and name of the innermost function of the compiler that raised; None where none did."""
+    raised = ((report.get("culprit") or {}).get("details") or {}).get("raised")
+    first = raised[0] if isinstance(raised, list) and raised else None
+    return (first.get("source"), first.get("function")) if isinstance(first, Mapping) else None
+
+
+def find_error(report: ReportJson) -> str | None:
+    """Type and message of the error that a report is about; None for another kind of bug."""
+    error = _ERROR.search(str(report.get("detail") or ""))
+    return None if error is None else error.group()
+
+
+def _normalise_error(report: ReportJson) -> str | None:
+    """The error that a report is about, normalised; None for one that says nothing."""
+    error = find_error(report)
+    return None if error is None or _TYPES.fullmatch(error) else normalise_message(error)
+
+
+def normalise_message(message: str) -> str:
+    """An error message without what changes from case to case: numbers, symbols and lists of them, names, buffers."""
+    text = re.sub(r"0x[0-9a-fA-F]+", "ADDR", message)
+    text = re.sub(r"\b(buf|arg|primals_|tangents_|op)\d+\w*", r"\1N", text)
+    text = re.sub(r"'[^']*'|\"[^\"]*\"", "'…'", text)
+    text = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "N", text)
+    text = re.sub(r"\b[su]N\b", "N", text)  # sizes that are symbols
+    text = re.sub(r"([\[(])N(?:, ?N)*,?([\])])", r"\1N\2", text)
+    return " ".join(text.split())[:160]
+
+
+def renew(signature: str) -> str:
+    """A signature that an earlier version wrote, with its error's message normalised as it is now."""
+    own_stage, _, rest = signature.partition(":")
+    kind, _, message = rest.partition(":")
+    return f"{own_stage}:{kind}:{normalise_message(message)}" if _TYPES.fullmatch(kind) else signature
+
+
+def hash_source(source: str) -> str:
+    """SHA-256 of a program's source, in hexadecimal: what identifies a case."""
+    return hashlib.sha256(source.encode()).hexdigest()

@@ -1,0 +1,47 @@
+"""The project's only Jinja environment: idioms, cases, reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, select_autoescape
+from jinja2.environment import TemplateModule
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def find_template_folder() -> Path:
+    """The templates inside an installed package, or at the top of a source checkout."""
+    packaged = _PACKAGE / "templates"
+    return packaged if packaged.is_dir() else _PACKAGE.parent / "templates"
+
+
+@cache
+def get_environment() -> Environment:
+    """Environment over the templates; an unknown variable is an error, only HTML is escaped."""
+    return Environment(
+        loader=FileSystemLoader(find_template_folder()),
+        autoescape=select_autoescape(("html", "html.j2"), default=False, default_for_string=False),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+@cache
+def get_template(name: str, source: str | None = None) -> Template:
+    """The template that ``source`` spells, or the file ``name`` of the folder of templates.
+
+    Raises:
+        jinja2.TemplateError: there is no such file, or it is no template.
+    """
+    return get_environment().get_template(name) if source is None else get_environment().from_string(source)
+
+
+def expand_macro(module: TemplateModule | None, macro: str, *arguments: object) -> str:
+    """Return the output of a macro for its arguments, stripped; an empty string where the module has no such macro."""
+    function: Callable[..., str] | None = getattr(module, macro, None)
+    return function(*arguments).strip() if function else ""

@@ -1,0 +1,161 @@
+"""Tolerances between two ways to run a program, by pair and dtype: one table, with the reason for each number."""
+
+from __future__ import annotations
+
+import importlib.resources
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from fuzzcompile.model.contract import ToleranceJson
+from fuzzcompile.model.errors import UsageError
+
+__all__ = ["PAIRS", "Tolerance", "Tolerances"]
+
+
+# One row of the table.
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Difference allowed between one pair of ways to run, in one dtype.
+
+    An error newly made in a layer is a jump if it exceeds both ``factor`` times the local rounding noise of the
+    reference and ``absolute * size + relative * |reference|``, with ``size`` the RMS of the layer's output.
+
+    Attributes:
+        pair: the kind of pair.
+        dtype: the narrower dtype of the two sides.
+        factor: multiple of the noise.
+        relative: share of the value itself; no unit.
+        absolute: in units of the RMS size of the layer's output.
+        reason: why these numbers.
+    """
+
+    pair: str
+    dtype: str
+    factor: float
+    relative: float
+    absolute: float
+    reason: str
+
+    def floor(self, size: float, value: float | None = None) -> float:
+        """The error that is never a jump.
+
+        Args:
+            size: RMS of the layer's output.
+            value: magnitude of the reference where the error is; the RMS if None, as for an error that is an RMS.
+        """
+        return self.absolute * size + self.relative * (size if value is None else value)
+
+    def to_json(self) -> ToleranceJson:
+        """The entry of the contract."""
+        return cast(ToleranceJson, asdict(self))
+
+
+# Reads the table of tolerances, and what a user's file changes in it.
+
+PAIRS = ("same_backend", "across_backends", "across_devices", "across_dtypes")
+_NUMBERS = ("factor", "relative", "absolute")
+_KEYS = (*_NUMBERS, "reason")
+# Dtypes without rows of their own round as these do, part by part.
+_STANDS_FOR = {"complex64": "float32", "complex128": "float64", "complex32": "float16"}
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """The rows by pair and dtype."""
+
+    rows: Mapping[tuple[str, str], Tolerance]
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> Tolerances:
+        """The table that comes with fuzzcompile, with the entries of a user's TOML file in place of its own.
+
+        A file holds tables such as ``[same_backend.float32]``, each with any of ``factor``, ``relative``, ``absolute``
+        and ``reason``.
+
+        Raises:
+            UsageError: the file cannot be read, or names an unknown pair, dtype or key, or holds a wrong value.
+        """
+        text = importlib.resources.files(__package__).joinpath("tolerances.toml").read_text("utf-8")
+        table = cls({(row.pair, row.dtype): row for row in _iter_rows(tomllib.loads(text))})
+        return table if path is None else table._override(path)
+
+    def for_pair(self, kind: str, dtype: str) -> Tolerance:
+        """The row of a pair, one of :data:`PAIRS`, in a dtype, such as ``float32`` or ``torch.float32``.
+
+        A complex dtype has the row of its parts, a float8 or float4 dtype that of bfloat16, the narrowest.
+
+        Raises:
+            UsageError: there is no such pair or dtype.
+        """
+        name = dtype.removeprefix("torch.")
+        name = "bfloat16" if name.startswith(("float8", "float4")) else _STANDS_FOR.get(name, name)
+        _check_known("pair", kind, PAIRS, "the table of tolerances")
+        _check_known("dtype", name, self.dtypes, "the table of tolerances")
+        return self.rows[kind, name]
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes that have rows, widest first."""
+        return tuple(dict.fromkeys(dtype for _, dtype in self.rows))
+
+    def _override(self, path: Path) -> Tolerances:
+        rows = dict(self.rows)
+        for pair, dtypes in _read_tables(_read(path), path, PAIRS, "pair").items():
+            for dtype, entries in _read_tables(dtypes, path, self.dtypes, "dtype").items():
+                before = rows[pair, dtype]
+                reason = f"{path.name}, in place of: {before.reason}"
+                rows[pair, dtype] = replace(before, **{"reason": reason, **_check_entries(entries, path)})
+        return Tolerances(rows)
+
+
+def _iter_rows(table: Mapping[str, Mapping[str, Mapping[str, object]]]) -> Iterable[Tolerance]:
+    for pair, dtypes in table.items():
+        for dtype, entries in dtypes.items():
+            yield Tolerance(pair, dtype, **_check_entries(entries, Path("tolerances.toml")))
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror}; name a TOML file of tolerances.") from error
+    except ValueError as error:  # of TOML and of UTF-8
+        raise UsageError(f"{path} is not a TOML file ({error}); correct it.") from error
+
+
+def _read_tables(
+    table: Mapping[str, object], path: Path, known: Iterable[str], what: str
+) -> dict[str, Mapping[str, object]]:
+    """The tables of one level, all of known names."""
+    result = {}
+    for name, entries in table.items():
+        _check_known(what, name, known, str(path))
+        if not isinstance(entries, Mapping):
+            raise UsageError(f"{path}: {name} must be a table, as in [same_backend.float32].")
+        result[name] = entries
+    return result
+
+
+def _check_known(what: str, name: str, known: Iterable[str], where: str) -> None:
+    if name not in known:
+        raise UsageError(f"{where}: there is no {what} {name!r}; use one of {', '.join(known)}.")
+
+
+def _check_entries(entries: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    for key, value in entries.items():
+        _check_known("key", key, _KEYS, str(path))
+        if key == "reason" and not isinstance(value, str):
+            raise UsageError(f"{path}: reason must be text, not {value!r}.")
+        if key in _NUMBERS and not _is_size(value):
+            raise UsageError(f"{path}: {key} must be a number of at least 0, not {value!r}.")
+    return {key: float(value) if key in _NUMBERS else value for key, value in entries.items()}
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

@@ -1,0 +1,133 @@
+"""Verdicts on a case, and the plain data behind them: comparisons of values, and coverage counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+
+class Verdict(StrEnum):
+    """Verdict of a judged case (ARCHITECTURE.md, "Contracts")."""
+
+    EQUAL = "equal"
+    ROUNDING = "rounding"
+    UNSTABLE = "unstable"
+    PRECISION_CASTS = "precision_casts"
+    INVALID = "invalid"
+    MISCOMPILE = "miscompile"
+    WRONG_GRADIENT = "wrong_gradient"
+    NONFINITE = "nonfinite"
+    METADATA = "metadata"
+    ALIASING = "aliasing"
+    PRECISION_LOSS = "precision_loss"
+    COMPILE_ERROR = "compile_error"
+    RUNTIME_ERROR = "runtime_error"
+    ACCEPTS_INVALID = "accepts_invalid"
+    CRASH = "crash"
+    TIMEOUT = "timeout"
+    NONDETERMINISTIC = "nondeterministic"
+
+    @property
+    def is_bug(self) -> bool:
+        """Return whether the verdict is worth a report to PyTorch."""
+        return self not in _BENIGN
+
+    @property
+    def kind(self) -> str:
+        """The class of the verdict: one bug may give different verdicts of the same class."""
+        return _KINDS.get(self, str(self))
+
+
+# Bugs that show in values: only of these do distances between results say anything.
+VALUES = (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.PRECISION_LOSS)
+_KINDS = {
+    **dict.fromkeys(VALUES, "values"),
+    Verdict.COMPILE_ERROR: "error",
+    Verdict.RUNTIME_ERROR: "error",
+}
+_BENIGN = frozenset({Verdict.EQUAL, Verdict.ROUNDING, Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdict.INVALID})
+
+
+# The result of comparing one observable.
+
+# How the compiled value differs. "close": by rounding. "wild": within what rounding allows, but eager itself has no
+# correct digits. "far": farther from the reference than rounding explains. "alias": a write into the value changes
+# another value in one of the runs only.
+Finding = Literal[
+    "same", "close", "wild", "far", "nonfinite", "integer", "dtype", "shape", "stride", "alias", "missing"
+]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Evidence for one output, mutated input or gradient.
+
+    Attributes:
+        finding: how the values differ; all that follows is evidence for it.
+        max_error_eager: largest distance of an eager element from the reference; ``*_compiled`` and ``rms_*`` alike.
+        max_ulps_eager: largest error in units in the last place of the program's dtype, at the size of the reference.
+        noise_floor: largest distance of a perturbed eager run from eager.
+        scale: RMS of the reference.
+        within_default_tolerance: whether ``torch.testing.assert_close`` accepts compiled against eager.
+        within_scaled_tolerance: whether a finding of "far" is within PyTorch's default tolerances (by norm, if
+            ``by_norm``) in units of the output's own size.
+        cosine: cosine similarity of compiled and reference; None if undefined.
+        torch_same: the answer of ``torch._dynamo.utils.same``; None if it was not asked.
+        view_raises: of other strides, whether eager's result is contiguous and the compiled one is not, so that
+            ``.view()`` raises; None where strides agree or were not compared.
+        where: index of the worst element; ``at`` holds the values there, by run.
+    """
+
+    name: str
+    kind: str
+    finding: Finding
+    max_error_eager: float = 0.0
+    max_error_compiled: float = 0.0
+    rms_error_eager: float = 0.0
+    rms_error_compiled: float = 0.0
+    max_ulps_eager: float = 0.0
+    max_ulps_compiled: float = 0.0
+    noise_floor: float = 0.0
+    scale: float = 0.0
+    within_default_tolerance: bool = True
+    within_scaled_tolerance: bool = True
+    by_norm: bool = False
+    cosine: float | None = None
+    torch_same: bool | None = None
+    view_raises: bool | None = None
+    where: tuple[int, ...] | None = None
+    at: dict[str, float | int | None] = field(default_factory=dict)
+    detail: str = ""
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Compiled error over eager error; None if eager is exact."""
+        return self.max_error_compiled / self.max_error_eager if self.max_error_eager > 0 else None
+
+    @property
+    def relative_error(self) -> float:
+        """Compiled error in units of the output's own size."""
+        return self.max_error_compiled / self.scale if self.scale > 0 else self.max_error_compiled
+
+
+# Coverage of a judged case. Needs no torch, so that a process which only collects answers can read it.
+
+NO_REFERENCE = "no float64 reference"
+"""How the note begins that a case was compared with eager alone."""
+
+
+@dataclass(frozen=True)
+class CoverageCount:
+    """Number of matches of a rewrite rule with one outcome, or of uses of a decomposition, lowering or kernel.
+
+    ``outcome`` is ``fired``, ``refused`` or ``vetoed``, or ``fallback`` for an operator that is called, not lowered.
+    ``step`` is the largest step in float64 of a rule that fired; None where it was not replayed.
+    """
+
+    stage: str
+    pass_name: str | None
+    rewrite: str
+    outcome: str
+    count: int
+    step: float | None = None

@@ -1,1 +1,0 @@
-"""From observations to a verdict: how far apart the values of two runs are, and what explains it."""

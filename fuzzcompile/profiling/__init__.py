@@ -1,1 +1,0 @@
-"""Two ways to run a model, compared layer by layer."""

@@ -1,0 +1,1 @@
+"""Programs: read, hold, edit, shrink and write the source of a case."""

@@ -1,0 +1,1 @@
+"""Capture: the compiled call of a script or notebook, as a case."""

@@ -1,0 +1,209 @@
+"""A call written to a file for another process: what is defined in the running program goes along by value.
+
+torch writes the tensors, so that views of one buffer stay views of one buffer, and cloudpickle the rest. A function or
+class that the other process can import goes by name; those of ``__main__``, of a notebook, and of modules that no
+finder finds (a test file that pytest loads from its path) go by value, with the globals that they name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.machinery
+import linecache
+import pickle
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import cloudpickle
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.utils import _pytree as pytree
+
+from fuzzcompile.compiler.torch_config import load_config
+from fuzzcompile.model.errors import CaseError
+from fuzzcompile.programs.capture.invocation import Invocation, run_parts_uncompiled
+from fuzzcompile.run.case import CompileSettings
+from fuzzcompile.run.reachable import Reached, is_user_file
+
+
+class Unsendable(Exception):
+    """A call that cannot be written for another process; the message says why, in one line."""
+
+
+@dataclass(frozen=True)
+class _CallFile:
+    """The contents of a file.
+
+    ``gradients`` belong to ``owners``, because a tensor is pickled without its own. ``results`` are the positions of
+    the tensors among the arguments that are results of operators, and would arrive as leaves. ``texts`` are the
+    sources of files that are not on the disk, by name.
+    """
+
+    invocation: Invocation
+    owners: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+    results: frozenset[int]
+    texts: Mapping[str, str]
+
+
+def send(invocation: Invocation, path: Path) -> None:
+    """Write the call to ``path``.
+
+    Raises:
+        Unsendable: something that it reaches cannot be pickled.
+        OSError: the file cannot be written.
+    """
+    owners = [tensor for tensor in invocation.tensors if tensor.is_leaf and tensor.grad is not None]
+    leaves = pytree.tree_leaves(invocation.arguments)
+    results = {n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and not leaf.is_leaf}
+    gradients = [tensor.grad for tensor in owners if tensor.grad is not None]
+    sent = _CallFile(invocation, owners, gradients, frozenset(results), dict(_texts(invocation)))
+    module = types.SimpleNamespace(__name__=__name__, Pickler=_Pickler)  # all that torch.save uses of one
+    with run_parts_uncompiled(invocation.target), _modules_by_value():
+        try:
+            torch.save(sent, path, pickle_module=module, pickle_protocol=pickle.DEFAULT_PROTOCOL)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # pickling runs the objects' own code, which may raise anything
+            raise Unsendable(f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]) from error
+
+
+def receive(path: Path, device: torch.device) -> Invocation:
+    """The call in a file that :func:`send` wrote, its tensors on ``device``.
+
+    Raises:
+        CaseError: this process cannot rebuild it.
+    """
+    try:
+        sent: _CallFile = torch.load(path, map_location=device, weights_only=False)
+    except MemoryError:
+        raise
+    except Exception as error:  # unpickling imports modules and runs the objects' own code
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise CaseError(f"{path.stem} cannot be rebuilt in another process: {said}") from error
+    for name, text in sent.texts.items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    for tensor, gradient in zip(sent.owners, sent.gradients, strict=True):
+        tensor.grad = gradient
+    invocation = sent.invocation
+    return replace(
+        invocation,
+        arguments=_with_results(invocation.arguments, sent.results),
+        settings=_with_configs(invocation.settings, invocation.configs),
+    )
+
+
+def _with_results(arguments: Any, positions: frozenset[int]) -> Any:
+    leaves, spec = pytree.tree_flatten(arguments)
+    with torch.enable_grad():
+        fresh = [leaf.clone() if number in positions else leaf for number, leaf in enumerate(leaves)]
+    return pytree.tree_unflatten(fresh, spec)
+
+
+def _with_configs(settings: CompileSettings, configs: Mapping[str, Mapping[str, object]]) -> CompileSettings:
+    """The settings with the entries of the sender's configs that this process has otherwise."""
+    changed: dict[str, Any] = {name: _find_different(name, entries) for name, entries in configs.items()}
+    return replace(settings, **changed)
+
+
+def _find_different(config: str, entries: Mapping[str, object]) -> dict[str, object]:
+    own = load_config(config).get_config_copy() if entries else {}
+    return {key: value for key, value in entries.items() if key in own and own[key] != value}
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
+    """Gives functions that go by value the globals of a module of their name, where dynamo looks them up."""
+
+    def __init__(self, file: IO[bytes], protocol: int | None = None) -> None:
+        super().__init__(file, protocol=protocol)
+        for module in list(sys.modules.values()):
+            name, path = getattr(module, "__name__", None), getattr(module, "__file__", None)
+            if isinstance(name, str) and (name == "__main__" or is_user_file(path or "")):
+                self.globals_ref[id(vars(module))] = _Globals(name, path)
+
+    def reducer_override(self, obj: object) -> object:
+        """Operators go by name; pickle knows nothing of them."""
+        path = _find_operator_path(obj)
+        return super().reducer_override(obj) if path is None else (_operator, path)
+
+
+def _find_operator_path(obj: object) -> tuple[str, ...] | None:
+    """The attributes below ``torch.ops`` that lead to an operator, a namespace of them, or ``torch.ops`` itself."""
+    if isinstance(obj, OpOverload):
+        return (*obj._schema.name.split("::"), obj._overloadname)
+    if isinstance(obj, OpOverloadPacket):
+        return tuple(obj._qualified_op_name.split("::"))
+    if isinstance(obj, type(torch.ops.aten)):
+        return (obj.name,)
+    return () if obj is torch.ops else None
+
+
+def _operator(*path: str) -> object:
+    return functools.reduce(getattr, path, torch.ops)
+
+
+class _Globals:
+    """Pickles as the globals of a module that the other process makes."""
+
+    def __init__(self, name: str, file: str | None) -> None:
+        self._module = name, file
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _make_globals, self._module
+
+
+def _make_globals(name: str, file: str | None) -> dict[str, object]:
+    """The globals of a fresh module; the functions that go by value fill it."""
+    module = types.ModuleType(name)
+    module.__file__ = file
+    sys.modules[name] = module
+    return vars(module)
+
+
+@contextlib.contextmanager
+def _modules_by_value() -> Iterator[None]:
+    """Have cloudpickle send what is defined in modules of the user's by value, where no finder finds the module."""
+    hidden = [module for module in list(sys.modules.values()) if _is_hidden(module)]
+    with contextlib.ExitStack() as stack:
+        for module in hidden:
+            cloudpickle.register_pickle_by_value(module)
+            stack.callback(cloudpickle.unregister_pickle_by_value, module)
+        yield
+
+
+def _is_hidden(module: object) -> bool:
+    file, name = getattr(module, "__file__", None), getattr(module, "__name__", None)
+    if (
+        not isinstance(file, str)
+        or not isinstance(name, str)
+        or name == "__main__"
+        or sys.modules.get(name) is not module
+    ):
+        return False
+    return is_user_file(file) and _origin(name) != Path(file).resolve()
+
+
+def _origin(name: str) -> Path | None:
+    """The file that another process would import as ``name``."""
+    parent = sys.modules.get(name.rpartition(".")[0])
+    where = getattr(parent, "__path__", None) if "." in name else None
+    if "." in name and where is None:
+        return None
+    try:
+        spec = importlib.machinery.PathFinder.find_spec(name, where)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin).resolve() if spec is not None and spec.origin else None
+
+
+def _texts(invocation: Invocation) -> Iterator[tuple[str, str]]:
+    """The sources of the functions that the call reaches, where they are in memory only, as those of a notebook are."""
+    functions = [value for value in Reached(invocation.roots).objects if isinstance(value, types.FunctionType)]
+    for name in {function.__code__.co_filename for function in functions}:
+        if not Path(name).exists() and (lines := linecache.getlines(name)):
+            yield name, "".join(lines)

@@ -1,0 +1,511 @@
+"""Turn a script that calls ``torch.compile`` into a case: one call of a compiled callable, as the script makes it."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import copy
+import difflib
+import linecache
+import os
+import sys
+import traceback
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.hooks import RemovableHandle
+
+from fuzzcompile.compiler.custom_code import apply_backend
+from fuzzcompile.compiler.target.target_process import current_target
+from fuzzcompile.compiler.torch_api import copy_configs, diff_configs, reset_compiler
+from fuzzcompile.compiler.torch_config import preserve_config
+from fuzzcompile.model.errors import CaseError, format_message
+from fuzzcompile.programs.capture.interception import (
+    CallHistory,
+    CallReached,
+    CompiledCallable,
+    CompileInterception,
+    RecordedCall,
+)
+from fuzzcompile.programs.capture.script_process import (
+    imitate_cuda,
+    preserve_process,
+    retarget_script,
+    set_too_late,
+    silence_output,
+)
+from fuzzcompile.programs.capture.state import Ambient, Worlds
+from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.building import RUN_SEED, build
+from fuzzcompile.run.case import Arguments, Case, CompileSettings
+from fuzzcompile.run.device import seed_everything
+from fuzzcompile.run.exhaustion import is_exhausted_memory
+from fuzzcompile.run.holders import holders, is_model
+from fuzzcompile.run.reachable import Reached, global_names, is_user_file, own_dict
+from fuzzcompile.run.runs import observe
+from fuzzcompile.run.tensors import StorageCopier, map_tensors, tensor_leaves
+
+__all__ = ["load_script", "preserve_process"]
+
+
+# Attributes by which a callable runs its own backward pass, which frees its graph.
+_OWN_BACKWARD = {"backward", "grad"}
+
+
+@dataclass
+class _Captured:
+    """The call that becomes the case, and the state around it."""
+
+    record: CompiledCallable
+    calls: list[RecordedCall]
+    state: Worlds
+    ambient: Ambient
+    configs: Mapping[str, Mapping[str, object]]
+
+
+def load_script(file: CaseFile, device: torch.device, *, call: int | None = None) -> Case:
+    """Run the script up to its ``call``-th call of a compiled callable, and make that call a case.
+
+    Nothing is compiled while it runs. Its output is discarded; ``sys.argv`` holds only its path.
+
+    Args:
+        file: the script or notebook.
+        device: where the case will run; the script is rewritten if it names another kind of device.
+        call: which call of the script, counted from 1; the first by default.
+
+    Raises:
+        CaseError: the script raises or ends before that call, or never compiles anything.
+    """
+    run = _Run(file, device, call or 1)
+    run.execute()
+    captured = run.captured
+    if captured is None:
+        raise CaseError(run.explain())
+    grad = captured.ambient.grad
+    first, *later = (call.arguments for call in captured.calls)
+    return Case(
+        name=file.path.stem,
+        path=file.path,
+        source=file.source,
+        make=lambda: (captured.record.target, first),
+        grad=grad,
+        backward=grad == "enabled" and run.mentions_backward and _differentiable(captured),
+        settings=_settings(captured),
+        calls=later or None,
+        run=None,
+        ambient=captured.ambient.enter,
+        reseed=captured.ambient.random.restore,
+        state=captured.state,
+        notes=tuple(run.notes()),
+    )
+
+
+@dataclass
+class _Run:
+    """One execution of a script, up to the wanted call."""
+
+    file: CaseFile
+    device: torch.device
+    wanted: int
+    captured: _Captured | None = None
+    error: BaseException | None = None
+    rewritten: bool = False
+    history: dict[int, CallHistory] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.path, self.source = self.file.path, self.file.source
+        self.filename = str(self.path.resolve())
+        self.interception = CompileInterception(self.filename, self._on_call, self.file.place)
+        self.tree = ast.parse(self.source, self.filename)
+        self.compile_lines = _lines_that_compile(self.tree)
+        nodes = ast.walk(self.tree)
+        self.mentions_backward = any(isinstance(n, ast.Attribute) and n.attr in _OWN_BACKWARD for n in nodes)
+        self._before = copy_configs()
+        self.environment = dict(os.environ)
+
+    def execute(self) -> None:
+        """Run the script; ``error`` keeps the exception it raises."""
+        tree, self.rewritten = retarget_script(self.tree, self.device)
+        # Without this module's own __future__ imports.
+        code = compile(tree, self.filename, "exec", dont_inherit=True)
+        lines = self.source.splitlines(keepends=True)
+        linecache.cache[self.filename] = (len(self.source), None, lines, self.filename)  # it may delete its file
+        main = types.ModuleType("__main__")
+        main.__dict__.update(__file__=self.filename, __builtins__=builtins)
+        sys.modules["__main__"] = main  # dynamo resolves the globals of traced code there
+        sys.argv = [str(self.path)]
+        importable = list(sys.path)
+        sys.path.insert(0, str(self.path.resolve().parent))
+        seed_everything(RUN_SEED)
+        with preserve_config(), silence_output(), self.interception.install(), self._cuda():
+            try:
+                exec(code, main.__dict__)
+            except (KeyboardInterrupt, MemoryError):
+                raise
+            except CallReached:
+                pass
+            except BaseException as error:  # a script may raise anything, SystemExit too; explain() reports it
+                self.error = error
+            finally:
+                self.interception.active = False
+                # The compiler's later imports need the entries that the script may have removed.
+                sys.path.extend(entry for entry in importable if entry not in sys.path)
+                reset_compiler()
+
+    def _cuda(self) -> contextlib.AbstractContextManager[None]:
+        needed = self.device.type == "cpu" and (self.rewritten or "torch.cuda" in self.source)
+        return imitate_cuda() if needed else contextlib.nullcontext()
+
+    def _on_call(self, record: CompiledCallable, arguments: Arguments, number: int) -> None:
+        if self.captured is not None:
+            raise CallReached  # a bare except in the script has swallowed the first one
+        history = self.history.setdefault(record.number, CallHistory())
+        if number < self.wanted:
+            history.add(record.target, arguments)
+            return
+        ambient, configs = Ambient.current(), diff_configs(self._before)
+        calls = history.until(record.target, arguments)
+        self.captured = _Captured(record, calls, Worlds([call.world for call in calls]), ambient, configs)
+        raise CallReached
+
+    def notes(self) -> list[str]:
+        """Remarks for the user: what is judged and what is not."""
+        assert self.captured is not None
+        record, compiled = self.captured.record, self.interception.compiled
+        kind = "notebook" if self.file.notebook is not None else "script"
+        notes = [f"judged: call {self.wanted} of the {kind}, {record}", *self.file.notes]
+        also_compiled = [str(callable_) for callable_ in compiled if callable_.number != record.number]
+        lines = sorted(self.compile_lines - {callable_.line for callable_ in compiled})
+        if also_compiled:
+            notes.append(f"also compiled: {', '.join(also_compiled[:8])}; --call N judges another call")
+        if lines:
+            notes.append(f"not reached: torch.compile at {self._places(lines)}; --call N goes on to later calls")
+        notes += self._about_state()
+        notes += set_too_late(self.tree, self.environment)
+        if self.rewritten:
+            notes.append(f"the script is written for another kind of device and was run on {self.device}")
+        return notes
+
+    def _about_state(self) -> list[str]:
+        """Describe the starting state of a later call, and the calls and state that could not be kept."""
+        assert self.captured is not None
+        notes = []
+        given = holders(self.captured.calls[-1].arguments)
+        held = [name for name, leaf in given.items() if own_dict(leaf) and not is_model(leaf)]
+        if held and self.wanted == 1:
+            notes.append(f"{', '.join(held[:4])} may hold what each call changes: --call N judges a later call")
+        if self.history[self.captured.record.number].dropped:
+            notes.append("earlier calls with inputs of another kind are left out: their state takes more than 1 GiB")
+        if not all(call.world.complete for call in self.captured.calls):
+            notes.append("the callable reaches more than 200 000 objects; what lies behind them is not restored")
+        return notes
+
+    def explain(self) -> str:
+        """Explain in one sentence why there is no case and what to do about it."""
+        calls, name = self.interception.calls, str(self.path)
+        if isinstance(self.error, ModuleNotFoundError) and self.error.name:
+            return f"{name} needs the module {self.error.name!r}, which is not installed; install it."
+        if self.error is not None and not isinstance(self.error, SystemExit):
+            return f"{name} {self._raises(self.error)} before {self._explain_missing_call()}; fix the script."
+        if calls:
+            listed = ", ".join(f"{record} {record.calls}×" for record in self.interception.compiled if record.calls)
+            return f"{name} makes {calls} calls of compiled callables ({listed}), so there is no call {self.wanted}."
+        exits = f"exits{self._status()} before it calls"
+        if self.interception.compiled:
+            listed = ", ".join(str(record) for record in self.interception.compiled)
+            ending = exits if self.error is not None else "never calls"
+            methods = sorted({f"{method}()" for record in self.interception.compiled for method in record.methods})
+            if methods:
+                return (
+                    f"{name} compiles {listed} but {ending} it: {', '.join(methods[:4])} runs the module itself, not "
+                    "its compiled form; compile it in place (model.compile(), or model.forward = "
+                    "torch.compile(model.forward))."
+                )
+            return f"{name} compiles {listed} but {ending} it; call it, or write a case with make()."
+        if self.compile_lines and self.error is not None:
+            return f"{name} {exits} torch.compile; fix the script, or write a case with make()."
+        if self.compile_lines:
+            places = self._places(self.compile_lines)
+            return (
+                f"{name} does not reach torch.compile ({places}) in the process that runs it; "
+                "call it there, or write a case with make()."
+            )
+        return (
+            f"{name} is no case: it defines no make() and never calls torch.compile; see 'Case files' in the README. "
+            "(A library that is asked to compile may do so on a GPU only; its warnings say so.)"
+        )
+
+    def _status(self) -> str:
+        code = getattr(self.error, "code", None)
+        return f" (status {code})" if isinstance(code, int) else ""
+
+    def _explain_missing_call(self) -> str:
+        return "any compiled callable is called" if not self.interception.calls else f"call {self.wanted}"
+
+    def _places(self, lines: Collection[int]) -> str:
+        return ", ".join(self.file.place(line) for line in sorted(lines)[:8])
+
+    def _raises(self, error: BaseException) -> str:
+        frames = [f.lineno or 0 for f in traceback.extract_tb(error.__traceback__) if f.filename == self.filename]
+        where = f" in {self.file.place(frames[-1])}" if frames else ""
+        first: BaseException = error
+        while first.__cause__ is not None:
+            first = first.__cause__
+        cause = "" if first is error else f", because of {type(first).__name__} ({format_message(first, 200)})"
+        text = format_message(error, 200)
+        return f"raises {type(error).__name__}{f' ({text})' if text else ''}{where}{cause}"
+
+
+def _lines_that_compile(tree: ast.Module) -> set[int]:
+    """Lines with ``torch.compile`` in any form: a call, a decorator, a bare name."""
+    return {
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr == "compile"
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "torch"
+    }
+
+
+def _differentiable(captured: _Captured) -> bool:
+    """Return whether a tensor of the call requires a gradient and the callable runs no backward pass itself."""
+    if runs_own_backward(captured.record.target):
+        return False
+    inputs = tensor_leaves([call.arguments for call in captured.calls])
+    return any(tensor.requires_grad for tensor in (*captured.calls[-1].world.reached().tensors.values(), *inputs))
+
+
+def runs_own_backward(target: Callable[..., object]) -> bool:
+    """Return whether user code that ``target`` reaches calls autograd itself, as a training step does."""
+    functions = [o for o in Reached({"": target}).objects if isinstance(o, types.FunctionType)]
+    return any(_OWN_BACKWARD & set(global_names(f.__code__)) for f in functions if is_user_file(f.__code__.co_filename))
+
+
+def _settings(captured: _Captured) -> CompileSettings:
+    configs = {name: dict(entries) for name, entries in captured.configs.items()}
+    settings = captured.record.settings
+    return replace(settings, inductor=configs["inductor"], dynamo=configs["dynamo"], functorch=configs["functorch"])
+
+
+# Turn a submodule of a case into a case of its own, on the inputs that it gets in the whole.
+
+T = TypeVar("T")
+_NAMES_SHOWN = 6
+
+
+def submodule_case(case: Case, path: str, device: torch.device) -> Case:
+    """The submodule at ``path`` as a case: its state and inputs are those at its first call in an eager run.
+
+    Inputs of later calls are kept up to the number of calls that the case has. Inputs that hold objects, such as a
+    key-value cache, cannot be replayed one after the other: they are those of the first call in the case's last one.
+    Settings are the case's; grad mode, autocast and random state are those in force around the submodule's call.
+
+    Args:
+        case: the whole.
+        path: the submodule's name in ``named_modules``, such as ``layers.0.attn``.
+        device: where the whole runs to record the inputs.
+
+    Raises:
+        CaseError: the callable is no module, has no such submodule, or never calls it.
+    """
+    program = build(case, device)
+    whole = getattr(program.model, "__self__", program.model)  # of a bound method, such as model.forward
+    if not isinstance(whole, nn.Module):
+        raise CaseError(f"{case.name} compiles a plain callable, which has no submodules; leave out --module.")
+    modules = dict(whole.named_modules(remove_duplicate=False))
+    module = modules.get(path) if path else None
+    if module is None:
+        raise CaseError(f"{case.name} has no module {path!r}; {_closest(path, [name for name in modules if name])}")
+    watch = _SubmoduleRecorder(module, 1 + len(case.calls or ()))
+    with watch.install():
+        seen = observe(case, program, program.model if case.run is not None else watch.count_calls(program.model))
+    if not watch.calls:
+        if seen.failure is not None:
+            raise CaseError(f"{case.name} raises in eager before it calls {path} ({seen.failure}); fix the case.")
+        raise CaseError(
+            f"{case.name} never calls {path}, only things in it or nothing of it; name a module whose forward runs."
+        )
+    first, *later = watch.calls
+    return replace(
+        case,
+        name=f"{case.name}:{path}",
+        make=lambda: (watch.copied, first.fresh()),
+        calls=[call.arguments for call in later] or None,
+        run=None,
+        grad=first.ambient.grad,
+        backward=case.backward and first.ambient.grad == "enabled",
+        ambient=first.ambient.enter,
+        reseed=first.ambient.random.restore,
+        state=None,
+        notes=(*case.notes, f"judged: module {path} alone, on the inputs that it gets in {case.name}"),
+    )
+
+
+class _AllRecorded(BaseException):
+    """Unwinds the run once every wanted call is recorded. Not an ``Exception``, because programs catch those."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of one call of the submodule, and the state around it."""
+
+    arguments: Arguments
+    ambient: Ambient
+
+    def fresh(self) -> Arguments:
+        """The arguments, with objects that a call can change (a key-value cache) copied anew."""
+        return copy_objects(self.arguments)
+
+
+_PLAIN = (torch.Tensor, type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+
+
+class _SubmoduleRecorder:
+    """Records the first calls of a module, and a copy of the module from before the first."""
+
+    def __init__(self, module: nn.Module, wanted: int) -> None:
+        self._module = module
+        self._wanted = wanted
+        self._copier = StorageCopier()  # one for all calls: views of one buffer stay views of one buffer
+        self._handle: RemovableHandle | None = None
+        self._own: dict[int, torch.Tensor] = {}
+        self._begun = wanted  # calls of the whole; all of them where they are not counted
+        self.copied: nn.Module = module
+        self.calls: list[_Call] = []
+
+    @contextlib.contextmanager
+    def install(self) -> Iterator[None]:
+        """Watch in the block."""
+        self._watch()
+        try:
+            yield
+        finally:
+            self._unwatch()
+
+    def count_calls(self, whole: Callable[..., object]) -> Callable[..., object]:
+        """Wrap the whole program to count its calls."""
+        self._begun = 0
+
+        def call(*args: object, **kwargs: object) -> object:
+            self._begun += 1
+            return whole(*args, **kwargs)
+
+        return call
+
+    def _watch(self) -> None:
+        self._handle = self._module.register_forward_pre_hook(self._on_call, prepend=True, with_kwargs=True)
+
+    def _unwatch(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+    def _on_call(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        plain = all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((args, kwargs)))
+        if self.calls and not plain:
+            raise _AllRecorded  # its objects live from call to call: no run could start from fresh ones
+        if not plain and self._begun < self._wanted:
+            return
+        ambient = Ambient.current()
+        # Outside of inference mode and autograd, because the copies serve runs of every kind.
+        with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
+            if not self.calls:
+                self._unwatch()  # or it would be copied with the module
+                self.copied = _copy_module(module)
+                own = Reached({"": self.copied}).tensors
+                self._own = {id(tensor): own[name] for name, tensor in Reached({"": module}).tensors.items()}
+                self._watch()
+            call = _Call(copy_objects(map_tensors(self._place, Arguments(args, kwargs))), ambient)
+        self.calls.append(call)
+        if len(self.calls) >= self._wanted:
+            raise _AllRecorded
+
+    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
+        own = self._own.get(id(tensor))  # a parameter that is an input as well stays one tensor
+        return self._copier(tensor) if own is None else own
+
+
+def _copy_module(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # a user's __deepcopy__ may raise anything
+        if is_exhausted_memory(error):
+            raise
+        return module  # the run ends after the recorded calls, so little can change it
+
+
+def copy_objects(tree: T) -> T:
+    """The tree with the objects that a call can change (a key-value cache) copied; its tensors stay themselves.
+
+    In training a cache holds results of operators, which torch does not copy: their values are copied, detached.
+    """
+    memo: dict[int, object] = {}
+
+    def copy_leaf(leaf: object) -> object:
+        if isinstance(leaf, _PLAIN):
+            return leaf
+        for tensor in Reached({"": leaf}, functions=False).tensors.values():
+            if not tensor.is_leaf:
+                memo.setdefault(id(tensor), tensor.detach().clone())
+        try:
+            return copy.deepcopy(leaf, memo)
+        except Exception:  # a user's __deepcopy__ may raise anything; such an object is hardly state
+            return leaf
+
+    fresh: T = pytree.tree_map(copy_leaf, tree)
+    return fresh
+
+
+def _closest(path: str, names: Sequence[str]) -> str:
+    """Names that may be meant by ``path``, as the end of a sentence."""
+    if not names:
+        return "it has no submodules at all: leave out --module."
+    close = difflib.get_close_matches(path, names, n=_NAMES_SHOWN, cutoff=0.5)
+    # The same last part under another parent is more likely than a similar spelling.
+    alike = [name for name in names if path and name.rpartition(".")[2] == path.rpartition(".")[2]]
+    shown = list(dict.fromkeys([*close, *alike]))[:_NAMES_SHOWN]
+    if shown:
+        return f"close to it are {', '.join(shown)}."
+    more = " ..." if len(names) > _NAMES_SHOWN else ""
+    return f"it has {', '.join(names[:_NAMES_SHOWN])}{more}"
+
+
+# Load a case: a case file, a call of a script, or a submodule of either.
+
+
+def load(path: Path | CaseFile, device: torch.device, *, call: int | None = None, module: str | None = None) -> Case:
+    """The case in the file at ``path``, under the backend in force (:mod:`fuzzcompile.compiler.custom_code`), if any.
+
+    Args:
+        path: a case file, a script or notebook that calls ``torch.compile``, or one that was read already.
+        device: where it will run; a script written for another kind of device is retargeted, and so is a case file in a
+            process that compiles for a target.
+        call: which call of a compiled callable of a script is the case (1 is the first and the default).
+        module: path of a submodule, judged on the inputs it gets, in place of the whole.
+
+    Raises:
+        CaseError: the file is no case and no such script, or has no such call or module.
+    """
+    file = path if isinstance(path, CaseFile) else read_case_file(path)
+    if file.kind != "case":
+        case = load_script(file, device, call=call)
+    elif call is not None:
+        raise CaseError(f"{file.path} is a case file, whose calls are all judged; --call is for scripts.")
+    else:
+        # Compiled for a target it runs on the CPU, whatever device it is written for.
+        case = (
+            load_case(file)
+            if current_target() is None
+            else load_case(file, lambda tree: retarget_script(tree, device)[0])
+        )
+    case = replace(case, settings=apply_backend(case.settings))
+    return case if module is None else submodule_case(case, module, device)

@@ -1,0 +1,342 @@
+"""The ``torch.compile`` of a script that is being captured: it compiles nothing and records every call."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypedDict, cast
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fuzzcompile.compiler.torch_api import replace_optimize
+from fuzzcompile.programs.capture.state import World
+from fuzzcompile.run.building import placed_input
+from fuzzcompile.run.case import Arguments, CompileSettings
+from fuzzcompile.run.holders import is_holder, is_model, named_arguments
+from fuzzcompile.run.reachable import Reached
+from fuzzcompile.run.tensors import StorageCopier, storages
+from fuzzcompile.run.trees import unwrapped
+
+# The calls that a script makes of its compiled callables: the arguments of each, and the state before it.
+
+_MAX_HISTORY = 8
+# What the states before earlier calls may take beyond what they share with the last; older ones are dropped.
+_MAX_BYTES = 2**30
+Kind = Sequence[object]
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """One call as the script makes it; ``kind`` is what a recompile depends on."""
+
+    target: Callable[..., object]
+    kind: Kind
+    arguments: Arguments
+    world: World
+
+
+@dataclass
+class CallHistory:
+    """The calls of one compiled callable, the first of each kind of inputs and state.
+
+    ``dropped`` says whether calls were left out because their state takes too much memory.
+    """
+
+    calls: deque[RecordedCall] = field(default_factory=lambda: deque(maxlen=_MAX_HISTORY))
+    dropped: bool = False
+
+    def add(self, target: Callable[..., object], arguments: Arguments) -> None:
+        """Keep a call, unless one of its kind is kept already."""
+        kind = find_kind(arguments)
+        if any(known.kind == kind and known.target == target for known in self.calls):
+            return
+        self.calls.append(self._record(target, kind, arguments))
+        while _bytes(self.calls) - _bytes([self.calls[-1]]) > _MAX_BYTES:
+            self.calls.popleft()
+            self.dropped = True
+
+    def until(self, target: Callable[..., object], arguments: Arguments) -> list[RecordedCall]:
+        """A call, after the earlier ones of other kinds."""
+        kind = find_kind(arguments)
+        earlier = [call for call in self.calls if call.target == target and call.kind != kind]
+        return [*earlier, self._record(target, kind, arguments)][-_MAX_HISTORY:]
+
+    def _record(self, target: Callable[..., object], kind: Kind, arguments: Arguments) -> RecordedCall:
+        # Copies of what has not changed since the last call are shared with it.
+        known = self.calls[-1].world.known if self.calls else None
+        world = World(roots_of_call(target, arguments), known)
+        return RecordedCall(target, kind, _copy_arguments(arguments, world), world)
+
+
+def find_kind(arguments: Arguments) -> Kind:
+    """Return the key of a recompile: shapes, strides and dtypes of the inputs and of tensors held by objects."""
+    inner = (pair for name, leaf in named_arguments(arguments) for pair in unwrapped(name, leaf))
+    return [part for name, leaf in inner for part in _kinds(name, leaf)]
+
+
+def _kinds(name: str, leaf: object) -> list[object]:
+    if isinstance(leaf, torch.Tensor):
+        return [name, _form(leaf)]
+    if not is_holder(leaf):
+        return [name, repr(leaf)[:100]]
+    if is_model(leaf):
+        return [name, id(leaf)]
+    reached = Reached({name: leaf}, functions=False)
+    return [*((held, _form(tensor)) for held, tensor in reached.tensors.items()), reached.plain_attributes()]
+
+
+def _form(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tuple(tensor.shape), tensor.dtype, tensor.layout == torch.strided and tensor.stride()
+
+
+def roots_of_call(target: Callable[..., object], arguments: Arguments) -> dict[str, object]:
+    """The callable, and the arguments that are not tensors: they may hold state."""
+    named = {name: leaf for name, leaf in named_arguments(arguments) if not isinstance(leaf, torch.Tensor)}
+    return {"": target, **named}
+
+
+def _copy_arguments(arguments: Arguments, world: World) -> Arguments:
+    """The arguments as they are now; tensors that belong to the callable's state stay themselves."""
+    copier = StorageCopier()
+
+    def copy(leaf: object) -> object:
+        return placed_input(leaf, copier) if isinstance(leaf, torch.Tensor) and not world.owns(leaf) else leaf
+
+    copied: Arguments = pytree.tree_map(copy, arguments)
+    return copied
+
+
+def _bytes(calls: Sequence[RecordedCall]) -> int:
+    return sum(storages([copy for call in calls for copy in call.world.originals()]).values())
+
+
+class CompileArguments(TypedDict, total=False):
+    """The arguments of ``torch.compile`` that say how one call is compiled."""
+
+    backend: str | Callable[..., object] | None
+    mode: str | None
+    options: Mapping[str, object] | None
+    dynamic: bool | None
+    fullgraph: bool
+
+
+class CallReached(BaseException):
+    """Unwinds a script from the wanted call. Not an ``Exception``, because scripts catch those."""
+
+
+@dataclass
+class CompiledCallable:
+    """One callable that the script gave to ``torch.compile``.
+
+    ``line`` is the line of that call, 0 if unknown, and ``place`` the same as a user knows it; ``arguments`` are those
+    of ``torch.compile``; ``calls`` counts the calls of the callable, ``number`` identifies it. ``methods`` are the
+    methods of a compiled module that the script used: they call the module itself, not its compiled form.
+    """
+
+    target: Callable[..., object]
+    arguments: CompileArguments
+    line: int
+    calls: int = 0
+    number: int = 0
+    methods: set[str] = field(default_factory=set)
+    place: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name a user knows: a function's name, a module's class."""
+        bound = getattr(self.target, "__self__", None)
+        if isinstance(bound, nn.Module):
+            return f"{type(bound).__name__}.{self.target.__name__}"
+        if isinstance(self.target, nn.Module):
+            return type(self.target).__name__
+        return getattr(self.target, "__qualname__", type(self.target).__name__)
+
+    @property
+    def settings(self) -> CompileSettings:
+        """The arguments of ``torch.compile`` as a case holds them."""
+        given = self.arguments
+        return CompileSettings(
+            backend=given.get("backend") or "inductor",
+            options=dict(given.get("options") or {}),
+            mode=given.get("mode"),
+            dynamic=given.get("dynamic"),
+            fullgraph=bool(given.get("fullgraph", False)),
+        )
+
+    def __str__(self) -> str:
+        backend = self.arguments.get("backend") or "inductor"
+        named = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
+        where = [self.place] * bool(self.place) + [f"backend {named}"] * (named != "inductor")
+        return f"{self.name} ({', '.join(where)})" if where else self.name
+
+
+class _Call:
+    """The call of a compiled module, shared by copies of the module, each of which is compiled separately."""
+
+    def __init__(self, interception: CompileInterception, record: CompiledCallable) -> None:
+        self._interception = interception
+        self._record = record
+
+    def __deepcopy__(self, memo: object) -> _Call:
+        return self
+
+    def uses(self, method: str) -> None:
+        """Note a method of the module that is not compiled."""
+        self._record.methods.add(method)
+
+    def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if not self._interception.active:
+            return module(*args, **kwargs)
+        return self._interception.call_compiled(self._record, module, args, kwargs, target=original(module))
+
+
+class CompiledModule(nn.Module):
+    """Replaces ``torch.compile(module)``: the same parameters under the same names, attributes passed through."""
+
+    def __init__(self, module: nn.Module, call: _Call) -> None:
+        super().__init__()
+        self._orig_mod = module
+        self.training = module.training
+        self.__dict__["_intercepted_call"] = call
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        """Call the module, through the interception."""
+        return self.__dict__["_intercepted_call"](self._orig_mod, args, kwargs)
+
+    def train(self, mode: bool = True) -> CompiledModule:
+        """Set the mode of both modules."""
+        self.training = mode
+        self._orig_mod.train(mode)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        own = self._modules["_orig_mod"]
+        assert own is not None
+        if name == "_orig_mod":
+            return own
+        held = getattr(own, name)
+        if isinstance(held, types.MethodType) and not hasattr(nn.Module, name):
+            self.__dict__["_intercepted_call"].uses(name)
+        return held
+
+    def __setattr__(self, name: str, value: torch.Tensor | nn.Module) -> None:
+        if name in ("_orig_mod", "training") or "_orig_mod" not in self.__dict__.get("_modules", {}):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._orig_mod, name, value)
+
+
+@dataclass
+class CompileInterception:
+    """Records compiled calls; ``on_call`` gets each outermost one with its number (1 is the first).
+
+    ``place`` says a line of the script as a user knows it.
+    """
+
+    filename: str
+    on_call: Callable[[CompiledCallable, Arguments, int], None]
+    place: Callable[[int], str]
+    compiled: list[CompiledCallable] = field(default_factory=list)
+    calls: int = 0
+    active: bool = True
+    _depth: int = 0
+
+    @contextlib.contextmanager
+    def install(self) -> Iterator[None]:
+        """Let scripts compile through this object in the block."""
+        namespace = vars(torch)
+        original = namespace["compile"]
+        namespace["compile"] = self.compile
+        try:
+            with replace_optimize(self.optimize):
+                yield
+        finally:
+            namespace["compile"] = original
+
+    def compile(self, model: object = None, **arguments: object) -> object:
+        """Replaces ``torch.compile``."""
+        if model is None:
+            return functools.partial(self.compile, **arguments)
+        if arguments.get("disable") or not callable(model):
+            return model
+        if isinstance(model, type):
+            return self._class(model, arguments)
+        known = {name: value for name, value in arguments.items() if name in CompileArguments.__annotations__}
+        return self._wrap(model, cast("CompileArguments", known))
+
+    def optimize(self, backend: object = "inductor", *, nopython: bool = False, **arguments: object) -> object:
+        """Replaces ``torch._dynamo.optimize``, which older scripts call."""
+        return functools.partial(self.compile, backend=backend, fullgraph=nopython, **arguments)
+
+    def _class(self, owner: type, arguments: Mapping[str, object]) -> type:
+        """Compile the calls of a decorated class's instances, as torch does."""
+        name = "_call_impl" if issubclass(owner, nn.Module) else "__call__"
+        setattr(owner, name, self.compile(getattr(owner, name), **arguments))
+        return owner
+
+    def _wrap(self, model: Callable[..., object], arguments: CompileArguments) -> object:
+        target = original(model)
+        if isinstance(target, types.MethodType) and target.__func__ in (nn.Module._call_impl, nn.Module.__call__):
+            # module.compile() and torch.compile(module.__call__) compile the module's own call.
+            target = target.__self__ if isinstance(target.__self__, nn.Module) else target
+        line = self._line()
+        place = self.place(line) if line else ""
+        record = CompiledCallable(target, arguments, line, number=len(self.compiled), place=place)
+        self.compiled.append(record)
+
+        if isinstance(model, nn.Module):
+            return CompiledModule(model, _Call(self, record))
+
+        def call(*args: object, **kwargs: object) -> object:
+            return self.call_compiled(record, model, args, kwargs) if self.active else model(*args, **kwargs)
+
+        with contextlib.suppress(AttributeError, TypeError):  # callables without a name
+            call = functools.wraps(model)(call)
+        call._intercepted = target  # type: ignore[attr-defined]
+        call._torchdynamo_orig_callable = model  # type: ignore[attr-defined] # scripts ask for it
+        return call
+
+    def call_compiled(
+        self,
+        record: CompiledCallable,
+        model: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        *,
+        target: Callable[..., object] | None = None,
+    ) -> object:
+        """Call ``model`` as a compiled callable; ``target`` is what was compiled, if it is not the record's target."""
+        if self._depth == 0:
+            self.calls += 1
+            record.calls += 1
+            target, given = record.target if target is None else target, args
+            if target is nn.Module._call_impl and isinstance(args[0], nn.Module):  # of a decorated class
+                target, given = args[0], args[1:]
+            self.on_call(replace(record, target=target), Arguments(given, kwargs), self.calls)
+        self._depth += 1
+        try:
+            return model(*args, **kwargs)
+        finally:
+            self._depth -= 1
+
+    def _line(self) -> int:
+        """The line of the script that is being executed, by the innermost of its frames; 0 if it has none."""
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename != self.filename:
+            frame = frame.f_back
+        return frame.f_lineno if frame is not None else 0
+
+
+def original(model: Callable[..., object]) -> Callable[..., object]:
+    """The callable that was given to ``torch.compile``, if ``model`` is its result; else ``model``."""
+    if isinstance(model, CompiledModule):
+        return original(model._orig_mod)
+    inner = getattr(model, "_intercepted", None) if isinstance(model, types.FunctionType) else None
+    return model if inner is None else original(inner)

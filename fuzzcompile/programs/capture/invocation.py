@@ -1,0 +1,242 @@
+"""A call that a user makes in a running process, as a case: the callable, its arguments, and what surrounds it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import textwrap
+import types
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fuzzcompile.compiler.torch_api import AnyCallable, is_compiled, read_compile_settings, unwrap_compiled
+from fuzzcompile.compiler.torch_config import CONFIGS, compile_in_process, list_changed_entries, preserve_config
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.programs.capture.case_loader import runs_own_backward
+from fuzzcompile.programs.capture.interception import CallHistory, roots_of_call
+from fuzzcompile.programs.capture.state import Ambient, PresentState, Worlds
+from fuzzcompile.run.case import Arguments, Case, CompileSettings
+from fuzzcompile.run.holders import named_arguments
+from fuzzcompile.run.reachable import Reached, is_user_file
+from fuzzcompile.run.tensors import tensor_leaves
+
+# Reading the text of a class takes milliseconds, and a closure may reach a whole framework.
+_MAX_TEXTS = 200
+# Entries that say how a process compiles, not what: a worker sets its own.
+_OF_PROCESS = ("compile_threads", "worker_start_method", "worker_log_path", "quiesce_async_compile_pool")
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """One call of ``target``.
+
+    Attributes:
+        name: what a user calls the callable.
+        target: what the user wrote, not its compiled form.
+        arguments: of the call.
+        settings: the arguments of ``torch.compile``.
+        ambient: grad mode, autocast, random state and the like, around the call.
+        backward: whether gradients are compared too.
+        configs: entries of the compiler's configs that are not torch's defaults, by config.
+        source: text that says which program this is, for the signature of an unproved bug.
+        notes: what a user should know about how the call was read.
+    """
+
+    name: str
+    target: AnyCallable
+    arguments: Arguments
+    settings: CompileSettings
+    ambient: Ambient
+    backward: bool
+    configs: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def roots(self) -> dict[str, object]:
+        """The callable, and the arguments that are not tensors: all that a call can change besides its inputs."""
+        return roots_of_call(self.target, self.arguments)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor that the call can reach."""
+        return [*Reached(self.roots).tensors.values(), *tensor_leaves(self.arguments)]
+
+    def case(self) -> Case:
+        """The call as a case that runs in place, on the objects themselves, restored before every run."""
+        history = CallHistory()
+        (call,) = history.until(self.target, self.arguments)
+        incomplete = "the callable reaches more than 200 000 objects; what lies behind them is not restored"
+        return Case(
+            name=self.name,
+            path=Path(self.name),
+            source=self.source,
+            make=lambda: (self.target, call.arguments),
+            grad=self.ambient.grad,
+            backward=self.backward,
+            settings=self.settings,
+            calls=None,
+            run=None,
+            ambient=self.ambient.enter,
+            reseed=self.ambient.random.restore,
+            state=Worlds([call.world]),
+            notes=self.notes if call.world.complete else (*self.notes, incomplete),
+        )
+
+
+def capture_invocation(model: object, arguments: Arguments) -> Invocation:
+    """The call ``model(*args, **kwargs)`` as it would be made now.
+
+    Of a compiled callable, the call of its original under the arguments that ``torch.compile`` got. Gradients are
+    compared where autograd records and either the callable is a module in training mode, or an input requires a
+    gradient.
+
+    Raises:
+        UsageError: ``model`` cannot be called.
+    """
+    if not callable(model) or isinstance(model, type):
+        raise UsageError(f"triage() takes a module or a function and its arguments, not {model!r:.80}.")
+    target, notes = unwrap_compiled(model), list[str]()
+    try:
+        settings = read_compile_settings(model)
+    except LookupError as error:
+        settings = None
+        notes.append(f"{error}: the defaults are judged; pass them to triage.options()")
+    ambient = Ambient.current()
+    return Invocation(
+        name=name_target(target),
+        target=target,
+        arguments=arguments,
+        settings=settings or CompileSettings(),
+        ambient=ambient,
+        backward=ambient.grad == "enabled" and _trains(target, arguments),
+        configs=_find_changed_configs(),
+        source=_build_source(target, arguments),
+        notes=(*notes, *_about_parts(target)),
+    )
+
+
+def name_target(target: AnyCallable) -> str:
+    """The name a user knows: a function's name, a module's class."""
+    owner = getattr(target, "__self__", None)
+    if isinstance(owner, nn.Module):
+        return f"{type(owner).__name__}.{getattr(target, '__name__', 'call')}"
+    if isinstance(target, nn.Module):
+        return type(target).__name__
+    return str(getattr(target, "__name__", type(target).__name__)).strip("<>")
+
+
+@contextlib.contextmanager
+def run_parts_uncompiled(target: AnyCallable) -> Iterator[None]:
+    """Have the modules of ``target`` run as written in the block, where parts of it were compiled on their own."""
+    with contextlib.ExitStack() as stack:
+        for module in _find_modules(target):
+            if vars(module).get("_compiled_call_impl") is not None:
+                stack.callback(vars(module).__setitem__, "_compiled_call_impl", vars(module)["_compiled_call_impl"])
+                vars(module)["_compiled_call_impl"] = None
+            for name, child in list(module._modules.items()):
+                written = unwrap_compiled(child) if child is not None else child
+                if written is not child and isinstance(written, nn.Module):
+                    stack.callback(module._modules.__setitem__, name, child)
+                    module._modules[name] = written
+        yield
+
+
+@contextlib.contextmanager
+def restore_after(invocation: Invocation) -> Iterator[None]:
+    """Judge in this process in the block; afterwards all that the call reaches, and the process, are as before.
+
+    What the user has compiled is compiled again at its next call: torch forgets it at the first compile here.
+    """
+    before, originals = Ambient.current(), PresentState(invocation.roots)
+    try:
+        with before.enter(), warnings.catch_warnings(), contextlib.ExitStack() as stack:
+            # Reading every entry of a config to restore it reads the deprecated ones, too.
+            warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.utils\._config_module")
+            for context in (preserve_config(), _plain_modes(), run_parts_uncompiled(invocation.target)):
+                stack.enter_context(context)
+            compile_in_process()
+            yield
+    finally:
+        originals.put_back()
+        before.random.restore()
+
+
+@contextlib.contextmanager
+def _plain_modes() -> Iterator[None]:
+    """Autograd on and autocast off, as in a worker: each run enters the modes of the call itself."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def _find_modules(target: AnyCallable) -> Iterator[nn.Module]:
+    """The modules below the callable, itself included."""
+    owner = getattr(target, "__self__", None)
+    root = target if isinstance(target, nn.Module) else owner
+    if isinstance(root, nn.Module):
+        yield from root.modules()
+    else:
+        reached = Reached({"": target}).objects
+        yield from (value for value in reached if isinstance(value, nn.Module))
+
+
+def _trains(target: AnyCallable, arguments: Arguments) -> bool:
+    """Return whether the call is one whose gradients a program would use."""
+    if runs_own_backward(target):
+        return False
+    if any(tensor.requires_grad for tensor in tensor_leaves(arguments)):
+        return True
+    return any(p.requires_grad for m in _find_modules(target) if m.training for p in m.parameters(recurse=False))
+
+
+def _about_parts(target: AnyCallable) -> Iterator[str]:
+    """A note where parts of the callable are compiled on their own."""
+    modules = list(_find_modules(target))
+    parts = [f"{name_target(m)}.{name}" for m in modules for name, child in m._modules.items() if is_compiled(child)]
+    if parts:
+        more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
+        yield f"judged as a whole, though {parts[0]}{more} is compiled on its own: pass that part to judge it as it is"
+
+
+def _find_changed_configs() -> dict[str, dict[str, object]]:
+    changed = {name: list_changed_entries(name) for name in CONFIGS}
+    return {
+        name: {key: value for key, value in entries.items() if key not in _OF_PROCESS}
+        for name, entries in changed.items()
+    }
+
+
+def _build_source(target: AnyCallable, arguments: Arguments) -> str:
+    """The user's classes and functions, torch's modules by their text, and the form of the inputs."""
+    owner = getattr(target, "__self__", target)
+    reached = Reached({"": target}).objects
+    written = [value for value in (target, *reached) if isinstance(value, types.FunctionType | type)]
+    texts = [text for value in [*dict.fromkeys(written)][:_MAX_TEXTS] if (text := _get_text(value))]
+    model = repr(owner) if isinstance(owner, nn.Module) else ""
+    forms = [f"{name}: {_form(leaf)}" for name, leaf in named_arguments(arguments)]
+    return "\n".join([*texts, f"MODEL = {model!r}", f"INPUTS = {forms!r}", ""])
+
+
+def _get_text(value: types.FunctionType | type) -> str:
+    if isinstance(value, types.FunctionType) and "." in value.__qualname__.replace("<locals>.", ""):
+        return ""  # a method: its class is among the others
+    with contextlib.suppress(OSError, TypeError):
+        if is_user_file(inspect.getsourcefile(value) or ""):
+            return textwrap.dedent(inspect.getsource(value))
+    return ""
+
+
+def _form(leaf: object) -> str:
+    if isinstance(leaf, torch.Tensor):
+        return f"{tuple(leaf.shape)} {tuple(leaf.stride())} {leaf.dtype}" if leaf.layout == torch.strided else "tensor"
+    return repr(leaf) if isinstance(leaf, bool | int | float | str | None) else type(leaf).__name__

@@ -1,0 +1,279 @@
+"""Run a script on another kind of device than the one it was written for.
+
+The script's syntax tree is rewritten (string constants such as ``"cuda:0"`` and calls of ``.cuda()``), so that the
+compiled code names the new device too. A mode that swaps devices at run time would be traced.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import logging
+import os
+import re
+import shlex
+import signal
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from fuzzcompile.compiler.torch_config import find_import_variables
+from fuzzcompile.run.reachable import is_user_file
+
+# Restore what a script changes in its process once its case is finished.
+
+
+@contextlib.contextmanager
+def preserve_process() -> Iterator[None]:
+    """Restore ``__main__``, arguments, import path, environment, working folder and warning filters at the end."""
+    main, argv, search_path = sys.modules.get("__main__"), sys.argv, list(sys.path)
+    modules = set(sys.modules)
+    environment, folder = dict(os.environ), _get_folder()
+    with warnings.catch_warnings():
+        try:
+            yield
+        finally:
+            if main is not None:
+                sys.modules["__main__"] = main
+            sys.argv, sys.path[:] = argv, search_path
+            _forget_modules(modules)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            logging.disable(logging.NOTSET)
+            _restore_environment(environment)
+            if folder is not None and _get_folder() != folder:
+                with contextlib.suppress(OSError):
+                    os.chdir(folder)
+
+
+def _forget_modules(known: set[str]) -> None:
+    """Drop the user's modules imported since: the next file may have other modules of the same names."""
+    for name in set(sys.modules) - known:
+        if is_user_file(getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
+
+
+def _get_folder() -> Path | None:
+    try:
+        return Path.cwd()
+    except OSError:  # it has been removed
+        return None
+
+
+def _restore_environment(wanted: dict[str, str]) -> None:
+    for name in set(os.environ) - set(wanted):
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+@contextlib.contextmanager
+def silence_output() -> Iterator[None]:
+    """Discard standard output, written by Python or below it: a script may print without end."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        with Path(os.devnull).open("w") as stream, contextlib.redirect_stdout(stream):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
+_CUDA = re.compile(r"cuda(:\d+)?")
+_CPU = re.compile(r"cpu(:\d+)?")
+
+
+def retarget_script(tree: ast.Module, device: torch.device) -> tuple[ast.Module, bool]:
+    """The script's syntax tree for ``device``, and whether anything in it had to change. Lines stay."""
+    rewriter = _Rewriter(device)
+    changed = rewriter.visit(tree)
+    return ast.fix_missing_locations(changed), rewriter.changed
+
+
+class _Rewriter(ast.NodeTransformer):
+    def __init__(self, device: torch.device) -> None:
+        self._device = str(device)
+        self._other = _CPU if device.type == "cuda" else _CUDA
+        self._to_cpu = device.type == "cpu"
+        self.changed = False
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        """A string that names the other kind of device."""
+        if isinstance(node.value, str) and self._other.fullmatch(node.value):
+            return self._replace(node, self._device)
+        if self._to_cpu and node.value == "nccl":
+            return self._replace(node, "gloo")
+        return node
+
+    def _replace(self, node: ast.expr, text: str) -> ast.expr:
+        self.changed = True
+        return ast.copy_location(ast.Constant(text), node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        """An f-string that begins with ``cuda:``."""
+        first = node.values[0] if node.values else None
+        text = first.value if isinstance(first, ast.Constant) else ""
+        if self._to_cpu and isinstance(text, str) and text.startswith("cuda:"):
+            return self._replace(node, self._device)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """``x.cuda()``, ``x.to(0)``, ``device=0``; ``device("cuda", 0)`` loses its index, which a CPU does not have."""
+        self.generic_visit(node)
+        if not self._to_cpu:
+            return node
+        for keyword in node.keywords:
+            if keyword.arg == "device" and _is_index(keyword.value):
+                keyword.value = self._replace(keyword.value, self._device)
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if method == "to" and node.args and _is_index(node.args[0]):
+            node.args[0] = self._replace(node.args[0], self._device)
+        elif isinstance(node.func, ast.Attribute) and method == "cuda" and len(node.args) <= 1:
+            self.changed = True
+            node.func.attr, node.args, node.keywords = "to", [ast.Constant(self._device)], []
+        elif method == "device" and len(node.args) == 2:
+            node.args = node.args[:1]
+        return node
+
+
+def _is_index(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) is int
+
+
+@contextlib.contextmanager
+def imitate_cuda() -> Iterator[None]:
+    """Without a GPU, turn the parts of ``torch.cuda`` that scripts call around their programs into stand-ins."""
+    if torch.cuda.is_available():
+        yield
+        return
+    with _replace_names(vars(torch.cuda), _IMITATED), _replace_names(vars(torch.cuda.amp), _CPU_AMP):
+        yield
+
+
+@contextlib.contextmanager
+def _replace_names(namespace: dict[str, object], replacements: Mapping[str, object]) -> Iterator[None]:
+    """Replace names of a module in the block; names that it does not have are left out."""
+    kept = {name: namespace[name] for name in replacements if name in namespace}
+    namespace.update((name, replacements[name]) for name in kept)
+    try:
+        yield
+    finally:
+        namespace.update(kept)
+
+
+class _Event:
+    """``torch.cuda.Event`` that measures nothing."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def record(self, *_: object) -> None:
+        """Nothing to record."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def elapsed_time(self, _: object) -> float:
+        """No time, in milliseconds."""
+        return 0.0
+
+
+class _Stream:
+    """``torch.cuda.Stream`` that runs everything immediately."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def wait_stream(self, *_: object) -> None:
+        """Nothing to wait for."""
+
+
+def _nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def _value(value: object) -> Callable[..., object]:
+    return lambda *_, **__: value
+
+
+_IMITATED: Mapping[str, object] = {
+    "is_available": _value(True),
+    "device_count": _value(1),
+    "current_device": _value(0),
+    "get_device_name": _value("CPU"),
+    "get_device_capability": _value((8, 0)),
+    "is_bf16_supported": _value(True),
+    "memory_allocated": _value(0),
+    "max_memory_allocated": _value(0),
+    "memory_reserved": _value(0),
+    "reset_peak_memory_stats": _nothing,
+    "synchronize": _nothing,
+    "empty_cache": _nothing,
+    "set_device": _nothing,
+    "get_device_properties": _value(types.SimpleNamespace(name="CPU", major=8, minor=0, total_memory=2**33)),
+    "mem_get_info": _value((2**33, 2**33)),
+    "Stream": _Stream,
+    "stream": _value(contextlib.nullcontext()),
+    "current_stream": lambda *_, **__: _Stream(),
+    "device": _value(contextlib.nullcontext()),
+    "Event": _Event,
+    **{name: getattr(torch, name) for name in ("FloatTensor", "HalfTensor", "LongTensor", "DoubleTensor")},
+}
+_CPU_AMP: Mapping[str, object] = {
+    "autocast": lambda enabled=True, dtype=None, cache_enabled=None: torch.autocast(
+        "cpu", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled
+    ),
+    "GradScaler": functools.partial(torch.amp.GradScaler, "cpu"),
+}
+
+
+# Environment variables that a script sets too late: torch has read them when it was imported.
+
+
+def set_too_late(tree: ast.Module, before: Mapping[str, str]) -> Iterator[str]:
+    """Remarks on variables that changed since ``before`` and had no effect.
+
+    Args:
+        tree: the script.
+        before: the environment that the script began with.
+    """
+    changed = [name for name, value in os.environ.items() if before.get(name) != value]
+    late = find_import_variables(changed)
+    vain = [name for name in late if _follows_import(tree, name)]
+    if vain:
+        yield (
+            f"the script sets {', '.join(vain)} after it imports torch, which reads it at import: without effect, "
+            "here and in plain Python; set it before torch is imported"
+        )
+    if missed := [name for name in late if name not in vain]:
+        export = shlex.join(["export", *(f"{name}={os.environ[name]}" for name in missed)])
+        yield (
+            f"the script sets {', '.join(missed)}, which torch reads when it is imported, and fuzzcompile imports it "
+            f"before the script runs: without effect here; set it in the environment of fuzzcompile: `{export}`"
+        )
+
+
+def _follows_import(tree: ast.Module, name: str) -> bool:
+    """Return whether the script imports torch in an earlier line than the first that has the variable's name."""
+    statements = (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
+    imports = [statement.lineno for statement in statements if _imports_torch(statement)]
+    names = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value == name]
+    return bool(imports and names) and min(imports) < min(names)
+
+
+def _imports_torch(node: ast.stmt) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").split(".")[0] == "torch" and not node.level
+    return isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "torch" for alias in node.names)

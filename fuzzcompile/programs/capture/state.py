@@ -1,0 +1,439 @@
+"""The state that a captured callable can reach and change, restored before every run.
+
+A script's callable may close over modules, optimizers, lists and counters, read them as globals, or get them as
+arguments. Copies of these would break the identities that the program relies on (an optimizer's parameters, a
+registered operator). They stay where they are: the contents of every container and the values of every tensor are saved
+at the moment of capture and written back.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import functools
+import random
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, cast
+
+import numpy
+import torch
+from torch import nn
+
+from fuzzcompile.run.case import GradMode
+from fuzzcompile.run.device import Numerics, held, pinned
+from fuzzcompile.run.reachable import (
+    MODULE_TABLES,
+    Reached,
+    attributes,
+    global_names,
+    holds_state,
+    is_of_user,
+    is_user_file,
+    own_dict,
+    slots,
+)
+from fuzzcompile.run.tensors import KnownCopies, StorageCopier, storages
+
+# The state that surrounds a call: grad mode, autocast, numerics, defaults, random generators.
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """One device type's autocast state."""
+
+    device: str
+    enabled: bool
+    dtype: torch.dtype
+    cache: bool
+
+    @classmethod
+    def current(cls, device: str) -> Autocast:
+        """The current state for a device type."""
+        return cls(
+            device,
+            torch.is_autocast_enabled(device),
+            torch.get_autocast_dtype(device),
+            torch.is_autocast_cache_enabled(),
+        )
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """The states of Python's, NumPy's and torch's generators, as the calls that set them."""
+
+    setters: tuple[Callable[[], object], ...]
+
+    @classmethod
+    def current(cls) -> RandomState:
+        """The states as they are now."""
+        setters: list[Callable[[], object]] = [
+            partial(random.setstate, random.getstate()),
+            partial(numpy.random.set_state, numpy.random.get_state()),
+            partial(torch.set_rng_state, torch.get_rng_state()),
+        ]
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            setters.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+        return cls(tuple(setters))
+
+    def restore(self) -> None:
+        """Set the generators back to these states."""
+        for setter in self.setters:
+            setter()
+
+
+@dataclass(frozen=True)
+class Ambient:
+    """The state around a call, which surrounds each run of it again."""
+
+    grad: GradMode
+    autocast: tuple[Autocast, ...]
+    numerics: Numerics
+    random: RandomState
+    default_dtype: torch.dtype
+    deterministic: tuple[bool, bool]
+    onednn: bool
+    threads: int
+    precisions: tuple[str, ...]
+    device: torch.device
+
+    @classmethod
+    def current(cls) -> Ambient:
+        """The state as it is now."""
+        return cls(
+            _grad_mode(),
+            tuple(Autocast.current(device) for device in _AUTOCAST_DEVICES),
+            Numerics.current(),
+            RandomState.current(),
+            torch.get_default_dtype(),
+            (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+            bool(torch.backends.mkldnn.enabled),
+            torch.get_num_threads(),
+            tuple(str(group.fp32_precision) for group in _precision_groups()),
+            torch.get_default_device(),
+        )
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[None]:
+        """Apply the state in the block, except for grad mode and random state, which a run sets itself."""
+        dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(pinned(self.numerics))
+            stack.callback(torch.set_default_dtype, dtype)
+            torch.set_default_dtype(self.default_dtype)
+            stack.callback(torch.set_num_threads, threads)
+            torch.set_num_threads(self.threads)
+            stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
+            torch.use_deterministic_algorithms(self.deterministic[0], warn_only=self.deterministic[1])
+            stack.callback(setattr, torch.backends.mkldnn, "enabled", torch.backends.mkldnn.enabled)
+            torch.backends.mkldnn.enabled = self.onednn  # type: ignore[assignment] # a property made at run time
+            own = () if "float32_matmul" in held() else self.precisions
+            for group, precision in zip(_precision_groups(), own, strict=bool(own)):
+                # A setting made by the older API is among the numerics, which pin and restore it in both.
+                if group.fp32_precision != precision and precision != "none":
+                    group.fp32_precision = precision
+            if self.device.type != "cpu":
+                stack.enter_context(self.device)
+            for region in self.autocast:
+                if region.enabled:
+                    stack.enter_context(torch.autocast(region.device, dtype=region.dtype, cache_enabled=region.cache))
+            yield
+
+
+class _PrecisionGroup(Protocol):
+    """A part of ``torch.backends`` that holds the precision of float32 products."""
+
+    fp32_precision: str
+
+
+def _precision_groups() -> list[_PrecisionGroup]:
+    """The groups of torch's newer API for precision: whole backends, then single operators."""
+    owners = [torch.backends, torch.backends.mkldnn, torch.backends.cudnn]
+    parts = [getattr(owner, name, None) for owner in owners[1:] for name in ("matmul", "conv", "rnn")]
+    return [cast("_PrecisionGroup", group) for group in (*owners, *parts) if hasattr(group, "fp32_precision")]
+
+
+def _grad_mode() -> GradMode:
+    if torch.is_inference_mode_enabled():
+        return "inference_mode"
+    return "enabled" if torch.is_grad_enabled() else "no_grad"
+
+
+# Restore what an object holds: attributes, items, closure cells, the state of a random generator.
+
+Undo = Callable[[], object]
+_PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None), torch.Tensor)
+
+
+def undo_for(value: object) -> Undo | None:
+    """A function that gives an object what it holds now; None if it holds nothing that can be restored."""
+    undos = [undo for undo in (_undo_items(value), _undo_attributes(value)) if undo is not None]
+    return functools.partial(_in_order, undos) if len(undos) > 1 else next(iter(undos), None)
+
+
+def _in_order(undos: list[Undo]) -> None:
+    for undo in undos:
+        undo()
+
+
+def _undo_attributes(value: object) -> Undo | None:
+    if isinstance(value, type):
+        return _undo_class(value) if is_of_user(value) else None
+    if not holds_state(value):
+        return None
+    undos: list[Undo] = [_undo_dict(own_dict(value))]
+    if isinstance(value, nn.Module):
+        tables = (vars(value).get(table) for table in MODULE_TABLES)
+        undos += [_undo_dict(table) for table in tables if isinstance(table, dict)]  # TorchScript's are not
+    names = slots(type(value))
+    if names:
+        undos.append(functools.partial(_restore_slots, value, names, dict(attributes(value))))
+    return functools.partial(_in_order, undos)
+
+
+def _restore_slots(value: object, names: list[str], kept: dict[str, object]) -> None:
+    for name in names:
+        with contextlib.suppress(AttributeError, TypeError):  # it has none to delete, or it is read-only
+            if name in kept:
+                object.__setattr__(value, name, kept[name])
+            else:
+                object.__delattr__(value, name)
+
+
+def _undo_items(value: object) -> Undo | None:
+    """Restore what a container, a function or a generator of random numbers holds apart from attributes."""
+    if isinstance(value, torch.Generator):
+        return functools.partial(value.set_state, value.get_state())
+    if isinstance(value, numpy.random.Generator):
+        return _undo_numpy(value)
+    if isinstance(value, random.Random):
+        return functools.partial(value.setstate, value.getstate())
+    if isinstance(value, types.FunctionType):
+        return _undo_function(value)
+    if isinstance(value, numpy.ndarray):
+        return functools.partial(numpy.copyto, value, value.copy())
+    if isinstance(value, bytearray):
+        return functools.partial(value.__setitem__, slice(None), value[:])
+    if isinstance(value, list):
+        return functools.partial(list.__setitem__, value, slice(None), list(value))
+    if isinstance(value, dict):
+        return _undo_dict(value)
+    if isinstance(value, collections.deque | set):
+        return _undo_refilled(value)
+    return None
+
+
+def _undo_refilled(members: collections.deque[object] | set[object]) -> Undo:
+    """Empty the container and fill it again."""
+    kept = list(members)
+    refill: Callable[[list[object]], None] = members.update if isinstance(members, set) else members.extend
+
+    def undo() -> None:
+        members.clear()
+        refill(kept)
+
+    return undo
+
+
+def _undo_numpy(generator: numpy.random.Generator) -> Undo:
+    kept = copy.deepcopy(generator.bit_generator.state)
+
+    def undo() -> None:
+        generator.bit_generator.state = copy.deepcopy(kept)
+
+    return undo
+
+
+def _undo_class(owner: type) -> Undo:
+    """Restore the plain attributes of a user's class, such as counters."""
+    kept = {k: v for k, v in vars(owner).items() if isinstance(v, _PLAIN) and not k.startswith("__")}
+
+    def undo() -> None:
+        for name, value in kept.items():
+            setattr(owner, name, value)
+
+    return undo
+
+
+def _undo_dict(contents: dict[Any, Any]) -> Undo:
+    """Restore the entries and their order, past the methods of a subclass, which may refuse writes."""
+    kind: type[dict[object, object]] = OrderedDict if isinstance(contents, OrderedDict) else dict
+    kept: list[tuple[object, object]] = list(kind.items(contents))
+
+    def undo() -> None:
+        keys = list(kind.keys(contents))
+        if len(keys) != len(kept) or any(key is not known for key, (known, _) in zip(keys, kept, strict=True)):
+            kind.clear(contents)
+        for key, value in kept:
+            kind.__setitem__(contents, key, value)
+
+    return undo
+
+
+def _undo_function(function: types.FunctionType) -> Undo:
+    """Restore attributes, closure cells and the globals that the function names, which it may rebind."""
+    own = _undo_dict(vars(function))
+    cells = [(cell, cell.cell_contents) for cell in function.__closure__ or () if not _is_empty(cell)]
+    names = set(global_names(function.__code__)) if is_user_file(function.__code__.co_filename) else set()
+    bound = {name: function.__globals__[name] for name in names if name in function.__globals__}
+
+    def undo() -> None:
+        own()
+        for cell, contents in cells:
+            cell.cell_contents = contents
+        function.__globals__.update(bound)
+
+    return undo
+
+
+def _is_empty(cell: types.CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return True
+    return False
+
+
+@dataclass(frozen=True)
+class _Kept:
+    tensor: torch.Tensor
+    copy: torch.Tensor
+    gradient: torch.Tensor | None
+    requires_grad: bool
+
+
+class World:
+    """The state that ``roots`` reach.
+
+    Args:
+        roots: where to begin, by name.
+        known: copies that an earlier world has made (its attribute ``known``), shared where the bits are the same.
+    """
+
+    def __init__(self, roots: Mapping[str, object], known: KnownCopies | None = None) -> None:
+        self.known: KnownCopies = dict(known or {})
+        self._roots = dict(roots)
+        reached = Reached(roots)
+        self.complete = reached.complete
+        hooks = {id(table) for value in reached.objects for table in _hook_tables(value)}
+        self._undo = _undos(value for value in reached.objects if id(value) not in hooks)
+        self._undo_hooks = _undos(value for value in reached.objects if id(value) in hooks)
+        with torch.inference_mode(False), torch.no_grad():
+            copier = StorageCopier(known=self.known)
+            self._kept = [_keep(tensor, copier) for tensor in reached.tensors.values()]
+        addresses = storages([kept.tensor for kept in self._kept])
+        self.known = {key: copied for key, copied in self.known.items() if key[0] in addresses}
+        self._owned = {id(kept.tensor) for kept in self._kept}
+
+    def reached(self) -> Reached:
+        """Return everything reachable now; a program may have replaced some of it since the capture."""
+        return Reached(self._roots)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Return whether this state has the tensor."""
+        return id(tensor) in self._owned
+
+    def originals(self) -> list[torch.Tensor]:
+        """Copies from the moment of capture."""
+        return [kept.copy for kept in self._kept]
+
+    def restore(self, device: torch.device, *, double: bool, hooks: bool = True) -> None:
+        """Restore the moment of capture on ``device``; with ``double``, floating tensors in float64.
+
+        Without ``hooks``, the hooks of modules stay as they are.
+        """
+        for undo in (*self._undo, *(self._undo_hooks if hooks else ())):
+            undo()
+        copiers = {inference: StorageCopier(double=double, device=device) for inference in (False, True)}
+        for kept in self._kept:
+            kept.tensor.grad = None  # before the data: a gradient must have its tensor's dtype
+            inference = kept.tensor.is_inference()
+            copier = copiers[inference]
+            with contextlib.suppress(RuntimeError), torch.inference_mode(inference):  # subclasses keep their values
+                kept.tensor.data = copier(kept.copy).detach()
+                kept.tensor.grad = None if kept.gradient is None else copier(kept.gradient).detach()
+            if kept.tensor.is_leaf and kept.tensor.requires_grad != kept.requires_grad:
+                kept.tensor.requires_grad_(kept.requires_grad)
+
+
+class Worlds:
+    """The state before each of several calls of one callable; implements :class:`fuzzcompile.run.case.CapturedState`.
+
+    What a script does between two calls (a token appended to a mask, an optimizer's step) is thus part of each run.
+    """
+
+    def __init__(self, worlds: Sequence[World]) -> None:
+        self._worlds = worlds
+        self._current = 0
+        self._where: tuple[torch.device, bool] = torch.device("cpu"), False
+
+    def restore(self, device: torch.device, *, double: bool) -> None:
+        """Restore the state before the first call."""
+        self._where = device, double
+        self.enter(0)
+
+    def enter(self, call: int) -> None:
+        """Restore the state before a call, counted from 0; hooks that watch the modules of a run stay."""
+        self._current = call
+        device, double = self._where
+        self._worlds[call].restore(device, double=double, hooks=call == 0)
+
+    def reached(self) -> Reached:
+        """Return everything that the current call can reach now."""
+        return self._worlds[self._current].reached()
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Return whether the state before some call has this tensor."""
+        return any(world.owns(tensor) for world in self._worlds)
+
+    def originals(self) -> list[torch.Tensor]:
+        """Copies from the moment of capture."""
+        return [copy for world in self._worlds for copy in world.originals()]
+
+
+class PresentState:
+    """The present state of everything that ``roots`` reach, put back once runs of a :class:`World` are over.
+
+    Runs write to memory of their own, so that no values are copied here: each tensor gets its own memory back, with
+    the aliases that something outside may hold.
+    """
+
+    def __init__(self, roots: Mapping[str, object]) -> None:
+        reached = Reached(roots)
+        self._undo = _undos(reached.objects)
+        tensors = reached.tensors.values()
+        self._held = [(tensor, tensor.data, tensor.grad, tensor.requires_grad) for tensor in tensors]
+
+    def put_back(self) -> None:
+        """Restore objects, tensors and gradients."""
+        for undo in self._undo:
+            undo()
+        for tensor, memory, gradient, requires_grad in self._held:
+            tensor.grad = None  # before the data: a gradient must have its tensor's dtype
+            with contextlib.suppress(RuntimeError), torch.inference_mode(tensor.is_inference()):
+                tensor.data = memory  # of subclasses torch refuses it, and no run has replaced theirs
+            if tensor.is_leaf:
+                tensor.requires_grad_(requires_grad)
+                tensor.grad = gradient
+
+
+def _undos(objects: Iterable[object]) -> list[Undo]:
+    return [undo for undo in map(undo_for, objects) if undo is not None]
+
+
+def _hook_tables(value: object) -> list[object]:
+    return [table for name, table in vars(value).items() if "_hooks" in name] if isinstance(value, nn.Module) else []
+
+
+def _keep(tensor: torch.Tensor, copier: StorageCopier) -> _Kept:
+    gradient = tensor.grad if tensor.is_leaf else None
+    copied = None if gradient is None else copier(gradient).detach()
+    return _Kept(tensor, copier(tensor).detach(), copied, tensor.requires_grad)

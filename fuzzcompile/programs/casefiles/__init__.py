@@ -1,0 +1,1 @@
+"""Case files: their text, read and checked before anything runs."""

@@ -1,0 +1,1 @@
+"""Edits of programs that bring them near a pattern."""

@@ -1,0 +1,179 @@
+"""Values and memory layouts of inputs: the tables that near misses and variations share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+InputLayout = Literal["contiguous", "transposed", "outer_last", "sliced", "offset", "expanded", "channels_last"]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values for an input, as an expression.
+
+    ``expression`` uses ``{x}``, a tensor, ``{fresh}``, one that may be written to, and ``{shape}``, ``{dtype}`` and
+    ``{option}`` (a factory's keywords) of the result; ``{large}`` and ``{denormal}`` depend on its dtype. The generator
+    draws it in proportion to ``weight``; with weight 0 only variations do.
+    """
+
+    weight: int
+    expression: str
+    summary: str
+
+
+VALUES = {
+    "values_small": Values(
+        2, "{x} * 1e-6", "Inputs of scale 1e-6: what is wrong by all of it still passes a fixed tolerance."
+    ),
+    "values_smaller": Values(0, "{x} * 1e-3", "Inputs of scale 1e-3."),
+    "values_large": Values(3, "{x} * {large}", "Large inputs: softmax saturates, half precision overflows in between."),
+    "values_tied": Values(
+        3,
+        "torch.randint(-1, 2, {shape}).to({dtype})",
+        "Inputs of −1, 0 and 1: maxima and orders are tied, products are exact.",
+    ),
+    "values_nearly_tied": Values(
+        1, "nearly_tied({x})", "Inputs within rounding of −1, 0 and 1: which is the largest hangs on the last bit."
+    ),
+    "values_zero": Values(1, "torch.zeros({shape}{option})", "Inputs are zero: norms divide by their ε alone."),
+    "values_one": Values(1, "torch.ones({shape}{option})", "Inputs are one: every row is the same."),
+    "values_minus_one": Values(1, "-torch.ones({shape}{option})", "Inputs are −1: every row is the same and negative."),
+    "values_nan": Values(
+        2,
+        "spoiled({fresh}, torch.nan)",
+        "One input element is NaN, which has to come out where eager has it and nowhere else.",
+    ),
+    "values_infinite": Values(
+        2,
+        "spoiled({fresh}, torch.inf)",
+        "One input element is infinite: constants folded against it must stay NaN.",
+    ),
+    "values_minus_infinite": Values(
+        1, "spoiled({fresh}, -torch.inf)", "One input element is −inf: a maximum or an exponential may hide it."
+    ),
+    "values_denormal": Values(
+        1, "{x} * {denormal}", "Inputs below the least normal number: some kernels flush them to zero."
+    ),
+}
+_LARGE = {"float16": "1e2"}
+_DENORMAL = {"float16": "1e-6", "float64": "1e-310"}
+# The functions that expressions call.
+_FUNCTIONS = {
+    "spoiled": """
+def spoiled(x, value):
+    x.view(-1)[0] = value
+    return x
+""",
+    "nearly_tied": """
+def nearly_tied(x):
+    return x.round() + x * 1e-6
+""",
+}
+
+
+def fill_expression(name: str, x: str, fresh: str, *, shape: str, like: str, option: str, dtype: str) -> str:
+    """The expression of a tensor with the values of that name.
+
+    Args:
+        name: a key of `VALUES`.
+        x: an expression for a tensor of ordinary values.
+        fresh: the same for a tensor that may be written to.
+        shape: an expression for the shape.
+        like: what ``Tensor.to`` is given to reach the dtype.
+        option: further arguments of a factory function, with the comma before them.
+        dtype: the name of the dtype.
+    """
+    large, denormal = _LARGE.get(dtype, "1e4"), _DENORMAL.get(dtype, "1e-40")
+    return VALUES[name].expression.format(
+        x=x, fresh=fresh, shape=shape, dtype=like, option=option, large=large, denormal=denormal
+    )
+
+
+def find_functions(expressions: list[str]) -> list[str]:
+    """The source of the functions that these expressions call."""
+    return [
+        source.strip()
+        for name, source in _FUNCTIONS.items()
+        if any(f"{name}(" in expression for expression in expressions)
+    ]
+
+
+@dataclass(frozen=True)
+class MemoryLayout:
+    """Memory layout of an input.
+
+    Attributes:
+        base: the shape of the tensor that holds the elements, for the shape of the input.
+        view: calls that make the input of that tensor; ``{shape}`` are its sizes.
+        packed: an expression that makes such a tensor of an input ``{x}``.
+        ranks: the ranks that an input can have.
+        weight: how often the generator draws it; with weight 0 only variations do.
+        summary: why it is drawn.
+    """
+
+    base: Callable[[Shape], Shape]
+    view: str
+    packed: str
+    ranks: range = range(2, 65)
+    weight: int = 0
+    summary: str = ""
+
+
+LAYOUTS: dict[InputLayout, MemoryLayout] = {
+    "transposed": MemoryLayout(
+        lambda shape: (*shape[:-2], shape[-1], shape[-2]),
+        ".transpose(-1, -2)",
+        "{x}.transpose(-1, -2).contiguous()",
+        weight=3,  # operands that a rewrite copies, views or passes on have other strides than it was traced with
+        summary="The inputs' last two axes are swapped in memory.",
+    ),
+    "outer_last": MemoryLayout(
+        lambda shape: (*shape[1:], shape[0]), ".movedim(-1, 0)", "{x}.movedim(0, -1).contiguous()"
+    ),
+    "sliced": MemoryLayout(
+        lambda shape: (*shape[:-1], 2 * shape[-1]),
+        "[..., ::2]",
+        "{x}.repeat_interleave(2, -1)",
+        range(1, 65),
+        3,
+        "The inputs are every second feature of a wider tensor: no axis has stride 1.",
+    ),
+    "offset": MemoryLayout(
+        lambda shape: (prod(shape) + 1,),
+        "[1:].view({shape})",
+        "torch.cat([{x}.flatten()[:1], {x}.flatten()])",
+        range(1, 65),
+        2,
+        "The inputs begin at the second element of their storage, and so are not aligned for vectors.",
+    ),
+    # Elements overlap: all samples are the first one.
+    "expanded": MemoryLayout(
+        lambda shape: (1, *shape[1:]),
+        ".expand({shape})",
+        "{x}[:1]",
+        weight=3,
+        summary="The inputs are one sample expanded over the batch: their first stride is 0, their elements overlap.",
+    ),
+    "channels_last": MemoryLayout(
+        lambda shape: shape,
+        ".to(memory_format=torch.channels_last)",
+        "{x}",
+        range(4, 5),
+        2,
+        "Query, key and value are in the memory format that convolutions like: axis 1 is the innermost.",
+    ),
+}
+
+
+def join_sizes(shape: Sequence[int | str]) -> str:
+    """Sizes as arguments."""
+    return ", ".join(map(str, shape))
+
+
+def format_tuple(shape: Sequence[int | str]) -> str:
+    """Sizes as the text of a tuple."""
+    return f"({join_sizes(shape)}{',' if len(shape) == 1 else ''})"

@@ -1,0 +1,1 @@
+"""The straight-line form of a program, and its way to and from source."""

@@ -1,0 +1,374 @@
+"""The program of a case up to names: what tells two cases apart where no culprit can be proved."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+
+# Case sources as text: the part kept in a reproducer, and the difference between two cases.
+
+_MAIN = "__main__"
+# Functions of torch that make a tensor on the default device, unless they are told another.
+MAKES = frozenset({
+    "arange", "empty", "empty_permuted", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand",
+    "randint", "randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros",
+})  # fmt: skip
+
+
+def extract_case(source: str) -> str:
+    """The source without its module docstring and ``__main__`` part, one blank line between definitions.
+
+    The text within statements stays as it is. Applied twice, it gives the same text as once.
+    """
+    lines = source.splitlines()
+    body = ast.parse(source).body
+    dropped = [node for node in body if _is_main(node) or (node is body[0] and _is_docstring(node))]
+    kept = [node for node in body if node not in dropped]
+    gone = {number for node in dropped for number in _numbers(node)}
+    inside = {number for node in kept for number in _numbers(node)}
+    result: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        blank = not line.strip() and number not in inside
+        if number in gone or (blank and (not result or not result[-1].strip())):
+            continue
+        result.append("" if blank else line)
+    while result and not result[-1].strip():
+        result.pop()
+    return "\n".join(result) + "\n"
+
+
+def only_difference(source: str, changed: str) -> tuple[str, str] | None:
+    """The one line in which the sources differ, before and after; None if they differ in more."""
+    before, after = _keep_lines(source), _keep_lines(changed)
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    changes = [change for change in matcher.get_opcodes() if change[0] != "equal"]
+    if len(changes) != 1:
+        return None
+    tag, start, stop, after_start, after_stop = changes[0]
+    if tag != "replace" or stop - start != 1 or after_stop - after_start != 1:
+        return None
+    return before[start], after[after_start]
+
+
+def find_bound_names(source: str) -> set[str]:
+    """Names that the module's top-level statements bind, those in branches and comprehensions too."""
+    bound: set[str] = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            bound |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        else:
+            bound |= {inner.name for inner in ast.walk(node) if isinstance(inner, ast.FunctionDef)}
+            names = (inner for inner in ast.walk(node) if isinstance(inner, ast.Name))
+            bound |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    return bound
+
+
+def makes_tensors(source: str) -> bool:
+    """Return whether the program, ``make()`` apart, makes tensors without saying on which device."""
+    program = (
+        node for node in ast.parse(source).body if not (isinstance(node, ast.FunctionDef) and node.name == "make")
+    )
+    calls = (node for part in program for node in ast.walk(part) if isinstance(node, ast.Call))
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr in MAKES
+        and "device" not in {keyword.arg for keyword in call.keywords}
+        for call in calls
+    )
+
+
+def _keep_lines(source: str) -> list[str]:
+    lines = [line.strip() for line in extract_case(source).splitlines()]
+    return [line for line in lines if line]
+
+
+def _numbers(node: ast.stmt) -> range:
+    decorators = getattr(node, "decorator_list", [])
+    first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+    return range(first, (node.end_lineno or node.lineno) + 1)
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    value = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def _is_main(node: ast.stmt) -> bool:
+    if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
+        return False
+    parts = [node.test.left, *node.test.comparators]
+    names = {part.id for part in parts if isinstance(part, ast.Name)}
+    constants = {part.value for part in parts if isinstance(part, ast.Constant)}
+    return names == {"__name__"} and constants == {_MAIN}
+
+
+# Names that mean something to whoever runs a case, as does everything in capitals (``GRAD``, ``OPTIONS``…).
+_MEANT = frozenset({"make", "run", "forward"})
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_ASSIGNED = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
+
+
+def program_key(source: str) -> str:
+    """The hexadecimal SHA-256 of a case's program up to names.
+
+    Names of variables, parameters, functions, classes and attributes, docstrings, comments, annotations, the
+    ``__main__`` part and the spelling of imports do not count, nor does whether a value that is used once has a name of
+    its own. A text that is no Python stands for itself.
+
+    Args:
+        source: a case file, or a reproducer that contains one.
+    """
+    try:
+        text = _canonical(source)
+    except (SyntaxError, ValueError):  # ValueError: null characters
+        text = source
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _canonical(source: str) -> str:
+    tree = ast.parse(extract_case(source))
+    tree = _ImportExpander(_collect_imports(tree)).visit(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = _nest_values(node.body)
+    attributes = {name: f"a{number}" for number, name in enumerate(dict.fromkeys(_find_own_attributes(tree)))}
+    return ast.unparse(ast.fix_missing_locations(_ScopeRenamer(attributes).visit(tree)))
+
+
+def _collect_imports(tree: ast.Module) -> dict[str, str]:
+    """Return the full name behind each imported name: ``torch.nn.functional`` for ``F``."""
+    meanings: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            meanings |= {alias.asname: alias.name for alias in node.names if alias.asname}
+            roots = (alias.name.partition(".")[0] for alias in node.names if not alias.asname)
+            meanings |= {root: root for root in roots}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            meanings |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return meanings
+
+
+class _ImportExpander(ast.NodeTransformer):
+    """Writes imported names in full, and drops imports, docstrings and annotations."""
+
+    def __init__(self, meanings: Mapping[str, str]) -> None:
+        self.meanings = meanings
+
+    def visit_Import(self, node: ast.Import) -> None:
+        return None
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        return None
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        """Without docstrings and other constants that stand alone."""
+        if isinstance(node.value, ast.Constant):
+            return None
+        self.generic_visit(node)
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        """Without the annotation; a field of a class keeps its own."""
+        self.generic_visit(node)
+        if node.value is None:
+            return node
+        return ast.copy_location(ast.Assign([node.target], node.value), node)
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        return ast.arg(node.arg)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        self.generic_visit(node)
+        node.returns = None
+        node.body = node.body or [ast.Pass()]
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        self.generic_visit(node)
+        node.body = node.body or [ast.Pass()]
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        node.keywords.sort(key=lambda keyword: keyword.arg or "")
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """One name for a whole path into a module: ``torch.nn.functional.gelu``."""
+        self.generic_visit(node)
+        if isinstance(node.value, ast.Name) and node.value.id in self._known_paths:
+            return ast.Name(f"{node.value.id}.{node.attr}", node.ctx)
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self.meanings.get(node.id, node.id), node.ctx)
+
+    @property
+    def _known_paths(self) -> frozenset[str]:
+        """Modules, and every path below them that a name may have been imported from."""
+        return frozenset(meaning for meaning in self.meanings.values()) | frozenset(
+            ".".join(meaning.split(".")[:length])
+            for meaning in self.meanings.values()
+            for length in range(1, meaning.count(".") + 1)
+        )
+
+
+def _nest_values(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements with every value that is used once written where it is used, unless something happens between.
+
+    How a program is laid out in lines depends on how long its names are.
+    """
+    index = len(body) - 1
+    while index >= 0:
+        name = _get_bound_name(body[index])
+        if name is not None and _inline_value(body, index, name):
+            del body[index]
+        index -= 1
+    return body
+
+
+def _get_bound_name(statement: ast.stmt) -> str | None:
+    """The one plain name that a statement assigns."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+        return target.id if isinstance(target, ast.Name) else None
+    return None
+
+
+def _inline_value(body: list[ast.stmt], index: int, name: str) -> bool:
+    """Put the value of a name in the place of its only use, if that is a plain statement before anything is written."""
+    later = body[index + 1 :]
+    uses = [
+        (place, node) for place, statement in enumerate(later) for node in _walk_names(statement) if node.id == name
+    ]
+    assigned = sum(node.id == name for statement in body for node in _walk_names(statement)) - len(uses)
+    if len(uses) != 1 or assigned != 1 or not isinstance(uses[0][1].ctx, ast.Load):
+        return False
+    place, used = uses[0]
+    user = later[place]
+    if not isinstance(user, (*_ASSIGNED, ast.Return)) or any(isinstance(node, _SCOPES) for node in ast.walk(user)):
+        return False
+    if any(_get_bound_name(statement) is None for statement in later[:place]):
+        return False
+    statement = body[index]
+    assert isinstance(statement, ast.Assign)
+    _ValueInliner(used, statement.value).visit(user)
+    return True
+
+
+class _ValueInliner(ast.NodeTransformer):
+    def __init__(self, name: ast.Name, value: ast.expr) -> None:
+        self.name, self.value = name, value
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.value if node is self.name else node
+
+
+def _walk_names(tree: ast.AST) -> Iterator[ast.Name]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+
+
+def _find_own_attributes(tree: ast.Module) -> Iterator[str]:
+    """Attributes that the source itself defines, in order: what it assigns on an object, and methods."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.ClassDef):
+            yield from (
+                part.name for part in node.body if isinstance(part, ast.FunctionDef) and not _is_meant(part.name)
+            )
+
+
+def _is_meant(name: str) -> bool:
+    return name in _MEANT or name.isupper() or (name.startswith("__") and name.endswith("__"))
+
+
+class _ScopeRenamer(ast.NodeTransformer):
+    """Renames what the source binds, scope by scope, in the order in which it is used."""
+
+    def __init__(self, attributes: Mapping[str, str]) -> None:
+        self.attributes = attributes
+        self.scopes: list[dict[str, str | None]] = []
+
+    def visit_Module(self, node: ast.Module) -> ast.Module:
+        self.scopes.append(dict.fromkeys(name for name in _find_bindings(node.body) if not _is_meant(name)))
+        self.generic_visit(node)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        node.name = self._name(node.name)
+        return self._function(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        node.name = self._name(node.name)
+        node.bases = [self._expression(base) for base in node.bases]
+        for part in node.body:
+            if isinstance(part, ast.FunctionDef):
+                part.name = self.attributes.get(part.name, part.name)
+                self._function(part)
+            else:
+                self.visit(part)
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.Lambda:
+        self.scopes.append(dict.fromkeys(_walk_arguments(node.args)))
+        self.generic_visit(node)
+        self.scopes.pop()
+        return node
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        return ast.arg(self._name(node.arg))
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self._name(node.id), node.ctx)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.Attribute:
+        self.generic_visit(node)
+        node.attr = self.attributes.get(node.attr, node.attr)
+        return node
+
+    def _function(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """The body before the parameters, which are then numbered in the order of their use."""
+        node.decorator_list = [self._expression(decorator) for decorator in node.decorator_list]
+        self.scopes.append(dict.fromkeys([*_find_bindings(node.body), *_walk_arguments(node.args)]))
+        for statement in node.body:
+            self.visit(statement)
+        self.visit(node.args)
+        self.scopes.pop()
+        return node
+
+    def _expression(self, node: ast.expr) -> ast.expr:
+        renamed = self.visit(node)
+        assert isinstance(renamed, ast.expr)
+        return renamed
+
+    def _name(self, name: str) -> str:
+        """The name's number in the innermost scope that binds it; a name that none binds is kept."""
+        for depth, scope in reversed(list(enumerate(self.scopes))):
+            if name in scope:
+                number = sum(value is not None for value in scope.values())
+                scope[name] = scope[name] or f"v{depth}_{number}"
+                return scope[name] or name
+        return name
+
+
+def _find_bindings(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """Names that the statements bind in their own scope."""
+    waiting: list[ast.AST] = list(body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif not isinstance(node, ast.Lambda):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _walk_arguments(arguments: ast.arguments) -> Iterator[str]:
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    yield from (argument.arg for argument in (*named, arguments.vararg, arguments.kwarg) if argument is not None)

@@ -1,0 +1,1 @@
+"""Scripts for an issue: plain programs that show a bug with torch alone."""

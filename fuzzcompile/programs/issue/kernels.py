@@ -1,0 +1,132 @@
+"""Looks for an ATen kernel that is wrong by itself on the inputs that a compiled program gives it.
+
+``python -m fuzzcompile.programs.issue.kernels repro.py [OPERATOR]`` runs a case in a process of its own,
+because such a kernel may crash; it prints one JSON object, or nothing if no kernel is at fault.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fuzzcompile.compiler.operators.graph_capture import AtenCall, record_operator_calls
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.programs.ir.case_source import (
+    MOST_LITERALS,
+    format_literal,
+    input_expression,
+    is_contiguous,
+    make_contiguous,
+)
+from fuzzcompile.programs.ir.program import Fill, Input
+
+# Beyond rounding: relative to the largest element of the result.
+_SHARE = 1e-3
+
+
+def main(path: str, operator: str | None = None) -> None:
+    """Print the operator at fault and scripts that call it, as JSON.
+
+    Operators are called as eager mode does it first, and then as they are decomposed for Inductor: a program may be
+    wrong in eager mode, where the kernel is, and right once it is compiled.
+    """
+    for decomposed in (False, True):
+        for call in record_operator_calls(load_case(Path(path)), torch.device("cpu"), decomposed=decomposed):
+            if (operator is None or str(call.operator) == operator) and _depends_on_layout(call):
+                answer = {"operator": str(call.operator), "scripts": list(_write_scripts(call))}
+                sys.stdout.write(f"{json.dumps(answer)}\n")
+                return
+
+
+def _depends_on_layout(call: AtenCall) -> bool:
+    """Return whether an operator gives other values (or an error) for contiguous copies of its inputs."""
+    tensors = [value for value in pytree.tree_leaves([call.args, call.kwargs]) if isinstance(value, torch.Tensor)]
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return False
+    try:
+        expected = call.run(torch.Tensor.contiguous)
+    except Exception:  # an operator that refuses contiguous inputs is no reference
+        return False
+    try:
+        result = call.run()
+    except Exception:  # whatever it raises, it does not for the same values in another layout
+        return True
+    return _differ(result, expected)
+
+
+def _differ(result: object, expected: object) -> bool:
+    pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(expected), strict=True)
+    return any(isinstance(left, torch.Tensor) and _measure_difference(left, right) for left, right in pairs)
+
+
+def _measure_difference(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if left.shape != right.shape:
+        return True
+    if not left.is_floating_point():
+        return not torch.equal(left, right)
+    largest = right.abs().nan_to_num(0, 0, 0).max().item() if right.numel() else 0.0
+    return not torch.allclose(left, right, rtol=_SHARE, atol=_SHARE * largest, equal_nan=True)
+
+
+# -- the script -------------------------------------------------------------------------
+
+
+def _write_scripts(call: AtenCall) -> Iterator[str]:
+    """Scripts that call the operator, with random values first, then with those that were seen."""
+    yield _write_script(call, drawn=True)
+    yield _write_script(call, drawn=False)
+
+
+def _write_script(call: AtenCall, *, drawn: bool) -> str:
+    named = {argument.name: value for argument, value in zip(call.operator._schema.arguments, call.args, strict=False)}
+    lines: list[str] = []
+
+    def write(name: str, value: object) -> str:
+        if isinstance(value, torch.Tensor):
+            variable = name if name != "self" else "x"
+            lines.append(f"{variable} = {_expression(variable, value, drawn=drawn)}")
+            return variable
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(write(f'{name}{number}', part) for number, part in enumerate(value))}]"
+        return format_literal(value)
+
+    arguments = [write(name, value) for name, value in named.items()]
+    keywords = {key: write(key, value) for key, value in call.kwargs.items()}
+    kwargs = "".join(f", {key}={text}" for key, text in keywords.items())
+    overload = call.operator._overloadname
+    operator = f"torch.ops.aten.{call.operator._opname}" + ("" if overload == "default" else f".{overload}")
+    return "\n".join([
+        "import torch",
+        "",
+        *(["torch.manual_seed(0)"] if drawn else []),
+        *lines,
+        f"args = [{', '.join(arguments)}]",
+        "contiguous = [x.contiguous() if torch.is_tensor(x) else x for x in args]",
+        f"op = {operator}",
+        f"torch.testing.assert_close(op(*args{kwargs}), op(*contiguous{kwargs}), equal_nan=True)",
+    ]) + "\n"  # fmt: skip
+
+
+def _expression(name: str, tensor: torch.Tensor, *, drawn: bool) -> str:
+    input_ = Input.from_tensor(name, tensor.detach())
+    small = tensor.numel() <= MOST_LITERALS
+    fill: Fill = "randn" if tensor.is_floating_point() or tensor.is_complex() else "zeros"
+    if tensor.is_floating_point() and tensor.numel() and not bool((tensor < 0).any()):
+        fill = "rand"  # a variance, a probability
+    if small and not (drawn and fill in ("randn", "rand")):
+        fill = "literal"
+    input_ = replace(input_, fill=fill)
+    text = input_expression(make_contiguous(input_) if fill == "literal" else input_)
+    if fill != "literal" or is_contiguous(input_):
+        return text
+    return f"torch.empty_strided({input_.shape}, {input_.stride}, dtype={input_.dtype}).copy_({text})"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,342 @@
+"""Plain scripts: a case's program, inputs, compile and check as straight code."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import itertools
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.programs.ir.case_source import format_literal
+from fuzzcompile.programs.ir.case_text import MAKES, find_bound_names
+from fuzzcompile.programs.issue.checks import CallText, ScriptCheck, generate_checks
+from fuzzcompile.programs.issue.straight_code import (
+    Pieces,
+    call_directly,
+    find_names,
+    fold_values,
+    rename_for_users,
+    split_case,
+    unwrap_module,
+)
+from fuzzcompile.programs.scripts.repro_script import ScriptPlan
+
+# The same code for a CUDA device.
+
+# Sources of code that runs on a CPU only, by words of their paths.
+_CPU_SOURCES = ("cpp", "mkldnn", "onednn", "/cpu")
+
+
+def move_to_cuda(pieces: Pieces) -> Pieces:
+    """The pieces with tensors made on the GPU, and modules moved there."""
+    classes = {node.name for node in pieces.definitions if isinstance(node, ast.ClassDef)}
+    move = _CudaMover(classes)
+
+    def move_statement(node: ast.stmt) -> ast.stmt:
+        changed: ast.stmt = move.visit(copy.deepcopy(node))
+        return ast.fix_missing_locations(changed)
+
+    definitions, setup = (
+        [move_statement(node) for node in pieces.definitions],
+        [move_statement(node) for node in pieces.setup],
+    )
+    return Pieces(pieces.imports, definitions, setup, pieces.callee, pieces.arguments, pieces.parameters)
+
+
+def move_lines_to_cuda(lines: Sequence[str]) -> list[str]:
+    """Lines of straight code, with tensors made on the GPU."""
+    tree = _CudaMover(()).visit(ast.parse("\n".join(lines)))
+    return ast.unparse(ast.fix_missing_locations(tree)).replace("'cuda'", '"cuda"').splitlines()
+
+
+def may_show_on_cuda(report: ReportJson) -> bool:
+    """Return whether the culprit of a report may be at work on a GPU too."""
+    culprit = report.get("culprit") or {}
+    named = f"{culprit.get('source') or ''} {culprit.get('rewrite') or ''} {culprit.get('family') or ''}".lower()
+    return not any(word in named for word in _CPU_SOURCES) and "aten_kernel" not in (culprit.get("details") or {})
+
+
+class _CudaMover(ast.NodeTransformer):
+    def __init__(self, classes: Collection[str]) -> None:
+        self._classes = classes
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        function = node.func
+        name = function.attr if isinstance(function, ast.Attribute) else ""
+        told = any(keyword.arg == "device" for keyword in node.keywords)
+        if (
+            name in MAKES
+            and isinstance(function, ast.Attribute)
+            and ast.unparse(function.value) == "torch"
+            and not told
+        ):
+            node.keywords.append(ast.keyword("device", ast.Constant("cuda")))
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        self.generic_visit(node)
+        if self._makes_module(node.value):
+            node.value = ast.Call(ast.Attribute(node.value, "cuda", ast.Load()), [], [])
+        return node
+
+    def _makes_module(self, value: ast.expr) -> bool:
+        """Return whether a variable of the script gets a module; one that another module holds moves with that."""
+        while (
+            isinstance(value, ast.Call)
+            and isinstance(value.func, ast.Attribute)
+            and value.func.attr in ("eval", "train")
+        ):
+            value = value.func.value
+        if not isinstance(value, ast.Call):
+            return False
+        made = ast.unparse(value.func)
+        return made in self._classes or (made.startswith("nn.") and made != "nn.Parameter")
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        inner = _ClassBodyMover(self._classes)
+        node.body = [inner.visit(part) for part in node.body]
+        return node
+
+
+class _ClassBodyMover(_CudaMover):
+    """Parameters are moved with their module; what ``forward`` makes is not."""
+
+    def _makes_module(self, value: ast.expr) -> bool:
+        return False
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return node if node.name == "__init__" else self.generic_visit(node)
+
+
+_WIDTH = 100
+_ASSIGNED_WIDTH = 76
+# What makes modules, whose parameters ask for gradients.
+_MODULES = re.compile(r"\bnn\.(?!functional|Module\b)")
+
+
+@dataclass(frozen=True)
+class PlainScript:
+    """A script for an issue: straight code that ends in one check.
+
+    ``chosen`` says how the case is run and what is compared; ``check`` how this script shows it. With ``cuda`` it runs
+    on a GPU.
+    """
+
+    chosen: ScriptPlan
+    pieces: Pieces
+    calls: CallText
+    check: ScriptCheck
+    cuda: bool = False
+
+    def text(self, backend: str | None = None) -> str:
+        """The script; compiled with another backend than Inductor ("off": not at all)."""
+        cuda = self.cuda
+        pieces = move_to_cuda(self.pieces) if cuda else self.pieces
+        check = replace(self.check, setup=move_lines_to_cuda(self.check.setup)) if cuda else self.check
+        definitions = [part for node in pieces.definitions for part in ("", *_unparse_lines(node))]
+        before, compiled = self._format_compile(backend)
+        lines = self._within(check.lines)
+        used = [line for line in lines if re.search(r"\bcompiled\(", line)]
+        looped = any(line.lstrip().startswith("for ") for line in lines)
+        if len(used) == 1 and not looped and len(used[0]) + len(compiled) < _WIDTH:
+            lines = [re.sub(r"\bcompiled\(", lambda _: f"{compiled}(", line) for line in lines]
+        else:
+            before.append(f"compiled = {compiled}")
+        body = [*_format_setup(replace(self, check=check), pieces), *before, *lines]
+        return "\n".join([*self._imports([*definitions, *body]), *definitions, "", *body]) + "\n"
+
+    @property
+    def lines(self) -> int:
+        """Count the lines that are not blank."""
+        return sum(1 for line in self.text().splitlines() if line.strip())
+
+    def _format_compile(self, backend: str | None) -> tuple[list[str], str]:
+        """The call of ``torch.compile``, and the lines that it needs before it."""
+        settings, lines = self.chosen.drive.probe.case.settings, []
+        arguments = [self.calls.callee]
+        if backend == "off":
+            arguments.append("disable=True")
+        elif backend is not None:
+            arguments.append(f'backend="{backend}"')
+        elif settings.mode:
+            arguments.append(f'mode="{settings.mode}"')
+        if settings.options and backend is None:
+            options = format_literal(dict(settings.options)).replace("'", '"')
+            arguments.append(f"options={options}")
+            if len(options) + 30 > _WIDTH:
+                lines, arguments[-1] = [f"options = {options}"], "options=options"
+        if settings.dynamic is not None:
+            arguments.append(f"dynamic={settings.dynamic}")
+        if settings.fullgraph:
+            arguments.append("fullgraph=True")
+        return lines, f"torch.compile({', '.join(arguments)})"
+
+    def _within(self, check: Sequence[str]) -> list[str]:
+        """The check within the grad mode that the case needs."""
+        probe = self.chosen.drive.probe
+        recorded = [x for x in probe.tensor_inputs if x.requires_grad]
+        if isinstance(probe.model, torch.nn.Module):
+            recorded += [x for x in probe.model.parameters() if x.requires_grad]
+        grad = probe.case.grad
+        if grad == "enabled" or (grad == "no_grad" and not recorded and not _MODULES.search(self.chosen.drive.source)):
+            return list(check)
+        return [f"with torch.{grad}():", *(f"    {line}" for line in check)]
+
+    def _imports(self, lines: Sequence[str]) -> list[str]:
+        drive = self.chosen.drive
+        configs = drive.probe.case.settings.config_patches
+        made = [ast.unparse(node) for node in self.pieces.imports if _is_needed(node, lines)]
+        if "import torch" not in made:
+            made.insert(0, "import torch")
+        modules = [f"torch._{name}.config" for name in configs]
+        random = drive.random and self.check.kind == "asserts"
+        if random and "torch._inductor.config" not in modules:
+            modules.append("torch._inductor.config")
+        copied = ["import copy"] if any("copy." in line for line in lines) and "import copy" not in made else []
+        settings = [
+            f"torch._{name}.config.{key} = {format_literal(value)}"
+            for name in configs
+            for key, value in configs[name].items()
+        ]
+        if random:
+            settings.append("torch._inductor.config.fallback_random = True")
+        imports = [*copied, *made, *(f"import {module}" for module in modules), *self.check.imports]
+        return [*dict.fromkeys(imports), *([""] if settings else []), *settings]
+
+
+def generate_plain_scripts(chosen: ScriptPlan) -> Iterator[PlainScript]:
+    """The plain scripts of a case, the shortest first: not every one of them shows the bug."""
+    pieces = split_case(chosen.drive.source)
+    kinds = choose_input_kinds(chosen)
+    shapes = [
+        call_directly(fold_values(rename_for_users(unwrap_module(pieces), kinds))),
+        rename_for_users(unwrap_module(pieces), kinds),
+        pieces,
+    ]
+    made = set()
+    for number, shape in enumerate(shapes):
+        calls, shaped = _make_calls(chosen, shape, pieces)
+        for check in generate_checks(chosen, calls):
+            plain = PlainScript(chosen, shaped, calls, check)
+            if plain.text() not in made:
+                made.add(plain.text())
+                yield plain
+            if number == 1:
+                break
+
+
+def choose_input_kinds(chosen: ScriptPlan) -> list[str]:
+    """Return base names for inputs without a name of their own: "" for any letter."""
+    first = chosen.drive.probe.inputs[0]
+    values = first if isinstance(first, tuple) else ()
+    dtypes = [value.dtype if isinstance(value, torch.Tensor) else None for value in values]
+    return ["mask" if d is torch.bool else "index" if d in (torch.int64, torch.int32) else "" for d in dtypes]
+
+
+# -- parts ------------------------------------------------------------------------------
+
+
+def _make_calls(chosen: ScriptPlan, pieces: Pieces, original: Pieces) -> tuple[CallText, Pieces]:
+    """Return the call of the program, and the pieces with the inputs as variables."""
+    arguments, setup = pieces.arguments, list(pieces.setup)
+    probe = chosen.drive.probe
+    runs, callee = probe.case.run is not None, "model"
+    held = frozenset(ast.unparse(node.targets[0]) for node in setup if isinstance(node, ast.Assign)) - frozenset(
+        ast.unparse(node.targets[0]) for node in original.setup if isinstance(node, ast.Assign)
+    )
+    if isinstance(pieces.callee, ast.Name):
+        callee = pieces.callee.id
+    else:
+        setup.append(_assign("model", pieces.callee))
+    if len(probe.inputs) > 1 or not isinstance(arguments, ast.Tuple):
+        if not (isinstance(arguments, ast.Name) and arguments.id == "inputs"):
+            setup.append(_assign("inputs", arguments))
+        first = probe.inputs[0]
+        star = "**" if isinstance(first, dict) else "*" if isinstance(first, tuple) else ""
+        return CallText(callee, ["inputs"], star or " ", runs, held), replace(pieces, setup=setup)
+    names, taken = [], find_names([*pieces.imports, *pieces.definitions, *setup])
+    fresh = (name for name in "xyzwuvabcdefgh" if name not in taken)
+    new = []
+    for place, value in enumerate(arguments.elts):
+        if isinstance(value, ast.Name | ast.Constant):
+            names.append(ast.unparse(value))
+            continue
+        name = pieces.parameters[place] if place < len(pieces.parameters) else next(fresh)
+        names.append(name)
+        new.append((name, value))
+    setup += _assign_inputs(new)
+    return CallText(callee, names, "", runs, held), replace(pieces, setup=setup)
+
+
+def _join_assignments(setup: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements, with those that follow each other and assign the same expression on one line."""
+    for _, group in itertools.groupby(setup, key=_get_assigned_text):
+        statements = list(group)
+        targets = [node.targets[0] for node in statements if isinstance(node, ast.Assign)]
+        if len(targets) == len(statements) > 1:
+            values = [node.value for node in statements if isinstance(node, ast.Assign)]
+            yield from _assign_inputs(
+                [(ast.unparse(target), value) for target, value in zip(targets, values, strict=True)]
+            )
+        else:
+            yield from statements
+
+
+def _get_assigned_text(statement: ast.stmt) -> str | int:
+    """Return the text that a statement assigns to one name; for any other statement, a unique number."""
+    plain = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
+    return ast.unparse(statement.value) if plain and isinstance(statement, ast.Assign) else id(statement)
+
+
+def _assign_inputs(new: Sequence[tuple[str, ast.expr]]) -> list[ast.stmt]:
+    """Assignments of some inputs: on one line if that is short."""
+    names, values = ", ".join(name for name, _ in new), [ast.unparse(value) for _, value in new]
+    line = f"{names} = {', '.join(values)}"
+    if len(line) > _ASSIGNED_WIDTH and len(set(values)) == 1:
+        line = f"{names} = ({values[0]} for _ in range({len(new)}))"
+    if len(new) > 1 and len(line) <= _ASSIGNED_WIDTH:
+        return ast.parse(line).body
+    return [_assign(*pair) for pair in new]
+
+
+def _format_setup(plain: PlainScript, pieces: Pieces) -> list[str]:
+    lines = [line for node in _join_assignments(pieces.setup) for line in _unparse_lines(node)]
+    lines += plain.check.setup
+    drawn = (
+        any(re.search(r"\brand|nn\.|normal_|uniform_", line) for line in lines) or plain.chosen.drive.probe.is_module
+    )
+    seeds = [line for line in lines if line.startswith("torch.manual_seed(")]
+    if not (drawn and plain.check.seeded):
+        return [line for line in lines if line not in seeds]
+    # Before anything that draws: modules may stand in front of the line that seeded the inputs.
+    return [*(seeds[:1] or ["torch.manual_seed(0)"]), *(line for line in lines if line not in seeds[:1])]
+
+
+def _unparse_lines(node: ast.AST) -> list[str]:
+    """A tree as lines, with double quotes."""
+    text = re.sub(r"^([\w, ]+) = \((.*, .*)\)$", _remove_parentheses, ast.unparse(node))
+    returned = node.body[-1] if isinstance(node, ast.FunctionDef) else None
+    if isinstance(returned, ast.Return) and isinstance(returned.value, ast.Tuple) and len(returned.value.elts) > 1:
+        text = f"{text.rpartition('return ')[0]}return {ast.unparse(returned.value)[1:-1]}"
+    return re.sub(r"'([^'\"\\\n]*)'", r'"\1"', text).splitlines()
+
+
+def _remove_parentheses(assignment: re.Match[str]) -> str:
+    """``a, b = (1, 2)`` as users write it."""
+    names, values = assignment.groups()
+    return f"{names} = {values}" if "," in names and " for _ in " not in values else assignment.group()
+
+
+def _assign(name: str, value: ast.expr) -> ast.stmt:
+    return ast.fix_missing_locations(ast.Assign([ast.Name(name, ast.Store())], value, lineno=0))
+
+
+def _is_needed(node: ast.stmt, lines: Sequence[str]) -> bool:
+    names = find_bound_names(ast.unparse(node))
+    return any(re.search(rf"\b{name}\b", line) for name in names for line in lines)

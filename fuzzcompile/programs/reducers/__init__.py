@@ -1,0 +1,1 @@
+"""Reducers: each makes a program smaller in one way."""

@@ -1,0 +1,1 @@
+"""Reproducers: scripts that check themselves."""

@@ -1,0 +1,97 @@
+"""Run a script by itself: in a clean process and folder, with a time limit."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import re
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fuzzcompile.model.privacy import scrub
+from fuzzcompile.run.alone import status_of
+
+SCRIPT = "repro.py"
+
+
+@dataclass(frozen=True)
+class FinishedProcess:
+    """A process that ended.
+
+    ``status`` is its exit status (-1 if it was ended after its time), ``output`` what it printed, and ``files`` the
+    text of the files asked for, as far as it wrote them.
+    """
+
+    status: int
+    output: str
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_alone(
+    source: str,
+    *,
+    command: Sequence[str] = (),
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    timeout: float = 180,
+    beside: Mapping[str, str] | None = None,
+    wanted: Sequence[str] = (),
+) -> FinishedProcess:
+    """Run ``python COMMAND repro.py ARGUMENTS`` with ``source`` as repro.py, and end what it leaves behind.
+
+    Args:
+        source: the script.
+        command: options of Python, before the script's name.
+        arguments: those of the script.
+        environment: variables added to this process's own, of which those that steer Python are left out.
+        timeout: seconds after which it is ended.
+        beside: further files of its folder, by name.
+        wanted: names of files in its folder whose text comes back.
+    """
+    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
+        for name, text in {SCRIPT: source, **(beside or {})}.items():
+            Path(folder, name).write_text(text, encoding="utf-8")
+        # A file, not a pipe: the compiler's own workers may outlive the script and hold a pipe open.
+        with Path(folder, "output.txt").open("w+b") as out:
+            status = status_of([sys.executable, *command, SCRIPT, *arguments], folder, environment or {}, out, timeout)
+            out.seek(0)
+            output = out.read().decode(errors="replace")
+        kept = {name: _text(Path(folder, name)) for name in wanted if Path(folder, name).is_file()}
+    if status is None:
+        return FinishedProcess(-1, f"{output}still running after {timeout:g} s\n", kept)
+    return FinishedProcess(status, output, kept)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+# The output of ``torch.utils.collect_env`` on this machine, without its names.
+
+_ENVIRONMENT_LIMIT = 60.0
+
+
+@functools.cache
+def collect_environment() -> str:
+    """The output of ``python -m torch.utils.collect_env``, without paths, hosts and users; empty if it fails.
+
+    It takes seconds, so that it runs once in a process.
+    """
+    ran = run_alone("", command=("-W", "ignore", "-m", "torch.utils.collect_env"), timeout=_ENVIRONMENT_LIMIT)
+    if ran.status != 0:
+        return ""
+    text = scrub(ran.output)
+    for name, stands in ((socket.gethostname(), "HOST"), (_get_user(), "USER")):
+        text = re.sub(rf"\b{re.escape(name)}\b", stands, text) if len(name) > 3 else text
+    return "\n".join(line.rstrip() for line in text.splitlines()).strip() + "\n"
+
+
+def _get_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without an entry, as in containers
+        return ""

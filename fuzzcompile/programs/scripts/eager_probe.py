@@ -1,0 +1,327 @@
+"""Eager runs of a case, which decide how short its reproducer can be."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tempfile
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run import metrics, runs
+from fuzzcompile.run.building import RUN_SEED, Program, build
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.device import seed_everything
+from fuzzcompile.run.memory import aliases
+from fuzzcompile.run.observation import Observation, Value
+from fuzzcompile.run.promised import RANDOM_STATE
+from fuzzcompile.run.tensors import tensor_leaves
+from fuzzcompile.run.trees import is_wrapped
+
+# A plain float64 run farther than this share from eager is no reference for it.
+_SAME_PROGRAM = 0.1
+
+
+@dataclass(frozen=True)
+class Observable:
+    """One observable value of an eager run. ``largest`` is its largest finite absolute value."""
+
+    name: str
+    kind: str
+    is_tensor: bool
+    dtype: torch.dtype | None = None
+    largest: float = 0.0
+
+    @property
+    def floating(self) -> bool:
+        """Return whether rounding can touch it."""
+        return self.dtype is not None and (self.dtype.is_floating_point or self.dtype.is_complex)
+
+
+@dataclass(frozen=True)
+class EagerProbe:
+    """The eager run of a case.
+
+    ``inputs`` and ``outputs`` are the real objects, one for each call: expressions follow their structure.
+    ``repeatable``: a second forward run on the same model and inputs gives the same. ``float64``: the program runs
+    unchanged on float64 parameters and inputs, and is the same program there. ``nonfinite``: its result holds NaN or
+    infinity.
+    """
+
+    case: Case
+    model: Callable[..., object]
+    inputs: Sequence[object]
+    outputs: Sequence[object]
+    observables: Mapping[str, Observable]
+    repeatable: bool
+    random: bool
+    float64: bool
+    nonfinite: bool
+
+    @property
+    def is_module(self) -> bool:
+        """Return whether the program is a module, which holds parameters that can be converted."""
+        return isinstance(self.model, nn.Module)
+
+    @property
+    def tensor_inputs(self) -> list[torch.Tensor]:
+        """The tensors among the inputs of all calls."""
+        return list(tensor_leaves(list(self.inputs)))
+
+    @property
+    def floating_dtype(self) -> torch.dtype:
+        """The dtype of the first floating input; float32 without one."""
+        return next((x.dtype for x in self.tensor_inputs if x.is_floating_point()), torch.float32)
+
+
+def probe_case(source: str, device: torch.device) -> EagerProbe:
+    """Run the case eagerly, twice on the same state and once in float64.
+
+    The probe of a case that raises in eager covers the part that ran. The global random state is left as it was.
+
+    Raises:
+        CaseError: the source is no case.
+    """
+    with torch.random.fork_rng(), tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
+        path = Path(folder, "case.py")
+        path.write_text(source, encoding="utf-8")
+        return _probe(load_case(path), device)
+
+
+def _probe(case: Case, device: torch.device) -> EagerProbe:
+    outputs: list[object] = []
+    recorded = _record_outputs(case, outputs)
+    program = build(recorded, device)
+    first = runs.observe(recorded, program, program.model)
+    random = _random_was_drawn(first)
+    seen = tuple(outputs)
+    changed = any(value.kind == "mutation" for value in first.values)
+    again = None if first.failure or changed else _again(case, program)
+    exact = None if first.failure else _in_float64(case, device)
+    return EagerProbe(
+        case=case,
+        model=program.model,
+        inputs=program.calls,
+        outputs=seen,
+        observables={value.name: _observable(value) for value in first.values},
+        repeatable=again is not None and not random and _has_repeated(_forward(first), again),
+        random=random,
+        float64=exact is not None and _same_program(first, exact),
+        nonfinite=any(_has_nonfinite(run) for run in (first, exact) if run is not None),
+    )
+
+
+def _record_outputs(case: Case, outputs: list[object]) -> Case:
+    def run(model: Callable[..., object], arguments: object) -> object:
+        outputs.append(runs.drive(case, model, arguments))
+        return outputs[-1]
+
+    return replace(case, run=run)
+
+
+def _again(case: Case, program: Program) -> Observation:
+    return _forward(runs.observe(replace(case, backward=False), program, program.model))
+
+
+def _has_repeated(first: Observation, again: Observation) -> bool:
+    """Return whether a second run failed as the first did, or gave tensors of the same values."""
+    if bool(first.failure) != bool(again.failure) or len(first.values) != len(again.values):
+        return False
+    pairs = [(a.value, b.value) for a, b in zip(first.values, again.values, strict=True) if a.is_tensor]
+    return all(
+        isinstance(b, torch.Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype) and metrics.have_same_values(a, b)
+        for a, b in pairs
+    )
+
+
+def _forward(observation: Observation) -> Observation:
+    """The observation without its gradients, which add up from run to run."""
+    values = tuple(value for value in observation.values if value.kind != "gradient")
+    return replace(observation, values=values)
+
+
+def _random_was_drawn(observation: Observation) -> bool:
+    """Return whether the run that just ended moved a generator from where the run's seed had put it."""
+    states = _generator_states()
+    seed_everything(RUN_SEED)
+    fresh = _generator_states()
+    moved = any(not torch.equal(state, seeded) for state, seeded in zip(states, fresh, strict=True))
+    return moved and observation.failure is None
+
+
+def _generator_states() -> list[torch.Tensor]:
+    gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return [torch.get_rng_state(), *gpu]
+
+
+def _in_float64(case: Case, device: torch.device) -> Observation | None:
+    program = build(case, device, double=True)
+    if any(is_wrapped(leaf) for leaf in pytree.tree_leaves(list(program.calls))):
+        return None  # a script would need more than a line to convert these
+    if any(aliases({str(n): x for n, x in enumerate(tensor_leaves([call]))}) for call in program.calls):
+        return None  # tensors converted one by one no longer share memory
+    if any(tensor.is_complex() for tensor in tensor_leaves(list(program.calls))):
+        return None
+    observation = runs.observe(case, program, program.model)
+    return None if observation.failure else observation
+
+
+def _same_program(eager: Observation, exact: Observation) -> bool:
+    named = exact.named()
+    return all(_near(value, named.get(value.name)) for value in eager.values if value.kind != "gradient")
+
+
+def _near(eager: Value, exact: Value | None) -> bool:
+    if exact is None or not eager.is_tensor or not exact.is_tensor:
+        return exact is not None and eager.is_tensor == exact.is_tensor
+    if eager.value.shape != exact.value.shape or exact.value.is_complex():
+        return False
+    if not eager.value.is_floating_point():
+        return True
+    apart = metrics.rms(metrics.distance(eager.value, exact.value))
+    return apart <= _SAME_PROGRAM * max(metrics.rms(metrics.widen(exact.value)), 1e-300)
+
+
+def _observable(value: Value) -> Observable:
+    if not value.is_tensor:
+        return Observable(value.name, value.kind, False)
+    wide = metrics.widen(value.value).abs()
+    return Observable(value.name, value.kind, True, value.value.dtype, metrics.largest(wide[torch.isfinite(wide)]))
+
+
+def _has_nonfinite(observation: Observation) -> bool:
+    return any(
+        not bool(torch.isfinite(leaf).all())
+        for leaf in pytree.tree_leaves([value.value for value in observation.values])
+        if isinstance(leaf, torch.Tensor)
+    )
+
+
+# Python expressions for the observables of a run: outputs, inputs, gradients, mutated state.
+
+_NAME = re.compile(r"(?:call(?P<call>\d+)\.)?(?P<gradient>gradient of )?(?P<what>.+?)(?: after the call)?$")
+_LEAF = re.compile(r"(?P<kind>out|input|argument)(?P<index>\d+)(?:\.(?P<path>.+))?")
+
+
+def find_expression(name: str, probe: EagerProbe) -> str | None:
+    """The expression by which a script reaches the observable ``name`` after its calls; None if it cannot.
+
+    With one call the script has ``model``, ``inputs`` and ``out``; with several ``calls`` and ``outs``.
+    """
+    if name == RANDOM_STATE:
+        return "torch.get_rng_state()"
+    match = _NAME.match(name)
+    if match is None:
+        return None
+    leaf_match = _LEAF.fullmatch(match["what"])
+    if leaf_match is not None:
+        reached = _of_call(leaf_match, int(match["call"] or 0), probe)
+    else:
+        reached = _state(*match["what"].split(" ", 1), model=probe.model) if " " in match["what"] else None
+    return f"{reached}.grad" if reached and match["gradient"] else reached
+
+
+def is_tensor(name: str, probe: EagerProbe) -> bool:
+    """Return whether the observable ``name`` is a tensor in the program too, not a NumPy array compared as one."""
+    match = _NAME.match(name)
+    leaf_match = _LEAF.fullmatch(match["what"]) if match else None
+    if match is None or leaf_match is None or leaf_match["kind"] != "out":
+        return match is not None
+    leaves = pytree.tree_leaves(probe.outputs[int(match["call"] or 0)])
+    return not leaf_match["path"] and isinstance(leaves[int(leaf_match["index"])], torch.Tensor)
+
+
+def _of_call(leaf_match: re.Match[str], call: int, probe: EagerProbe) -> str | None:
+    """An output or an input of a call; the match's ``path`` leads into a dataclass or the like."""
+    several, index = len(probe.inputs) > 1, int(leaf_match["index"])
+    of_output = leaf_match["kind"] == "out"
+    trees = probe.outputs if of_output else probe.inputs
+    if call >= len(trees):
+        return None
+    name = ("outs" if of_output else "calls") if several else ("out" if of_output else "inputs")
+    base = f"{name}[{call}]" if several else name
+    if leaf_match["kind"] == "input":
+        return find_tensor_leaf(base, trees[call], index)
+    reached = find_leaf(base, trees[call], index)
+    if reached is None or leaf_match["path"] is None:
+        return reached
+    inner = _within(pytree.tree_leaves(trees[call])[index], leaf_match["path"].split("."))
+    return None if inner is None else reached + inner
+
+
+def _within(value: object, path: list[str]) -> str | None:
+    """The attributes and indices that lead along ``path`` into a value; None if it has no such part."""
+    written = ""
+    for part in path:
+        listed = re.fullmatch(r"([A-Za-z_]\w*?)(\d+)", part)  # a field that holds a list: its name and a number
+        if part.isidentifier() and hasattr(value, part):
+            value, step = getattr(value, part), f".{part}"
+        elif isinstance(value, Mapping) and part in value:
+            value, step = value[part], f'["{part}"]'
+        elif isinstance(value, list | tuple) and part.isdigit() and int(part) < len(value):
+            value, step = value[int(part)], f"[{part}]"
+        elif listed and isinstance(getattr(value, listed[1], None), list | tuple):
+            value, step = getattr(value, listed[1])[int(listed[2])], f".{listed[1]}[{listed[2]}]"
+        else:
+            return None
+        written += step
+    return written
+
+
+def find_leaf(base: str, tree: object, index: int) -> str | None:
+    """Expression for leaf ``index`` of ``tree``, which is called ``base``."""
+    leaves = pytree.tree_leaves(tree)
+    if index >= len(leaves):
+        return None
+    if pytree.tree_structure(tree) == pytree.tree_structure(0):
+        return base
+    flat = is_flat(tree)
+    if flat and isinstance(tree, dict):
+        return f"{base}[{list(tree)[index]!r}]".replace("'", '"')
+    return f"{base}[{index}]" if flat else f"tree_leaves({base})[{index}]"
+
+
+def find_tensor_leaf(base: str, tree: object, index: int) -> str | None:
+    """Expression for tensor number ``index`` of ``tree``, other leaves not counted."""
+    positions = [n for n, value in enumerate(pytree.tree_leaves(tree)) if isinstance(value, torch.Tensor)]
+    return find_leaf(base, tree, positions[index]) if index < len(positions) else None
+
+
+def is_flat(tree: object) -> bool:
+    """Return whether the tree is a tuple, a list or a dictionary by name with no further containers in it."""
+    if type(tree) is dict:
+        values: Iterable[object] = tree.values() if all(isinstance(key, str) for key in tree) else [tree]
+    elif isinstance(tree, tuple | list) and type(tree) in (tuple, list):
+        values = tree
+    else:
+        return False
+    return all(pytree.tree_structure(value) == pytree.tree_structure(0) for value in values)
+
+
+def _state(kind: str, path: str, *, model: object) -> str | None:
+    """A tensor of the module, of a function's closure, or of the file."""
+    if kind not in ("parameter", "buffer", "tensor"):
+        return None
+    parts = path.split(".")
+    if isinstance(model, nn.Module):
+        if kind != "tensor" and not all(part.isidentifier() for part in parts):
+            return f'model.get_{kind}("{path}")'
+        inner = _within(model, parts)
+        if inner is not None:
+            return f"model{inner}"
+    function = getattr(type(model), "forward", None) if isinstance(model, nn.Module) else model
+    if not isinstance(function, types.FunctionType):
+        return None
+    variables = inspect.getclosurevars(function)
+    for names, where in ((variables.nonlocals, "inspect.getclosurevars(model).nonlocals"), (variables.globals, "")):
+        inner = _within(names.get(parts[0]), parts[1:])
+        if parts[0] in names and inner is not None and not (where and function is not model):
+            return (f'{where}["{parts[0]}"]' if where else parts[0]) + inner
+    return None

@@ -1,0 +1,1 @@
+"""Shrinking: the search for the smallest program that shows the same bug."""

@@ -1,0 +1,478 @@
+"""Minimise any case: its recipe first, then its captured graph, then its text if no graph shows the bug."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.programs.ir.case_source import CaseText, count_model_lines, write_program, write_source
+from fuzzcompile.programs.ir.case_text import extract_case, program_key
+from fuzzcompile.programs.ir.program import Program
+from fuzzcompile.programs.reducers import inputs, statements
+from fuzzcompile.programs.reducers import inputs as shapes
+from fuzzcompile.programs.reducers.statements import plain_settings
+from fuzzcompile.programs.shrink.case_reducer import reduce_text
+from fuzzcompile.programs.shrink.conclusion import (
+    ReproducerResult,
+    build_unconfirmed,
+    can_build_reproducer,
+    find_neighbour,
+    show,
+)
+from fuzzcompile.programs.shrink.outcome import DrawnSource, MinimizeOutcome, SearchTally
+from fuzzcompile.programs.shrink.search import (
+    CandidateTests,
+    Capture,
+    MinimizeJob,
+    MinimizerTools,
+    OutOfBudget,
+    ProgramSearch,
+    SearchBudget,
+    SearchProgress,
+    bisect_last,
+    is_smaller,
+    same_bug,
+)
+
+# The reducers of a captured program, in the order in which they run.
+
+Reducer = Callable[[ProgramSearch], None]
+# Names appear in progress lines. Reducers that make every later candidate cheaper come first.
+CUTTING: tuple[tuple[str, Reducer], ...] = (
+    ("settings", plain_settings),
+    ("parameters", inputs.plain_parameters),
+    ("outputs", statements.drop_outputs),
+    ("values", inputs.random_values),
+    ("tail", statements.cut_tail),
+    ("head", statements.cut_head),
+    ("values", inputs.random_values),
+    ("outputs", statements.drop_outputs),
+    ("modules", statements.bypass_modules),
+    ("first statements", statements.give_first_statements),
+    ("values", inputs.random_values),
+    ("statements", statements.bypass_statements),
+    ("values", inputs.random_values),
+)
+POLISHING: tuple[tuple[str, Reducer], ...] = (
+    ("contexts", statements.drop_blocks),
+    ("precision", statements.single_precision),
+    ("evaluation mode", statements.evaluation_mode),
+    ("arguments", statements.drop_arguments),
+    ("strides", inputs.plain_strides),
+    ("values", inputs.plain_values),
+    ("sizes", shapes.shrink_sizes),
+    ("strides", inputs.plain_strides),
+    ("constants", statements.round_constants),
+    ("equal inputs", inputs.merge_equal),
+    ("values", inputs.plain_values),
+    ("parameters", inputs.plain_parameters),
+    ("settings", plain_settings),
+)
+# After the budget is spent, tests and seconds for values that fit in a script and for the last full compile.
+_LAST_TESTS, _LAST_SECONDS = 16, 45.0
+# Compiles of each candidate for a bug that comes and goes.
+REPEATS = 4
+
+
+class LostBug(Exception):
+    """None of the captured programs shows the bug."""
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The smallest program found, confirmed by a full compile unless the search was ``interrupted``.
+
+    ``finished`` unless that or the budget ended the search. ``path`` holds the best programs in the order in which they
+    were found. ``comes_and_goes`` is set if only some compiles show the bug: in how many, of how many.
+    """
+
+    program: Program
+    finished: bool
+    screened: bool
+    path: tuple[Program, ...] = ()
+    interrupted: bool = False
+    comes_and_goes: tuple[int, int] | None = None
+
+
+def reduce_programs(
+    candidates: Sequence[Program], questions: CandidateTests, *, screens: bool, refuses: bool = False
+) -> Reduced:
+    """Reduce the first of the programs that shows the bug.
+
+    An interrupt ends the search; the result is then the smallest program so far that fits in a script, unconfirmed.
+
+    Args:
+        candidates: the captured programs, the likeliest first.
+        questions: probes candidates within the budget.
+        screens: whether the bug may show without code generation, which is then tried first.
+        refuses: whether the bug is that compiled accepts what eager refuses.
+
+    Raises:
+        LostBug: none of the programs shows the bug.
+    """
+    search = _start_search(candidates, questions, screens=screens, refuses=refuses)
+    shown: tuple[int, int] | None = None
+    kept = search.best
+    try:
+        for reducers in (CUTTING, POLISHING):
+            start = search.best
+            steps = len(search.path)
+            _run(search, reducers)
+            if search.screen and not search.holds(search.best, screen=False):
+                shown = _count_reproductions(search)
+                if shown is None:
+                    # Generated code does not show it: back to the last confirmed program, on with full compiles.
+                    _step_back(search, start, steps)
+                    _run(search, reducers)
+            kept = search.best
+    except OutOfBudget:
+        return Reduced(_finish_early(search, kept), False, search.screen, tuple(search.path), comes_and_goes=shown)
+    except KeyboardInterrupt:
+        plain = next((program for program in reversed(search.path) if not program.is_recorded), search.best)
+        return Reduced(plain, False, search.screen, interrupted=True, comes_and_goes=shown)
+    return Reduced(search.best, True, search.screen, tuple(search.path), comes_and_goes=shown)
+
+
+def _run(search: ProgramSearch, reducers: Sequence[tuple[str, Reducer]]) -> None:
+    for name, reducer in reducers:
+        search.questions.reducer = name
+        reducer(search)
+
+
+def _count_reproductions(search: ProgramSearch) -> tuple[int, int] | None:
+    """After a full compile without the bug: in how many of all compiles the best program shows it; None if in none.
+
+    If it shows in some, every later candidate is compiled up to ``REPEATS`` times.
+    """
+    text = write_program(search.best)
+    shown = search.questions.times(text, REPEATS)
+    if not shown:
+        return None
+    search.questions.repeats = REPEATS
+    search.questions.tally.answers[text.digest] = True
+    return shown, REPEATS + 1
+
+
+def _step_back(search: ProgramSearch, start: Program, steps: int) -> None:
+    """Go back to the last program since ``start`` that a full compile confirms, and screen no longer."""
+    search.screen = False
+    taken = [start, *search.path[steps:]]
+    if not search.holds(start):
+        raise LostBug("the bug shows where the graph is interpreted, and not in generated code")
+    good = bisect_last(0, len(taken), lambda step: search.holds(taken[step]))
+    search.best = taken[good]
+    del search.path[steps + good :]
+
+
+def _finish_early(search: ProgramSearch, kept: Program) -> Program:
+    """The best program of a search that was cut short, with plain values and confirmed; ``kept`` if that fails."""
+    questions = search.questions
+    questions.budget = questions.budget.beyond(questions.tally.tests, _LAST_TESTS, _LAST_SECONDS)
+    questions.reducer = "values"
+    try:
+        inputs.plain_values(search)
+        if not search.screen or search.holds(search.best, screen=False):
+            return search.best
+        search.best, search.screen = kept, False
+        inputs.plain_values(search)
+    except OutOfBudget:
+        return search.best if not search.screen else kept
+    return search.best
+
+
+def _start_search(
+    candidates: Sequence[Program], questions: CandidateTests, *, screens: bool, refuses: bool
+) -> ProgramSearch:
+    questions.reducer = "graph"
+    for program in candidates:
+        search = ProgramSearch(program, questions, refuses=refuses)
+        try:
+            if screens and search.holds(program, screen=True):
+                search.screen = True
+                return search
+            if search.holds(program, screen=False):
+                return search
+        except OutOfBudget as error:
+            raise LostBug("there was no budget to show the bug in a captured graph") from error
+    raise LostBug("no graph that dynamo captures shows the bug when it runs alone")
+
+
+# Share of the budget for the recipe; the rest is for the graph.
+_RECIPE_SHARE = 0.5
+
+
+def minimize(
+    job: MinimizeJob,
+    tools: MinimizerTools,
+    budget: SearchBudget,
+    *,
+    tally: SearchTally | None = None,
+    on_progress: Callable[[SearchProgress], None] | None = None,
+) -> MinimizeOutcome:
+    """Reduce a case to a smaller one with the signature that ``tools`` are locked to.
+
+    Args:
+        job: the case and its report.
+        tools: probes candidates and judges results.
+        budget: bounds the search; building and confirming the reproducer come on top.
+        tally: the answers of an earlier search, which then resumes where it stopped.
+        on_progress: called after each candidate that was compiled. A KeyboardInterrupt from it ends the search like
+            a spent budget; any other exception propagates.
+    """
+    return _Minimiser(job, tools, CandidateTests(tools, budget, tally or SearchTally(), on_progress=on_progress)).run()
+
+
+@dataclass
+class _Minimiser:
+    job: MinimizeJob
+    tools: MinimizerTools
+    questions: CandidateTests
+    best: str = ""
+    report: ReportJson = field(default_factory=ReportJson)
+    how: str = "as found"
+    program: Program | None = None
+    finished: bool = True
+    note: str = ""
+    screened: bool = False
+    interrupted: bool = False
+    drawn: dict[str, DrawnSource] = field(default_factory=dict)
+    captured: dict[Capture, list[Program]] = field(default_factory=dict)
+
+    def run(self) -> MinimizeOutcome:
+        start = time.monotonic()
+        self.best, self.report = self.job.source, self.job.report
+        if self.questions.tally.thorough:
+            self.tools.become_thorough()
+        try:
+            self._reduce_recipe()
+            if not self._reduce_graph():
+                self._reduce_text()
+        except OutOfBudget:
+            self.finished = False
+        except KeyboardInterrupt:
+            self.finished, self.interrupted = False, True
+        before = next((n for c in ("static", "aten") if (n := sum(p.size[0] for p in self.captured.get(c, [])))), None)
+        return self._build_outcome(start, before)
+
+    # -- recipe, graph, text ---------------------------------------------------------------------------
+
+    def _reduce_recipe(self) -> None:
+        job, questions = self.job, self.questions
+        if job.recipe is None:
+            return
+        questions.reducer = "recipe"
+
+        def ask(case: DrawnSource, *, screen: bool) -> bool:
+            text = CaseText(case.source, {})
+            self.drawn[text.digest] = case
+            return questions.ask(text, screen=screen)
+
+        best: list[DrawnSource] = []
+        most = max(1, int(_RECIPE_SHARE * (questions.budget.compiles - questions.tally.tests)))
+        for screen in (True, False) if job.screens else (False,):
+            try:
+                smallest = job.recipe.shrink(
+                    functools.partial(ask, screen=screen),
+                    max_tests=most,
+                    deadline=questions.budget.deadline,
+                    on_test=best.append,
+                )
+            except (OutOfBudget, KeyboardInterrupt) as ending:
+                self.interrupted = isinstance(ending, KeyboardInterrupt)
+                if best:
+                    self._take(best[-1].source, "recipe")
+                raise
+            if smallest is not None:
+                self._take(smallest.source, "recipe")
+                return
+
+    def _reduce_graph(self) -> bool:
+        """Reduce a captured graph and take it if it is smaller than the case; whether a graph shows the bug."""
+        reduced = self._reduce()
+        if reduced is None:
+            return False
+        self.finished &= reduced.finished
+        self.screened, self.interrupted = reduced.screened, reduced.interrupted
+        if reduced.comes_and_goes is not None:
+            shown, of = reduced.comes_and_goes
+            self.note = f"the bug comes and goes: it showed in {shown} of {of} compiles"
+        if reduced.program.is_recorded:
+            self.note = "the bug needs more recorded values than fit in a script: the case is kept as it was"
+            return True
+        source = write_source(reduced.program)
+        if not self._is_smaller(source, reduced.program):
+            self.program = reduced.program
+        elif not self._take(source, "graph", program=reduced.program):
+            self._step_back_on(reduced.path)
+        return True
+
+    def _step_back_on(self, path: Sequence[Program]) -> None:
+        """Take the last program of ``path`` that triage confirms, by bisection.
+
+        A probe compares suspects; triage proves a culprit. Where several suspects are visible, a candidate may keep
+        the locked one as a bystander while another has become the culprit.
+        """
+        sources = [(write_source(program), program) for program in path if not program.is_recorded]
+        taken = [(source, program) for source, program in sources if self._is_smaller(source, program)]
+        bisect_last(-1, len(taken) - 1, lambda step: self._take(taken[step][0], "graph", program=taken[step][1]))
+
+    def _reduce(self) -> Reduced | None:
+        captures: tuple[Capture, ...] = ("static", "dynamic", "aten") if self.job.resizes else ("static", "aten")
+        for attempt in ("plain", "thorough", "repeated"):
+            for capture in captures:
+                reduced = self._reduce_capture(capture, note=attempt != "repeated")
+                if reduced is not None:
+                    return reduced
+            if not any(self.captured.values()):
+                return None
+            if attempt == "plain":
+                self._become_thorough()
+            else:
+                self.questions.repeats = REPEATS
+            self.questions.tally.answers.clear()
+            if attempt == "thorough" and not self._is_intermittent():
+                self.questions.repeats = 1
+                break
+        return None
+
+    def _reduce_capture(self, capture: Capture, *, note: bool) -> Reduced | None:
+        """The reduced graph of one kind of capture; None if no graph of that kind shows the bug."""
+        if capture not in self.captured:
+            self.captured[capture] = list(self.tools.programs(self.best, capture))
+            self.questions.tally.screens += capture == "aten"  # a functional capture takes a compile
+        programs, refuses = self.captured[capture], self.report["verdict"] == Verdict.ACCEPTS_INVALID
+        try:
+            return reduce_programs(programs, self.questions, screens=self.job.screens, refuses=refuses)
+        except LostBug as lost:
+            if note and programs:
+                self.note = str(lost)
+        return None
+
+    def _become_thorough(self) -> None:
+        self.questions.tally.thorough = True
+        self.tools.become_thorough()
+
+    def _is_intermittent(self) -> bool:
+        """Return whether the case itself shows the bug in some compiles only."""
+        self.questions.reducer = "repetition"
+        shown = self.questions.times(CaseText(self.best, {}), REPEATS)
+        if 0 < shown < REPEATS:
+            self.note = f"the bug comes and goes: it showed in {shown} of {REPEATS} compiles"
+        return 0 < shown < REPEATS
+
+    def _reduce_text(self) -> None:
+        self.questions.reducer = "text"
+        kept = self.best
+
+        def holds(text: str) -> bool:
+            nonlocal kept
+            answer = self.questions.ask(CaseText(text, {}), screen=False)
+            kept = text if answer else kept
+            return answer
+
+        text = extract_case(self.best) if self.job.is_case else self.best
+        try:
+            if not holds(text):
+                self.note = "a probe of the case does not show the bug again: it is kept as it is"
+                return
+            reduce_text(text, holds)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            raise
+        finally:
+            if (count_model_lines(kept), len(kept)) < (count_model_lines(text), len(text)):
+                self._take(kept, "text")
+
+    # -- results -----------------------------------------------------------------------------
+
+    def _take(self, source: str, how: str, *, program: Program | None = None) -> bool:
+        """Make a smaller source the best one if triage confirms the bug in it; whether it did.
+
+        After an interrupt the source is taken without triage: a probe has shown the bug in it.
+        """
+        if source == self.best:
+            self.program = program
+            return True
+        if self.interrupted:
+            report: ReportJson = {**self.job.report, "evidence": {"outputs": []}}
+        else:
+            report = self._judge_twice(source)
+            if not same_bug(self.job.report, report, self.job.keeps):
+                self._refuse(source, how, report)
+                return False
+        self.best, self.report, self.how, self.program = source, report, how, program
+        return True
+
+    def _judge_twice(self, source: str) -> ReportJson:
+        """The full report on a source, judged a second time if the first report shows no bug."""
+        report: ReportJson = {}
+        for _ in range(2):
+            report = self.tools.judge(source)
+            cost = report.get("cost") or {}
+            self.questions.tally.compiles += cost.get("compiles", 0)
+            self.questions.tally.screens += cost.get("screens", 0)
+            if report.get("is_bug") and report["verdict"] != Verdict.NONDETERMINISTIC:
+                break
+        return report
+
+    def _refuse(self, source: str, how: str, report: ReportJson) -> None:
+        if not report.get("is_bug"):
+            self.note = f"the reduction by {how} lost the bug: triage says {report['verdict']}, twice"
+            return
+        if report["verdict"] == Verdict.NONDETERMINISTIC:
+            self.note = f"the result of the reduction by {how} comes and goes from compile to compile"
+            return
+        name = report.get("signature") or report["verdict"]
+        self.note = f"the reduction by {how} led to another bug ({name})"
+        self.questions.tally.others.setdefault(CaseText(source, {}).digest, source)
+
+    def _is_smaller(self, source: str, program: Program) -> bool:
+        return is_smaller(source, program, self.best, self.captured.get("static", []))
+
+    def _build_outcome(self, start: float, before: int | None) -> MinimizeOutcome:
+        if self.how == "text" and self.job.is_case and not can_build_reproducer(self.best, self.report):
+            self.best, self.report, self.how = self.job.source, self.job.report, "as found"
+            self.note = "the reduced text cannot be run as a script"
+        neighbour = self._find_neighbour()
+        shown = self._show_result(neighbour)
+        self.note = shown.note or self.note
+        changed = self.best != self.job.source and self.how != "as found"
+        return MinimizeOutcome(
+            self.best,
+            self.report,
+            shown.reproducer,
+            shown.confirmed,
+            shown.said,
+            neighbour,
+            self.how,
+            changed,
+            self.note,
+            self.questions.tally,
+            time.monotonic() - start,
+            self.finished,
+            before,
+            self.program.size[0] if self.program is not None and self.how == "graph" else before,
+            tuple(self.drawn[digest] for digest in self.questions.tally.others if digest in self.drawn),
+            self.interrupted,
+            shown.plain,
+            program_key(self.best),
+        )
+
+    def _show_result(self, neighbour: str | None) -> ReproducerResult:
+        if self.how in ("as found", "text") and not self.job.is_case:
+            return ReproducerResult(self.best, False, "a script is kept as a script")
+        if self.interrupted:
+            return build_unconfirmed(self.best, self.report)
+        return show(self.best, self.report, neighbour, for_issue=self.job.for_issue, ends=self.job.ends)
+
+    def _find_neighbour(self) -> str | None:
+        """The source of a program one change away that passes; None if none of those tried does."""
+        if self.program is None or self.how != "graph" or not self.finished:
+            return None
+        self.questions.reducer = "neighbour"
+        tally, budget = self.questions.tally, self.questions.budget
+        return find_neighbour(self.program, self.tools, tally, budget, screen=self.screened)

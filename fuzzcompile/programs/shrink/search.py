@@ -1,0 +1,259 @@
+"""The search for a smaller case: its budget, the answers so far, and the best program."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.signatures import agree, drop_fingerprint, find_error, is_unproved, raise_alike
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.programs.ir.case_source import CaseText, count_model_lines, write_program
+from fuzzcompile.programs.ir.case_text import extract_case
+from fuzzcompile.programs.ir.evaluation import Evaluation, evaluate, without_sizes
+from fuzzcompile.programs.ir.program import Program
+from fuzzcompile.programs.shrink.outcome import ProbeResult, Recipe, SearchTally
+
+# Secondary findings kept of one reduction: most of them are one bug in many sizes.
+_MOST_OTHERS = 8
+
+
+class Prober(Protocol):
+    """Compiles candidates, in this process or in a worker, and tells how they fail."""
+
+    def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
+        """Compile a candidate once; with ``screen`` without code generation."""
+
+
+@dataclass
+class SearchBudget:
+    """Bounds of a search: compiles and screens together, and a deadline (a value of ``time.monotonic()``)."""
+
+    compiles: int = 200
+    deadline: float | None = None
+
+    def spent(self, used: int) -> bool:
+        """Return whether ``used`` compiles and screens, or the time, reach a bound."""
+        return used >= self.compiles or (self.deadline is not None and time.monotonic() >= self.deadline)
+
+    def beyond(self, used: int, compiles: int, seconds: float) -> SearchBudget:
+        """A budget with so many compiles and seconds from now on, for the last steps of a search."""
+        return SearchBudget(used + compiles, None if self.deadline is None else time.monotonic() + seconds)
+
+
+class OutOfBudget(Exception):
+    """Ends the search: its best program so far is the result."""
+
+
+@dataclass(frozen=True)
+class SearchProgress:
+    """The state of the search after a compiled candidate; ``operators`` is None if they are not counted."""
+
+    reducer: str
+    operators: int | None
+    lines: int
+    compiles: int
+    screens: int
+    improved: bool
+
+
+@dataclass
+class CandidateTests:
+    """Probes candidates, each once, within the budget.
+
+    For a bug that comes and goes, ``repeats`` is how many compiles may miss it before a candidate is given up.
+    """
+
+    prober: Prober
+    budget: SearchBudget
+    tally: SearchTally = field(default_factory=SearchTally)
+    repeats: int = 1
+    on_progress: Callable[[SearchProgress], None] | None = None
+    reducer: str = ""
+    _now: tuple[int | None, int] = (None, 0)
+
+    def ask(self, text: CaseText, *, screen: bool, operators: int | None = None) -> bool:
+        """Return whether a candidate shows the bug; from the tally if it was probed before.
+
+        Raises:
+            OutOfBudget: the budget is spent.
+        """
+        key = f"{text.digest}{' screened' if screen else ''}"
+        if key in self.tally.answers:
+            return self.tally.answers[key]
+        answer = self._probe(text, screen=screen)
+        self.tally.answers[key] = answer
+        if answer:
+            self._now = (operators, count_model_lines(text.source))
+        if self.on_progress is not None:
+            tally = self.tally
+            self.on_progress(SearchProgress(self.reducer, *self._now, tally.compiles, tally.screens, answer))
+        return answer
+
+    def times(self, text: CaseText, most: int) -> int:
+        """In how many of ``most`` further full compiles a text shows the bug, whatever the budget."""
+        shown = 0
+        for _ in range(most):
+            probed = self.prober.probe(text, screen=False)
+            self.tally.add(probed)
+            shown += probed.matches
+        return shown
+
+    def _probe(self, text: CaseText, *, screen: bool) -> bool:
+        for _ in range(self.repeats):
+            if self.budget.spent(self.tally.tests):
+                raise OutOfBudget
+            probed = self.prober.probe(text, screen=screen)
+            self.tally.add(probed)
+            if probed.matches:
+                return True
+            if probed.is_bug and not text.values and len(self.tally.others) < _MOST_OTHERS:
+                self.tally.others.setdefault(text.digest, text.source)
+        return False
+
+
+@dataclass
+class ProgramSearch:
+    """The best program so far, and the test for candidates.
+
+    ``refuses``: the bug is that eager raises and compiled does not, so candidates must raise the same error in eager;
+    otherwise none. ``path`` holds the best programs in the order in which they were found.
+    """
+
+    best: Program
+    questions: CandidateTests
+    screen: bool = False
+    refuses: bool = False
+    path: list[Program] = field(default_factory=list)
+    _evaluation: tuple[Program, Evaluation] | None = None
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """The best program's eager run."""
+        if self._evaluation is None or self._evaluation[0] is not self.best:
+            self._evaluation = (self.best, evaluate(self.best))
+        return self._evaluation[1]
+
+    def attempt(self, candidate: Program | None) -> bool:
+        """Make the candidate, if there is one, the best program if it shows the bug; whether it did.
+
+        Raises:
+            OutOfBudget: the budget is spent.
+        """
+        if candidate is None:
+            return False
+        candidate = candidate.without_dead_code()
+        if not candidate.statements or candidate == self.best:
+            return False
+        evaluation = evaluate(candidate)
+        if evaluation.refusal != (self.evaluation.refusal if self.refuses else None) or not self.holds(candidate):
+            return False
+        self.best, self._evaluation = candidate, (candidate, evaluation)
+        self.path.append(candidate)
+        return True
+
+    def holds(self, candidate: Program, *, screen: bool | None = None) -> bool:
+        """Return whether a candidate shows the bug."""
+        screened = self.screen if screen is None else screen
+        return self.questions.ask(write_program(candidate), screen=screened, operators=candidate.size[0])
+
+
+def bisect_last(good: int, bad: int, holds: Callable[[int], bool]) -> int:
+    """The last position from ``good`` on that ``holds``, found by bisection; ``good`` does, ``bad`` does not."""
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    return good
+
+
+# The input and the result of a minimisation.
+
+# How graphs are captured: by dynamo with static sizes, by dynamo with sizes read off the inputs, or by AOTAutograd,
+# which leaves no function transforms and higher-order operators.
+Capture = Literal["static", "dynamic", "aten"]
+
+
+class MinimizerTools(Prober, Protocol):
+    """The steps that need torch and the compiler, done in this process or in a worker that may crash."""
+
+    def programs(self, source: str, capture: Capture) -> Sequence[Program]:
+        """The graphs of a case as programs, the likeliest to show the bug first; empty if none can be translated."""
+
+    def judge(self, source: str) -> ReportJson:
+        """The full report on a source, in its JSON form."""
+
+    def become_thorough(self) -> None:
+        """Refine the verdicts of all further probes as triage does."""
+
+
+@dataclass(frozen=True)
+class MinimizeJob:
+    """A source to be minimized, its report, and the recipe of a generated case.
+
+    ``is_case``: it is a case file, not a script. ``screens``: the bug may show without code generation. ``resizes``: it
+    may be compiled for dynamic sizes. ``keeps``: what must stay the same, "culprit" or "verdict". ``for_issue``: what
+    an issue shows is made too (`Outcome.shown`), which takes some more processes, as long as there is time until
+    ``ends``, a value of ``time.monotonic()``.
+    """
+
+    source: str
+    report: ReportJson
+    recipe: Recipe | None = None
+    is_case: bool = True
+    screens: bool = False
+    resizes: bool = False
+    keeps: str = "culprit"
+    for_issue: bool = False
+    ends: float = math.inf
+
+
+def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") -> bool:
+    """Return whether two reports describe the same bug.
+
+    They do if their signatures agree (:func:`~fuzzcompile.model.signatures.agree`), or if one proved culprit raises
+    alike in
+    both. If a culprit has low confidence, the kind of verdict and the stage decide, unless the causes are known to be
+    two; if ``keeps`` is "verdict", the kind of verdict alone. A large case may name no culprit because its time was up:
+    then the kind of verdict and the error that was raised decide, and the smaller case says more.
+    """
+    if not reached.get("is_bug"):
+        return False
+    if keeps == "culprit":
+        signatures = wanted.get("signature") or "", reached.get("signature") or ""
+        if agree(*signatures) or raise_alike(wanted, reached):
+            return True
+        if agree(*map(drop_fingerprint, signatures)):
+            return False  # the same place, for another cause
+    if Verdict(wanted["verdict"]).kind != Verdict(reached["verdict"]).kind:
+        return False
+    if keeps == "verdict" or (_has_no_culprit(wanted) and _get_error(wanted) == _get_error(reached)):
+        return True
+    guessed = "low" in (wanted.get("confidence"), reached.get("confidence"))
+    stages = [(report.get("culprit") or {}).get("stage") for report in (wanted, reached)]
+    return guessed and (stages[0] == stages[1] or None in stages)
+
+
+def _has_no_culprit(report: ReportJson) -> bool:
+    """Return whether a report has neither a culprit nor a signature that names a place in the compiler."""
+    return not report.get("culprit") and (is_unproved(report.get("signature") or "") or _get_error(report) is not None)
+
+
+def _get_error(report: ReportJson) -> str | None:
+    """The error that a report is about, without what hangs on sizes; None for another kind of bug."""
+    error = find_error(report)
+    return None if error is None else without_sizes(error)
+
+
+def is_smaller(source: str, program: Program, original: str, captured: Sequence[Program]) -> bool:
+    """Return whether a program, written as ``source``, is smaller than the ``original`` text of its graphs."""
+    try:
+        before = extract_case(original)
+    except SyntaxError:
+        return True
+    if source.split() == before.split():
+        return False
+    same_work = len(captured) == 1 and program.size >= captured[0].size
+    return not (same_work and count_model_lines(source) >= count_model_lines(before))

@@ -1,1 +1,0 @@
-"""From a failing case to one that reads in a minute."""

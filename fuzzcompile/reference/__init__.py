@@ -1,1 +1,0 @@
-"""Mathematical references: what fused kernels compute, written out in plain operators."""

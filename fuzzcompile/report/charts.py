@@ -1,0 +1,318 @@
+"""Charts as inline SVG, drawn by matplotlib, for the pages of ``profile`` and ``watch``.
+
+A chart is a stack of panels above one axis (layers, or steps). It stands in a light and in a dark page: text and lines
+take the colour of the text around it, and series are told apart by colour, marker and dash. The same numbers give the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from fuzzcompile.model.errors import EnvironmentUnfit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# Colours that every reader can tell apart (M. Okabe and K. Ito, "Color Universal Design", 2008), without the yellow,
+# which is hard to see on white.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+# Stand-ins that become the page's own colours.
+_INK, _SOFT, _BAD = "#010203", "#040506", "#070809"
+_THEMED = {_INK: "currentColor", _SOFT: "var(--soft, #6e7781)", _BAD: "var(--bad, #d1242f)"}
+_NAMES = 26  # labels below the axis, at most
+_CHARACTERS = 28  # of a label
+_WIDTH, _HEIGHT, _LOWER = 9.0, 3.1, 1.5  # inches: the chart, its first panel, each further one
+_MARKED = 60  # points of a series, above which it is drawn without markers
+_SETTINGS = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # measured; the page's own font draws the text
+    "font.size": 9,
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a dollar sign is one
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
+    "axes.edgecolor": _SOFT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": _SOFT,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values along the axis; None and NaN are gaps, marked below the curve.
+
+    ``is_limit`` draws a broken line without markers: what the other series are held against.
+    """
+
+    name: str
+    values: Sequence[float | None]
+    is_limit: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Series that share a vertical axis.
+
+    Attributes:
+        label: what the axis measures, with its unit.
+        series: what is drawn.
+        log: whether the axis is logarithmic; zeros then lie on its floor, which is labelled 0.
+        threshold: a value marked across the panel, with its name.
+    """
+
+    label: str
+    series: Sequence[Series]
+    log: bool = True
+    threshold: tuple[str, float] | None = None
+
+
+def chart(
+    along: Sequence[str] | Sequence[int],
+    panels: Sequence[Panel],
+    *,
+    axis: str,
+    about: str,
+    highlight: tuple[int, str] | None = None,
+) -> str:
+    """Draw panels above one axis.
+
+    Args:
+        along: what the values belong to: names (of layers), drawn at equal distances, or numbers (of steps).
+        panels: from top to bottom; each series has one value for each item of ``along``.
+        axis: label of the axis below the panels.
+        about: what the chart shows, for readers who do not see it.
+        highlight: an index into ``along`` and what to write there, such as ``(7, "jump")``.
+
+    Returns:
+        An ``svg`` element without references to anything outside it.
+
+    Raises:
+        EnvironmentUnfit: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise EnvironmentUnfit("Plots need matplotlib: pip install 'fuzzcompile[profile]'.") from error
+    with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": about}):
+        heights = [_HEIGHT, *[_LOWER] * (len(panels) - 1)]
+        figure = Figure(figsize=(_WIDTH, sum(heights) + _below(along)), layout="constrained")
+        rows = figure.subplots(len(panels), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        places = _places(along)
+        for axes, panel in zip(rows, panels, strict=True):
+            _draw(axes, panel, places)
+            if highlight is not None:
+                _highlight(axes, places, highlight, named=axes is rows[0])
+        _label(rows[-1], along, axis, None if highlight is None else highlight[0])
+        return _svg(figure, about)
+
+
+def chart_or_reason(
+    along: Sequence[str] | Sequence[int],
+    panels: Sequence[Panel],
+    *,
+    axis: str,
+    about: str,
+    highlight: tuple[int, str] | None = None,
+) -> Markup:
+    """The chart as a part of a page; if it cannot be drawn, a paragraph that says why."""
+    if not along:
+        return Markup("<p>Nothing was compared.</p>")
+    try:
+        return Markup(chart(along, panels, axis=axis, about=about, highlight=highlight))
+    except EnvironmentUnfit as error:
+        return Markup("<p>{}</p>").format(str(error))
+
+
+def shortened(names: Sequence[str]) -> tuple[list[str], str]:
+    """Dotted names without the parts that begin all of them, cut in the middle; and these parts."""
+    parts = [name.split(".") for name in names]
+    most = min((len(part) - 1 for part in parts), default=0)
+    common = next((i for i in range(most) if len({part[i] for part in parts}) > 1), most) if len(parts) > 1 else 0
+    return [_cut(".".join(part[common:])) for part in parts], ".".join(parts[0][:common]) if parts else ""
+
+
+def _cut(name: str) -> str:
+    half = (_CHARACTERS - 1) // 2
+    return name if len(name) <= _CHARACTERS else f"{name[:half]}…{name[-half:]}"
+
+
+# -- curves ---------------------------------------------------------------------------------------
+
+
+def _places(along: Sequence[str] | Sequence[int]) -> list[float]:
+    return [item if isinstance(item, int) else index for index, item in enumerate(along)]
+
+
+def _draw(axes: Axes, panel: Panel, places: Sequence[float]) -> None:
+    floor = _floor(panel) if panel.log else None
+    for index, series in enumerate(panel.series):
+        _curve(axes, series, places, index, floor)
+    if panel.threshold is not None:
+        name, value = panel.threshold
+        axes.axhline(value, color=_BAD, linewidth=1, linestyle=":", label=name)
+    axes.set_ylabel(panel.label)
+    axes.grid(axis="y")
+    _scale(axes, panel, floor)
+    if len(panel.series) > 1 or panel.threshold is not None:
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(panel.series) + 1, handlelength=2.8)
+
+
+def _curve(axes: Axes, series: Series, places: Sequence[float], index: int, floor: float | None) -> None:
+    """The curve, with a cross at its foot for every gap and a triangle at the top for every infinity."""
+    colour = _SOFT if series.is_limit else _COLOURS[index % len(_COLOURS)]
+    marked = len(places) <= _MARKED and not series.is_limit
+    drawn = [_drawable(value, floor) for value in series.values]
+    axes.plot(
+        places,
+        drawn,
+        label=series.name,
+        color=colour,
+        linewidth=1.4,
+        linestyle=("--", ":")[index % 2] if series.is_limit else "-",
+        marker=_MARKERS[index % len(_MARKERS)] if marked else None,
+        markersize=3.5,
+    )
+    if series.is_limit:
+        return
+    edge = axes.get_xaxis_transform()
+    for marker, height, chosen in (("x", 0.0, _is_gap), ("^", 1.0, _is_infinite)):
+        where = [place for place, value in zip(places, series.values, strict=True) if chosen(value)]
+        if where:
+            heights = [height] * len(where)
+            axes.plot(where, heights, marker, color=colour, markersize=5, transform=edge, clip_on=False)
+
+
+def _drawable(value: float | None, floor: float | None) -> float:
+    if value is None or not math.isfinite(value):
+        return math.nan
+    return value if floor is None else max(value, floor)
+
+
+def _is_gap(value: float | None) -> bool:
+    return value is None or math.isnan(value)
+
+
+def _is_infinite(value: float | None) -> bool:
+    return value is not None and math.isinf(value)
+
+
+# -- axes -----------------------------------------------------------------------------------------
+
+
+def _positive(panel: Panel) -> list[float]:
+    values = [value for series in panel.series for value in series.values]
+    return [value for value in values if value is not None and 0 < value < math.inf]
+
+
+def _floor(panel: Panel) -> float:
+    """Where zeros lie: a decade below the smallest other value."""
+    return float(10.0 ** (math.floor(math.log10(min(_positive(panel), default=1.0))) - 1))
+
+
+def _scale(axes: Axes, panel: Panel, floor: float | None) -> None:
+    if floor is None:
+        axes.ticklabel_format(useOffset=False)
+        return
+    top = max(_positive(panel), default=floor * 100)
+    axes.set_yscale("log")
+    has_zeros = any(value == 0 for series in panel.series for value in series.values)
+    axes.set_ylim(floor * (0.7 if has_zeros else 5), top * 3)
+    low, high = math.log10(floor) + 1, math.floor(math.log10(top * 3))
+    every = max(1, math.ceil((high - low + 1) / 8))
+    decades = [10.0**power for power in range(round(low), high + 1, every)]
+    axes.set_yticks([floor, *decades] if has_zeros else decades)
+    axes.set_yticklabels([*["0"] * has_zeros, *(f"{decade:.0e}" for decade in decades)])
+    axes.minorticks_off()
+
+
+def _label(axes: Axes, along: Sequence[str] | Sequence[int], axis: str, kept: int | None) -> None:
+    names = [item for item in along if isinstance(item, str)]
+    if len(names) < len(along):
+        axes.set_xlabel(axis)
+        axes.locator_params(axis="x", integer=True)
+        return
+    short, common = shortened(names)
+    ticks = list(_ticks(len(short), kept))
+    axes.set_xticks(ticks, [short[tick] for tick in ticks], rotation=60, ha="right", rotation_mode="anchor")
+    axes.set_xlabel(f"{axis} (names below {common})" if common else axis)
+
+
+def _below(along: Sequence[str] | Sequence[int]) -> float:
+    """The height that labels of the axis take, in inches."""
+    longest = max((len(name) for name in shortened([str(item) for item in along])[0]), default=0)
+    return 0.6 + 0.065 * longest
+
+
+def _ticks(count: int, kept: int | None) -> Iterator[int]:
+    """Indices to label: at most ``_NAMES`` at equal distances, and ``kept`` in place of its neighbours."""
+    every = max(1, math.ceil(count / _NAMES))
+    near = [] if kept is None else [kept]
+    yield from sorted({tick for tick in range(0, count, every) if not near or abs(tick - near[0]) >= every} | {*near})
+
+
+def _highlight(axes: Axes, places: Sequence[float], highlight: tuple[int, str], *, named: bool) -> None:
+    index, text = highlight
+    axes.axvline(places[index], color=_BAD, linewidth=6, alpha=0.25, zorder=0)
+    axes.axvline(places[index], color=_BAD, linewidth=0.8, zorder=0)
+    if named:
+        right = index > len(places) / 2
+        axes.annotate(
+            text,
+            (places[index], 1.0),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(-6 if right else 6, -4),
+            textcoords="offset points",
+            ha="right" if right else "left",
+            va="top",
+            color=_BAD,
+        )
+
+
+# -- SVG ------------------------------------------------------------------------------------------
+
+
+def _svg(figure: Figure, about: str) -> str:
+    """The figure as one element: no prologue, no metadata, no identifiers that nothing uses, colours of the page."""
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    # References within the page need no namespace of their own.
+    text = text.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "").replace("xlink:href=", "href=")
+    text = _without_unused_ids(text)
+    for colour, themed in _THEMED.items():
+        text = text.replace(colour, themed)
+    for pattern, replacement in _SMALLER:
+        text = re.sub(pattern, replacement, text)
+    text = re.sub(r'="[^"]*"', lambda value: _DIGITS.sub(r"\1", value[0]), text)  # of places, not of what is written
+    label = f'<svg role="img" aria-label="{escape(about)}" '
+    return label + text.removeprefix("<svg ").rstrip()
+
+
+_DIGITS = re.compile(r"(\d+\.\d\d)\d+")
+_SMALLER = (
+    (r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", ""),
+    (r"'DejaVu Sans'(, [^;\"]*)?", "system-ui, sans-serif"),
+    (r"\n\s*", "\n"),
+)
+
+
+def _without_unused_ids(text: str) -> str:
+    used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
+    return re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in used else "", text)

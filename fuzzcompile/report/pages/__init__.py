@@ -1,0 +1,1 @@
+"""HTML pages: one file that holds all that it shows."""

@@ -1,0 +1,252 @@
+"""A profile for the terminal: the verdict, its rule, the layers, and what to do."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fuzzcompile.model.contract import AttentionCallJson, LayerJson, ProfileJson, ReportJson
+from fuzzcompile.model.hints import CommandSubject
+from fuzzcompile.report import verdict as triaged
+from fuzzcompile.report.circumstances import several
+from fuzzcompile.report.proof import figure
+
+_MEANING = {
+    "equal": "both sides return the same values in every layer",
+    "expected_compounding": "rounding explains what each layer adds; the rest of the difference was passed on to it",
+    "jump": "a layer makes an error that rounding does not explain",
+    "unstable_reference": "the reference has no digits to compare: rounding alone, or another run of it, moves its "
+    "output as far",
+}
+_OUTSIDE = "an error that rounding does not explain is made outside of the layers that were looked at"
+_COMPILED = ("inductor", "aot_eager")
+_OPERATOR = ": "  # what stands between a layer and an operator in it
+_TINY = 1e-30  # in place of no rounding at all
+_ROWS = 40  # layers shown
+_CALLS = 6  # calls of attention shown
+_NOTHING = "-"
+# What the columns of the table hold, in their order: keys of a layer, and headings on two lines.
+_COLUMNS = {
+    "size": "size\nRMS",
+    "max_error": "error\nlargest",
+    "rms_error": "\nRMS",
+    "cosine": "\ncosine",
+    "made": "newly\nmade",
+    "noise": "rounding\nhere",
+    "inherited": "\ninherited",
+    "amplification": "ampli-\nfied",
+    "float64_error": "vs float64\nagainst",
+    "reference_float64_error": "\nreference",
+}
+
+
+def print_profile(
+    console: Console, profile: ProfileJson, *, name: str | CommandSubject = "CASE", proof: bool = False
+) -> None:
+    """Print a profile.
+
+    Args:
+        console: where to print.
+        profile: what ``profile --json`` prints.
+        name: how the case is named on a command line.
+        proof: also print the proof of the culprit that the triage of the layer names.
+    """
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    say(
+        f"{profile['case']}: {profile['verdict']}: {meaning(profile)} "
+        f"[{profile['against']} against {profile['reference']}, torch {profile['torch']}, {profile['device']}]"
+    )
+    say(f"  rule: {profile['rule']}")
+    console.print(_table(profile))
+    for line in (*_left_out(profile), *remarks(profile), *map(attention_line, profile.get("attention", [])[:_CALLS])):
+        say(f"  {line}")
+    for judged in triages(profile, name):
+        say(f"  {judged.what}:")
+        triaged.print_report(console, judged.report, proof=proof, name=judged.name)
+    if not any(judged.report["is_bug"] for judged in triages(profile, name)):  # whose reports say what to do
+        say(f"  what to do: {advice(profile, name)}")
+
+
+def meaning(profile: ProfileJson) -> str:
+    """What the profile's verdict means, in a few words."""
+    return _OUTSIDE if is_outside(profile) else _MEANING.get(profile["verdict"], "")
+
+
+def is_outside(profile: ProfileJson) -> bool:
+    """Whether the error is made in none of the layers that were looked at."""
+    return profile["verdict"] == "jump" and profile.get("layer") is None
+
+
+def advice(profile: ProfileJson, name: str | CommandSubject) -> str:
+    """What to do about the profile; ``name`` is how the case is named on a command line."""
+    subject = CommandSubject.from_name(name)
+    if profile["verdict"] == "jump":
+        return _about_jump(profile, subject)
+    if profile["verdict"] == "unstable_reference":
+        return (
+            "compare something better conditioned: trained weights, real inputs, or float64 on both sides "
+            f"(`{subject.format_command('profile', against='float64')}` shows which layer loses the digits)"
+        )
+    if profile["verdict"] == "equal":
+        return "nothing: the values are the same"
+    text = "nothing to fix"
+    if largest := max((layer.get("max_error") or 0.0 for layer in _of_program(profile)), default=0.0):
+        text += f"; a test of the output has to allow for {triaged.rounded_up(largest)}"
+    if profile.get("attention") and not profile["reference"].startswith("sdpa"):
+        text += "; --math-only shows how much of it the kernels of attention make (to validate, not for production)"
+    return text
+
+
+def _of_program(profile: ProfileJson) -> list[LayerJson]:
+    return [layer for layer in profile.get("layers", []) if layer.get("kind") == "program"]
+
+
+def _about_jump(profile: ProfileJson, subject: CommandSubject) -> str:
+    for judged in triages(profile, subject):
+        if judged.report["is_bug"]:
+            return triaged.advice(judged.report, judged.name)
+    return _deeper(profile, subject)
+
+
+def _deeper(profile: ProfileJson, subject: CommandSubject) -> str:
+    """How to see more of a jump: operators if nothing is compiled, parts of the layer otherwise."""
+    against, layer = profile["against"], profile.get("layer")
+
+    def command(*, depth: int | None = None, ops: bool = False) -> str:
+        return subject.format_command("profile", against=against, depth=depth, ops=ops)
+
+    if layer is not None and _OPERATOR in layer:
+        return f"compare {layer} alone on both sides, on the inputs that it gets there"
+    if against.endswith(".safetensors"):
+        return f"look deeper: record again with a larger --depth or --ops, and `{command()}` with the same"
+    if not against.startswith(_COMPILED) and not profile["reference"].startswith(_COMPILED):
+        return f"look deeper: `{command(ops=True)}` shows which operator makes the error"
+    if layer is None or layer.startswith("("):  # no module: parameters that no layer holds
+        return f"look deeper: `{command(depth=3)}` looks at more layers"
+    line = _part(subject, layer).format_command("profile", against=against, depth=2)
+    return f"look into {layer}: `{line}` shows which part of it"
+
+
+def _part(subject: CommandSubject, layer: str) -> CommandSubject:
+    """A layer of the case."""
+    module = layer.partition("#")[0].partition(" (")[0]  # without the number of a call, or "(gradient)"
+    outer = subject.options.get("module")
+    return subject.with_options(module=f"{outer}.{module}" if outer else module)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A report of ``triage`` within a profile: what was judged, and how it is named."""
+
+    what: str
+    name: CommandSubject
+    report: ReportJson
+
+
+def triages(profile: ProfileJson, name: str | CommandSubject) -> list[Judged]:
+    """The reports of ``triage`` that the profile holds; ``name`` is how the case is named on a command line."""
+    subject = CommandSubject.from_name(name)
+    layer, of_layer, of_whole = profile.get("layer") or "", profile.get("triage"), profile.get("triage_whole")
+    judged = []
+    if of_layer:
+        judged.append(Judged(f"{layer} alone, on its own inputs", _part(subject, layer), of_layer))
+    if of_whole:
+        judged.append(Judged("the whole program", subject, of_whole))
+    return judged
+
+
+# -- layers ---------------------------------------------------------------------------------------
+
+
+def cells(layer: LayerJson) -> dict[str, str]:
+    """A layer's numbers as text, by key."""
+    numbers = {key: layer.get(key) for key in _COLUMNS}
+    return {key: _number(key, value) for key, value in numbers.items()}
+
+
+def _number(key: str, value: object) -> str:
+    if not isinstance(value, int | float):
+        return _NOTHING
+    if key == "cosine":
+        return f"{value:.6f}"
+    return f"{value:.2f}" if key == "amplification" and value < 100 else figure(value)
+
+
+def _table(profile: ProfileJson) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("  layer", overflow="fold", min_width=12)
+    for heading in _COLUMNS.values():
+        table.add_column(heading, justify="right", no_wrap=True)
+    for layer in _shown(profile):
+        jumps = layer.get("name") == profile.get("layer")
+        label = Text(f"{'>' if jumps else ' '} {layer.get('name')}", style="bold red" if jumps else "")
+        table.add_row(label, *cells(layer).values())
+    return table
+
+
+def _shown(profile: ProfileJson) -> list[LayerJson]:
+    """The rows that say most: the layer of a jump, the whole, and those that make the most for their rounding."""
+    layers = profile.get("layers", [])
+    if len(layers) <= _ROWS:
+        return layers
+    ranked = sorted(range(len(layers)), key=lambda index: -_ratio(layers[index]))
+    kept = [
+        i for i, each in enumerate(layers) if each.get("name") == profile.get("layer") or each.get("kind") == "program"
+    ]
+    return [layers[index] for index in sorted({*kept, *ranked[: _ROWS - 2]})]
+
+
+def _ratio(layer: LayerJson) -> float:
+    """The error against what rounding explains: made here, or of a gradient, which is only known up to here."""
+    if layer.get("kind") == "gradient":
+        return (layer.get("rms_error") or 0.0) / (layer.get("rounding") or _TINY)
+    return (layer.get("made") or 0.0) / (layer.get("noise") or _TINY)
+
+
+def _left_out(profile: ProfileJson) -> Iterator[str]:
+    count = len(profile.get("layers", [])) - len(_shown(profile))
+    if count:
+        yield f"and {count} more layers, which make less for what rounding makes there (--json has all)"
+
+
+def remarks(profile: ProfileJson) -> Iterator[str]:
+    """What was not measured, in which layers, and the profile's notes."""
+    where = defaultdict[str, list[str]](list)
+    for layer in profile.get("layers", []):
+        for text in (layer.get("non_finite"), layer.get("note")):
+            if text:
+                where[text].append(str(layer.get("name")))
+    yield from (f"{several(names, ', ')}: {text}" for text, names in where.items())
+    yield from (f"note: {note}" for note in profile.get("notes", []))
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+
+def attention_line(call: AttentionCallJson) -> str:
+    """A call of attention on one line: how often, its query, the kernel that torch chooses, and why others refuse."""
+    query = call["query"]
+    kind = [part for part, holds in (("causal", call["causal"]), ("masked", call["mask"]), ("dropout", call["dropout"]))
+            if holds]  # fmt: skip
+    described = " ".join([f"attention, {call['calls']} x {query['dtype']}{query['shape']}", *kind])
+    return f"{described}: {'; '.join(kernels(call)) or call['note']}"
+
+
+def kernels(call: AttentionCallJson) -> list[str]:
+    """The kernels for a call, the chosen one first, then the other usable ones, then those that refuse, and why."""
+    chosen = [f"{kernel['name']} (chosen)" for kernel in call["backends"] if kernel["chosen"]]
+    usable = [kernel["name"] for kernel in call["backends"] if kernel["usable"] and not kernel["chosen"]]
+    refusing = defaultdict[str, list[str]](list)
+    for kernel in call["backends"]:
+        if not kernel["usable"]:
+            refusing[kernel["reason"].rstrip(".")].append(kernel["name"])
+    refused = [f"not {' or '.join(names)}: {reason}" for reason, names in refusing.items()]
+    return [*chosen, *usable, *refused]

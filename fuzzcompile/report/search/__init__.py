@@ -1,0 +1,1 @@
+"""Search of PyTorch's issues and pull requests for reports of a finding."""

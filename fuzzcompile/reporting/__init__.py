@@ -1,1 +1,0 @@
-"""Issue drafts and summaries."""

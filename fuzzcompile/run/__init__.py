@@ -1,0 +1,1 @@
+"""Runs: one program under limits, eager, in float64 or compiled, in worker processes."""

@@ -1,0 +1,257 @@
+"""The kernels behind ``scaled_dot_product_attention`` (SDPA): which take given inputs, why others refuse, forcing one.
+
+torch's own dispatch answers: ``_fused_sdp_choice`` is what ``scaled_dot_product_attention`` asks
+(``aten/src/ATen/native/transformers/attention.cpp``), on every device, without running a kernel. With a single kernel
+switched on it explains a refusal in warnings, one section for each kernel, and raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fuzzcompile.model.contract import AttentionBackendJson
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.run.device import Numerics, holding
+
+# By the names that users give them, in the order in which tables show them.
+KERNELS = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+# What a report on runs under :func:`math_only` says.
+MATH_ONLY = (
+    "math only: every scaled_dot_product_attention ran on the math kernel and float32 products in float32 (no TF32), "
+    "on both sides; this is for validation, not for production"
+)
+# The field of Numerics that switches each kernel on.
+_SWITCHES = {"math": "math_sdp", "flash": "flash_sdp", "efficient": "mem_efficient_sdp", "cudnn": "cudnn_sdp"}
+# What torch raises where every kernel that is on refuses, and where none exists for the device.
+_REFUSED, _NONE_EXISTS = "No available kernel", "No viable backend"
+_HEADER = "kernel not used because"
+# Warnings that explain a refusal carry the file of their rule.
+_RULES_FILE = r"(?s).*Triggered internally at .*transformers/.*sdp_utils"
+_ORIGIN = " (Triggered internally at"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One kernel of SDPA, for given inputs under the settings in force.
+
+    Attributes:
+        name: ``math``, ``flash``, ``efficient`` or ``cudnn``; ``overrideable`` is that of another device, where chosen.
+        usable: switched on, and takes the inputs.
+        chosen: torch runs this one.
+        reason: why it is not usable, in torch's words where torch gives any; empty if it is.
+    """
+
+    name: str
+    usable: bool
+    chosen: bool
+    reason: str = ""
+
+    def to_json(self) -> AttentionBackendJson:
+        """The entry of the contract."""
+        return {"name": self.name, "usable": self.usable, "chosen": self.chosen, "reason": self.reason}
+
+
+def backends_for(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> list[Backend]:
+    """Every kernel of SDPA, whether it takes these inputs, and which one torch chooses; runs none of them.
+
+    Whether a gradient is needed counts: grad mode and ``requires_grad`` are those at the time of the call.
+
+    Args:
+        q: shape (batch, heads, L, E); fewer dimensions are admitted by some kernels only.
+        k: shape (batch, key heads, S, E).
+        v: shape (batch, key heads, S, V).
+        attn_mask: boolean or additive, broadcast against (batch, heads, L, S).
+        dropout_p: probability of dropping a weight.
+        is_causal: mask what comes later.
+        scale: factor of the scores.
+        enable_gqa: heads of the query share those of key and value.
+
+    Raises:
+        RuntimeError: torch cannot answer for these tensors at all.
+    """
+    call = _Call((q, k, v), attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    enabled, chosen = switched_on(), call.choice()
+    backends = [_judged(call, name, name in enabled, kernel == chosen) for name, kernel in KERNELS.items()]
+    own = [Backend("overrideable", True, True)] if chosen == SDPBackend.OVERRIDEABLE else []
+    return backends + own
+
+
+def switched_on() -> tuple[str, ...]:
+    """The kernels that the settings in force admit."""
+    numerics = Numerics.current()
+    return tuple(name for name in KERNELS if getattr(numerics, _SWITCHES[name]))
+
+
+@contextlib.contextmanager
+def forced(name: str) -> Iterator[None]:
+    """Have SDPA run on one kernel alone in the block, programs compiled there included.
+
+    A compiled program keeps the kernels for which it was traced, as dynamo guards on no setting of SDPA: reset dynamo
+    and compile inside the block. (Nor does the key of torch's caches on disk hold the setting; the block has its own.)
+    What a case sets for the process switches no other kernel on. A program that enters
+    ``torch.nn.attention.sdpa_kernel`` itself gets what it asks for there.
+
+    Raises:
+        UsageError: there is no kernel of that name.
+        EnvironmentUnfit: in the block, the kernel refused its inputs; the message gives torch's reasons.
+    """
+    if name not in KERNELS:
+        raise UsageError(f"SDPA has no kernel {name!r}; use one of {', '.join(KERNELS)}.")
+    switches = {switch: kernel == name for kernel, switch in _SWITCHES.items()}
+    with _explained(name), sdpa_kernel(KERNELS[name]), holding(**switches), _own_cache(f"sdpa:{name}"):
+        yield
+
+
+@contextlib.contextmanager
+def _own_cache(tag: str) -> Iterator[None]:
+    """Keep what is compiled in the block apart from other entries of torch's compile caches."""
+    config = torch.compiler.config
+    before = config.cache_key_tag
+    config.cache_key_tag = f"{before}{tag}"
+    try:
+        yield
+    finally:
+        config.cache_key_tag = before
+
+
+@contextlib.contextmanager
+def math_only() -> Iterator[None]:
+    """Have SDPA run on its math kernel, and float32 products in float32 (no TF32, no bfloat16), in the block.
+
+    This takes the two largest differences between devices out of a comparison, and the speed with them: it is for
+    validation, not for production.
+    """
+    full: dict[str, bool | str] = {
+        "float32_matmul": "highest",
+        "cudnn_tf32": False,
+        "math_sdp_reduced_precision_reduction": False,
+    }
+    with holding(**full), forced("math"):
+        yield
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of one call."""
+
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    mask: torch.Tensor | None
+    dropout: float
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
+
+    def choice(self) -> SDPBackend | None:
+        """The kernel that torch chooses under the settings in force; None if all refuse."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return SDPBackend(self._asked())
+        except RuntimeError as error:
+            if _is_refusal(error):
+                return None
+            raise
+
+    def refusal(self, name: str) -> str:
+        """Why the kernel does not take the inputs, although it is on; empty if it takes them."""
+        with warnings.catch_warnings(record=True) as caught, sdpa_kernel(KERNELS[name]):
+            warnings.simplefilter("always")
+            try:
+                return "" if SDPBackend(self._asked()) == KERNELS[name] else "torch chooses another kernel."
+            except RuntimeError as error:
+                if not _is_refusal(error):
+                    raise
+                missing = _NONE_EXISTS in str(error)
+        if missing:
+            return f"torch has no such kernel for tensors on {self.inputs[0].device.type}."
+        return " ".join(reasons(name, [str(warning.message) for warning in caught])) or self._unexplained()
+
+    def _asked(self) -> int:
+        return torch._fused_sdp_choice(
+            *self.inputs, self.mask, self.dropout, self.is_causal, scale=self.scale, enable_gqa=self.enable_gqa
+        )
+
+    def _unexplained(self) -> str:
+        if self.mask is not None and self.mask.requires_grad:  # torch 2.11 to 2.15 refuse it without a word
+            return "The mask requires a gradient; torch gives no reason of its own."
+        return "torch gives no reason."
+
+
+def reasons(name: str, messages: Sequence[str]) -> list[str]:
+    """What torch says about one kernel, of all that it warned; without the places in its source."""
+    kept, inside = list[str](), False
+    for message in messages:
+        text = message.split(_ORIGIN)[0].strip()
+        if _HEADER in text:
+            inside = name in text.lower()
+        elif inside and text not in kept:
+            kept.append(text)
+    return kept
+
+
+def _is_refusal(error: BaseException) -> bool:
+    return any(text in str(error) for text in (_REFUSED, _NONE_EXISTS))
+
+
+def _judged(call: _Call, name: str, enabled: bool, chosen: bool) -> Backend:
+    if not enabled:
+        return Backend(name, False, False, f"It is switched off (torch.backends.cuda.{_SWITCHES[name]}_enabled()).")
+    refusal = call.refusal(name)
+    return Backend(name, not refusal, chosen, refusal)
+
+
+@contextlib.contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Collect what torch says about a refusal in the block, and put it into the error."""
+    heard = list[str]()
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def listen(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if "sdp_utils" in str(message):
+                heard.append(str(message))
+            else:
+                shown(message, category, filename, lineno, file, line)
+
+        warnings.filterwarnings("always", message=_RULES_FILE)
+        warnings.showwarning = listen
+        try:
+            yield
+        except RuntimeError as error:
+            if not _is_refusal(error):
+                raise
+            why = " ".join(reasons(name, heard))
+            raise EnvironmentUnfit(_refused(name, why or "torch has no such kernel for this device.")) from error
+
+
+def _refused(name: str, why: str) -> str:
+    return f"The {name} kernel of scaled_dot_product_attention refuses these inputs: {why}"

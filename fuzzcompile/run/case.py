@@ -1,0 +1,129 @@
+"""A case: a module, its inputs, and the way in which it is compiled and driven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fuzzcompile.model.contract import COMPILE
+from fuzzcompile.model.signatures import hash_source
+
+GradMode = Literal["no_grad", "inference_mode", "enabled"]
+
+
+@dataclass(frozen=True)
+class CompileSettings:
+    """The arguments of ``torch.compile``, and the configuration patched around it.
+
+    ``options`` go to ``torch.compile``; ``inductor``, ``dynamo`` and ``functorch`` patch torch's config modules.
+    ``backend`` is a registered name or a callable of the user. ``path`` says what runs in the program's place (see
+    :mod:`fuzzcompile.model.contract`): a program that is exported has no backend, mode or graph breaks.
+    """
+
+    backend: str | Callable[..., object] = "inductor"
+    options: Mapping[str, object] = field(default_factory=dict)
+    inductor: Mapping[str, object] = field(default_factory=dict)
+    dynamo: Mapping[str, object] = field(default_factory=dict)
+    functorch: Mapping[str, object] = field(default_factory=dict)
+    mode: str | None = None
+    dynamic: bool | None = None
+    fullgraph: bool = False
+    path: str = COMPILE
+
+    @property
+    def config_patches(self) -> dict[str, Mapping[str, object]]:
+        """The entries patched in ``torch._<name>.config``, by that name; configs without any are left out."""
+        patches = {"dynamo": self.dynamo, "functorch": self.functorch, "inductor": self.inductor}
+        return {name: entries for name, entries in patches.items() if entries}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The inputs of one call that takes positional and keyword arguments."""
+
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict)
+
+
+pytree.register_pytree_node(
+    Arguments,
+    lambda call: ([call.args, dict(call.kwargs)], None),
+    lambda parts, _: Arguments(*parts),
+)
+
+
+class Reachable(Protocol):
+    """Everything that a callable can reach; ``tensors`` by the name that a user knows them by."""
+
+    tensors: dict[str, torch.Tensor]
+
+    def plain_attributes(self) -> Mapping[str, object]:
+        """Attributes that are whole numbers, flags, strings or None, by path."""
+
+
+class CapturedState(Protocol):
+    """The state of a captured script that its callable can reach and change, inputs that are tensors excepted.
+
+    A captured script runs in place: its closures, globals and objects stay the same, and their tensors are restored
+    before every run.
+    """
+
+    def restore(self, device: torch.device, *, double: bool) -> None:
+        """Restore everything to the moment before the first call, on ``device`` (and in float64)."""
+
+    def enter(self, call: int) -> None:
+        """Restore everything to the moment before a later call, counted from 0, with the arguments of ``restore``."""
+
+    def reached(self) -> Reachable:
+        """Return everything that the current call can reach now."""
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is part of this state, and no input of its own."""
+
+    def originals(self) -> Sequence[torch.Tensor]:
+        """The tensors' copies from the moment of capture, in their original dtypes."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loaded case file, or a call captured from a script.
+
+    Attributes:
+        make: builds fresh state at every call, so that no run sees the mutations of another.
+        state: if given, restores the state instead; ``make`` then returns the same objects every time.
+        calls: inputs of further calls.
+        run: calls the model in another way than ``model(*inputs)``.
+        ambient: a context entered around every run (autocast and the like).
+        reseed: sets the random state in which a run begins.
+        notes: what a user should know about how the file was read.
+    """
+
+    name: str
+    path: Path
+    source: str
+    make: Callable[[], tuple[Callable[..., object], object]]
+    grad: GradMode
+    backward: bool
+    settings: CompileSettings
+    calls: Sequence[object] | None
+    run: Callable[[Callable[..., object], object], object] | None
+    ambient: Callable[[], AbstractContextManager[object]] = nullcontext
+    reseed: Callable[[], None] | None = None
+    state: CapturedState | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def differentiates(self) -> bool:
+        """Return whether a run records what a backward pass needs."""
+        return self.backward or self.grad == "enabled"
+
+    @property
+    def sha256(self) -> str:
+        """Identity of the case: the hash of its source."""
+        return hash_source(self.source)

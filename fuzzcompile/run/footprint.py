@@ -1,0 +1,203 @@
+"""Estimate the memory that judging a case takes, from its real tensors, and refuse a case that is too large.
+
+The estimate counts the copies of parameters, buffers and inputs that the runs, the recorder and the replays hold at
+once, and the gradients that the runs keep. Large tensors that float64 runs convert when they are read
+(:mod:`fuzzcompile.run.streamed`) count in their own dtype, and in float64 as far as they are kept. Activations
+and the compiler's own memory come on top: the pool watches each worker while it runs, and ends it if it exceeds its
+limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.run.building import RUN_SEED, roots_of
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.device import seed_everything
+from fuzzcompile.run.exhaustion import memory_errors
+from fuzzcompile.run.reachable import Reached
+from fuzzcompile.run.streamed import KEPT_BYTES, is_large
+from fuzzcompile.run.tensors import doubled, tensor_leaves
+
+# Runs whose values are kept until the end, besides the float64 reference: eager twice, perturbed, compiled.
+_KEPT_RUNS = 6
+# Comparing values takes so many float64 copies of them (measured: 4.9): distances from two other runs, a bound.
+_COMPARING = 6
+# Replays of two graphs are compared at once, each natively and in float64.
+_REPLAYED = 2
+# What the compiler loads and keeps once it compiles.
+_COMPILER = 100 * 2**20
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Sizes in bytes of a case's tensors, and of what judging the case holds at once.
+
+    ``parameters`` are all tensors that are not inputs (buffers and captured state too), ``doubled`` is one copy of the
+    whole case in float64. ``gradients`` are those that a case with BACKWARD compares, ``largest_gradient`` is the
+    largest of them in float64. ``streamed`` are those of the tensors that a replay in float64 converts when they are
+    read, ``streamed_doubled`` is their size in float64, and ``largest_streamed`` that of the largest of them. Of a case
+    that differentiates, only replays are streamed.
+    """
+
+    parameters: int
+    inputs: int
+    doubled: int
+    gradients: int = 0
+    gradients_doubled: int = 0
+    largest_gradient: int = 0
+    streamed: int = 0
+    streamed_doubled: int = 0
+    largest_streamed: int = 0
+    differentiates: bool = False
+
+    @property
+    def native(self) -> int:
+        """One copy of the whole case in its own dtypes."""
+        return self.parameters + self.inputs
+
+    @property
+    def _float64_copy(self) -> int:
+        """What one copy in float64 takes at once if it is streamed."""
+        return self.doubled - self.streamed_doubled + min(self.streamed_doubled, KEPT_BYTES + self.largest_streamed)
+
+    @property
+    def _reference(self) -> dict[str, int]:
+        """The float64 run of the program, with a copy of its state from before the call, and what it is built from."""
+        if self.differentiates:
+            return {
+                "float64 reference": 2 * self.doubled + 2 * self.gradients_doubled,
+                "gradients": 2 * self.gradients,
+            }
+        before = self.doubled - self.streamed_doubled
+        return {"copies": 2 * self.native, "float64 reference": self._float64_copy + before}
+
+    @property
+    def phases(self) -> tuple[dict[str, int], ...]:
+        """What each phase of judging holds at once: the reference, the compiled run, the comparison, the replays."""
+        # The inputs of dynamo's graph, of each graph that AOTAutograd makes of it and of every call are kept once.
+        recorded = self.native
+        # The gradients of all runs are kept for the comparison.
+        kept = _KEPT_RUNS * self.gradients + self.gradients_doubled
+        return (
+            self._reference,
+            {"copies": 2 * self.native + recorded, "gradients": kept + self.gradients},
+            {
+                "copies": recorded,
+                "gradients": kept,
+                "comparing the largest of them": _COMPARING * self.largest_gradient,
+            },
+            {
+                "copies": self.native - self.streamed + recorded,
+                "gradients": kept + (1 + _REPLAYED) * self.gradients,
+                "float64 replay": self._float64_copy + _REPLAYED * self.gradients_doubled,
+            },
+        )
+
+    @property
+    def most(self) -> dict[str, int]:
+        """The phase that takes the most memory."""
+        return max(self.phases, key=lambda phase: sum(phase.values()))
+
+    @property
+    def total(self) -> int:
+        """The most bytes that are held at once."""
+        return sum(self.most.values())
+
+    def __str__(self) -> str:
+        parts = [f"{name} {_gib(size)}" for name, size in self.most.items() if size]
+        return f"parameters {_gib(self.parameters)}, inputs {_gib(self.inputs)}; at once: {', '.join(parts)}"
+
+
+def footprint_of(case: Case) -> Footprint | None:
+    """Call the case's ``make()`` once and measure its tensors; None if it raises, which a run will report.
+
+    Raises:
+        MemoryError: there is not even enough memory to make it.
+    """
+    seed_everything(RUN_SEED)
+    try:
+        with memory_errors():
+            model, arguments = case.make()
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException:  # make() is user code and may raise anything; the first run reports it
+        return None
+    calls = [arguments, *(case.calls or ())]
+    reached = case.state.reached() if case.state is not None else Reached(roots_of(model, calls))
+    own, inputs = list(reached.tensors.values()), list(tensor_leaves(calls))
+    asked = [t for t in (*own, *inputs) if case.backward and t.requires_grad and t.is_leaf]
+    parameters, together = _storages(own), _storages([*own, *inputs])
+    large = [tensor for tensor in (*own, *inputs) if is_large(tensor)]
+    return Footprint(
+        parameters=_bytes(parameters),
+        inputs=_bytes(together) - _bytes(parameters),
+        doubled=_bytes(together, double=True),
+        gradients=_bytes(_storages(asked)),
+        gradients_doubled=_bytes(_storages(asked), double=True),
+        largest_gradient=_largest(asked),
+        streamed=_bytes(_storages(large)),
+        streamed_doubled=_bytes(_storages(large), double=True),
+        largest_streamed=_largest(large),
+        differentiates=case.differentiates or case.state is not None,
+    )
+
+
+def refuse_oversized(case: Case, device: torch.device, limit: int) -> None:
+    """Refuse a case that cannot be judged within ``limit`` bytes of this process, before it runs.
+
+    On a GPU the copies are held there, so the limit is its free memory.
+
+    Raises:
+        EnvironmentUnfit: it needs more.
+    """
+    footprint = footprint_of(case)
+    if footprint is None:
+        return
+    if device.type == "cuda":
+        needed, limit, own = footprint.total, torch.cuda.mem_get_info(device)[0], ""
+        allowed, advice = f"{device} has {_gib(limit)} GiB free", "judge a part with --module"
+    else:
+        process = psutil.Process().memory_info().rss + _COMPILER
+        needed, own = process + footprint.total, f", the worker itself {_gib(process)}"
+        allowed = f"--max-memory allows {_gib(limit)} GiB"
+        advice = "raise --max-memory or judge a part with --module"
+    if needed > limit:
+        raise EnvironmentUnfit(
+            f"{case.name} needs about {_gib(needed)} GiB ({footprint}{own}) and {allowed}: {advice}."
+        )
+
+
+def _largest(tensors: Iterable[torch.Tensor]) -> int:
+    """Size in bytes of the largest tensor in float64."""
+    return max((tensor.numel() * doubled(tensor.dtype).itemsize for tensor in tensors), default=0)
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[object, tuple[int, torch.dtype]]:
+    """Size and dtype of each storage below ``tensors``, once: views and tied parameters share one."""
+    storages: dict[object, tuple[int, torch.dtype]] = {}
+    for tensor in tensors:
+        key: object = id(tensor)
+        size = tensor.numel() * tensor.element_size() if tensor.layout == torch.strided else 0
+        with contextlib.suppress(NotImplementedError, RuntimeError):  # sparse tensors and subclasses have no storage
+            storage = tensor.untyped_storage()
+            key, size = storage.data_ptr() or id(storage), storage.nbytes()
+        storages[key] = size, tensor.dtype
+    return storages
+
+
+def _bytes(storages: Mapping[object, tuple[int, torch.dtype]], *, double: bool = False) -> int:
+    return sum(
+        size // dtype.itemsize * (doubled(dtype) if double else dtype).itemsize for size, dtype in storages.values()
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.1f}" if size >= _GIB / 10 or not size else f"{size / _GIB:.2f}"

@@ -1,0 +1,1 @@
+"""Reference implementations of fused operators, in plain torch operators."""

@@ -1,0 +1,407 @@
+"""Fused attention kernels in plain operators: the same arguments and results, in any dtype and on any device.
+
+The kernels that graphs call on a GPU (flash, memory efficient, cuDNN) take half or single precision only. Their
+stand-ins compute :mod:`fuzzcompile.run.reference.fused_attention` and return the result in the kernel's own form.
+
+What matches the kernel, and what does not:
+
+- ``output`` and gradients: always, in the layout that the kernel gives them.
+- ``logsumexp``: of the scaled and masked scores, natural logarithm, in the dtype of the computation. Rows of which
+  every key is masked have +inf (0 on the CPU), and so have the rows that the memory efficient kernel adds as padding.
+- causal masks are aligned to the top left. For two lengths torch never chooses the flash kernel, which would align
+  them to the bottom right.
+- dropout: the mask is drawn anew from the random state in the results, so that a backward stand-in drops what its
+  forward one dropped. It is never the mask that the kernel itself would draw from that state.
+- ``cum_seq_q``, ``cum_seq_k`` and debug masks are None or empty; the random state is zero without dropout.
+- backward stand-ins use the ``out`` and ``logsumexp`` that they are given, as the kernels do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict, cast
+
+import torch
+
+# Reference for ``torch.nn.functional.scaled_dot_product_attention``: what its MATH backend computes, bit for bit.
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def sdpa_math(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Attention as the MATH backend computes it; differentiable.
+
+    Args:
+        query: shape (..., heads, L, E), or (L, E) and up.
+        key: shape (..., key heads, S, E).
+        value: shape (..., key heads, S, V).
+        attn_mask: boolean (True takes part) or additive, broadcast against (..., L, S).
+        dropout_p: probability of dropping a weight; drawn from the global generator, as ATen draws.
+        is_causal: mask what comes later; ``attn_mask`` must be None then.
+        scale: factor of the scores; default 1 / sqrt(E).
+        enable_gqa: repeat the heads (third dimension from the right) of key and value for those of the query.
+
+    Returns:
+        Shape (..., heads, L, V), in the dtype of the query.
+
+    Raises:
+        ValueError: a mask together with ``is_causal``, or numbers of heads that do not divide.
+    """
+    if is_causal and attn_mask is not None:
+        raise ValueError("an explicit mask and is_causal exclude each other")
+    additive = make_additive(attn_mask, query.dtype)
+    dtype = query.dtype
+    query, key, value = (raise_dtype(tensor) for tensor in (query, key, value))
+    if enable_gqa:
+        key, value = (repeat_heads(tensor, query.size(-3)) for tensor in (key, value))
+    weights = torch.ops.aten._safe_softmax(compute_scores(query, key, additive, is_causal=is_causal, scale=scale), -1)
+    if dropout_p > 0.0:
+        weights = torch.dropout(weights, dropout_p, True)
+    return torch.matmul(weights, value).to(dtype)
+
+
+def compute_scores(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """What goes into the softmax: the scaled product of ``query`` and ``key`` with the additive ``mask``.
+
+    Args:
+        query: shape (..., L, E), already raised.
+        key: shape (..., S, E), already raised, with the heads of the query.
+        mask: additive, broadcast against (..., L, S); None with ``is_causal``.
+        is_causal: mask what comes later.
+        scale: factor of the scores; default 1 / sqrt(E).
+
+    Returns:
+        Shape (..., L, S).
+    """
+    root = math.sqrt(abs(_find_scale(query, scale)))
+    query = query * (-root if scale is not None and scale < 0.0 else root)
+    if is_causal:
+        seen = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+        mask = make_additive(seen, query.dtype)
+    product = torch.matmul(query, key.transpose(-2, -1) * root)
+    return product if mask is None else product.add_(mask)
+
+
+def make_additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """A boolean mask as 0 and -inf in ``dtype``; an additive one as it is."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    taken = torch.zeros((), dtype=dtype, device=mask.device)
+    left_out = torch.full((), -math.inf, dtype=dtype, device=mask.device)
+    return torch.where(mask, taken, left_out)
+
+
+def raise_dtype(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in the dtype that the MATH backend computes in."""
+    keeps = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
+    return tensor if keeps or tensor.dtype not in _HALF else tensor.to(torch.float32)
+
+
+def repeat_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Keys or values with each head repeated, so that there are as many as the query has.
+
+    Raises:
+        ValueError: ``heads`` is no multiple of the number of heads there are.
+    """
+    own = tensor.size(-3)
+    if own == heads:
+        return tensor
+    if own == 0 or heads % own:
+        raise ValueError(f"{heads} heads of the query are no multiple of {own} heads of key or value")
+    return tensor.repeat_interleave(heads // own, dim=-3)
+
+
+def _find_scale(query: torch.Tensor, scale: float | None) -> float:
+    if scale is not None:
+        return scale
+    return 1.0 / math.sqrt(query.size(-1)) if query.size(-1) else math.inf
+
+
+KernelResults = tuple[torch.Tensor | int | None, ...]
+KernelStandIn = Callable[..., KernelResults]
+
+
+class KernelArguments(TypedDict, total=False):
+    """The arguments of a kernel by the names in its schema; each kernel has some of them.
+
+    Tensors have the shapes (batch, heads, length, width), ``logsumexp`` has (batch, heads, length).
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    attn_bias: torch.Tensor | None
+    attn_mask: torch.Tensor | None
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    compute_log_sumexp: bool
+    grad_out: torch.Tensor
+    grad_out_: torch.Tensor
+    out: torch.Tensor
+    logsumexp: torch.Tensor
+    grad_input_mask: Sequence[bool]
+    philox_seed: torch.Tensor
+    philox_offset: torch.Tensor
+
+
+_PADDED_ROWS = 32  # the memory efficient kernel rounds the length of its logsumexp up to a multiple of this
+
+
+def find_stand_in(kernel: object) -> KernelStandIn | None:
+    """A function that computes the same as ``kernel`` (an ATen operator overload); None for other operators.
+
+    It takes the arguments of the operator, by position or name, with key and value heads that divide the query's.
+    """
+    schema = getattr(kernel, "_schema", None)
+    if schema is None or schema.overload_name:
+        return None
+    form = _FORMS.get(schema.name.removeprefix("aten::"))
+    if form is None:
+        return None
+
+    def compute(*args: object, **kwargs: object) -> KernelResults:
+        defaults = {argument.name: argument.default_value for argument in schema.arguments}
+        return form(cast("KernelArguments", defaults | dict(zip(defaults, args, strict=False)) | kwargs))
+
+    return compute
+
+
+def has_float64(kernel: torch._ops.OpOverload) -> bool:
+    """Whether the kernel itself computes in float64."""
+    return "_for_cpu" in kernel._schema.name
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """The arguments that all kernels have in common; ``mask`` is additive."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout: float
+    is_causal: bool
+    scale: float
+
+    @classmethod
+    def from_arguments(cls, given: KernelArguments) -> _Problem:
+        query, key, value = given["query"], given["key"], given["value"]
+        mask = make_additive(given.get("attn_bias", given.get("attn_mask")), query.dtype)
+        scale = given["scale"]
+        if scale is None:
+            scale = 1.0 / math.sqrt(query.size(-1)) if query.size(-1) else math.inf
+        return cls(query, key, value, mask, given["dropout_p"], given["is_causal"], scale)
+
+    @property
+    def wide(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Query, key and value in the dtype of the computation, with as many heads each."""
+        query, key, value = (raise_dtype(tensor) for tensor in (self.query, self.key, self.value))
+        return query, repeat_heads(key, query.size(-3)), repeat_heads(value, query.size(-3))
+
+    def scores(self) -> torch.Tensor:
+        query, key, _ = self.wide
+        return compute_scores(query, key, self.mask, is_causal=self.is_causal, scale=self.scale)
+
+    def draw_kept(self, shape: torch.Size, state: tuple[int, ...]) -> torch.Tensor | float:
+        """Factors of the weights: 0 for dropped ones."""
+        if self.dropout <= 0.0:
+            return 1.0
+        generator = torch.Generator().manual_seed(hash(state) % 2**63)
+        kept = torch.rand(shape, generator=generator) >= self.dropout
+        return kept.to(self.query.device) * (1.0 / (1.0 - self.dropout) if self.dropout < 1.0 else 0.0)
+
+
+# -- forward ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Forward:
+    output: torch.Tensor
+    logsumexp: torch.Tensor  # (..., heads, L)
+    state: tuple[int, int]
+
+
+def _compute_attention(given: KernelArguments, *, masked_row: float = math.inf) -> _Forward:
+    """``masked_row`` is the logsumexp of a row without any key."""
+    problem = _Problem.from_arguments(given)
+    state = (0, 0)
+    if problem.dropout > 0.0:
+        drawn = torch.randint(2**62, (2,)).tolist()
+        state = (drawn[0], drawn[1])
+    attention_scores = problem.scores()
+    weights = torch.ops.aten._safe_softmax(attention_scores, -1) * problem.draw_kept(attention_scores.shape, state)
+    output = torch.matmul(weights, problem.wide[2]).to(problem.query.dtype)
+    logsumexp = torch.logsumexp(attention_scores, -1)
+    return _Forward(output, logsumexp.masked_fill(logsumexp == -math.inf, masked_row), state)
+
+
+def _run_flash(given: KernelArguments) -> KernelResults:
+    forward, query = _compute_attention(given), given["query"]
+    state = torch.tensor(forward.state, dtype=torch.int64, device=query.device).to(torch.uint64)
+    unused = torch.zeros((), dtype=torch.int64, device=query.device).to(torch.uint64)
+    lengths = query.size(-2), given["key"].size(-2)
+    return (
+        _lay_out_as(query, forward.output),
+        forward.logsumexp,
+        None,
+        None,
+        *lengths,
+        state,
+        unused,
+        query.new_empty(0),
+    )
+
+
+def _run_efficient(given: KernelArguments) -> KernelResults:
+    forward, query = _compute_attention(given), given["query"]
+    length = query.size(-2)
+    rows = -(-length // _PADDED_ROWS) * _PADDED_ROWS if given["compute_log_sumexp"] else 0
+    logsumexp = forward.logsumexp.new_full((*query.shape[:-2], rows), math.inf)
+    if rows:
+        logsumexp[..., :length] = forward.logsumexp
+    return _move_heads_inside(forward.output), logsumexp, *_make_scalars(forward, query)
+
+
+def _run_cudnn(given: KernelArguments) -> KernelResults:
+    forward, query = _compute_attention(given), given["query"]
+    lengths = query.size(-2), given["key"].size(-2)
+    output = _lay_out_as(query, forward.output)
+    return (output, forward.logsumexp.unsqueeze(-1), None, None, *lengths, *_make_scalars(forward, query), None)
+
+
+def _run_overrideable(given: KernelArguments) -> KernelResults:
+    forward, query = _compute_attention(given), given["query"]
+    logsumexp = forward.logsumexp if query.dim() == 4 else forward.logsumexp.unsqueeze(0)
+    lengths = query.size(-2), given["key"].size(-2)
+    output = _lay_out_as(query, forward.output)
+    return (output, logsumexp, None, None, *lengths, *_make_scalars(forward, query), None)
+
+
+def _run_cpu(given: KernelArguments) -> KernelResults:
+    forward = _compute_attention(given, masked_row=0.0)
+    logsumexp = forward.logsumexp.transpose(1, 2).contiguous().transpose(1, 2)
+    return _lay_out_as(given["query"], forward.output), logsumexp
+
+
+def _make_scalars(forward: _Forward, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    seed, offset = (torch.tensor(part, dtype=torch.int64, device=query.device) for part in forward.state)
+    return seed, offset
+
+
+# -- backward ---------------------------------------------------------------------------------------
+
+
+def _compute_gradients(given: KernelArguments) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of query, key, value and scores, by the flash algorithm."""
+    problem = _Problem.from_arguments(given)
+    query, key, value = problem.wide
+    grad, out = raise_dtype(given["grad_out"] if "grad_out" in given else given["grad_out_"]), raise_dtype(given["out"])
+    attention_scores = problem.scores()
+    logsumexp = given["logsumexp"].reshape(*query.shape[:-2], -1)[..., : query.size(-2)]
+    weights = torch.exp(attention_scores - logsumexp.unsqueeze(-1)).masked_fill(attention_scores == -math.inf, 0.0)
+    kept = problem.draw_kept(attention_scores.shape, _find_state(given))
+    grad_weights = torch.matmul(grad, value.transpose(-2, -1)) * kept
+    grad_scores = weights * (grad_weights - (grad * out).sum(-1, keepdim=True))
+    gradients = (
+        torch.matmul(grad_scores, key) * problem.scale,
+        torch.matmul(grad_scores.transpose(-2, -1), query) * problem.scale,
+        torch.matmul((weights * kept).transpose(-2, -1), grad),
+    )
+    inputs = (problem.query, problem.key, problem.value)
+    summed = [_ungroup_heads(gradient, like).to(like.dtype) for gradient, like in zip(gradients, inputs, strict=True)]
+    return summed[0], summed[1], summed[2], grad_scores
+
+
+def _run_backward(given: KernelArguments) -> KernelResults:
+    return _lay_out_like_inputs(given, _compute_gradients(given))
+
+
+def _run_backward_with_mask(given: KernelArguments) -> KernelResults:
+    gradients = _compute_gradients(given)
+    return *_lay_out_like_inputs(given, gradients), _find_mask_gradient(given, gradients[3])
+
+
+def _lay_out_like_inputs(given: KernelArguments, gradients: Sequence[torch.Tensor]) -> KernelResults:
+    inputs = given["query"], given["key"], given["value"]
+    return tuple(_lay_out_as(like, gradient) for like, gradient in zip(inputs, gradients, strict=False))
+
+
+def _run_efficient_backward(given: KernelArguments) -> KernelResults:
+    gradients = _compute_gradients(given)
+    return *(_move_heads_inside(gradient) for gradient in gradients[:3]), _find_mask_gradient(given, gradients[3])
+
+
+def _run_cpu_backward(given: KernelArguments) -> KernelResults:
+    return tuple(_move_heads_inside(gradient) for gradient in _compute_gradients(given)[:3])
+
+
+def _find_mask_gradient(given: KernelArguments, grad_scores: torch.Tensor) -> torch.Tensor | None:
+    mask = given["attn_bias"]
+    if mask is None or not given["grad_input_mask"][3]:
+        return None
+    return grad_scores.sum_to_size(mask.shape).to(mask.dtype)
+
+
+def _ungroup_heads(grad: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The gradient of a tensor whose heads were repeated."""
+    own = like.size(-3)
+    if grad.size(-3) == own:
+        return grad
+    return grad.reshape(*grad.shape[:-3], own, -1, *grad.shape[-2:]).sum(-3)
+
+
+def _find_state(given: KernelArguments) -> tuple[int, ...]:
+    """The random state among the arguments, in the form of the forward stand-in."""
+    if "philox_seed" not in given or given["dropout_p"] <= 0.0:
+        return ()
+    parts = [int(part) for part in given["philox_seed"].reshape(-1).tolist()]
+    return tuple(parts) if len(parts) > 1 else (*parts, int(given["philox_offset"]))
+
+
+# -- layouts ----------------------------------------------------------------------------------------
+
+
+def _lay_out_as(like: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The values with their dimensions in the same order in memory as those of ``like``."""
+    strides = like.stride()
+    order = sorted(range(like.dim()), key=lambda dimension: (-strides[dimension], dimension))
+    return torch.empty_permuted(values.shape, order, dtype=values.dtype, device=values.device).copy_(values)
+
+
+def _move_heads_inside(values: torch.Tensor) -> torch.Tensor:
+    """The values laid out as (batch, length, heads, width)."""
+    return values.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+_FORMS: dict[str, Callable[[KernelArguments], KernelResults]] = {
+    "_scaled_dot_product_flash_attention": _run_flash,
+    "_scaled_dot_product_efficient_attention": _run_efficient,
+    "_scaled_dot_product_cudnn_attention": _run_cudnn,
+    "_scaled_dot_product_fused_attention_overrideable": _run_overrideable,
+    "_scaled_dot_product_flash_attention_for_cpu": _run_cpu,
+    "_scaled_dot_product_flash_attention_backward": _run_backward,
+    "_scaled_dot_product_efficient_attention_backward": _run_efficient_backward,
+    "_scaled_dot_product_cudnn_attention_backward": _run_backward,
+    "_scaled_dot_product_fused_attention_overrideable_backward": _run_backward_with_mask,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _run_cpu_backward,
+}

@@ -1,1 +1,0 @@
-"""Kernels: compiles with watched kernels, and the faults behind the graph passes."""

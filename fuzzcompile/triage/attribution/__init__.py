@@ -1,0 +1,1 @@
+"""Attribution: the step at which a divergence appears, and the proof of a culprit."""

@@ -1,0 +1,1 @@
+"""The bitwise contract: programs that must agree bit for bit."""

@@ -1,0 +1,1 @@
+"""Causes: the smallest change of a program that makes it pass."""

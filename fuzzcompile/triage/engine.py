@@ -1,0 +1,434 @@
+"""Triage: judge one case, attribute the fault, and report on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.compiler.session import Compilation, find_path
+from fuzzcompile.compiler.torch_api import check_torch_same
+from fuzzcompile.compiler.watch.conformance import probe_unknown_torch
+from fuzzcompile.compiler.watch.ledger import Label, Ledger
+from fuzzcompile.compiler.watch.unseen import Unseen, format_unseen, gather_unseen, get_gathered
+from fuzzcompile.model.contract import AOTI, EXPORT
+from fuzzcompile.model.errors import MachineUnfit
+from fuzzcompile.model.facts import facts
+from fuzzcompile.model.tolerances import Tolerances
+from fuzzcompile.model.verdicts import NO_REFERENCE, Comparison, CoverageCount, Verdict
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.lost_gpu import lost_gpu
+from fuzzcompile.run.observation import Observation
+from fuzzcompile.triage import decision as promises
+from fuzzcompile.triage.attribution.ablation import Ablator, Divergence
+from fuzzcompile.triage.attribution.culprit import Attribution, Culprit
+from fuzzcompile.triage.attribution.steps import ReplayCount, Step, measure_steps
+from fuzzcompile.triage.attributor import Attributor, find_known_culprit, prove_again
+from fuzzcompile.triage.decision import (
+    Decision,
+    confirm,
+    decide,
+    describe_randomness,
+    find_survival,
+    iter_other_ways,
+    limit_claims,
+    make_target_notes,
+)
+from fuzzcompile.triage.error_maps import make_error_maps
+from fuzzcompile.triage.oracle.comparison import compare_warnings
+from fuzzcompile.triage.refusals import (
+    CannotJudge,
+    refuse_lack_of_cpu,
+    refuse_lasting_state,
+    refuse_unfit,
+    refuse_unsupported,
+)
+from fuzzcompile.triage.triage_report import Cost, Report, find_rewrite_fate
+from fuzzcompile.triage.trials.case_runs import Trial
+from fuzzcompile.triage.trials.experiments import Experiments
+
+# A decision on one trial, and the report on it.
+
+
+@dataclass(frozen=True)
+class JudgedTrial:
+    """A decision on one trial, with all that a report on it takes.
+
+    Attributes:
+        experiments: the compiles of the case.
+        trial: the judged one.
+        steps: what its rewrites changed.
+        decision: the verdict on it.
+        count: the replays of graphs so far.
+        started: value of ``time.perf_counter()`` when judging began.
+        own_stream: the compile that draws the compiler's own random numbers, if that was looked at.
+        survives: whether the bug shows in float64 too; None if that was not asked.
+        both_ways: the ways of compiling that a target's device might take and that were tried beside the first.
+        hit: the attribution to a known bug, if it is one.
+    """
+
+    experiments: Experiments
+    trial: Trial
+    steps: Sequence[Step]
+    decision: Decision
+    count: ReplayCount
+    started: float
+    own_stream: Trial | None = None
+    survives: bool | None = None
+    both_ways: tuple[str, ...] = ()
+    hit: Attribution | None = None
+
+    def report(self, attribution: Attribution | None = None) -> Report:
+        """The report as it stands; without an attribution, one that names no culprit."""
+        return _make_report(self, attribution or self._make_unproved())
+
+    def attribution(self, deadline: float | None, *, thorough: bool = False) -> Attribution:
+        """The culprit with its proof.
+
+        Args:
+            deadline: value of ``time.monotonic()`` after which no compile is begun.
+            thorough: try every backend of PyTorch's issue form.
+        """
+        verdict, unproved = self.decision.verdict, self._make_unproved()
+        if not verdict.is_bug or verdict is Verdict.NONDETERMINISTIC:
+            return unproved
+        if self.hit is not None:
+            return self.hit
+        attribution = Attributor(self._make_ablator(deadline), self.steps, thorough=thorough).run()
+        return replace(attribution, changed_bits=unproved.changed_bits)
+
+    def find_hit(self, known: Collection[tuple[str, str]], deadline: float | None) -> Attribution | None:
+        """The attribution to a bug that is ``known``, if the first suspect is that and is proved again."""
+        divergence = Divergence(self.experiments, self.trial, self.steps, self.count)
+        suspect = find_known_culprit(divergence, self.decision.verdict, known)
+        ablator = self._make_ablator(deadline)
+        hit = prove_again(ablator, suspect) if suspect is not None else None
+        return (
+            None
+            if hit is None
+            else replace(self._make_unproved(), culprit=hit, known=True, ablations=ablator.ablations)
+        )
+
+    def _make_ablator(self, deadline: float | None) -> Ablator:
+        return Ablator(self.experiments, self.trial, self.count, self.decision.evidence, deadline)
+
+    def _make_unproved(self) -> Attribution:
+        return Attribution(changed_bits=_list_changed_bits(self.steps))
+
+
+def _make_report(answer: JudgedTrial, attribution: Attribution) -> Report:
+    experiments, trial, steps, decision = answer.experiments, answer.trial, answer.steps, answer.decision
+    unseen = (*dict.fromkeys((*trial.ledger.unseen, *get_gathered())),)
+    seconds = time.perf_counter() - answer.started
+    return Report(
+        case=experiments.case.name,
+        torch=str(torch.__version__),  # a plain string: a process without torch reads it
+        device=str(experiments.device),
+        verdict=decision.verdict,
+        confidence=_decide_confidence(decision, attribution, unseen),
+        detail=decision.detail,
+        comparisons=_compare_with_torch_same(experiments, trial),
+        eager_deterministic=experiments.is_deterministic,
+        float64_step=_find_largest_step(steps, decision),
+        failure=trial.observation.failure,
+        attribution=attribution,
+        coverage=_count_coverage(trial, steps),
+        against=experiments.against,
+        path=find_path(experiments.case.settings, trial.how),
+        threads=torch.get_num_threads(),
+        graphs=len(trial.ledger.frames) or trial.ledger.graphs,
+        # Of a program that was never captured, dynamo lists errors and no breaks.
+        graph_breaks=trial.ledger.graph_breaks if trial.ledger.graphs else (),
+        warnings=compare_warnings(experiments.runs.eager, trial.observation),
+        cost=Cost(experiments.compiles, answer.count.replays, seconds, experiments.screens),
+        survives_float64=answer.survives,
+        promise=promises.find_broken_promise(experiments, trial, decision.verdict),
+        randomness=describe_randomness(experiments, trial, own_stream=answer.own_stream),
+        gives=_describe_outputs(trial.observation) if decision.verdict is Verdict.ACCEPTS_INVALID else None,
+        notes=(
+            *experiments.case.notes,
+            *_make_version_note(),
+            *_make_reference_note(experiments),
+            *format_unseen(unseen),
+            *trial.ledger.interpreted.notes,
+        ),
+        target=make_target_notes(experiments, trial, answer.both_ways),
+    )
+
+
+def _describe_outputs(observation: Observation) -> str:
+    """Dtypes and shapes of what a program returns, or the values that are no tensors."""
+    outputs = [value.value for value in observation.values if value.kind == "output"]
+    return ", ".join(
+        f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+        if isinstance(value, torch.Tensor)
+        else repr(value)
+        for value in outputs
+    )
+
+
+def _make_version_note() -> tuple[str, ...]:
+    """Note that another version's facts stand in for an installed torch that has none of its own."""
+    note = facts().note
+    return () if note is None else (note,)
+
+
+def _make_reference_note(experiments: Experiments) -> tuple[str, ...]:
+    """Note the reason for a missing float64 run, if eager itself runs."""
+    failure = experiments.runs.reference.failure
+    if failure is None or experiments.runs.eager.failure is not None:
+        return ()
+    return (f"{NO_REFERENCE}, compared with eager alone: it raises {failure}",)
+
+
+def _find_largest_step(steps: Sequence[Step], decision: Decision) -> float | None:
+    """The largest change of a float64 result by a rewrite, or by a decomposition where that decided."""
+    moves = [step.float64 for step in steps if step.float64 is not None and not step.random]
+    return max([*moves, *([decision.boundary.step] if decision.boundary is not None else [])], default=None)
+
+
+def _decide_confidence(decision: Decision, attribution: Attribution, unseen: Sequence[Unseen]) -> str:
+    """``low`` if the culprit is not proved, or if something went unseen that might have changed the answer."""
+    culprit = attribution.culprit
+    if not all(missed.harmless for missed in unseen):
+        return "low"
+    if culprit is not None and (culprit.confidence == "low" or not culprit.necessary):
+        return "low"
+    return decision.confidence
+
+
+def _list_changed_bits(steps: Sequence[Step]) -> list[Culprit]:
+    return [Culprit.from_step(step) for step in steps if step.changed_bits and not step.random]
+
+
+def _compare_with_torch_same(experiments: Experiments, trial: Trial) -> tuple[Comparison, ...]:
+    if not trial.judgement.comparisons or experiments.runs.reference.failure:
+        return trial.judgement.comparisons
+    runs = (experiments.baseline, trial.observation, experiments.runs.reference)
+    random = trial.sampled or ()
+    return tuple(c if c.name in random else _add_torch_same(c, *runs) for c in trial.judgement.comparisons)
+
+
+def _add_torch_same(
+    comparison: Comparison, eager: Observation, compiled: Observation, reference: Observation
+) -> Comparison:
+    if comparison.finding == "same":
+        return replace(comparison, torch_same=True)
+    values = [run.named().get(comparison.name) for run in (eager, compiled, reference)]
+    tensors = [v.value for v in values if v is not None and isinstance(v.value, torch.Tensor)]
+    if len(tensors) != 3 or len({t.shape for t in tensors}) > 1 or not tensors[0].numel():
+        return comparison
+    try:
+        return replace(comparison, torch_same=check_torch_same(*tensors))
+    except (AssertionError, RuntimeError, TypeError):  # it asserts on dtypes and types it does not know
+        return comparison
+
+
+def _count_coverage(trial: Trial, steps: Sequence[Step]) -> tuple[CoverageCount, ...]:
+    rewrites, reached = trial.ledger.coverage.items(), trial.ledger.reached.items()
+    largest: dict[Label, float] = {}
+    for step in steps:
+        if step.float64 is not None and not step.random:
+            largest[step.label] = max(step.float64, largest.get(step.label, 0.0))
+    return (
+        *(
+            CoverageCount(rule.stage, rule.pass_name, rule.rewrite, outcome, n, largest.get(rule))
+            for (rule, outcome), n in rewrites
+        ),
+        *(CoverageCount(part.stage, None, part.name, part.outcome, n) for part, n in reached),
+    )
+
+
+@gather_unseen()
+def triage(
+    case: Case,
+    device: torch.device,
+    *,
+    against: str = "eager",
+    tolerances: Tolerances | None = None,
+    vetoes: Sequence[str] = (),
+    known: Collection[tuple[str, str]] = (),
+    deadline: float | None = None,
+    thorough: bool = False,
+    screen: bool = False,
+    suspects: Sequence[str] = (),
+    error_maps: bool = False,
+    on_eager: Callable[[], None] = lambda: None,
+    on_verdict: Callable[[Report], None] = lambda report: None,
+    on_ledger: Callable[[Ledger], None] = lambda ledger: None,
+) -> Report:
+    """Judge ``case`` on ``device``, in this process.
+
+    Args:
+        case: the loaded case.
+        device: where to run it.
+        against: what compiled is compared with (:class:`~fuzzcompile.triage.trials.experiments.Experiments`).
+        tolerances: how far the two may be apart; by default the table that comes with fuzzcompile.
+        vetoes: rewrites that are refused throughout, by name.
+        known: signatures, each with the kind of its verdict, that need no further proof: a bug whose first
+            suspect has one of them, causes apart, is a hit of it if a screen without its family is right.
+        deadline: value of ``time.monotonic()`` after which attribution begins no further compile.
+        thorough: spend further compiles on evidence: the program in float64 where values are apart, the compiler's own
+            random stream where it draws random numbers, and, of a bug, what each backend shows.
+        screen: look at the case without generating code first, and in full only if that shows a bug that is not
+            ``known``. Otherwise the report is that of the screen (``screened``): all graphs are checked, and no kernel.
+        suspects: names of rewrites whose fate the report is to state (:mod:`~fuzzcompile.triage.triage_report`).
+        error_maps: also say where in the outputs the errors are.
+        on_eager: called once all eager runs are done, before anything is compiled: a crash or time-out after
+            that is the compiler's.
+        on_verdict: called with the report as soon as there is a verdict, and again with further evidence, before
+            anything is attributed.
+        on_ledger: called with what the judged compile did to its graphs, before anything is attributed.
+
+    Raises:
+        CaseError: ``make()`` fails.
+        CannotJudge: the case asks for ``FULLGRAPH`` and cannot be captured in one graph, nothing of it is
+            compiled, or the machine lacks what compiling needs.
+    """
+    started = time.perf_counter()
+    initialise_patterns(device)
+    probe_unknown_torch()
+    experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)), against=against, tolerances=tolerances)
+    looking = _make_quick(experiments) if screen else experiments
+    looking.run_eager()
+    if device.type == "cuda":
+        _ = experiments.is_deterministic  # nothing can be read from a GPU that the compiled program has lost
+    refuse_lasting_state(experiments)
+    refuse_lack_of_cpu(experiments)
+    on_eager()
+    if screen:
+        report = _screen(looking, known, started, deadline)
+        if report is not None:
+            on_verdict(report)
+            return report
+    trial = experiments.trial()
+    refuse_unsupported(experiments, trial)
+    refuse_unfit(case, trial)
+    lost = lost_gpu(device) if trial.observation.failure is not None else None
+    if lost is not None:
+        report = _report_without_gpu(experiments, trial, lost, started)
+        on_verdict(report)
+        return report
+    answer = _try_both_ways(_judge_trial(experiments, trial, ReplayCount(), started, known, deadline), deadline)
+    answer = _judge_baseline(answer)
+    on_verdict(answer.report())
+    if thorough and not _is_late(deadline):
+        answer = _look_again(answer, deadline)
+        on_verdict(answer.report())
+    on_ledger(answer.trial.ledger)
+    report = answer.report(answer.attribution(deadline, thorough=thorough))
+    if error_maps:
+        report = replace(report, error_maps=make_error_maps(answer.experiments, answer.trial))
+    return replace(
+        report, asked=tuple(find_rewrite_fate(experiments, answer.trial, answer.steps, name) for name in suspects)
+    )
+
+
+def _report_without_gpu(experiments: Experiments, trial: Trial, why: str, started: float) -> Report:
+    """The report on a compiled program that costs the process its GPU: no run or compile can follow."""
+    detail = f"eager runs; of the compiled program the GPU says {why!r}, and does nothing more for that process"
+    decision = Decision(trial.judgement.verdict, "low", f"{detail}: no culprit was looked for")
+    return JudgedTrial(experiments, trial, (), decision, ReplayCount(), started).report()
+
+
+def _make_quick(experiments: Experiments) -> Experiments:
+    """The same experiments for a compile without code generation; what eager and float64 give is run once for both."""
+    if not experiments.runs.eager.failure:
+        _ = experiments.runs.reference
+    return experiments.under(replace(experiments.how, screen=True), quick=True)
+
+
+def _screen(
+    looking: Experiments, known: Collection[tuple[str, str]], started: float, deadline: float | None
+) -> Report | None:
+    """The report of a compile without code generation; None if it shows a bug, which a full compile has to show.
+
+    A hit of what is known needs no full compile: a second screen, without the culprit, proves it.
+    """
+    trial = looking.trial()
+    if trial.observation.failure is None:
+        refuse_unfit(looking.case, trial)
+    count = ReplayCount()
+    steps = measure_steps(trial.ledger, count)
+    decision = limit_claims(looking, decide(looking, trial, steps))
+    answer = JudgedTrial(looking, trial, steps, decision, count, started)
+    hit = answer.find_hit(known, deadline)
+    if decision.verdict.is_bug and hit is None:
+        return None
+    detail = "; ".join(part for part in (decision.detail, "screened: every rewrite, no generated code") if part)
+    answer = replace(answer, decision=replace(decision, detail=detail))
+    if hit is None:
+        answer = _try_both_ways(answer, None)
+        if answer.decision.verdict.is_bug:
+            return None
+    return replace(answer.report(hit), screened=True)
+
+
+def _is_late(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() > deadline
+
+
+def _judge_trial(
+    experiments: Experiments,
+    trial: Trial,
+    count: ReplayCount,
+    started: float,
+    known: Collection[tuple[str, str]] = (),
+    deadline: float | None = None,
+) -> JudgedTrial:
+    """The decision on one compile; a bug is confirmed by a second one unless it is a hit, whose proof confirms it."""
+    steps = measure_steps(trial.ledger, count)
+    decision = limit_claims(experiments, decide(experiments, trial, steps))
+    hit = JudgedTrial(experiments, trial, steps, decision, count, started).find_hit(known, deadline)
+    if decision.verdict.is_bug and hit is None:
+        decision = confirm(experiments, trial, decision)
+    survives = find_survival(experiments, trial, decision, ask=False)
+    return JudgedTrial(experiments, trial, steps, decision, count, started, survives=survives, hit=hit)
+
+
+def _try_both_ways(answer: JudgedTrial, deadline: float | None) -> JudgedTrial:
+    """The answer, or that on a way of compiling which a target's device might take, if only that is a bug."""
+    tried: tuple[str, ...] = ()
+    for question, how in iter_other_ways(answer.experiments, answer.trial):
+        if answer.decision.verdict.is_bug or _is_late(deadline):
+            break
+        under = answer.experiments.under(how)
+        trial = under.trial()
+        try:
+            refuse_unfit(under.case, trial)
+        except (CannotJudge, MachineUnfit):  # the report says that this way was not tried
+            continue
+        second = _judge_trial(under, trial, answer.count, answer.started)
+        tried = (*tried, question)
+        if second.decision.verdict.is_bug:
+            detail = "; ".join(part for part in (second.decision.detail, f"{question}: the other way") if part)
+            answer = replace(second, decision=replace(second.decision, detail=detail))
+    return replace(answer, both_ways=tried)
+
+
+def _judge_baseline(answer: JudgedTrial) -> JudgedTrial:
+    """The answer; or that on the exported program which compiled was compared with, if it is that which is wrong."""
+    experiments = answer.experiments
+    if experiments.against not in (EXPORT, AOTI) or not experiments.baseline_judgement.verdict.is_bug:
+        return answer
+    how = replace(experiments.how, backend=None, path=experiments.against)
+    exported = Experiments(experiments.case, experiments.device, how, tolerances=experiments.tolerances)
+    exported.run_eager()
+    second = _judge_trial(exported, exported.trial(), answer.count, answer.started)
+    return second if second.decision.verdict.is_bug else answer
+
+
+def _look_again(answer: JudgedTrial, deadline: float | None) -> JudgedTrial:
+    """The answer with further evidence: the compiler's own random stream, and the program compiled in float64."""
+    experiments, trial = answer.experiments, answer.trial
+    benign = not answer.decision.verdict.is_bug and trial.observation.failure is None
+    if benign and experiments.runs.draws:
+        # Other rewrites fire where the compiler need not follow eager's random numbers.
+        unaligned = experiments.under(replace(experiments.how, fallback_random=False))
+        second = _judge_trial(unaligned, unaligned.trial(), answer.count, answer.started)
+        answer = replace(second if second.decision.verdict.is_bug else answer, own_stream=second.trial)
+    ask = not _is_late(deadline)
+    return replace(answer, survives=find_survival(answer.experiments, answer.trial, answer.decision, ask=ask))

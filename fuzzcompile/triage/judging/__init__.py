@@ -1,0 +1,1 @@
+"""The judge in a worker process, its progress and its vetoes."""

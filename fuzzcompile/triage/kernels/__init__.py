@@ -1,0 +1,1 @@
+"""Kernels at fault: lowering, scheduler and generated code."""

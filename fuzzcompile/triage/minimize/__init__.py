@@ -1,0 +1,1 @@
+"""Minimization tasks in a worker process."""

@@ -1,0 +1,1 @@
+"""Operators at fault: decompositions, fake tensors and eager kernels."""

@@ -1,0 +1,1 @@
+"""The oracle: pure functions that tell rounding from a bug."""

@@ -1,0 +1,319 @@
+"""Rules that call a difference rounding: by element, for integers that rounding can flip, and in norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fuzzcompile.model.verdicts import Comparison, Finding
+from fuzzcompile.run import metrics
+from fuzzcompile.run.observation import Value
+
+# Compare integers, booleans and indices exactly, except where rounding alone can flip them.
+
+
+def compare_integers(
+    eager: Value, expected: torch.Tensor, actual: torch.Tensor, exact: torch.Tensor, samples: list[torch.Tensor]
+) -> Comparison:
+    """Compare eager's values ``expected`` with the compiled values ``actual``.
+
+    An index or a comparison that rounding alone can flip says nothing about the compiler. The samples are few: if
+    they flip some elements, :data:`metrics.ROUNDING_FACTOR` times as many, by that many times as much, may flip in
+    another run.
+    """
+    apart = metrics.exact_distance(expected, actual)
+    flips = metrics.exact_distance(expected, exact)
+    max_error_eager, flipped = metrics.largest(flips), int((flips > 0).sum())
+    for sample in samples:
+        moved = metrics.exact_distance(expected, sample)
+        flipped = max(flipped, int((moved > 0).sum()))
+        torch.maximum(flips, moved, out=flips)
+    unexplained = (apart > 0) & (flips == 0)
+    usual = metrics.ROUNDING_FACTOR * flipped
+    if int(unexplained.sum()) <= usual:
+        unexplained &= apart > metrics.ROUNDING_FACTOR * metrics.largest(flips)
+    finding: Finding = "integer" if bool(unexplained.any()) else "wild" if bool((apart > 0).any()) else "same"
+    error = torch.where(unexplained, apart, torch.zeros_like(apart)) if finding == "integer" else apart
+    where, at = metrics.find_worst(error, eager=expected, compiled=actual, float64=exact)
+    return Comparison(
+        eager.name,
+        eager.kind,
+        finding,
+        max_error_eager=max_error_eager,
+        max_error_compiled=metrics.largest(metrics.exact_distance(actual, exact)),
+        scale=metrics.rms(exact),
+        within_default_tolerance=not bool((apart > 0).any()),
+        within_scaled_tolerance=not bool((apart > 0).any()),
+        where=where,
+        at=at,
+    )
+
+
+# Fewer elements than this average nothing out.
+_MIN_ELEMENTS = 64
+_KEPT = 0.95
+# Multiples of the usual rounding that are suspicious. In 216 runs of transformer blocks (float32, bfloat16 and
+# float16, eval and training, 1008 values) the largest was 1.26 for the RMS and 0.45 for the bias.
+_SUSPICIOUS_RMS = 1.5
+_SUSPICIOUS_BIAS = 2.0
+# Rounding of the result alone: uniform within one unit in the last place, its RMS is 1/√12 of that unit; a scalar that
+# multiplies all elements is itself rounded, which on average makes a common factor of a quarter of eps.
+_ROUNDED_RMS = 12**-0.5
+_ROUNDED_BIAS = 0.25
+# Each operator of a perturbed run moves by -1, 0 or 1 units in the last place, eager's by up to a half: the perturbed
+# runs' RMS was 2 to 4 times eager's in float32 and 4 to 7 times in shorter types. A quarter of it stands for usual
+# rounding where eager happened to be exact, a half where no float64 step confirms the suspicion.
+_PERTURBED = 0.25
+_PERTURBED_SURELY = 0.5
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A compiled run that is farther from the reference in a norm than rounding explains.
+
+    ``tolerable`` says that the drift is within PyTorch's default relative tolerance, or so little beyond the usual
+    that only float64 can decide.
+    """
+
+    figure: str
+    eager: float
+    compiled: float
+    tolerable: bool
+
+    def __str__(self) -> str:
+        return f"{self.figure} {self.compiled:.1e} of the output's size, {self.eager:.1e} in eager"
+
+
+def find_drift(
+    eager: torch.Tensor,
+    compiled: torch.Tensor,
+    reference: torch.Tensor,
+    noisy: Sequence[torch.Tensor],
+    factor: float = metrics.ROUNDING_FACTOR,
+) -> Drift | None:
+    """The norm in which the compiled run is too far from the reference; None if it is in neither.
+
+    What is suspicious grows and shrinks with ``factor`` (:data:`metrics.ROUNDING_FACTOR`).
+
+    A kernel that is wrong by 2e-2 throughout stays below what rounding may do to one bfloat16 element, but rounding
+    averages out over many elements and a change of meaning does not. Two figures of the error e = value − reference are
+    compared, over the elements where the reference r is not zero, without the largest twentieth of the compiled run's
+    errors (a flip of ``floor`` or a few outliers must not decide; the test by elements judges those):
+
+        bias = ⟨e, r⟩ / ⟨r, r⟩            the share of the error that is a common factor
+        rms  = √(mean e²) / √(mean r²)    the relative error in the 2-norm
+
+    The compiled run drifts if either exceeds what eager and the perturbed runs show, which have the same correlated
+    rounding (that of a common divisor, for instance).
+    """
+    runs = (reference, eager, compiled, *noisy)
+    bulk = _find_bulk_limit(runs)
+    if bulk is None:
+        return None
+    sums = _Sums(len(runs) - 1)
+    for exact, errors in _iter_usable(runs):
+        kept = errors[1].abs() <= bulk
+        sums.add(exact[kept], [error[kept] for error in errors])
+    if sums.weight == 0.0 or not sums.are_finite:  # the squares of the numbers underflow or overflow
+        return None
+    eps = torch.finfo(eager.dtype).eps
+    rtol, _ = metrics.DEFAULT_TOLERANCE.get(eager.dtype, (0.0, 0.0))
+    return _find_bias_drift(sums, eps, rtol, factor) or _find_rms_drift(sums, eps, rtol, factor)
+
+
+class _Sums:
+    """Σr², and Σe·r and Σe² of each run, over the elements added so far."""
+
+    def __init__(self, runs: int) -> None:
+        self.weight = 0.0
+        self.products = [0.0] * runs
+        self.squares = [0.0] * runs
+
+    @property
+    def are_finite(self) -> bool:
+        """Return whether none of the sums overflowed."""
+        return all(map(math.isfinite, (self.weight, *self.products, *self.squares)))
+
+    def add(self, exact: torch.Tensor, errors: Sequence[torch.Tensor]) -> None:
+        """Add the reference's values and every run's errors at some elements."""
+        self.weight += float(exact.square().sum())
+        for run, error in enumerate(errors):
+            self.products[run] += float((error * exact).sum())
+            self.squares[run] += float(error.square().sum())
+
+
+def _iter_usable(runs: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """The first of ``runs`` and the differences of the rest from it, where it is not zero and all are finite."""
+    for _, values in metrics.iter_pieces(*runs):
+        exact, *measured = (_flatten_complex(value) for value in values)
+        usable = exact != 0
+        for value in (exact, *measured):
+            usable &= torch.isfinite(value)
+        if bool(usable.all()):
+            yield exact, [value - exact for value in measured]
+        else:
+            yield exact[usable], [(value - exact)[usable] for value in measured]
+
+
+def _find_bulk_limit(runs: Sequence[torch.Tensor]) -> float | None:
+    """The largest error of the compiled run outside its largest twentieth; None for too few elements."""
+    compiled = runs[2]
+    sizes = torch.empty(2 * compiled.numel() if compiled.is_complex() else compiled.numel(), dtype=torch.float64)
+    count = 0
+    for _, errors in _iter_usable(runs):
+        piece = errors[1].abs()
+        sizes[count : count + piece.numel()] = piece
+        count += piece.numel()
+    if count < _MIN_ELEMENTS:
+        return None
+    # Not kthvalue, which takes another copy and three times as long.
+    last, ordered = max(1, int(_KEPT * count)) - 1, sizes[:count].numpy()
+    ordered.partition(last)
+    return float(ordered[last])
+
+
+def _find_bias_drift(sums: _Sums, eps: float, rtol: float, factor: float) -> Drift | None:
+    own, compiled, *noisy = (abs(product) / sums.weight for product in sums.products)
+    usual = max(own, *noisy, 0.0) + _ROUNDED_BIAS * eps
+    if compiled <= _SUSPICIOUS_BIAS * factor / metrics.ROUNDING_FACTOR * usual:
+        return None
+    return Drift("a common factor is off by", own, compiled, compiled <= max(rtol, factor * usual))
+
+
+def _find_rms_drift(sums: _Sums, eps: float, rtol: float, factor: float) -> Drift | None:
+    own, compiled, *noisy = (math.sqrt(square / sums.weight) for square in sums.squares)
+    perturbed = max(noisy, default=0.0)
+    rounded = max(own, _ROUNDED_RMS * eps)
+    if compiled <= _SUSPICIOUS_RMS * factor / metrics.ROUNDING_FACTOR * max(rounded, _PERTURBED * perturbed):
+        return None
+    limit = factor * max(rounded, _PERTURBED_SURELY * perturbed)
+    return Drift("RMS error is", own, compiled, compiled <= max(rtol, limit))
+
+
+def _flatten_complex(wide: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(wide).flatten() if wide.is_complex() else wide
+
+
+# Compare floating-point (and complex) values against the reference.
+
+# If eager and compiled differ by this share of their size, and both are within what rounding allows, eager itself has
+# no correct digits left: not even the second bit is certain.
+_NO_DIGITS = 0.25
+
+
+def compare_floats(
+    eager: Value,
+    expected: torch.Tensor,
+    actual: torch.Tensor,
+    exact: torch.Tensor,
+    samples: list[torch.Tensor],
+    smallest_scale: float,
+    factor: float = metrics.ROUNDING_FACTOR,
+) -> Comparison:
+    """Compare eager's values ``expected`` with the compiled values ``actual``.
+
+    NaN and infinities come first, then each element, then the norms. All tensors have one shape.
+
+    Args:
+        eager: the observable that ``expected`` belongs to.
+        expected: eager's values, in the dtype that both runs are held to.
+        actual: the compiled values.
+        exact: the float64 reference.
+        samples: the values of the perturbed eager runs.
+        smallest_scale: absolute size below which a value counts as exactly zero.
+        factor: see :data:`metrics.ROUNDING_FACTOR`.
+    """
+    # In this order, because each of these needs the memory of several of its results.
+    within = metrics.within_scaled_tolerance(actual, expected, smallest_scale)
+    allowed = metrics.compute_allowance(exact, expected, samples, expected.dtype, factor)
+    error_eager, error_compiled = metrics.distance(expected, exact), metrics.distance(actual, exact)
+    scale = max(metrics.rms(exact), smallest_scale)
+    broken = _find_unexplained_nonfinite(expected, actual, exact, samples, scale)
+    # An exact zero is what remains where numbers of that scale cancel; their rounding remains as well.
+    bound = allowed.bound.clamp_(min=metrics.ALWAYS_ALLOWED * torch.finfo(expected.dtype).eps * smallest_scale)
+    excess = metrics.compute_excess(error_compiled, bound)
+    apart = metrics.distance(expected, actual)
+    finding: Finding = "close"
+    detail, by_norm = "", False
+    if bool(broken.any()):
+        finding, excess = "nonfinite", broken.to(excess.dtype)
+    elif bool((far := excess > 0).any()):
+        # Other elements may be beyond the tolerance and within rounding: one alone is not wrong, nor is the other.
+        finding, within = "far", within or metrics.within_scaled_tolerance(actual, expected, smallest_scale, far)
+    elif _is_wild(apart, error_eager, scale, (expected, actual, exact)):
+        finding = "wild"
+    elif smallest_scale == 0.0:  # a result that is exactly zero is rounding throughout
+        drift = find_drift(expected, actual, exact, samples, factor)
+        if drift is not None:
+            finding, by_norm, within, detail = "far", True, drift.tolerable, str(drift)
+            excess = error_compiled
+    worst = excess if finding in ("far", "nonfinite") else apart
+    where, at = metrics.find_worst(worst, eager=expected, compiled=actual, float64=exact)
+    return Comparison(
+        eager.name,
+        eager.kind,
+        finding,
+        max_error_eager=metrics.largest(error_eager),
+        max_error_compiled=metrics.largest(error_compiled),
+        rms_error_eager=metrics.rms(error_eager),
+        rms_error_compiled=metrics.rms(error_compiled),
+        max_ulps_eager=metrics.ulps(error_eager, exact, expected.dtype),
+        max_ulps_compiled=metrics.ulps(error_compiled, exact, expected.dtype),
+        noise_floor=allowed.noise_floor,
+        scale=scale,
+        within_default_tolerance=metrics.within_default_tolerance(actual, expected),
+        within_scaled_tolerance=within,
+        by_norm=by_norm,
+        cosine=metrics.cosine(actual, exact),
+        where=where,
+        at=at,
+        detail=detail,
+    )
+
+
+def _is_wild(
+    apart: torch.Tensor, error_eager: torch.Tensor, scale: float, runs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> bool:
+    """Return whether no correct digits are left, although both runs are within what rounding allows.
+
+    Either the runs differ by a share of the reference's size (the element's own or the output's RMS, whichever is
+    larger), or eager is that far from the reference and the runs differ by a share of their own size.
+    """
+    least = torch.finfo(runs[0].dtype).tiny
+    for _, (far, far_eager, *values) in metrics.iter_pieces(apart, error_eager, *runs):
+        expected, actual, exact = (value.abs().nan_to_num(0.0, 0.0, 0.0) for value in values)
+        limit = _NO_DIGITS * exact.clamp(min=max(scale, least))
+        lost = (far_eager > limit) & (far > _NO_DIGITS * torch.maximum(expected, actual).clamp(min=least))
+        if bool(((far > limit) | lost | torch.isinf(far)).any()):
+            return True
+    return False
+
+
+def _find_unexplained_nonfinite(
+    expected: torch.Tensor, actual: torch.Tensor, exact: torch.Tensor, samples: list[torch.Tensor], scale: float
+) -> torch.Tensor:
+    """Mark elements at which compiled is finite, NaN or infinite unlike every other run and the reference.
+
+    Elements of which eager or a perturbed run has no correct digit are excluded, even if the reference is finite: at
+    a discontinuity (0 to a power that is rounded to zero) any value may result, an infinity too.
+    """
+    broken = torch.zeros(expected.shape, dtype=torch.bool)
+    for place, (compiled, reference, *runs) in metrics.iter_pieces(actual, exact, expected, *samples):
+        kinds = _classify_nonfinite(compiled)
+        if bool(kinds.any()) or not bool(torch.isfinite(runs[0]).all()):
+            held = reference.to(expected.dtype)  # the float64 result as the program's own dtype holds it
+            explained = [kinds == _classify_nonfinite(run) for run in (reference, held, *runs)]
+            limit = _NO_DIGITS * reference.abs().clamp(min=scale)
+            explained += [(run - reference).abs() > limit for run in runs]
+            broken.view(-1)[place] = ~torch.stack(explained).any(0)
+    return broken
+
+
+def _classify_nonfinite(wide: torch.Tensor) -> torch.Tensor:
+    """0 finite, 1 NaN, 2 +∞, 3 −∞."""
+    if wide.is_complex():
+        return torch.isnan(wide).long() + 2 * torch.isinf(wide).long()
+    return torch.isnan(wide).long() + 2 * torch.isposinf(wide).long() + 3 * torch.isneginf(wide).long()

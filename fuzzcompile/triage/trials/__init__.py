@@ -1,0 +1,1 @@
+"""Trials: compiles and runs of one case, counted and kept."""

@@ -1,0 +1,1 @@
+"""The worker pool of triage: start, isolation, and results of lost workers."""

@@ -1,0 +1,50 @@
+"""What the loss of a worker says about the case that it ran: one rule for campaigns, triage and minimization."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fuzzcompile.model import hints
+from fuzzcompile.model.contract import ReportJson, TargetJson
+from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError
+from fuzzcompile.model.lost_worker import report_worker_failure
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.run.failures import WorkerCrashed, WorkerFailed, WorkerStartFailed, WorkerTimeout
+from fuzzcompile.triage.minimize.task import ASKING
+from fuzzcompile.triage.worker.leaving import EAGER
+
+
+def verdict_of(loss: WorkerFailed) -> Verdict:
+    """The verdict on a program whose compilation cost its worker: ``timeout`` or ``crash``."""
+    return Verdict.TIMEOUT if isinstance(loss, WorkerTimeout) else Verdict.CRASH
+
+
+def report_of(loss: WorkerFailed, case: str, torch_version: str, device: str, target: str | None = None) -> ReportJson:
+    """The report on the case called ``case``; it holds only if eager had finished (`left_behind`)."""
+    report = report_worker_failure(case, torch_version, device, verdict_of(loss), str(loss), loss.output)
+    return {**report, "target": unlooked(target)}
+
+
+def is_cut_off(loss: WorkerFailed) -> bool:
+    """Whether the worker was lost with its line or its machine: nobody knows what it was doing, whatever it wrote."""
+    return isinstance(loss, WorkerCrashed) and loss.exit_code is None
+
+
+def unblamed(left: Mapping[str, str]) -> dict[str, str]:
+    """What still holds of what a worker left (`WorkerFailed.left`) that was lost with its machine.
+
+    That says nothing against the compiler, which was running, nor against the question that was being asked.
+    """
+    return {name: text for name, text in left.items() if name not in (EAGER, ASKING)}
+
+
+def unlooked(target: str | None) -> TargetJson | None:
+    """What a report says of a target of which no stage was looked at to its end; None without a target."""
+    return None if target is None else {"device": target, "stages": {}, "confirmed_on_device": False}
+
+
+def unstartable(error: WorkerStartFailed) -> FuzzcompileError:
+    """The error for the user where a pool cannot start a worker: what its initializer says, if that is for a user."""
+    if isinstance(error.__cause__, FuzzcompileError):
+        return error.__cause__
+    return EnvironmentUnfit(f"No worker can be started: {error}. Run `{hints.format_command('doctor')}`.")

@@ -1,1 +1,0 @@
-"""The runs and compiles that a verdict rests on, each made once."""
