@@ -36,10 +36,9 @@ from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.torch_config import compile_in_process, drop_broken_kernels
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.run.device import Numerics
-from fuzzcompile.run.environment import describe
+from fuzzcompile.run.device import Numerics, describe_environment
 from fuzzcompile.triage.engine import triage
-from fuzzcompile.triage.triage_report import Report
+from fuzzcompile.triage.triage_report import TriageReport
 from fuzzcompile.triage.trials.experiments import Experiments
 
 CPU = torch.device("cpu")
@@ -85,7 +84,7 @@ class Row:
 
 def attributed(path: Path, expected: Expected) -> Answer:
     """Triage a case: what it says of the culprit."""
-    at_verdict: list[Report] = []
+    at_verdict: list[TriageReport] = []
     report = triage(load_case(path), CPU, on_verdict=at_verdict.append)
     before, after, found = at_verdict[-1].cost, report.cost, report.attribution
     culprit, workaround = found.culprit, found.workaround
@@ -203,7 +202,7 @@ def main() -> None:
     compile_in_process()
     drop_broken_kernels()
     initialise_patterns(CPU)
-    facts = describe(CPU)
+    facts = describe_environment(CPU)
     print(f"torch {facts['torch']}, {facts['cpu']}, {torch.get_num_threads()} thread; {time.strftime('%Y-%m-%d')}\n")
     bugs = [bug for bug in [*issues(), *planted()] if given.only in bug.name or given.only in bug.expected.stages]
     rows: list[Row] = []

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fuzzcompile.corpus.forms import GENERAL
+from fuzzcompile.corpus.queries import GENERAL
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.model.severity import Severity
 

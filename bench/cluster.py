@@ -38,12 +38,10 @@ from fuzzcompile.fuzz.cluster.cluster_messages import HostCharter
 from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
 from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
 from fuzzcompile.model.conditions import Conditions
-from fuzzcompile.model.named import Named
-from fuzzcompile.model.tasks import Surroundings
+from fuzzcompile.model.judge_task import NamedFunction, WorkerDescription
 from fuzzcompile.model.versions import installed_torch
-from fuzzcompile.run.pool import WorkerPool
-from fuzzcompile.run.slot import WorkerState
-from fuzzcompile.run.task_pool import TaskPool
+from fuzzcompile.run.pool.worker_pool import TaskPool, WorkerPool
+from fuzzcompile.run.pool.worker_slot import WorkerState
 
 T = TypeVar("T")
 
@@ -126,7 +124,7 @@ def cluster(slots: int, *, real: bool) -> Iterator[tuple[ClusterPool, psutil.Pro
         _until(lambda: file.exists() and file.read_text().strip().endswith("}"))
         for _ in range(-(-slots // threads)):
             stack.enter_context(_process("worker", *where, "--no-nanny", "--nthreads", str(threads)))
-        opens = Named("cluster:open_plain") if real else Named("cluster:open_simulated")
+        opens = NamedFunction("cluster:open_plain") if real else NamedFunction("cluster:open_simulated")
         address = ClusterAddress.parse(json.loads(file.read_text())["address"])
         pool = stack.enter_context(join_cluster(address, Conditions(device="cpu"), opens=opens))
         pool.wait_for_worker(_PATIENCE)
@@ -161,19 +159,19 @@ def work(seconds: float, source: str) -> str:
     return _REPORT
 
 
-_WORK: Callable[[float, str], str] = Named("cluster:work")
+_WORK: Callable[[float, str], str] = NamedFunction("cluster:work")
 
 
-def open_plain(charter: HostCharter, stack: ExitStack) -> tuple[TaskPool, Surroundings]:
+def open_plain(charter: HostCharter, stack: ExitStack) -> tuple[TaskPool, WorkerDescription]:
     """Worker processes without torch."""
     del stack
-    return WorkerPool(charter.slots), Surroundings({"torch": installed_torch()}, "cpu")
+    return WorkerPool(charter.slots), WorkerDescription({"torch": installed_torch()}, "cpu")
 
 
-def open_simulated(charter: HostCharter, stack: ExitStack) -> tuple[TaskPool, Surroundings]:
+def open_simulated(charter: HostCharter, stack: ExitStack) -> tuple[TaskPool, WorkerDescription]:
     """No processes: tasks run in the threads of the Dask worker."""
     del stack
-    return Inline(charter.slots), Surroundings({"torch": installed_torch()}, "cpu")
+    return Inline(charter.slots), WorkerDescription({"torch": installed_torch()}, "cpu")
 
 
 class Inline(TaskPool):

@@ -8,11 +8,10 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus.merging import in_short
+from fuzzcompile.corpus.merge import find_umbrella, in_short
 from fuzzcompile.corpus.models import Base, CampaignRow, CaseRow, EnvironmentRow, FindingRow, ReproducerRow, RunRow
 from fuzzcompile.corpus.postgres import set_sequences
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.corpus.umbrellas import umbrella_of
 from fuzzcompile.model.severity import rate_severity
 
 ENVIRONMENT = {"torch": "2.13.0+cpu", "device": "cpu", "cpu": "synthetic"}
@@ -127,7 +126,7 @@ def finding_row(number: int, hits: int) -> dict[str, object]:
     said = {name: judged[name] for name in ("signature", "verdict", "confidence", "evidence")}
     said["culprit"] = in_short(judged.get("culprit"))
     seen = {"status": "open", "hits": hits, "first_seen": START, "last_seen": START}
-    return {"id": number, "severity": own, "umbrella": umbrella_of(own, signature(number)), **said, **seen}
+    return {"id": number, "severity": own, "umbrella": find_umbrella(own, signature(number)), **said, **seen}
 
 
 def shown(number: int, findings: int) -> dict[str, object]:

@@ -11,10 +11,10 @@ from collections import Counter
 from sqlalchemy import func, select
 
 from bench.corpus_rows import ENVIRONMENT, SOURCE, clean, report, sha
-from fuzzcompile.corpus.claiming import part_of
 from fuzzcompile.corpus.models import CoverageRow, FindingRow, RunRow
 from fuzzcompile.corpus.records import Campaign, CaseRecord, Coverage
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.corpus.transactions import find_part
 
 STREAM = "seed=0"
 # Findings that all writers hit, and how often: each sees them first at about the same time.
@@ -53,7 +53,7 @@ def check(location: str, writers: int, records: int) -> None:
         assert len({finding.signature for finding in found}) == len(found) == min(FINDINGS, records // HIT_EVERY)
         assert connection.scalar(select(func.sum(FindingRow.hits))) == writers * (records // HIT_EVERY)
         assert connection.scalar(select(func.sum(CoverageRow.count))) == total * RULES
-        parts = Counter(map(part_of, store.recorded_indices(STREAM)))
+        parts = Counter(map(find_part, store.recorded_indices(STREAM)))
         assert parts == dict.fromkeys(range(writers), records), parts
 
 

@@ -32,7 +32,7 @@ import psutil
 import torch
 
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
-from fuzzcompile.corpus.failures import CorpusError
+from fuzzcompile.corpus.records import CorpusError
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.model.facts import facts
 

@@ -20,7 +20,7 @@ import torch
 
 from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at
 from fuzzcompile.fuzz.generation.profile import Profile
-from fuzzcompile.run.runs import grad_mode
+from fuzzcompile.run.runs import enter_grad_mode
 
 
 def run_in_eager(case: GeneratedCase) -> None:
@@ -33,7 +33,7 @@ def run_in_eager(case: GeneratedCase) -> None:
     exec(compile(case.source, "case.py", "exec"), namespace)
     torch.manual_seed(0)
     model, inputs = namespace["make"]()
-    with grad_mode(namespace.get("GRAD", "enabled" if "BACKWARD" in namespace else "no_grad")):
+    with enter_grad_mode(namespace.get("GRAD", "enabled" if "BACKWARD" in namespace else "no_grad")):
         for call in (inputs, *namespace.get("CALLS", ())):
             result = namespace["run"](model, call) if "run" in namespace else model(*call)
             if namespace.get("BACKWARD"):

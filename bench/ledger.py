@@ -22,9 +22,9 @@ from fuzzcompile.compiler.session import Compilation, open_plain_session, open_s
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import runs
-from fuzzcompile.run.building import build
 from fuzzcompile.run.case import Case
-from fuzzcompile.run.environment import describe
+from fuzzcompile.run.case_program import build
+from fuzzcompile.run.device import describe_environment
 from fuzzcompile.triage.attribution.steps import ReplayCount, measure_steps
 
 _KNOWN = Path(__file__).parent.parent / "tests" / "known_issues"
@@ -42,7 +42,7 @@ def main() -> None:
     given = parser.parse_args()
     device = torch.device("cpu")
     initialise_patterns(device)
-    facts = describe(device)
+    facts = describe_environment(device)
     print(f"torch {facts['torch']}, {facts['cpu']}, {torch.get_num_threads()} threads")
     for path in given.cases:
         measure(load_case(path), device, given.pairs)

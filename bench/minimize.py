@@ -31,17 +31,17 @@ import torch
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.fuzz.campaign.leftovers import load_case
 from fuzzcompile.fuzz.recipe import GeneratedRecipe, read_recipe
-from fuzzcompile.model.tasks import WorkerSetup
+from fuzzcompile.model.judge_task import WorkerSetup
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.casefiles.python_text import defines_make
 from fuzzcompile.programs.ir.case_source import count_model_lines
 from fuzzcompile.programs.ir.case_text import extract_case
 from fuzzcompile.programs.shrink.minimize import minimize
 from fuzzcompile.programs.shrink.search import SearchBudget, same_bug
-from fuzzcompile.run.environment import describe
-from fuzzcompile.triage.judging.judge import prepare
-from fuzzcompile.triage.minimize.minimization import LocalTools, judge_source, make_job
+from fuzzcompile.run.device import describe_environment
 from fuzzcompile.triage.probe import SignatureLock
+from fuzzcompile.triage.worker.judge import prepare
+from fuzzcompile.triage.worker.minimization import LocalTools, judge_source, make_job
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
@@ -140,7 +140,7 @@ import sys
 import torch
 from fuzzcompile.programs.capture.case_loader import load
 from pathlib import Path
-from fuzzcompile.run.building import build
+from fuzzcompile.run.case_program import build
 from fuzzcompile.run.runs import observe
 case = load(Path(sys.argv[1]), torch.device("cpu"))
 program = build(case, torch.device("cpu"))
@@ -296,7 +296,7 @@ def main() -> int:
 
 
 def _introduce(table: Table, asked: argparse.Namespace) -> None:
-    facts = describe(CPU)
+    facts = describe_environment(CPU)
     table.add("# Minimising, beside torch's own minifier\n")
     table.add("Made by `python bench/minimize.py`: what each column means is said there. Lines are those of model and")
     table.add("input code, operators what a reader counts in the program; torch's own minifier (after AOTAutograd,")

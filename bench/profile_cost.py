@@ -26,8 +26,8 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.run.environment import describe
-from fuzzcompile.triage.worker.pool import available_cpus
+from fuzzcompile.run.device import describe_environment
+from fuzzcompile.triage.worker.local_pool import count_cpus
 
 CASE = Path(__file__).parent / "profiles" / "bert_layout.py"
 PAIRS = (("inductor", "eager"), ("sdpa:math", "sdpa:flash"))
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--report", type=Path, metavar="FILE", help="Write the table to FILE too.")
     given = parser.parse_args()
-    facts = describe(torch.device("cpu"))
+    facts = describe_environment(torch.device("cpu"))
     costs: dict[tuple[str, str], list[tuple[Cost, Cost]]] = {pair: [] for pair in PAIRS}
     for number in range(given.rounds):
         for pair in PAIRS:
@@ -136,7 +136,7 @@ def main() -> None:
         "# What a profile costs",
         "",
         f"Made by `python bench/profile_cost.py --rounds {given.rounds}`: torch {facts['torch']}, {facts['cpu']}, "
-        f"{available_cpus()} processors, load {os.getloadavg()[0]:.1f}. Medians; 12 layers.",
+        f"{count_cpus()} processors, load {os.getloadavg()[0]:.1f}. Medians; 12 layers.",
         "",
         *table(costs),
     ]

@@ -26,9 +26,9 @@ from torch._inductor.fx_passes import post_grad
 
 from fuzzcompile.compiler.torch_api import check_torch_same
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.run.environment import describe
+from fuzzcompile.run.device import describe_environment
 from fuzzcompile.triage.engine import triage
-from fuzzcompile.triage.triage_report import Report
+from fuzzcompile.triage.triage_report import TriageReport
 from fuzzcompile.triage.trials.experiments import Experiments
 
 aten = torch.ops.aten
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="Write the table to this file as well.")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    facts = describe(torch.device("cpu"))
+    facts = describe_environment(torch.device("cpu"))
     lines = [
         f"torch {facts['torch']}, {facts['cpu']}; cells: verdict of fuzzcompile (largest step in float64 "
         "that it looked at: where values are wrong natively it does not look at decompositions) / allclose / same",
@@ -115,7 +115,7 @@ def _cell(dtype: str, place: str, error: float) -> str:
     return f"{_shown(report)}{step} / {'-' if close else 'found'} / {'-' if same else 'found'}"
 
 
-def _shown(report: Report) -> str:
+def _shown(report: TriageReport) -> str:
     return f"**{report.verdict}**" if report.is_bug else str(report.verdict)
 
 

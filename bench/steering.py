@@ -29,14 +29,13 @@ from fuzzcompile.compiler.watch.rule_labels import get_family
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, GeneratorSource, fit_installed_torch
 from fuzzcompile.fuzz.campaign.steering import UNIFORM, Item, PlaceOutcome, Steering, Strategy, collect_items
 from fuzzcompile.fuzz.generation.profile import Profile
-from fuzzcompile.model.tasks import WorkerSetup
+from fuzzcompile.model.judge_task import WorkerSetup
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.triage.attribution.steps import ReplayCount, measure_steps, rank_suspects
 from fuzzcompile.triage.attribution.veto_proof import find_failing_rewrite
 from fuzzcompile.triage.decision import decide
-from fuzzcompile.triage.judging.judge import prepare
 from fuzzcompile.triage.trials.experiments import Experiments
-from fuzzcompile.triage.worker.isolation import isolated
+from fuzzcompile.triage.worker.judge import isolate_process, prepare
 
 STRATEGIES = {
     "uniform": UNIFORM,
@@ -191,7 +190,7 @@ def _screen(drawn: DrawnCase, folder: Path) -> Screened:
     step: float | None = None
     suspect: str | None = None
     try:
-        with isolated():
+        with isolate_process():
             looking = Experiments(load_case(path), torch.device("cpu"), Compilation()).under(
                 Compilation(screen=True), quick=True
             )

@@ -30,10 +30,10 @@ import torch
 from fuzzcompile.fuzz.campaign.case_sources import fit_installed_torch
 from fuzzcompile.fuzz.generation.cases import draw_case_at
 from fuzzcompile.fuzz.generation.profile import Profile
-from fuzzcompile.model.tasks import JudgeTask, WorkerSetup
-from fuzzcompile.run.environment import describe
-from fuzzcompile.triage.judging.judge import judge_file, prepare
-from fuzzcompile.triage.worker.pool import available_cpus
+from fuzzcompile.model.judge_task import JudgeTask, WorkerSetup
+from fuzzcompile.run.device import describe_environment
+from fuzzcompile.triage.worker.judge import judge_file, prepare
+from fuzzcompile.triage.worker.local_pool import count_cpus
 
 _MOST_SECONDS = 10.0
 _BLOCK = '''"""One pre-norm transformer block."""
@@ -184,12 +184,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--report", type=Path, metavar="FILE", help="Write the table to FILE too.")
     given = parser.parse_args()
-    facts = describe(torch.device("cpu"))
+    facts = describe_environment(torch.device("cpu"))
     lines = [
         "# What a case costs for a device that is not there",
         "",
         f"Made by `python bench/target.py --target {given.target} --cases {given.cases} --seed {given.seed}`: torch "
-        f"{facts['torch']}, {facts['cpu']}, {available_cpus()} processors, load {os.getloadavg()[0]:.1f}. Seconds "
+        f"{facts['torch']}, {facts['cpu']}, {count_cpus()} processors, load {os.getloadavg()[0]:.1f}. Seconds "
         "on the clock, and of the processor in brackets.",
         "",
     ]

@@ -42,13 +42,13 @@ from fuzzcompile.fuzz.campaign.campaign_run import run_campaign, start_workers
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource, GeneratorSource
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.conditions import Conditions
-from fuzzcompile.model.tasks import Judged, JudgeTask, WorkerSetup
+from fuzzcompile.model.judge_task import JudgeResult, JudgeTask, WorkerSetup
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import runs
-from fuzzcompile.run.building import build
-from fuzzcompile.run.environment import describe
-from fuzzcompile.triage.judging.judge import judge_file, prepare
-from fuzzcompile.triage.worker.pool import available_cpus
+from fuzzcompile.run.case_program import build
+from fuzzcompile.run.device import describe_environment
+from fuzzcompile.triage.worker.judge import judge_file, prepare
+from fuzzcompile.triage.worker.local_pool import count_cpus
 
 _DEVICE = torch.device("cpu")
 _AGE = 45.0  # seconds of a worker's life at which its memory is compared
@@ -68,8 +68,8 @@ def main() -> None:
     campaign.add_argument("--blocks", action="store_true")
     campaign.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    facts = describe(_DEVICE)
-    print(f"torch {facts['torch']}, {facts['cpu']}, {available_cpus()} processors, load {os.getloadavg()[0]:.1f}")
+    facts = describe_environment(_DEVICE)
+    print(f"torch {facts['torch']}, {facts['cpu']}, {count_cpus()} processors, load {os.getloadavg()[0]:.1f}")
     if given.command == "costs":
         measure_costs(given.cases, given.seed)
     else:
@@ -139,7 +139,7 @@ def _one(
     path = folder / f"case_{index}.py"
     path.write_text(drawn.source, encoding="utf-8")
     costs: dict[str, Cost] = {}
-    judged: dict[str, Judged] = {}
+    judged: dict[str, JudgeResult] = {}
 
     def in_plain() -> None:
         case = load_case(path)
@@ -167,13 +167,13 @@ def _one(
     return drawn, costs["plain"], costs["full"], costs["screen"]
 
 
-def _judged(drawn: DrawnCase, path: Path, store: Store, *, screen: bool) -> Judged:
+def _judged(drawn: DrawnCase, path: Path, store: Store, *, screen: bool) -> JudgeResult:
     """A case from its text to the corpus, as a campaign's worker and engine do it."""
     path.write_text(drawn.source, encoding="utf-8")
     judged = judge_file(JudgeTask(path=str(path), screen=screen))
     coverage = [Coverage(c.stage, c.pass_name or "", c.rewrite, c.outcome, c.count) for c in judged.coverage]  # type: ignore[arg-type]
     record = CaseRecord(drawn.sha256, drawn.source, "generated", features=drawn.features)
-    store.record(None, record, describe(_DEVICE), judged.report, coverage, screened=judged.screened)
+    store.record(None, record, describe_environment(_DEVICE), judged.report, coverage, screened=judged.screened)
     return judged
 
 

@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fuzzcompile.run.attention_backends import forced
+from fuzzcompile.run.arithmetic_modes import UlpNoise
+from fuzzcompile.run.attention_backends import force_kernel
 from fuzzcompile.run.device import Numerics
-from fuzzcompile.run.noise import UlpNoise
 
 WIDTH, INNER, HEADS, LENGTH, BATCH = 768, 3072, 12, 64, 2
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -147,9 +147,9 @@ def across_kernels(dtype: torch.dtype, *, gradient: bool) -> None:
     worst = Worst()
     for name, layer, wide, x in cases(ATTENTION, dtype):
         layer, wide = (Gradient(layer), Gradient(wide)) if gradient else (layer, wide)
-        with forced("math"):
+        with force_kernel("math"):
             base, exact = layer(x), wide(x.double())
-        with forced("flash"):
+        with force_kernel("flash"):
             made = layer(x)
         worst.add(name, made, base, noise_of(layer, x, base, exact), dtype)
     worst.print(f"math/flash{', gradient' if gradient else ''}", dtype)
@@ -202,7 +202,7 @@ def under(mode: Callable[[], object], layer: nn.Module) -> Callable[[torch.Tenso
     """The layer, run under the mode."""
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        with mode(), forced("math"):  # the flash kernel is one operator, into which no mode reaches
+        with mode(), force_kernel("math"):  # the flash kernel is one operator, into which no mode reaches
             return layer(x)
 
     return run

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.run.environment import describe
+from fuzzcompile.run.device import describe_environment
 
 SCRIPT = """
 import json, sys, time
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def _show(runs: dict[str, list[Run]], options: argparse.Namespace) -> None:
-    facts = describe(torch.device("cpu"))
+    facts = describe_environment(torch.device("cpu"))
     given = ", ".join(f"{name} {value}" for name, value in vars(options).items())
     print(f"torch {torch.__version__}, {facts.get('cpu', 'CPU')}, {os.cpu_count()} processors; {given}")
     print(f"{'':20} {'wall ms':>9} {'ratio':>7} {'cpu ms':>9} {'ratio':>7}  samples")

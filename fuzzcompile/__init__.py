@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 from fuzzcompile.model.versions import __version__
 
 if TYPE_CHECKING:
-    from fuzzcompile.analyses.watch.wrapping import watch as watch
+    from fuzzcompile.analyses.watch.watcher import watch as watch
     from fuzzcompile.front.api.notebook import load_ipython_extension as load_ipython_extension
     from fuzzcompile.front.api.report import Report as Report
     from fuzzcompile.front.api.triage import triage as triage
 
 __all__ = ["Report", "__version__", "triage", "watch"]
 
+
 _HOMES = {
     "Report": "fuzzcompile.front.api.report",
     "load_ipython_extension": "fuzzcompile.front.api.notebook",
     "triage": "fuzzcompile.front.api.triage",
-    "watch": "fuzzcompile.analyses.watch.wrapping",
+    "watch": "fuzzcompile.analyses.watch.watcher",
 }
 
 

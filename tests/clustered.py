@@ -15,22 +15,20 @@ from typing import Any
 import psutil
 
 import fuzzcompile
-from fuzzcompile.model.named import Named
-from fuzzcompile.model.tasks import Surroundings
+from fuzzcompile.model.judge_task import NamedFunction, WorkerDescription
 from fuzzcompile.model.versions import installed_torch
-from fuzzcompile.run.pool import WorkerPool
-from fuzzcompile.run.task_pool import TaskPool
+from fuzzcompile.run.pool.worker_pool import TaskPool, WorkerPool
 
 PATIENCE = 60  # seconds for anything that should be quick, on a machine that is busy
-EVAL: Callable[[str], Any] = Named("builtins:eval")
-PLAIN = Named("clustered:open_plain")
+EVAL: Callable[[str], Any] = NamedFunction("builtins:eval")
+PLAIN = NamedFunction("clustered:open_plain")
 """Opens worker processes that import no torch, which takes seconds."""
 
 
-def open_plain(charter: Any, stack: Any) -> tuple[TaskPool, Surroundings]:
+def open_plain(charter: Any, stack: Any) -> tuple[TaskPool, WorkerDescription]:
     """A pool of empty processes, in an environment that says which Dask worker process it belongs to."""
     pool = WorkerPool(charter.slots, memory_limit=400 * 2**20)
-    return pool, Surroundings({"torch": installed_torch(), "machine": f"{os.getpid():08x}"}, "cpu")
+    return pool, WorkerDescription({"torch": installed_torch(), "machine": f"{os.getpid():08x}"}, "cpu")
 
 
 def until(true: Callable[[], Any], seconds: float = PATIENCE) -> Any:

@@ -59,7 +59,7 @@ def triaged() -> Callable[[Path], dict[str, Any]]:
 def no_workarounds() -> Iterator[None]:
     """Triage looks for no workaround: a quarter of its compiles, for tests that read the culprit alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fuzzcompile.triage.workaround.find_workaround", lambda *arguments: None)
+        patch.setattr("fuzzcompile.triage.attributor.find_workaround", lambda *arguments: None)
         yield
 
 

@@ -27,7 +27,7 @@ def imported(path: Path) -> set[str]:
 
 def test_the_top_level_holds_the_rooms_and_nothing_else():
     shown = {path.name for path in ROOT.iterdir() if path.name != "__pycache__"}
-    assert shown == {*ROOMS, "__init__.py", "__main__.py", "py.typed"}
+    assert shown == {*ROOMS, "__init__.py", "__main__.py", "extend.py", "py.typed"}
     deep = [path for path in FILES if len(path.relative_to(ROOT).parts) > 3]
     assert all(path.parent.parent.name == "migrations" for path in deep), "two levels below the top, no more"
 

@@ -17,7 +17,7 @@ from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.programs.scripts.reproducer import build_reproducer, confirm_reproducer
 from fuzzcompile.triage.engine import triage
 from fuzzcompile.triage.probe import probe_case
-from fuzzcompile.triage.triage_report import Report
+from fuzzcompile.triage.triage_report import TriageReport
 
 CPU = torch.device("cpu")
 PAGE = Path(__file__).parents[1] / "docs" / "custom-passes.md"
@@ -78,11 +78,11 @@ def example(number: str, *changes: tuple[str, str]) -> str:
     return text
 
 
-def judged(path: Path, *, screen: bool = True) -> Report:
+def judged(path: Path, *, screen: bool = True) -> TriageReport:
     return triage(load(path, CPU), CPU, screen=screen, known=())
 
 
-def fired(report: Report) -> list[str]:
+def fired(report: TriageReport) -> list[str]:
     return [count.rewrite for count in report.coverage if count.outcome == "fired" and ":" in (count.pass_name or "")]
 
 

@@ -12,7 +12,7 @@ from fuzzcompile.model.lost_worker import report_worker_failure
 from fuzzcompile.model.signatures import normalise_message
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.observation import Failure
-from fuzzcompile.triage.triage_report import Report, make_finite
+from fuzzcompile.triage.triage_report import TriageReport, make_finite
 
 
 def test_what_json_lacks_is_null_and_named_beside_it():
@@ -89,5 +89,5 @@ def test_a_worker_lost_in_our_own_code_places_nothing():
 
 def test_the_report_on_a_crash_has_the_fields_of_any_report():
     failure = Failure("crash", "ended by SIGSEGV", "compile")
-    whole = Report("case", "2.13.0", "cpu", Verdict.CRASH, "low", "ended by SIGSEGV; so far", failure=failure)
+    whole = TriageReport("case", "2.13.0", "cpu", Verdict.CRASH, "low", "ended by SIGSEGV; so far", failure=failure)
     assert report_worker_failure("case", "2.13.0", "cpu", Verdict.CRASH, "ended by SIGSEGV; so far") == whole.to_json()

@@ -14,8 +14,8 @@ from fuzzcompile.front.cli.main import main
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.programs.capture.case_loader import load, submodule_case
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.run.building import build
 from fuzzcompile.run.case import Arguments
+from fuzzcompile.run.case_program import build
 from fuzzcompile.run.runs import run_eager, run_float64
 
 CPU = torch.device("cpu")
@@ -109,10 +109,10 @@ def test_views_of_one_buffer_stay_views_of_one_buffer(write_case: Write):
 
 def test_every_run_gets_fresh_inputs_and_objects(write_case: Write):
     case = submodule_case(load_case(write_case(source("return self.attn(x, cache=[])"))), "layers.0.attn", CPU)
-    values = [run_eager(case, CPU).named()["out0"].value for _ in range(3)]
+    values = [run_eager(case, CPU).index_by_name()["out0"].value for _ in range(3)]
     assert all(torch.equal(values[0], value) for value in values)
     wide, _ = run_float64(case, CPU)
-    assert wide.failure is None and wide.named()["out0"].value.dtype == torch.float64
+    assert wide.failure is None and wide.index_by_name()["out0"].value.dtype == torch.float64
 
 
 def test_what_is_in_force_around_the_submodule_is_kept(write_case: Write):
@@ -120,7 +120,7 @@ def test_what_is_in_force_around_the_submodule_is_kept(write_case: Write):
     case = load_case(write_case("BACKWARD = True\n" + source(body)))
     inner = submodule_case(case, "layers.0.attn", CPU)
     assert (inner.grad, inner.backward) == ("no_grad", False)
-    assert run_eager(inner, CPU).named()["out0"].value.dtype == torch.bfloat16
+    assert run_eager(inner, CPU).index_by_name()["out0"].value.dtype == torch.bfloat16
 
 
 def test_gradients_of_inner_inputs_are_compared(write_case: Write):

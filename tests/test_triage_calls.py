@@ -15,7 +15,7 @@ from torch._inductor.fx_passes import post_grad
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.triage.engine import triage
 from fuzzcompile.triage.refusals import CannotJudge
-from fuzzcompile.triage.triage_report import Report
+from fuzzcompile.triage.triage_report import TriageReport
 
 CPU = torch.device("cpu")
 CALLS = """
@@ -59,7 +59,7 @@ def run(model, inputs):
 """
 )
 
-Judged = Callable[..., Report]
+Judged = Callable[..., TriageReport]
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def no_guards_on_numbers() -> Iterator[None]:
         yield
 
 
-def wrong(report: Report) -> set[str]:
+def wrong(report: TriageReport) -> set[str]:
     return {comparison.name for comparison in report.comparisons if comparison.finding == "far"}
 
 

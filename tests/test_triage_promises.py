@@ -15,9 +15,9 @@ from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.programs.ir.case_source import CaseText
 from fuzzcompile.triage.bitwise.promises import find_promises, judge_own_promises
 from fuzzcompile.triage.engine import triage
-from fuzzcompile.triage.minimize.minimization import ProbeTask, judge_source, probe_candidate
 from fuzzcompile.triage.probe import SignatureLock
 from fuzzcompile.triage.refusals import CannotJudge
+from fuzzcompile.triage.worker.minimization import ProbeTask, judge_source, probe_candidate
 
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 

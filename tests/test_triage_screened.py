@@ -12,7 +12,7 @@ from torch._inductor.fx_passes import joint_graph
 from fuzzcompile.model.facts import find_facts
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.triage.engine import triage
-from fuzzcompile.triage.triage_report import Report
+from fuzzcompile.triage.triage_report import TriageReport
 
 SINE = """
 import torch
@@ -36,12 +36,12 @@ def judge(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def clean(judge) -> tuple[Report, Report]:
+def clean(judge) -> tuple[TriageReport, TriageReport]:
     """A clean program, screened and in full."""
     return judge(screen=True), judge()
 
 
-def reached(report: Report, stage: str) -> set[str]:
+def reached(report: TriageReport, stage: str) -> set[str]:
     return {one.rewrite for one in report.coverage if one.stage == stage}
 
 

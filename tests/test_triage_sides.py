@@ -16,7 +16,7 @@ from fuzzcompile.model.errors import CaseError, UsageError
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.triage.engine import triage
 from fuzzcompile.triage.refusals import CannotJudge
-from fuzzcompile.triage.triage_report import Report
+from fuzzcompile.triage.triage_report import TriageReport
 
 CPU = torch.device("cpu")
 SOURCE = """
@@ -50,7 +50,7 @@ def make():
 """
 ONLY_EXPORTED = SOURCE.replace("torch.sin(", "(1 + torch.compiler.is_exporting()) * torch.sin(")
 
-Judged = Callable[..., Report]
+Judged = Callable[..., TriageReport]
 
 
 @pytest.fixture

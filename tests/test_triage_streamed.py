@@ -9,7 +9,7 @@ from torch._inductor.fx_passes import post_grad
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
 
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.run import footprint, streamed
+from fuzzcompile.run import case_program, footprint
 from fuzzcompile.triage.engine import triage
 
 CPU = torch.device("cpu")
@@ -33,8 +33,8 @@ def reports(write_case, monkeypatch):
     """Judges the case, with every parameter streamed or with none."""
 
     def judged(*, streams: bool):
-        monkeypatch.setattr(streamed, "LEAST_BYTES", 0 if streams else 2**60)
-        monkeypatch.setattr(streamed, "KEPT_BYTES", 0)
+        monkeypatch.setattr(case_program, "LEAST_BYTES", 0 if streams else 2**60)
+        monkeypatch.setattr(case_program, "KEPT_BYTES", 0)
         monkeypatch.setattr(footprint, "KEPT_BYTES", 0)
         return triage(load_case(write_case(SOURCE)), CPU)
 

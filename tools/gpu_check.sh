@@ -74,7 +74,7 @@ step environment 15 environment.json "$python" -c '
 import json
 import torch
 from fuzzcompile.run.device import Numerics
-from fuzzcompile.run.environment import describe
+from fuzzcompile.run.device import describe
 print(json.dumps({**describe(torch.device("cuda:0")), "numerics": Numerics().to_json()}, indent=1))
 ' || status=1
 step doctor 110 doctor.json "$python" -m fuzzcompile doctor --device cuda --corpus "$out/corpus.db" --json || status=1

@@ -25,7 +25,7 @@ from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.casefiles.python_text import defines_make
 from fuzzcompile.programs.scripts.reproducer import confirm_reproducer
 from fuzzcompile.programs.shrink.search import same_bug
-from fuzzcompile.run.device import resolve
+from fuzzcompile.run.device import resolve_device
 
 _SECONDS = 60.0
 _COLUMNS = ("finding", "target", "verdict on the target", "verdict on the device", "run alone", "outcome", "culprit")
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args(arguments)
     try:
-        device = str(resolve(given.device))
+        device = str(resolve_device(given.device))
         findings = taken_from(given.source)
         paths = written(given.out / "findings", findings)
         rows = list[Compared]()

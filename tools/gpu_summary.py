@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fuzzcompile.corpus.failures import CorpusError
+from fuzzcompile.corpus.records import CorpusError
 from fuzzcompile.corpus.store import Store
 
 

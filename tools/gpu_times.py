@@ -19,7 +19,7 @@ from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.torch_config import compile_in_process
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.run.device import Numerics, resolve
+from fuzzcompile.run.device import Numerics, resolve_device
 from fuzzcompile.triage.attribution.steps import ReplayCount, measure_steps
 from fuzzcompile.triage.trials.experiments import Experiments
 
@@ -40,7 +40,7 @@ def make():
 
 def main(device_option: str, runs: int) -> dict[str, object]:
     """Run and compile the case ``runs`` times and return the medians in seconds."""
-    device = resolve(device_option)
+    device = resolve_device(device_option)
     Numerics().apply()
     compile_in_process()
     initialise_patterns(device)

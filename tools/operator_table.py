@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from fuzzcompile.fuzz.opinfo.opinfo_cases import (
+from fuzzcompile.fuzz.opinfo_cases import (
     Speller,
     Unspellable,
     find_entry,
@@ -34,7 +34,7 @@ from fuzzcompile.fuzz.opinfo.opinfo_cases import (
     suppress_warnings,
     write_call,
 )
-from fuzzcompile.fuzz.opinfo.opinfo_cells import OpInfoCell, OpInfoOperator
+from fuzzcompile.fuzz.opinfo_cells import OpInfoCell, OpInfoOperator
 
 OUT = Path(__file__).parent.parent / "fuzzcompile" / "generation" / "operators.json"
 SHAPES = ((2, 3, 4), (), (5,), (1, 1, 2), (2, 2, 3, 4))

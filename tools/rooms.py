@@ -19,6 +19,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROOT = REPOSITORY / "fuzzcompile"
+# Modules of the top level that belong to no room.
+OUTSIDE = {"fuzzcompile", "__main__", "extend"}
 BEGIN, END = "<!-- rooms: drawn by tools/rooms.py -->", "<!-- end of rooms -->"
 
 
@@ -118,10 +120,10 @@ def draw() -> str:
     ]
     lines = [BEGIN, "```mermaid", "flowchart TD"]
     for room in ordered:
-        if room not in ("fuzzcompile", "__main__"):
+        if room not in OUTSIDE:
             docstring = ast.get_docstring(read_modules()[f"fuzzcompile.{room}"]) or ""
             lines.append(f'    {room}["<b>{room}/</b><br>{docstring.splitlines()[0]}"]')
-    lines += [f"    {a} --> {b}" for a, b in shown if not {a, b} & {"fuzzcompile", "__main__"}]
+    lines += [f"    {a} --> {b}" for a, b in shown if not {a, b} & OUTSIDE]
     return "\n".join([*lines, "```", END])
 
 
@@ -153,7 +155,7 @@ def measure() -> dict[str, str]:
         "lines": f"{sum(lengths):,}",
         "files": f"{len(lengths)}",
         "packages": f"{len(packages)}",
-        "rooms at the top level": f"{len({room_name(m) for m in modules} - {'fuzzcompile', '__main__'})}",
+        "rooms at the top level": f"{len({room_name(m) for m in modules} - OUTSIDE)}",
         "arrows between rooms": f"{len(count_arrows())}",
         "arrows that point up": f"{len(order_rooms()[1])}",
         "modules in circles": f"{sum(map(len, find_circles()))}",

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.report.proof import figure
-from fuzzcompile.run.environment import describe
+from fuzzcompile.report.proof import format_number
+from fuzzcompile.run.device import describe_environment
 
 HERE = Path(__file__).parent
 CASE, PLANT = HERE / "bert_layout.py", HERE / "scale_of_layer_7.py"
@@ -74,8 +74,8 @@ def rows(out: Path) -> Iterator[str]:
             "layer 7" if run.planted else "",
             answer["verdict"],
             ", ".join(filter(None, (answer["layer"], _culprit(answer)))),
-            figure(whole["rms_error"]),
-            figure(whole["rounding"]),
+            format_number(whole["rms_error"]),
+            format_number(whole["rounding"]),
             f"[{page.name}]({page.name})",
         )
         yield f"| {' | '.join(cells)} |"
@@ -91,7 +91,7 @@ def main() -> None:
     """Profile, and write the pages and the table."""
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
-    facts = describe(torch.device("cpu"))
+    facts = describe_environment(torch.device("cpu"))
     lines = [
         "# Profiles of 12 layers in the layout of BERT",
         "",

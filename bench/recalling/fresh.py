@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
-from fuzzcompile.run.pool import WorkerPool
+from fuzzcompile.run.pool.worker_pool import WorkerPool
 from recalling.sampling import Site
 from recalling.survey import Pooled, Survey, Unjudged, drawn
 

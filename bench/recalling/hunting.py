@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.run.failures import RemoteError, WorkerFailed, WorkerStartFailed
-from fuzzcompile.run.pool import WorkerPool
-from fuzzcompile.triage.worker.leaving import left_behind
-from fuzzcompile.triage.worker.lost import report_of
+from fuzzcompile.run.pool.worker import RemoteError, WorkerFailed, WorkerStartFailed
+from fuzzcompile.run.pool.worker_pool import WorkerPool
+from fuzzcompile.triage.worker.worker_loss import make_loss_report, read_left
 from recalling.answers import ERRORS, Answer, Attempt, outcome_of
 from recalling.fresh import Fresh
 from recalling.naming import named
@@ -110,11 +109,11 @@ def _attempt(workers: WorkerPool, folder: Path, site: Site, case: Pooled, *, att
             return replace(attempt, verdict="crash", is_bug=True, reached=True, detail=str(error)[:200])
         except WorkerFailed as error:
             attempt = replace(attempt, seconds=time.monotonic() - began)
-            compiling, early = left_behind(error.left)
+            compiling, early = read_left(error.left)
             if early is not None and early["is_bug"]:  # the proof was lost, and the finding was not
                 return replace(attempt, verdict=early["verdict"], is_bug=True, reached=True, detail=str(error)[:200])
             if again and compiling:
-                report = report_of(error, path.stem, torch.__version__, "cpu")
+                report = make_loss_report(error, path.stem, torch.__version__, "cpu")
                 lost = replace(attempt, verdict=report["verdict"], is_bug=True, reached=True, detail=str(error)[:200])
                 return replace(lost, named=named(site.mutation, report), culprit=_brief(report))
         except Exception as error:  # whatever a case raises, the hunt goes on without it

@@ -18,12 +18,11 @@ from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.source_probes import ROOT, LineWatch, watch_lines
 from fuzzcompile.model.errors import CaseError, EnvironmentUnfit
 from fuzzcompile.model.focus_plan import Span
-from fuzzcompile.model.tasks import JudgeTask
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.run.observation import Observation, Value
-from fuzzcompile.triage.judging.judge import judge_file
 from fuzzcompile.triage.trials.case_runs import Trial
 from fuzzcompile.triage.trials.experiments import Experiments
-from fuzzcompile.triage.worker.isolation import isolated
+from fuzzcompile.triage.worker.judge import isolate_process, judge_file
 from recalling.places import stage_of_files
 
 _REPORTED = ("verdict", "is_bug", "confidence", "culprit", "contributors", "signature", "detail", "severity")
@@ -141,7 +140,7 @@ def _right_in_float64(experiments: Experiments | None) -> bool | None:
     if experiments is None:
         return None
     try:
-        with isolated():
+        with isolate_process():
             judgement = experiments.in_float64
     except Exception:  # a mutant may raise anything: then nothing is proved
         return None

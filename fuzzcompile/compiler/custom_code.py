@@ -8,22 +8,29 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._inductor import custom_graph_pass
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.pattern_matcher import LoweringPatternEntry, PatternMatcherPass
 
-from fuzzcompile.compiler.custom_imports import hash_modules, import_target, record_examples
+from fuzzcompile.compiler.custom_imports import get_file_name, hash_modules, import_target, record_examples
 from fuzzcompile.compiler.torch_config import load_config
 from fuzzcompile.compiler.watch import rule_labels
 from fuzzcompile.compiler.watch.ledger import Label
-from fuzzcompile.model.custom import Custom, LoadedCustom, ObjectPath
-from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.custom import Custom, CustomPass, LoadedCustom, ObjectPath
+from fuzzcompile.model.errors import UsageError, format_message
+from fuzzcompile.model.stages import JOINT_GRAPH, POST_GRAD, PRE_GRAD
 from fuzzcompile.run.case import CompileSettings
 
 if TYPE_CHECKING:
-    from fuzzcompile.compiler.custom_passes import InstalledPass
+    from torch import fx
+    from torch._inductor.pattern_matcher import PatternEntry
 
 
 @dataclass
@@ -46,8 +53,6 @@ def install_custom(custom: Custom) -> None:
         setattr(load_config("inductor"), each.setting, None)
     _custom_code.passes, _custom_code.backend, _custom_code.target = (), None, None
     if custom.passes:
-        from fuzzcompile.compiler.custom_passes import load_pass  # imports the pattern matcher
-
         with record_examples():
             _custom_code.passes = tuple(load_pass(each) for each in custom.passes)
     for setting in dict.fromkeys(each.setting for each in _custom_code.passes):
@@ -152,3 +157,203 @@ def _takes_options(backend: Any) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters) or {"options", "mode"} <= {
         parameter.name for parameter in parameters
     }
+
+
+# A user's own passes as they stand in Inductor's config (``torch._inductor.config.*custom*``).
+
+# torch 2.11 does not have it.
+_AWARE: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
+
+SETTINGS = MappingProxyType(
+    {
+        PRE_GRAD: "pre_grad_custom_pass",
+        JOINT_GRAPH: "joint_custom_post_pass",
+        POST_GRAD: "post_grad_custom_post_pass",
+    }
+)
+"""The entry of Inductor's config that runs a pass at a stage: of two, the one behind torch's own passes."""
+
+_CALL_ENDING = "()"  # follows the name of a class
+_DEPTH = 4  # a manager of passes, its list, a pass, its tables
+
+
+class InstalledPass(CustomGraphPass):
+    """A pass of the user's own as it stands in Inductor's config.
+
+    Args:
+        custom: how it was named; its stage is known.
+        given: a table of patterns, or what is called with a graph.
+        ending: what follows the name in Python that gives it to the config: a call, the method of a table, or nothing.
+    """
+
+    def __init__(self, custom: CustomPass, given: PatternMatcherPass | Callable[..., object], ending: str = "") -> None:
+        assert custom.at is not None
+        self.custom, self.given, self.place, self.ending = custom, given, custom.at, ending
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Run the pass over the graph."""
+        if isinstance(self.given, PatternMatcherPass):
+            self.given.apply(graph)
+        else:
+            self.given(graph)
+
+    def is_run_as(self, function: object) -> bool:
+        """Return whether Inductor runs this pass where it calls ``function``: a script may have given it as it is."""
+        if function is self or function is self.given or getattr(function, "__self__", None) is self.given:
+            return True
+        return self.ending.startswith(_CALL_ENDING) and type(function) is type(self.given)
+
+    @property
+    def is_table(self) -> bool:
+        """True for a pass that is nothing but a table of patterns."""
+        return isinstance(self.given, PatternMatcherPass)
+
+    def uuid(self) -> object:
+        """The pass's own, by which torch decides when it runs passes over dynamo's graph."""
+        return self.given.uuid() if isinstance(self.given, CustomGraphPass) else None
+
+    def __deepcopy__(self, memo: object) -> InstalledPass:
+        """Itself: a copy of the config holds the same pass."""
+        return self
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def name(self) -> str:
+        """The name of the pass in reports."""
+        return self.custom.target.name
+
+    @property
+    def setting(self) -> str:
+        """The entry of Inductor's config that holds it."""
+        return SETTINGS[self.place]
+
+    def make_label(self, stage: str) -> Label:
+        """The label of what the pass does beyond the patterns of its tables."""
+        code = self.given if inspect.isroutine(self.given) else vars(type(self.given)).get("__call__")
+        source, line = (None, None) if self.is_table else rule_labels.find_source(code)
+        place = source or get_file_name(self.custom.target)
+        return Label(stage, self.name, self.name, place, line or 1)
+
+    def iterate_tables(self) -> Iterator[PatternMatcherPass]:
+        """The tables of patterns that it applies, as far as they can be seen from outside."""
+        return _find_tables(self.given, _DEPTH)
+
+    def list_patterns(self) -> list[tuple[Label, PatternEntry]]:
+        """The patterns of its tables, each with its label."""
+        entries = _list_entries(self.iterate_tables())
+        return [(rule_labels.make_entry_label(entry, self.place, self.name), entry) for entry in entries]
+
+    def describe(self) -> LoadedCustom:
+        """The pass in plain data."""
+        names = tuple(label.rewrite for label, _ in self.list_patterns()) or (self.name,)
+        return LoadedCustom(self.name, "pass", self.place, self.setting, names, hash_modules(self.custom.target))
+
+
+class InferenceAwarePass(InstalledPass):
+    """A pass that is told whether the graph is for inference."""
+
+    def __call__(self, graph: fx.Graph, is_inference: bool = False) -> None:
+        """Run the pass over the graph."""
+        assert callable(self.given)
+        self.given(graph, is_inference)
+
+
+if _AWARE is not None:
+    _AWARE.register(InferenceAwarePass)  # torch tells those that are of its class
+
+
+def load_pass(custom: CustomPass) -> InstalledPass:
+    """Import a pass and make it one that Inductor's config can hold.
+
+    Raises:
+        UsageError: it cannot be imported, is no pass, or leaves open which stage is to run it.
+    """
+    given, ending = import_target(custom.target, "--pass"), ""
+    if inspect.isclass(given):
+        ending = _CALL_ENDING
+        try:
+            given = given()
+        except Exception as error:  # user code: whatever it raises is an error of the class
+            raise UsageError(
+                f"--pass {custom.target} is a class that cannot be made without arguments "
+                f"({type(error).__name__}: {format_message(error, 200)}); name an object of it."
+            ) from error
+    if inspect.ismethod(given) and isinstance(given.__self__, PatternMatcherPass):
+        given = given.__self__  # its method, as the compiler's settings take it
+    elif isinstance(given, PatternMatcherPass):
+        ending += ".apply"
+    if not (callable(given) or isinstance(given, PatternMatcherPass)):
+        kind = type(given).__name__
+        raise UsageError(f"--pass {custom.target} is a {kind}; name a function of a graph, or a PatternMatcherPass.")
+    _make_names_unique(given, custom)
+    at = custom.at or _find_certain_stage(given)
+    if at is None:
+        raise UsageError(f"--pass {custom.target} does not say which graphs it is for: add --at {'|'.join(SETTINGS)}.")
+    aware = _is_inference_aware(given)
+    if aware and at != POST_GRAD:
+        raise UsageError(f"--pass {custom.target} takes is_inference, which torch tells passes at {POST_GRAD} alone.")
+    return (InferenceAwarePass if aware else InstalledPass)(replace(custom, at=at), given, ending)
+
+
+def _make_names_unique(given: PatternMatcherPass | Callable[..., object], custom: CustomPass) -> None:
+    """Give patterns that have the same name names of their own, so that reports can tell them apart."""
+    table = InstalledPass(replace(custom, at=POST_GRAD), given).iterate_tables()
+    names: Counter[str] = Counter()
+    for entry in _list_entries(table):
+        name = rule_labels.make_entry_label(entry, POST_GRAD, None).rewrite
+        names[name] += 1
+        if names[name] > 1:
+            entry.pattern_name = f"{name}#{names[name]}"  # type: ignore[attr-defined]  # torch reads it for telemetry
+
+
+def _find_certain_stage(given: object) -> str | None:
+    """The stage that alone can run the pass, where its kind or its patterns show that; else None."""
+    if _is_inference_aware(given):
+        return POST_GRAD
+    if not isinstance(given, PatternMatcherPass):
+        return None
+    entries = list(_list_entries([given]))
+    if any(isinstance(entry, LoweringPatternEntry) for entry in entries):
+        return POST_GRAD
+    # Graphs behind dynamo's call overloads of operators and nothing else.
+    heads = [key for key in given.patterns if given.patterns[key]]
+    torch_level = [op != "call_function" or not isinstance(target, torch._ops.OpOverload) for op, target in heads]
+    return PRE_GRAD if heads and all(torch_level) else None
+
+
+def _is_inference_aware(given: object) -> bool:
+    return _AWARE is not None and isinstance(given, _AWARE)
+
+
+def _find_tables(value: object, depth: int) -> Iterator[PatternMatcherPass]:
+    """The tables of patterns that an object holds, in lists and objects of the user's too."""
+    if isinstance(value, PatternMatcherPass):
+        yield value
+    elif depth:
+        for held in _list_held_values(value):
+            yield from _find_tables(held, depth - 1)
+
+
+def _list_held_values(value: object) -> Iterable[object]:
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, dict):
+        return list(value.values())
+    if inspect.isfunction(value):
+        cells = inspect.getclosurevars(value)
+        return [*cells.nonlocals.values(), *cells.globals.values()]
+    if (
+        inspect.isclass(value)
+        or inspect.ismodule(value)
+        or type(value).__module__.split(".")[0] in ("torch", "builtins")
+    ):
+        return ()
+    return list(getattr(value, "__dict__", {}).values())
+
+
+def _list_entries(tables: Iterable[PatternMatcherPass]) -> list[PatternEntry]:
+    """The entries of the tables, each once."""
+    every = (entry for table in tables for entries in table.patterns.values() for entry in entries)
+    return list({id(entry): entry for entry in every}.values())

@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from fuzzcompile.compiler.graph_replay import GraphReplayer
 from fuzzcompile.compiler.watch.ledger import Snapshot
+from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.device import seed_everything
-from fuzzcompile.run.float64 import Float64Mode
-from fuzzcompile.run.tensors import copy_tree, same_values, share_storage
+from fuzzcompile.run.tensors import copy_tree, have_same_values, share_storage
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -243,7 +243,7 @@ class _WritingInterpreter(GraphReplayer):
             view: Any = getattr(self, node.op)(node.target, (base, *args[1:]), kwargs)
             view.copy_(view.clone())
             after = tools.from_fun(base)
-            return not same_values(before, after)
+            return not have_same_values(before, after)
         return False  # a view that cannot be written to at all loses nothing
 
 

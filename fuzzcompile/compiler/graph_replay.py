@@ -17,12 +17,10 @@ from fuzzcompile.compiler.target.graph_placement import CpuMode, call_on_cpu, re
 from fuzzcompile.compiler.target.target_process import current_target
 from fuzzcompile.compiler.watch.ledger import Opaque, Snapshot, is_lowering_handler
 from fuzzcompile.model.facts import facts
-from fuzzcompile.run.device import seed_everything
-from fuzzcompile.run.float64 import Float64Mode
-from fuzzcompile.run.freeing import give_back
-from fuzzcompile.run.noise import UlpNoise
-from fuzzcompile.run.streamed import Stream, is_large, is_streamed, native
-from fuzzcompile.run.tensors import copy_tree, storages
+from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
+from fuzzcompile.run.case_program import Float64Stream, is_large, is_streamed, unstream
+from fuzzcompile.run.device import seed_everything, trim_memory
+from fuzzcompile.run.tensors import copy_tree, measure_storages
 
 # Inputs that a graph of the compiler writes to, by its operators' schemas.
 
@@ -125,18 +123,19 @@ def _copy_arguments(snapshot: Snapshot, inputs: Sequence[object], *, double: boo
     """Copies of ``inputs``; large ones that the graph only reads stay as they are, or are converted when read."""
     kept = _find_read_only_inputs(snapshot, inputs)
     if kept:
-        give_back()
-    stream = Stream()
+        trim_memory()
+    stream = Float64Stream()
     copies = iter(copy_tree([value for value in inputs if id(value) not in kept], double=double))
     return [
-        (stream.of(kept[id(value)]) if double else value) if id(value) in kept else next(copies) for value in inputs
+        (stream.make_streamed(kept[id(value)]) if double else value) if id(value) in kept else next(copies)
+        for value in inputs
     ]
 
 
 def _find_read_only_inputs(snapshot: Snapshot, inputs: Sequence[object]) -> dict[int, torch.Tensor]:
     """The large inputs that the graph only reads, by identity; none whose memory another input shares."""
     reads = set(find_read_only(snapshot.graph))
-    owners = Counter(address for value in inputs for address in storages([value]))
+    owners = Counter(address for value in inputs for address in measure_storages([value]))
     return {
         id(value): value
         for position, value in enumerate(inputs)
@@ -160,7 +159,7 @@ class _GivenStorages:
     def restore_view(self, output: object) -> object:
         """The view of a captured tensor that ``output`` is, if it is one of an argument."""
         if is_streamed(output):
-            return native(output)
+            return unstream(output)
         if not _is_strided_tensor(output) or not output.numel():
             return output
         captured = self._captured.get((output.untyped_storage().data_ptr(), output.dtype))
@@ -283,7 +282,7 @@ def _get_argument(node: fx.Node, operator: torch._ops.OpOverload, name: str) -> 
 
 
 def _settle(value: object) -> object:
-    return native(value) if isinstance(value, torch.Tensor) else value
+    return unstream(value) if isinstance(value, torch.Tensor) else value
 
 
 def _get_version(value: object) -> int:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from fuzzcompile.corpus.claiming import PLACES, part_of
-from fuzzcompile.corpus.clock import campaign_seconds, moment_at
-from fuzzcompile.corpus.failures import CorpusError, FolderTakenError, UnknownFindingError, UntrustedError
-from fuzzcompile.corpus.marking import Mark
 from fuzzcompile.corpus.records import (
     Campaign,
     CaseRecord,
+    CorpusError,
     Counters,
     Coverage,
     Ended,
     Finding,
     FindingSummary,
-    Kept,
-    Recorded,
+    FolderTakenError,
     Related,
     Replay,
     Reproducer,
@@ -24,12 +20,19 @@ from fuzzcompile.corpus.records import (
     StoredCampaign,
     StoredCoverage,
     StoredReplay,
+    StoredReport,
+    StoredReproducer,
     StreamRun,
     Umbrella,
-    compiler_of,
+    UnknownFindingError,
+    UntrustedError,
+    campaign_seconds,
+    identify_compiler,
+    moment_at,
     public_id,
 )
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.corpus.transactions import PLACES, Mark, find_part
 
 __all__ = [
     "PLACES",
@@ -42,9 +45,7 @@ __all__ = [
     "Finding",
     "FindingSummary",
     "FolderTakenError",
-    "Kept",
     "Mark",
-    "Recorded",
     "Related",
     "Replay",
     "Reproducer",
@@ -54,13 +55,15 @@ __all__ = [
     "StoredCampaign",
     "StoredCoverage",
     "StoredReplay",
+    "StoredReport",
+    "StoredReproducer",
     "StreamRun",
     "Umbrella",
     "UnknownFindingError",
     "UntrustedError",
     "campaign_seconds",
-    "compiler_of",
+    "find_part",
+    "identify_compiler",
     "moment_at",
-    "part_of",
     "public_id",
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from fuzzcompile.corpus.failures import CorpusError, NotAFileError
+from fuzzcompile.corpus.records import CorpusError, NotAFileError
 from fuzzcompile.model.hints import format_command
 from fuzzcompile.model.privacy import strip_password
 from fuzzcompile.model.settings import locate_corpus, read_settings
@@ -33,7 +33,7 @@ def resolve(location: str | os.PathLike[str] | None) -> URL:
     return URL.create("sqlite", database=str(path))
 
 
-def file_of(url: URL) -> Path | None:
+def find_file(url: URL) -> Path | None:
     """The file that holds an SQLite corpus; None for a database server."""
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
@@ -42,7 +42,7 @@ def describe(url: URL) -> str:
     """How messages name a corpus: its path, or its URL without passwords, as it may be given again."""
     if url.get_backend_name() == POSTGRES:
         url = url.set(drivername=POSTGRES)
-    return str(file_of(url) or strip_password(url.render_as_string(hide_password=False)))
+    return str(find_file(url) or strip_password(url.render_as_string(hide_password=False)))
 
 
 def require_file(path: Path, *, create: bool) -> None:

@@ -75,7 +75,7 @@ class Machines:
 
     def waits_for(self, environment: Environment) -> bool:
         """Whether judging its program in an environment would tell whether a second machine shows it."""
-        alike, place = conditions(environment), place_of(environment)
+        alike, place = conditions(environment), find_place(environment)
         alone = self.count == 1 and any(under == alike for under, _ in self.shown)
         return alone and place is not None and place not in self.shown | self.judged
 
@@ -86,7 +86,7 @@ def conditions(environment: Environment) -> Alike:
     return str(environment.get("torch")), device, str(environment.get("target") or "")
 
 
-def changes_of(settings: Mapping[str, object] | None) -> tuple[object, ...]:
+def list_changes(settings: Mapping[str, object] | None) -> tuple[object, ...]:
     """How a campaign changed the compiler: vetoes, plants, and the user's own passes and backend; each empty if not."""
     return tuple((settings or {}).get(name) or None for name in ("vetoes", "plants", "custom"))
 
@@ -97,18 +97,18 @@ def processor(environment: Environment) -> str | None:
     return None if name is None else str(name)
 
 
-def machine_of(environment: Environment) -> str:
+def identify_machine(environment: Environment) -> str:
     """The machine's eight digits, ``unknown`` in corpora of earlier versions."""
     return str(environment.get("machine") or "unknown")
 
 
-def place_of(environment: Environment) -> Place | None:
+def find_place(environment: Environment) -> Place | None:
     """The machine, beside what must be the same elsewhere; None for one that is not known."""
     machine = environment.get("machine")
     return (conditions(environment), str(machine)) if machine else None
 
 
-def machines_of(seen: Iterable[Environment], judged: Iterable[tuple[Environment, str]]) -> Machines:
+def list_machines(seen: Iterable[Environment], judged: Iterable[tuple[Environment, str]]) -> Machines:
     """Where a finding was seen, by the environments of its hits, and how its program was judged in which others."""
     hits, tries = list(seen), list(judged)
     alike = frozenset(conditions(environment) for environment in hits)
@@ -143,7 +143,7 @@ class Hits:
 def changed_campaigns(session: Session) -> set[int]:
     """The campaigns that judged with another compiler."""
     settings = session.execute(select(CampaignRow.id, CampaignRow.settings))
-    return {key for key, each in settings if any(changes_of(each))}
+    return {key for key, each in settings if any(list_changes(each))}
 
 
 def machines_by_finding(
@@ -162,7 +162,7 @@ def machines_by_finding(
     for key in hits.keys() | reproduced.keys():
         own = hits[key].counted() if key in hits else []
         seen = [details[each] for each in (*own, *reproduced.get(key, ()))]
-        found[key] = machines_of(seen, [(details[each], verdict) for each, verdict in judged.get(key, ())])
+        found[key] = list_machines(seen, [(details[each], verdict) for each, verdict in judged.get(key, ())])
     return found
 
 
@@ -201,13 +201,13 @@ def _judged(session: Session, chosen: Sequence[ColumnElement[bool]]) -> dict[int
         for finding, environment, verdict, settings in session.execute(
             rows.where(elsewhere, RunRow.screened.is_(False), *chosen)
         ):
-            if not any(changes_of(settings)):
+            if not any(list_changes(settings)):
                 by_finding[finding].append((environment, verdict))
     return by_finding
 
 
 def _places(environments: Iterable[Environment]) -> frozenset[Place]:
-    return frozenset(place for each in environments if (place := place_of(each)) is not None)
+    return frozenset(place for each in environments if (place := find_place(each)) is not None)
 
 
 def _processors(environments: Iterable[Environment]) -> tuple[str, ...]:

@@ -303,7 +303,7 @@ class UmbrellaRow(Base):
 class CoverageRow(Base):
     """How often a rewrite, operator or kernel was reached, and by which case first.
 
-    ``torch`` is the compiler, a target of its own included (`fuzzcompile.corpus.records.compiler_of`).
+    ``torch`` is the compiler, a target of its own included (`fuzzcompile.corpus.records.identify_compiler`).
     ``outcome`` of a rewrite is ``fired`` or ``refused`` (by its check); that of a decomposition, a lowering or a kernel
     (``stage`` says which) is ``fired`` where it was used, or ``fallback`` where the operator was called instead.
     """

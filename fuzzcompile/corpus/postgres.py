@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from sqlalchemy import URL, Connection, Engine, event, exc, text
 
-from fuzzcompile.corpus.failures import CorpusError
+from fuzzcompile.corpus.records import CorpusError
 from fuzzcompile.corpus.sqlite import PATIENT_SECONDS, WRITES
 
 INSTALL = "pip install 'fuzzcompile[postgres]'"

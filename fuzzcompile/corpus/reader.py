@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus import claiming, keeping
-from fuzzcompile.corpus.claiming import present
-from fuzzcompile.corpus.connection import explained_errors, integrity, reading
+from fuzzcompile.corpus import maintenance, transactions
+from fuzzcompile.corpus.connection import explained_errors, integrity, reading, survives_outages
 from fuzzcompile.corpus.fleet import Fleet, fleet
-from fuzzcompile.corpus.judged import JudgedCase, judged_case
-from fuzzcompile.corpus.keeping import Stats
 from fuzzcompile.corpus.location import describe
-from fuzzcompile.corpus.matching import finding_of
+from fuzzcompile.corpus.maintenance import Stats
+from fuzzcompile.corpus.merge import find_finding
 from fuzzcompile.corpus.models import (
     CampaignRow,
     CaseRow,
@@ -31,18 +30,20 @@ from fuzzcompile.corpus.models import (
     RunRow,
     UmbrellaRow,
 )
-from fuzzcompile.corpus.news import News, Since, news
-from fuzzcompile.corpus.outages import survives_outages
-from fuzzcompile.corpus.overview import Overview, overview
-from fuzzcompile.corpus.querying import (
-    conditions_of,
+from fuzzcompile.corpus.queries import (
+    News,
+    Overview,
+    Since,
+    collect_details,
     count_distinct,
-    details_of,
     environment_of_runs,
     finding_id,
     finding_records,
     first_reached,
-    record_of,
+    list_conditions,
+    make_record,
+    news,
+    overview,
     reproducer_record,
     shown_reproducer,
     summary_records,
@@ -60,12 +61,93 @@ from fuzzcompile.corpus.records import (
     StoredReplay,
     StreamRun,
     Umbrella,
-    compiler_of,
+    UnknownFindingError,
+    identify_compiler,
     public_id,
 )
+from fuzzcompile.corpus.transactions import present
 
 if TYPE_CHECKING:
     from fuzzcompile.model.contract import ReportJson
+
+
+# All that is known of a case and of how it was judged: enough to judge it again, whatever came before it.
+
+_LEAST_DIGITS, _WHOLE = 6, 64
+
+
+@dataclass(frozen=True)
+class JudgedRun:
+    """One time that a case was judged.
+
+    Attributes:
+        report: the report, as ``triage --json`` prints it.
+        environment: where.
+        conditions: the campaign's vetoes, hashes of plants, and own passes; None outside a campaign.
+        screened: whether no code was generated.
+        finding: the public id of the finding that it hit.
+        place: the stream and the place there; None for a case beside a stream.
+        created: when it was stored.
+    """
+
+    report: ReportJson
+    environment: dict[str, object]
+    conditions: dict[str, object] | None
+    screened: bool
+    finding: str | None
+    place: tuple[str, int] | None
+    created: datetime
+
+
+@dataclass(frozen=True)
+class JudgedCase:
+    """A case and its runs, oldest first; its source is empty where `fuzzcompile.corpus.maintenance` has dropped it."""
+
+    sha256: str
+    source: str
+    imported: bool
+    runs: tuple[JudgedRun, ...]
+
+
+def judged_case(session: Session, name: str) -> JudgedCase:
+    """The case whose hash begins with ``name``; ``case_`` before it, as reports call cases, is left out.
+
+    Raises:
+        UnknownFindingError: there is none, or more than one.
+    """
+    digits = name.removeprefix("case_").lower()
+    if len(digits) < _LEAST_DIGITS or not set(digits) <= set("0123456789abcdef"):
+        raise UnknownFindingError(f"{name} is no case: name it by {_LEAST_DIGITS} or more digits of its hash.")
+    # A range, which the index on the hash answers; the letter g comes after every digit.
+    begins = (CaseRow.sha256 >= digits, CaseRow.sha256 < f"{digits}g")
+    rows = session.scalars(select(CaseRow).where(*begins).limit(2)).all()
+    if len(rows) != 1:
+        raise UnknownFindingError(
+            f"{'More than one case has' if rows else 'No case has'} a hash that begins with {digits}: "
+            + ("give more digits." if rows else "`fuzzcompile run --log FILE` and reports name cases.")
+        )
+    runs = (
+        select(RunRow, EnvironmentRow.details, CampaignRow.settings)
+        .join(EnvironmentRow, RunRow.environment_id == EnvironmentRow.id)
+        .outerjoin(CampaignRow, RunRow.campaign_id == CampaignRow.id)
+        .where(RunRow.case_id == rows[0].id)
+        .order_by(RunRow.id)
+    )
+    judged = tuple(_run(run, environment, settings) for run, environment, settings in session.execute(runs))
+    return JudgedCase(rows[0].sha256, rows[0].source, rows[0].imported, judged)
+
+
+def _run(run: RunRow, environment: dict[str, object], settings: dict[str, object] | None) -> JudgedRun:
+    conditions = None if settings is None else {name: settings.get(name) for name in ("vetoes", "plants", "custom")}
+    return JudgedRun(
+        cast("ReportJson", run.report),
+        environment,
+        conditions,
+        run.screened,
+        None if run.finding_id is None else public_id(run.finding_id),
+        None if run.stream is None or run.stream_index is None else (run.stream, run.stream_index),
+        run.created,
+    )
 
 
 @survives_outages
@@ -94,22 +176,22 @@ class Reader:
         )
         with self._read() as session:
             return [
-                record_of(StoredCampaign, row, environment=details, settings=claiming.asked(row.settings))
+                make_record(StoredCampaign, row, environment=details, settings=transactions.asked(row.settings))
                 for row, details in session.execute(query)
             ]
 
     def part(self, campaign_id: int) -> int:
-        """The part of its stream that a campaign judges (`fuzzcompile.corpus.claiming`)."""
+        """The part of its stream that a campaign judges (`fuzzcompile.corpus.transactions`)."""
         with self._read() as session:
             return session.scalar(select(CampaignRow.part).where(CampaignRow.id == campaign_id)) or 0
 
     def living(self) -> set[int]:
         """The ids of the campaigns that run, as far as the corpus can tell, but for this process's."""
         with self._read() as session:
-            return {row.id for row in claiming.living(session, claiming.present(session))}
+            return {row.id for row in transactions.living(session, transactions.present(session))}
 
     def news(self, compiler: str, since: Since | None) -> News:
-        """What was stored since (`fuzzcompile.corpus.news`)."""
+        """What was stored since (`fuzzcompile.corpus.queries`)."""
         with self._read() as session:
             return news(session, compiler, since)
 
@@ -134,7 +216,7 @@ class Reader:
             if row is None:
                 return None
             tuples = {name: tuple(getattr(row, name)) for name in ("idioms", "near_misses", "features")}
-            return record_of(CaseRecord, row, stream=None, index=None, **tuples)
+            return make_record(CaseRecord, row, stream=None, index=None, **tuples)
 
     def judged(self, name: str) -> JudgedCase:
         """The case whose hash begins with ``name``, and every time that it was judged.
@@ -187,7 +269,7 @@ class Reader:
         return sorted(seeds.values(), key=lambda seed: -seed.firsts)[:limit]
 
     def coverage(self, compiler: str | None = None, *, until: datetime | None = None) -> list[StoredCoverage]:
-        """What was reached, by every compiler or one (`compiler_of`): rewrites, decompositions, lowerings and kernels.
+        """Return the rewrites, decompositions, lowerings and kernels that every compiler reached, or one alone.
 
         With ``until``, only what was first reached by a case that campaigns had judged by then; a case that was judged
         more than once counts from its last run. The counts stay those of the whole corpus.
@@ -201,7 +283,7 @@ class Reader:
             query = query.where(CoverageRow.first_case_id.in_(judged.having(func.max(RunRow.created) <= until)))
         with self._read() as session:
             rows = session.execute(query.order_by(CoverageRow.torch, *identity))
-            return [record_of(StoredCoverage, row, first_case_sha256=sha256) for row, sha256 in rows]
+            return [make_record(StoredCoverage, row, first_case_sha256=sha256) for row, sha256 in rows]
 
     def counters(
         self, stream: str | None = None, *, compiler: str | None = None, until: datetime | None = None
@@ -224,7 +306,7 @@ class Reader:
     def findings(self, status: str | None = None, *, campaign_id: int | None = None) -> list[Finding]:
         """All findings, or those of a status or hit by a campaign; oldest first."""
         with self._read() as session:
-            return finding_records(session, *conditions_of(status, campaign_id))
+            return finding_records(session, *list_conditions(status, campaign_id))
 
     def unreduced(self) -> dict[str, str]:
         """The public ids and signatures of the open findings without a reproducer; no case is looked at."""
@@ -242,7 +324,7 @@ class Reader:
     def summaries(self, status: str | None = None, *, campaign_id: int | None = None) -> list[FindingSummary]:
         """The same findings without reports and sources, which take long to read; the worst first."""
         with self._read() as session:
-            found = summary_records(session, *conditions_of(status, campaign_id))
+            found = summary_records(session, *list_conditions(status, campaign_id))
         return sorted(found, key=lambda finding: finding.place)
 
     def finding(self, name: str | int) -> Finding:
@@ -257,7 +339,7 @@ class Reader:
     def finding_of(self, signature: str) -> str | None:
         """The public id of the finding that a report of this signature would be a hit of, if there is one."""
         with self._read() as session:
-            row = finding_of(session, signature)
+            row = find_finding(session, signature)
             return None if row is None else public_id(row.id)
 
     def names_of(self, finding: str | int) -> list[str]:
@@ -275,7 +357,7 @@ class Reader:
             row = session.get_one(FindingRow, finding_id(session, finding))
             best = shown_reproducer(session, row)
             key = best.environment_id if best is not None else None
-            return details_of(session, key) or environment_of_runs(session, row, best)
+            return collect_details(session, key) or environment_of_runs(session, row, best)
 
     def best_reproducer(self, finding: str | int) -> Reproducer | None:
         """A confirmed one before others, then one of the worst severity, then the shortest."""
@@ -299,20 +381,20 @@ class Reader:
         with self._read() as session:
             if finding is not None:
                 query = query.where(ReplayRow.finding_id == finding_id(session, finding))
-            return [record_of(StoredReplay, row, runs=tuple(row.runs)) for row in session.scalars(query)]
+            return [make_record(StoredReplay, row, runs=tuple(row.runs)) for row in session.scalars(query)]
 
     def related(self, finding: str | int) -> list[Related]:
         """The public reports that a search found for a finding, the likeliest first."""
         with self._read() as session:
             key = finding_id(session, finding)
             query = select(RelatedRow).where(RelatedRow.finding_id == key).order_by(RelatedRow.score.desc())
-            return [record_of(Related, row) for row in session.scalars(query)]
+            return [make_record(Related, row) for row in session.scalars(query)]
 
     def umbrellas(self) -> list[Umbrella]:
         """The groups that findings are in or of which a person said something, by name."""
         names = select(FindingRow.umbrella).where(FindingRow.umbrella.is_not(None)).distinct()
         with self._read() as session:
-            marked = {row.name: record_of(Umbrella, row) for row in session.scalars(select(UmbrellaRow))}
+            marked = {row.name: make_record(Umbrella, row) for row in session.scalars(select(UmbrellaRow))}
             known = sorted({*filter(None, session.scalars(names)), *marked})
             return [marked.get(name) or Umbrella(name) for name in known]
 
@@ -322,18 +404,18 @@ class Reader:
             return None
         with self._read() as session:
             row = session.get(UmbrellaRow, name)
-            return Umbrella(name) if row is None else record_of(Umbrella, row)
+            return Umbrella(name) if row is None else make_record(Umbrella, row)
 
     def _environments(self, compiler: str) -> list[int]:
         """The environments of one compiler."""
         with self._read() as session:
             rows = session.execute(select(EnvironmentRow.id, EnvironmentRow.details))
-            return [key for key, details in rows if compiler_of(details) == compiler]
+            return [key for key, details in rows if identify_compiler(details) == compiler]
 
     def stats(self) -> Stats:
         """What the corpus holds."""
         with self._read() as session:
-            return keeping.stats(session)
+            return maintenance.stats(session)
 
     def overview(self) -> Overview:
         """All that a report on the corpus shows of findings and cases."""

@@ -6,11 +6,12 @@ They depend on neither SQL nor torch. Reports and environments are JSON objects;
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.severity import Severity
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ Outcome = Literal["fired", "refused", "fallback"]
 Status = Literal["open", "known", "dup", "fixed", "invalid", "wontfix"]
 
 
-def compiler_of(environment: Mapping[str, object]) -> str:
+def identify_compiler(environment: Mapping[str, object]) -> str:
     """The compiler that reached something: the version of torch, and the target that it was told, if any.
 
     ``2.13.0+cpu``, or ``2.13.0+cpu for cuda:sm_90``.
@@ -101,7 +102,7 @@ class Coverage:
 class StoredCoverage(Coverage):
     """How often a rewrite, operator or kernel was reached, and the case that reached it first.
 
-    ``torch`` is the compiler (`compiler_of`).
+    ``torch`` is the compiler (`identify_compiler`).
     """
 
     torch: str
@@ -131,7 +132,7 @@ class Seed:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class StoredReport:
     """The rows of a stored run; ``finding_id`` is None if it shows no bug."""
 
     case_id: int
@@ -163,7 +164,7 @@ class Reproducer:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredReproducer:
     """Where a reproducer was stored: in the finding that it was added to, or in the one that this became.
 
     ``merged`` are the ids of findings that vanished into it; their names go on meaning it. ``is_new_finding`` tells
@@ -241,8 +242,9 @@ class FindingSummary:
     ``duplicate_of`` (a
     public id) are what a person said; ``searched`` is when reports on it were last searched for, with which
     ``queries``. ``reproducer_lines`` and ``confirmed`` tell of the best reproducer; None where there is none.
-    ``drawn_from`` is what `fuzzcompile.corpus.forms.drawn_from` says. ``trusted`` tells whether its programs may be run
-    (`fuzzcompile.corpus.trusting`), ``machines`` where it was seen.
+    ``drawn_from`` is what `fuzzcompile.corpus.queries.drawn_from` says. ``trusted`` tells whether its programs may be
+    run
+    (`fuzzcompile.corpus.queries`), ``machines`` where it was seen.
     """
 
     id: int
@@ -296,7 +298,7 @@ class Finding(FindingSummary):
     """One root cause, in whole.
 
     ``report`` is that on its best reproducer where a confirmed one speaks for it
-    (`fuzzcompile.corpus.speaking.speaks_for`), and else that on its best run; severity, verdict, confidence, culprit
+    (`fuzzcompile.corpus.merge.speaks_for`), and else that on its best run; severity, verdict, confidence, culprit
     and evidence are that report's. ``source`` is the case that it is about, or from which the reproducer was reduced;
     where that is not known, the reproducer itself; ``features`` are that case's. All runs count as hits.
     """
@@ -316,3 +318,59 @@ class Counters:
     runs: int
     by_verdict: dict[str, int]
     findings: int
+
+
+# Errors about a corpus that its user can fix.
+
+
+class CorpusError(EnvironmentUnfit):
+    """The corpus cannot be opened, read or written (exit status 3)."""
+
+
+class CorpusGone(CorpusError):
+    """The corpus's server was lost, or does not answer yet: the same call may succeed later."""
+
+
+class NotAFileError(UsageError):
+    """A folder without a corpus was named as one (exit status 2)."""
+
+
+class UnknownFindingError(UsageError):
+    """No finding, or more than one, has the given name (exit status 2)."""
+
+
+class UntrustedError(UsageError):
+    """What was to be run comes from another corpus, and no one here trusts it (exit status 2)."""
+
+
+class FolderTakenError(UsageError):
+    """An export would overwrite files that do not belong to this finding (exit status 2)."""
+
+
+# Campaign time: how long campaigns ran, without the time between them.
+
+
+def campaign_seconds(campaigns: Iterable[StoredCampaign]) -> float:
+    """Seconds in which at least one campaign ran."""
+    return sum((end - start).total_seconds() for start, end in _spans(campaigns))
+
+
+def moment_at(campaigns: Iterable[StoredCampaign], seconds: float) -> datetime | None:
+    """When campaigns had run for this many seconds in all; None if they have not."""
+    left = timedelta(seconds=seconds)
+    for start, end in _spans(campaigns):
+        if end - start >= left:
+            return start + left
+        left -= end - start
+    return None
+
+
+def _spans(campaigns: Iterable[StoredCampaign]) -> list[tuple[datetime, datetime]]:
+    """The intervals in which at least one campaign ran, in order; a killed one ends with its last heartbeat."""
+    spans: list[tuple[datetime, datetime]] = []
+    for start, end in sorted((run.started, run.end) for run in campaigns):
+        if spans and start <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(spans[-1][1], end)
+        else:
+            spans.append((start, end))
+    return spans

@@ -10,7 +10,7 @@ import time
 
 from sqlalchemy import Connection, Engine, event, exc, text
 
-from fuzzcompile.corpus.location import file_of
+from fuzzcompile.corpus.location import find_file
 
 BUSY_SECONDS = 30.0
 # A lock that lasts longer is said to be waited for.
@@ -62,7 +62,7 @@ def integrity(engine: Engine) -> str:
 
 def size(connection: Connection) -> int:
     """The bytes of the file and its log."""
-    path = file_of(connection.engine.url)
+    path = find_file(connection.engine.url)
     beside = () if path is None else (path, path.with_name(f"{path.name}-wal"))
     return sum(file.stat().st_size for file in beside if file.exists())
 

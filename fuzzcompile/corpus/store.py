@@ -14,30 +14,37 @@ from uuid import uuid4
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus import claiming, copying, exporting, keeping, recording, trusting
-from fuzzcompile.corpus.connection import connect, explained_errors, shrink, writing
-from fuzzcompile.corpus.copying import Copied
-from fuzzcompile.corpus.importing import Arrived, Export, original_in, put_export, settle_duplicates
-from fuzzcompile.corpus.keeping import Freed
-from fuzzcompile.corpus.location import describe, file_of, require_file, resolve
-from fuzzcompile.corpus.marking import Mark, put_mark
+from fuzzcompile.corpus import export as exporting
+from fuzzcompile.corpus import imports, maintenance, transactions
+from fuzzcompile.corpus import queries as trusting
+from fuzzcompile.corpus.connection import (
+    connect,
+    explained_errors,
+    once_it_is_up,
+    shrink,
+    survives_outages,
+    waiting,
+    writing,
+)
+from fuzzcompile.corpus.imports import Arrived, Copied, Export, original_in, put_export, settle_duplicates
+from fuzzcompile.corpus.location import describe, find_file, require_file, resolve
+from fuzzcompile.corpus.maintenance import Freed, bring_up_to_date
 from fuzzcompile.corpus.models import CampaignRow
-from fuzzcompile.corpus.outages import once_it_is_up, survives_outages, waiting
-from fuzzcompile.corpus.querying import finding_id
+from fuzzcompile.corpus.queries import finding_id
 from fuzzcompile.corpus.reader import Reader
 from fuzzcompile.corpus.records import (
     Campaign,
     CaseRecord,
     Coverage,
     Ended,
-    Kept,
-    Recorded,
     Related,
     Replay,
     Reproducer,
+    StoredReport,
+    StoredReproducer,
     public_id,
 )
-from fuzzcompile.corpus.schema import bring_up_to_date
+from fuzzcompile.corpus.transactions import Mark, put_mark
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.settings import read_settings
 
@@ -74,7 +81,7 @@ class Store(Reader):
             CorpusError: the corpus cannot be opened; the message says what to do.
         """
         url = resolve(location)
-        path = file_of(url)
+        path = find_file(url)
         if path is not None:
             require_file(path, create=create)
         waits = float(str(read_settings().find_value("patience"))) if patience is None else patience
@@ -98,23 +105,23 @@ class Store(Reader):
 
     def start_campaign(self, campaign: Campaign) -> int:
         """Store that a campaign begins; return its row's id."""
-        return self._stored(claiming.put_campaign, campaign, uuid4().hex)
+        return self._stored(transactions.put_campaign, campaign, uuid4().hex)
 
     def heartbeat(self, campaign_id: int, counters: Mapping[str, object]) -> int:
         """Keep the counters of a running campaign, so that a killed one still shows them.
 
         Returns:
-            The part of its stream that it judges from now on (`fuzzcompile.corpus.claiming`).
+            The part of its stream that it judges from now on (`fuzzcompile.corpus.transactions`).
         """
         with self._write() as session:
-            return claiming.hear(session, _campaign(session, campaign_id), counters)
+            return transactions.hear(session, _campaign(session, campaign_id), counters)
 
     def finish_campaign(self, campaign_id: int, counters: Mapping[str, object], ended: Ended) -> None:
         """Store how a campaign ended."""
         with self._write() as session:
             row = _campaign(session, campaign_id)
-            row.counters, row.ended = recording.plain(counters), ended
-            row.last_heard = row.finished = claiming.present(session)
+            row.counters, row.ended = transactions.plain(counters), ended
+            row.last_heard = row.finished = transactions.present(session)
 
     def record(
         self,
@@ -126,7 +133,7 @@ class Store(Reader):
         *,
         screened: bool = False,
         token: str | None = None,
-    ) -> Recorded:
+    ) -> StoredReport:
         """Store a judged case: case, environment, run, finding and coverage, all or nothing.
 
         Of calls with the same ``token``, the first stores it; the others return what it stored.
@@ -135,11 +142,13 @@ class Store(Reader):
             ValueError: a bug has no signature, the environment no torch, or a number is NaN or infinite.
         """
         return self._stored(
-            recording.put_run, campaign_id, case, environment, report, coverage,
+            transactions.put_run, campaign_id, case, environment, report, coverage,
             screened=screened, token=token or uuid4().hex,
         )  # fmt: skip
 
-    def add_reproducer(self, finding: str | int, reproducer: Reproducer, *, replaces: str | None = None) -> Kept:
+    def add_reproducer(
+        self, finding: str | int, reproducer: Reproducer, *, replaces: str | None = None
+    ) -> StoredReproducer:
         """Store a reproducer of a finding; a script that is already stored is updated.
 
         A confirmed one settles what the finding is: a coarse signature becomes the refined one of its report, and
@@ -152,7 +161,7 @@ class Store(Reader):
                 shows now is what the finding is, whatever its signature was.
         """
         with self._write() as session:
-            return recording.put_reproducer(session, finding_id(session, finding), reproducer, replaces)
+            return transactions.put_reproducer(session, finding_id(session, finding), reproducer, replaces)
 
     def mark(self, name: str, mark: Mark) -> tuple[str, Mark]:
         """Store what a person says of a finding or a group of them; return its name, and all that is said of it now.
@@ -176,13 +185,13 @@ class Store(Reader):
 
     def add_replay(self, finding: str | int, replay: Replay) -> None:
         """Store that a finding's reproducer was run again."""
-        made = recording.now()
-        self._stored(lambda session: recording.put_replay(session, finding_id(session, finding), replay, made))
+        made = transactions.now()
+        self._stored(lambda session: transactions.put_replay(session, finding_id(session, finding), replay, made))
 
     def keep_related(self, finding: str | int, related: Sequence[Related], queries: Sequence[str]) -> None:
         """Store the public reports on a finding that ``queries`` led to, in place of those of an earlier search."""
         with self._write() as session:
-            recording.put_related(session, finding_id(session, finding), related, queries)
+            transactions.put_related(session, finding_id(session, finding), related, queries)
 
     def export(self, finding: str | int, folder: str | os.PathLike[str]) -> list[Path]:
         """Write ``case.py``, ``repro.py``, ``neighbour.py`` (as far as there are such) and ``finding.json``.
@@ -207,7 +216,7 @@ class Store(Reader):
         """Store exported findings, each in a transaction of its own, and say what became of it.
 
         One that cannot be imported is refused, with the reason; the others go on. Unless ``trusted``, their sources are
-        marked (`fuzzcompile.corpus.trusting`).
+        marked (`fuzzcompile.corpus.queries`).
         """
         originals: list[tuple[str, str | None]] = []
         for export in exports:
@@ -228,45 +237,45 @@ class Store(Reader):
         Args:
             other: the corpus to read.
             on_progress: called after each chunk of runs with what has come, and how many runs there are.
-            trusted: its programs may be run here; otherwise they are marked (`fuzzcompile.corpus.trusting`).
+            trusted: its programs may be run here; otherwise they are marked (`fuzzcompile.corpus.queries`).
         """
         if other.location == self.location:
             raise UsageError(f"{other.location} is the corpus itself: name another to import from.")
         before = {finding.id for finding in self.summaries()}
         with other._read() as source:
-            copied, total = Copied(trusted), copying.number_of_runs(source)
-            self._stored(copying.put_campaigns, source, copied)
+            copied, total = Copied(trusted), imports.number_of_runs(source)
+            self._stored(imports.put_campaigns, source, copied)
             last = 0
-            while runs := copying.runs_after(source, last):
-                copied = self._stored(copying.put_copies, runs, copied)
+            while runs := imports.runs_after(source, last):
+                copied = self._stored(imports.put_copies, runs, copied)
                 last = runs[-1][0].id
                 source.expunge_all()
                 on_progress(copied, total)
             yield from self._copy_findings(source, before, trusted=trusted)
-            self._stored(copying.put_coverage, source)
-            self._stored(copying.put_groups, source)
+            self._stored(imports.put_coverage, source)
+            self._stored(imports.put_groups, source)
 
     def _copy_findings(self, source: Session, before: set[int], *, trusted: bool) -> Iterator[Arrived]:
         originals = list[tuple[str, str | None]]()
-        for row in list(copying.findings_of(source)):
+        for row in list(imports.list_findings(source)):
             try:
-                arrived = self._stored(copying.put_finding, source, row, trusted=trusted)
+                arrived = self._stored(imports.put_finding, source, row, trusted=trusted)
             except ValueError as error:
                 arrived = Arrived(f"{public_id(row.id)} {row.signature}", "refused", why=str(error))
             else:
-                originals.append((row.signature, copying.original_of(source, row)))
+                originals.append((row.signature, imports.find_original(source, row)))
                 known = any(arrived.finding == public_id(key) for key in before)
                 arrived = replace(arrived, how="known" if known else "new")
             yield arrived
         self._stored(settle_duplicates, originals)
 
     def collect(self, before: datetime, *, dry: bool = False) -> Freed:
-        """Drop what clean cases hold that were last judged before a moment (`fuzzcompile.corpus.keeping.collect`).
+        """Drop what clean cases hold that were last judged before a moment (`fuzzcompile.corpus.maintenance.collect`).
 
         An SQLite file gets smaller only then; PostgreSQL uses the space again.
         """
         with self._write() as session:
-            freed = keeping.collect(session, before, dry=dry)
+            freed = maintenance.collect(session, before, dry=dry)
         if not dry:
             shrink(self._engine)
         return freed

@@ -7,24 +7,33 @@ command refuses it, and the same copy resumes where it stopped.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import shutil
+import sqlite3
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, Row, Select, Table, bindparam, func, insert, select, update
 
-from fuzzcompile.corpus.connection import connect, explained_errors, is_server, reading, writing
-from fuzzcompile.corpus.failures import CorpusError
-from fuzzcompile.corpus.location import describe, file_of, require_file, resolve
+from fuzzcompile.corpus.connection import connect, explained_errors, is_server, once_it_is_up, reading, waiting, writing
+from fuzzcompile.corpus.imports import Export, exports_in_folder, exports_in_zip
+from fuzzcompile.corpus.location import describe, find_file, require_file, resolve
+from fuzzcompile.corpus.maintenance import COPYING, HEAD, bring_up_to_date, make_anew, read_state, restamp
 from fuzzcompile.corpus.models import Base, CaseRow, RunRow
-from fuzzcompile.corpus.outages import once_it_is_up, waiting
 from fuzzcompile.corpus.postgres import set_sequences
-from fuzzcompile.corpus.schema import COPYING, HEAD, bring_up_to_date, make_anew, restamp, state_of
+from fuzzcompile.corpus.records import CorpusError
+from fuzzcompile.corpus.store import Store
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.hints import format_command
-from fuzzcompile.model.settings import read_settings
+from fuzzcompile.model.settings import FILE_NAME, read_settings
 
 # Rows of one transaction: reports and sources take some ten kilobytes each.
 CHUNK = 500
@@ -79,7 +88,7 @@ def transfer(source: str, target: str, on_progress: OnProgress) -> Transferred:
     if describe(given) == describe(wanted):
         raise UsageError(f"{describe(wanted)} is the corpus that is to be copied: name another place.")
     for url, create in ((given, False), (wanted, True)):
-        if (path := file_of(url)) is not None:
+        if (path := find_file(url)) is not None:
             require_file(path, create=create)
     with ExitStack() as stack:
         ours, theirs = (stack.enter_context(_opened(url)) for url in (given, wanted))
@@ -110,7 +119,7 @@ class _Transfer:
     def _open(self, engine: Engine, *, create: bool) -> None:
         with explained_errors(engine.url):
             if create:
-                state_of(engine)
+                read_state(engine)
             else:
                 bring_up_to_date(engine, create=False)
 
@@ -128,7 +137,7 @@ class _Transfer:
 
     def _begin(self, mark: str) -> None:
         """Claim an empty target, or go on where a copy of the same state stopped."""
-        state = state_of(self._target)
+        state = read_state(self._target)
         if state == mark:
             self._done.resumed = self._done.resumed or not self._begun
             self._begun = True
@@ -212,7 +221,7 @@ class _Transfer:
 
     def _insist(self, target: Connection, mark: str) -> None:
         """Another process may be copying too: both go on as long as it is the same copy."""
-        if state_of(target) != mark:
+        if read_state(target) != mark:
             raise CorpusError(f"Another process has changed {self._done.target} meanwhile: run the copy again.")
 
 
@@ -239,3 +248,88 @@ def _fingerprint(connection: Connection) -> str:
 
 def _digest(value: str) -> str:
     return hashlib.sha256(value.encode()).hexdigest()
+
+
+# What is imported from: a folder or a zip of exports, or another corpus, here or behind a URL.
+
+_SQLITE = b"SQLite format 3\0"
+_SECONDS = 60.0
+
+
+@contextlib.contextmanager
+def opened(location: str, into: Path | None) -> Iterator[Sequence[Export] | Iterator[Export] | Store]:
+    """The exports, or the other corpus, at a path or URL; another corpus is only read, even where its schema is older.
+
+    Args:
+        location: a folder, a file, the URL of a file, or that of a database server.
+        into: the file of the corpus that imports, if it is one: it is not its own source.
+
+    Raises:
+        UsageError: nothing there can be imported.
+        CorpusError: what is there cannot be read.
+    """
+    with contextlib.ExitStack() as stack:
+        if location.startswith(("http://", "https://")):
+            path = _download(location, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fuzzcompile-"))))
+        elif "://" in location:
+            yield stack.enter_context(Store.open(location, create=False))
+            return
+        else:
+            path = Path(location).expanduser()
+        yield _opened_path(path, location, into, stack)
+
+
+def _opened_path(
+    path: Path, location: str, into: Path | None, stack: contextlib.ExitStack
+) -> Sequence[Export] | Iterator[Export] | Store:
+    if path.is_dir():
+        exports = list(exports_in_folder(path))
+        database = path / FILE_NAME
+        if exports or not database.is_file():
+            return exports if exports else _nothing(f"{location} holds no finding.json, in itself or below")
+        path = database
+    if not path.is_file():
+        _nothing(f"There is no {location}")
+    if into is not None and into.exists() and path.samefile(into):
+        _nothing(f"{location} is the corpus itself")
+    try:
+        with path.open("rb") as file:
+            is_database = file.read(len(_SQLITE)) == _SQLITE
+        if is_database:
+            return stack.enter_context(_copy_source(path, stack))
+        return exports_in_zip(stack.enter_context(zipfile.ZipFile(path)))
+    except zipfile.BadZipFile:
+        return _nothing(f"{location} is neither a corpus nor a zip of exports")
+    except OSError as error:
+        raise CorpusError(f"{location} cannot be read ({error.strerror}): name another file.") from error
+
+
+def _copy_source(path: Path, stack: contextlib.ExitStack) -> Store:
+    """A corpus opened in a copy: opening may bring the schema up to date, and the other's owner may not want that."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fuzzcompile-")))
+    copy = folder / FILE_NAME
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
+            contextlib.closing(sqlite3.connect(copy)) as target,
+        ):
+            source.backup(target)
+    except sqlite3.Error as error:
+        raise CorpusError(f"The corpus {path} cannot be read ({error}): restore a copy of it.") from error
+    return Store.open(copy, create=False)
+
+
+def _download(url: str, folder: Path) -> Path:
+    path = folder / "download"
+    try:
+        with urllib.request.urlopen(url, timeout=_SECONDS) as answer, path.open("wb") as file:
+            shutil.copyfileobj(answer, file)
+    except urllib.error.HTTPError as error:
+        raise CorpusError(f"{url} cannot be had (HTTP {error.code}): check the address.") from error
+    except (OSError, ValueError) as error:
+        raise CorpusError(f"{url} cannot be had ({error}): check the network and the address.") from error
+    return path
+
+
+def _nothing(why: str) -> Sequence[Export]:
+    raise UsageError(f"{why}: name a folder or a zip of exported findings, or another corpus.")

@@ -17,10 +17,10 @@ from fuzzcompile.model.errors import CaseError
 from fuzzcompile.programs.casefiles.case_file import read_case_file
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import runs
-from fuzzcompile.run.building import build
 from fuzzcompile.run.case import Case
+from fuzzcompile.run.case_program import build
 from fuzzcompile.run.device import seed_everything
-from fuzzcompile.run.worker import current_device
+from fuzzcompile.run.pool.worker import get_current_device
 
 _MOST_SIZES = 8
 InputLeaves = list[object]
@@ -164,7 +164,7 @@ def _run_case(
     leaves: InputLeaves = []
     seed_everything(0)
     # The user's program may raise anything at all: then this change is none that it takes.
-    with contextlib.suppress(Exception), runs.grad_mode(case.grad):
+    with contextlib.suppress(Exception), runs.enter_grad_mode(case.grad):
         rebuild = _flatten(program.calls[0], leaves)
         inputs = rebuild(iter(change(list(leaves))))
         runs.drive(case, model, inputs)
@@ -194,4 +194,4 @@ def survey_case_file(path: str) -> Survey:
     Raises:
         CaseError: it is not a case file, or fails in eager mode.
     """
-    return survey_case(path, current_device())
+    return survey_case(path, get_current_device())

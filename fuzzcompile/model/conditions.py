@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from fuzzcompile.model.contract import AOTI, EXPORT
 from fuzzcompile.model.custom import Custom
-from fuzzcompile.model.device_option import device_index
-from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.model.facts import find_facts
 from fuzzcompile.model.targets import find_target
 from fuzzcompile.model.tolerances import Tolerances
+from fuzzcompile.model.versions import installed_torch
+
+# How a user names a device. Needs no torch.
+
+_OPTION = re.compile(r"auto|cpu|cuda(?::(?P<index>\d+))?")
+
+
+def parse_device_index(option: str) -> int:
+    """The index in ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; 0 where there is none.
+
+    Raises:
+        UsageError: ``option`` is spelled otherwise.
+    """
+    match = _OPTION.fullmatch(option)
+    if match is None:
+        raise UsageError(f"{option!r} is not a device; use auto, cpu, cuda or cuda:N.")
+    return int(match["index"] or 0)
 
 
 @dataclass(frozen=True)
@@ -30,7 +50,7 @@ class Conditions:
     """How cases run.
 
     Attributes:
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; with a target ``cpu`` (:func:`running_device`).
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; with a target ``cpu`` (:func:`choose_running_device`).
         vetoes: rewrites to refuse in every case.
         plants: files that each worker runs before its first task, to plant bugs.
         limits: time and memory of one case.
@@ -53,14 +73,14 @@ class Conditions:
         return {"device": device, "target": self.target, "veto": self.vetoes, "plant": self.plants, **own, **limits}
 
 
-def running_device(device: str, target: str | None) -> str:
+def choose_running_device(device: str, target: str | None) -> str:
     """The device on which cases run, of those that the user named: for a target, the CPU.
 
     Raises:
         UsageError: ``device`` is spelled otherwise, there is no such target, or a GPU is to run what is compiled for
             a target.
     """
-    device_index(device)
+    parse_device_index(device)
     if target is None:
         return device
     find_target(target)
@@ -113,3 +133,37 @@ class Question:
     def __post_init__(self) -> None:
         if self.contract == "bitwise" and self.against != "eager":
             raise UsageError("The bitwise contract compares with eager: leave out --against or --contract.")
+
+
+# Names of the baselines that the compiled program can be compared with. Needs no torch.
+
+# Beside these, every mode of torch.compile.
+BASELINES = ("eager", "float64", "aot_eager", "cpu", EXPORT, AOTI)
+
+
+def check_against(against: str, modes: Collection[str]) -> None:
+    """Refuse a name that compiled cannot be compared with.
+
+    Args:
+        against: the name.
+        modes: the modes that ``torch.compile`` takes.
+
+    Raises:
+        UsageError: listing the names that are accepted.
+    """
+    known = (*BASELINES, *modes)
+    if against not in known:
+        raise UsageError(f"Nothing can be compared with {against!r}; use one of {', '.join(known)}.")
+
+
+def list_modes() -> tuple[str, ...] | None:
+    """The modes of ``torch.compile`` of the installed torch; None if no table of facts is about its version.
+
+    Raises:
+        EnvironmentUnfit: there is no torch.
+    """
+    version = installed_torch()
+    if not version:
+        raise EnvironmentUnfit("torch is not installed in this environment; install it beside fuzzcompile.")
+    known = find_facts(version)
+    return known.names.modes if known.exact else None

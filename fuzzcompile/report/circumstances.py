@@ -2,10 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from fuzzcompile.model.contract import EvidenceJson, ReportJson
-from fuzzcompile.report.told import stages_looked_at
+from fuzzcompile.model.contract import EvidenceJson, ReportJson, read_target
+from fuzzcompile.model.hints import CommandSubject
+from fuzzcompile.model.privacy import scrub
+from fuzzcompile.model.severity import Severity
+from fuzzcompile.model.stages import CODEGEN, LOWERING, SCHEDULER
+
+if TYPE_CHECKING:
+    from fuzzcompile.corpus.machines import Machines
+
+
+# What a report says of a target: the device that the compiler was told, while the case ran on the CPU.
+
+_NOT_LOOKED_AT = "not looked at"
+_CLEAN = ("equal", "rounding")
+_VALUES = ("miscompile", "wrong_gradient", "nonfinite", "precision_loss")
+_KERNELS = (LOWERING, SCHEDULER, CODEGEN)
+
+
+def meaning_for(report: ReportJson, plain: str) -> str:
+    """What a verdict for a target means, in a few words; ``plain`` is what it means for the device that runs."""
+    target, verdict = read_target(report), report["verdict"]
+    if verdict in _CLEAN:
+        return f"nothing found in the stages looked at for {target}"
+    if verdict not in _VALUES:
+        return f"{plain}, compiled for {target}" if report["is_bug"] else plain
+    culprit = report.get("culprit")
+    if culprit is None:
+        return f"what is made of the program for {target} computes other values than the program"
+    stage = culprit.get("stage") or ""
+    if stage in _KERNELS:
+        return f"a kernel generated for {target} computes other values than its graph, interpreted"
+    what = "this rewrite" if culprit.get("rewrite") else f"the stage {stage}"
+    return f"{what}, applied for {target}, changes the meaning in float64"
+
+
+def advice_for(report: ReportJson, name: str | CommandSubject) -> str:
+    """What to do about a bug for a target; ``name`` is how the case is named on a command line."""
+    subject = CommandSubject.from_name(name).with_options(device=None, target=read_target(report))
+    return (
+        f"confirm it on a GPU: `{subject.format_command('minimize')}` makes the reproducer to run there, "
+        f"`{subject.format_command('issue')}` the draft"
+    )
+
+
+def stages_looked_at(report: ReportJson) -> Iterator[str]:
+    """How the stages were looked at for a target: a heading, then a line each way; nothing without a target."""
+    target = report.get("target")
+    if target is None:
+        return
+    ways = defaultdict[str, list[str]](list)
+    for stage, way in target["stages"].items():
+        ways[way].append(stage)
+    seen = "seen on such a device too" if target["confirmed_on_device"] else "with no GPU"
+    if not ways:
+        yield f"for {target['device']}, {seen}: no stage was looked at to its end"
+        return
+    yield f"stages for {target['device']}, {seen}:"
+    for way in sorted(ways, key=lambda way: way.startswith(_NOT_LOOKED_AT)):
+        yield f"  {way}: {', '.join(ways[way])}"
+
 
 _NAMES = 6  # rewrites, warnings and notes shown
 _BREAK = 200  # characters shown of a graph break's reason
@@ -42,3 +102,95 @@ def several(texts: Sequence[str], separator: str) -> str:
     shown = [" ".join(str(text).split()) for text in texts[:_NAMES]]
     more = f" and {len(texts) - _NAMES} more" if len(texts) > _NAMES else ""
     return separator.join(shown) + more
+
+
+# What a result depends on, as lines to publish.
+
+# Only these are published, in this order.
+_VERSIONS = {
+    "torch": "PyTorch",
+    "torch_git": "PyTorch commit",
+    "device": "Device",
+    "target": "Device told to the compiler",
+    "device_name": "Device name",
+    "device_capability": "Compute capability",
+    "driver": "Driver",
+    "cuda": "CUDA",
+    "hip": "HIP",
+    "triton": "Triton",
+    "cxx": "C++ compiler",
+    "cpu": "CPU",
+    "cpu_capability": "CPU capability",
+    "cpu_count": "CPUs",
+    "threads": "Threads",
+    "python": "Python",
+    "platform": "Platform",
+    "libc": "libc",
+}
+
+
+def versions(environment: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Labels and values of the known parts of an environment (:func:`fuzzcompile.run.device.describe_environment`)."""
+    known = ((label, environment.get(key)) for key, label in _VERSIONS.items())
+    return [(label, scrub(str(value))) for label, value in known if value not in (None, "")]
+
+
+# On how many machines a finding was seen, in one sentence that claims no more than was tried.
+
+
+def seen_on(machines: Machines) -> str:
+    """Where it was seen and where it did not show, without a full stop: for a draft and a page."""
+    types = ", ".join(machines.processors)
+    if machines.second_machine == "confirmed":
+        said = f"confirmed on {machines.count} machines"
+    else:
+        said = "seen on one machine"
+    if machines.one_type_only:
+        return f"{said}; shows on one type of processor only ({types}), not on {', '.join(machines.clean_processors)}"
+    said += f" ({types})" if types else ""
+    if machines.clean:
+        number = len(machines.clean)
+        said += f"; {number} other machine{'' if number == 1 else 's'} judged the same program and did not show it"
+    return said
+
+
+def seen_on_and_next(machines: Machines, named: CommandSubject) -> str:
+    """The same as a sentence for the terminal, with the command that asks a second machine."""
+    said = seen_on(machines)
+    if machines.second_machine == "pending":
+        said += f"; another machine confirms it with `{named.format_command('fleet', 'confirm')}`"
+    return f"{said[0].upper()}{said[1:]}."
+
+
+# What lists of findings say of those that they count instead of showing.
+
+
+class Ranked(Protocol):
+    """Something with a severity."""
+
+    @property
+    def severity(self) -> str | None:
+        """A word of `Severity`, or None."""
+
+
+Line = TypeVar("Line", bound=Ranked)
+
+_COUNTED = {
+    Severity.LAYOUT: "of other layout",
+    Severity.ACCEPTS_INVALID: "that accept what eager refuses",
+}
+
+
+def divided(lines: Iterable[Line]) -> tuple[list[Line], list[Line]]:
+    """Those to show, and those to count in one line, both in their order."""
+    shown, counted = list[Line](), list[Line]()
+    for line in lines:
+        (counted if line.severity in _COUNTED else shown).append(line)
+    return shown, counted
+
+
+def counted_line(counted: Sequence[Ranked], how: str) -> str:
+    """``12 of other layout and 7 that accept what eager refuses: HOW``."""
+    numbers = Counter(line.severity for line in counted)
+    parts = [f"{numbers[kind]} {words}" for kind, words in _COUNTED.items() if numbers[kind]]
+    return f"{' and '.join(parts)}: {how}"

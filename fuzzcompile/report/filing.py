@@ -2,17 +2,153 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from fuzzcompile.corpus.replay.status import Status
-from fuzzcompile.corpus.replay.versions import order, public
+from fuzzcompile.corpus.replay.replay_history import ReplayStatus, order, public
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.hints import CommandSubject, format_command
+from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import Verdict
-from fuzzcompile.report.facts import IssueFacts
-from fuzzcompile.report.rules import rules
-from fuzzcompile.report.wording import why_not
+from fuzzcompile.report.finding_facts import IssueFacts, case_part
+from fuzzcompile.report.proof import format_entry
+from fuzzcompile.report.wording import title, why_not
+
+# PyTorch's rules for reports that come from a fuzzer, and which of them a finding meets.
+
+# Verdicts that rest on comparing numbers.
+_NUMERIC = (
+    Verdict.MISCOMPILE,
+    Verdict.WRONG_GRADIENT,
+    Verdict.NONFINITE,
+    Verdict.PRECISION_LOSS,
+    Verdict.ALIASING,
+)
+
+
+# Calls that return positions.
+_INDICES = re.compile(
+    r"\b(arg(?:max|min|sort|where)|max|min|sort|topk|mode|median|nanmedian|kthvalue|cummax|cummin|multinomial)\("
+)
+
+_LARGER = "a case in which the difference is larger than PyTorch tolerates"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule; ``met`` is None where it does not apply or the facts do not show it.
+
+    ``remedy`` is what meets it.
+    """
+
+    text: str
+    met: bool | None
+    note: str
+    remedy: str = ""
+
+    @property
+    def mark(self) -> str:
+        """The box of a Markdown task list."""
+        return "x" if self.met else " "
+
+
+def rules(facts: IssueFacts) -> list[Rule]:
+    """The rules of the torch.compile bug template for fuzzers, and the maintainers' own."""
+    # Where eager mode is wrong too, so is the float64 run, which calls the same operator.
+    return [*(() if facts.eager_is_wrong else _numeric(facts)), *_always(facts)]
+
+
+def _numeric(facts: IssueFacts) -> Iterator[Rule]:
+    if facts.verdict not in _NUMERIC or facts.shares_wrongly:
+        return
+    within = _within_tolerance(facts)
+    where = {True: "within", False: "outside", None: "not recorded whether within"}[within]
+    met = None if within is None else not within
+    yield Rule("Default tolerances", met, f"{where} `torch.testing.assert_close` defaults", _LARGER)
+    yield from _indices(facts)
+    yield _random_state(facts)
+    yield from _higher_precision(facts)
+
+
+def _indices(facts: IssueFacts) -> Iterator[Rule]:
+    integers = ", ".join(str(entry.get("name")) for entry in facts.wrong if entry.get("finding") == "integer")
+    calls = sorted({match[1] for match in _INDICES.finditer(case_part(facts.reproducer))})
+    rule = "No comparison of indices of max, min and the like"
+    if integers and (calls or not facts.reproducer):
+        of = f" of {', '.join(calls)}" if calls else ""
+        yield Rule(rule, None, f"integer outputs differ ({integers}): make sure that they are not indices{of}")
+    else:
+        yield Rule(rule, True, "the program computes none" if integers else "only floating values count here")
+
+
+def _within_tolerance(facts: IssueFacts) -> bool | None:
+    outputs = [facts.measured, *facts.wrong]
+    return next((output.get("within_default_tolerance") for output in outputs if output is not None), None)
+
+
+def _higher_precision(facts: IssueFacts) -> Iterator[Rule]:
+    entry = facts.measured
+    if entry is None:
+        return
+    same, finite = entry.get("torch_same"), entry.get("max_abs_error_compiled") is not None
+    verdict = {True: "calls them the same", False: "calls them different", None: "was not recorded"}[same]
+    # Its root mean squares are NaN where either side is not finite, and then it lets everything pass.
+    met = None if same is None or (same and not finite) else not same
+    note = f"errors are against float64; `torch._dynamo.utils.same` with `fp64_ref` {verdict}"
+    yield Rule("Higher-precision baseline", met, note, _LARGER)
+    eager, compiled = entry.get("max_abs_error_eager"), entry.get("max_abs_error_compiled")
+    farther = compiled is None or eager is None or compiled > eager
+    figures = f"{format_entry(entry, 'max_abs_error_compiled')} against {format_entry(entry, 'max_abs_error_eager')}"
+    yield Rule("Compiled is farther from float64 than eager", farther, figures, _LARGER)
+
+
+def _always(facts: IssueFacts) -> Iterator[Rule]:
+    stated = bool(facts.torch and facts.device)
+    yield Rule("Device and version stated", stated, "below" if stated else "not recorded", "judge the case again")
+    if facts.target is not None:
+        note = "the reproducer showed it there" if facts.seen_on_device else "run the reproducer on a GPU first"
+        yield Rule(
+            f"Seen on a {facts.target} device",
+            facts.seen_on_device,
+            note,
+            f"run the reproducer on a {facts.target} GPU",
+        )
+    tried, rungs = len(facts.report.get("ablations") or ()), len(facts.shown.get("ladder") or ())
+    parts = [f"{tried} settings tried"] if tried else []
+    parts += [f"{rungs} backends tried"] if rungs else []
+    yield Rule(
+        "Ablation", bool(parts), ", ".join(parts) or "none was run", f"`{_judged_again(facts.subject)}` runs them"
+    )
+    yield Rule(
+        "Minimal reproducer",
+        bool(facts.reproducer and facts.confirmed),
+        _reproducer(facts),
+        f"`{facts.subject.format_command('minimize')}` makes one and confirms it in a clean process",
+    )
+    searched = f"on {facts.searched}: {len(facts.related)} related" if facts.searched else "by hand, before filing"
+    yield Rule("Existing issues and pull requests searched", bool(facts.searched) or None, searched)
+
+
+def _judged_again(subject: CommandSubject) -> str:
+    return subject.format_command("corpus", "refresh") if subject.is_finding else subject.format_command("triage")
+
+
+def _random_state(facts: IssueFacts) -> Rule:
+    text = facts.plain or facts.reproducer or ""
+    seeded, draws = "manual_seed" in text, "rand" in text or "dropout" in text
+    met = None if not text else seeded or not draws
+    note = "the reproducer seeds itself" if seeded else "it draws no random numbers" if met else "not shown"
+    return Rule("Equal random state", met, note, "seed the script before each of the two runs")
+
+
+def _reproducer(facts: IssueFacts) -> str:
+    if not facts.reproducer:
+        return "there is none yet"
+    shown = "run alone: it shows the bug" if facts.target is None else f"judged alone for {facts.target}: the bug"
+    run = shown if facts.confirmed else "not confirmed in a clean process"
+    return f"{len((facts.shown.get('plain') or facts.reproducer).splitlines())} lines, {run}"
+
 
 # What these do shows without an attribution: an error, a crash or a hang needs no other proof.
 _EVIDENT = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR, Verdict.CRASH, Verdict.TIMEOUT)
@@ -28,7 +164,7 @@ class Refusal:
     remedy: str
 
 
-def refusal_of(facts: IssueFacts) -> Refusal | None:
+def find_refusal(facts: IssueFacts) -> Refusal | None:
     """The first reason against filing the finding; None if it is fit to be filed.
 
     Refused are: what is no bug, what a person has marked, what belongs to a group that has an issue, what is fixed in
@@ -96,7 +232,7 @@ def _fixed(facts: IssueFacts) -> Iterator[Refusal]:
     newest = facts.history.newest if facts.history is not None else None
     if facts.history is None or newest is None or order(newest) < order(public(facts.torch or "")):
         return
-    if facts.history.torch[newest] == Status.FIXED:
+    if facts.history.torch[newest] == ReplayStatus.FIXED:
         yield Refusal(
             f"it is fixed in torch {newest}, the newest that was tried",
             f"nothing, unless it comes back: `{_replayed(facts.subject)}` says so",
@@ -133,3 +269,78 @@ def _replayed(subject: CommandSubject) -> str:
 def _with_more_time(subject: CommandSubject) -> str:
     words = ("corpus", "refresh") if subject.is_finding else ("bisect",)
     return subject.format_command(*words, timeout=_MORE_SECONDS)
+
+
+# The index of a folder of drafts: what is fit to be filed, the worst first, then what is refused, and why.
+
+INDEX = "INDEX.md"
+_ROW = re.compile(r"^\| (?:\[(?P<link>\w+)\]\(\w+\.md\)|(?P<name>\w+)) \| (?P<severity>\w+) \| (?P<rest>.*) \|$")
+_CELLS = re.compile(r"(?<!\\) \| ")
+
+
+@dataclass(frozen=True)
+class IndexEntry:
+    """A finding in the index; ``reason`` and ``remedy`` are None where it has a draft."""
+
+    finding: str
+    severity: str
+    title: str
+    reason: str | None = None
+    remedy: str | None = None
+
+    @property
+    def rank(self) -> tuple[int, int, str]:
+        """Sorts the worst first, and by number within one severity."""
+        known = self.severity in list(Severity)
+        number = re.search(r"\d+", self.finding)
+        return Severity(self.severity).rank if known else len(Severity), int(number[0]) if number else 0, self.finding
+
+
+def make_entry(finding: str, facts: IssueFacts, refusal: Refusal | None) -> IndexEntry:
+    """The entry of a finding by its public id."""
+    words = title(facts) if facts.is_bug else why_not(facts)
+    severity = str(facts.severity or "none")
+    if refusal is None:
+        return IndexEntry(finding, severity, words)
+    return IndexEntry(finding, severity, words, refusal.reason, refusal.remedy)
+
+
+def with_entry(index: str, entry: IndexEntry, replaces: str | None = None) -> str:
+    """The text of an index with one entry added or replaced; what a person wrote between the tables is lost.
+
+    ``replaces`` names a finding that was merged into that of the entry.
+    """
+    gone = (entry.finding, replaces)
+    return make_index([*(known for known in _entries(index) if known.finding not in gone), entry])
+
+
+def make_index(entries: Iterable[IndexEntry]) -> str:
+    """The text of an index, in Markdown."""
+    ordered = sorted(entries, key=lambda entry: entry.rank)
+    drafts = [entry for entry in ordered if entry.reason is None]
+    refused = [entry for entry in ordered if entry.reason is not None]
+    lines = ["# Drafts", "", f"{len(drafts)} to be filed, {len(refused)} refused. The worst come first.", ""]
+    if drafts:
+        lines += ["| draft | severity | what |", "|---|---|---|"]
+        lines += [_row(f"[{entry.finding}]({entry.finding}.md)", entry.severity, entry.title) for entry in drafts]
+    if refused:
+        lines += ["", "## Refused", "", "| finding | severity | what | why not | what would change that |"]
+        lines += ["|---|---|---|---|---|"]
+        lines += [
+            _row(entry.finding, entry.severity, entry.title, entry.reason or "", entry.remedy or "")
+            for entry in refused
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
+
+
+def _entries(index: str) -> Iterator[IndexEntry]:
+    for line in index.splitlines():
+        row = _ROW.match(line)
+        if row is None or row["name"] in ("draft", "finding"):
+            continue
+        words, *refused = (cell.replace("\\|", "|") for cell in _CELLS.split(row["rest"]))
+        yield IndexEntry(row["link"] or row["name"], row["severity"], words, *refused[:2])

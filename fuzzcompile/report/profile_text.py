@@ -12,9 +12,9 @@ from rich.text import Text
 
 from fuzzcompile.model.contract import AttentionCallJson, LayerJson, ProfileJson, ReportJson
 from fuzzcompile.model.hints import CommandSubject
-from fuzzcompile.report import verdict as triaged
+from fuzzcompile.report import verdict_text as triaged
 from fuzzcompile.report.circumstances import several
-from fuzzcompile.report.proof import figure
+from fuzzcompile.report.proof import format_number
 
 _MEANING = {
     "equal": "both sides return the same values in every layer",
@@ -143,7 +143,7 @@ def _part(subject: CommandSubject, layer: str) -> CommandSubject:
 
 
 @dataclass(frozen=True)
-class Judged:
+class LayerReport:
     """A report of ``triage`` within a profile: what was judged, and how it is named."""
 
     what: str
@@ -151,15 +151,15 @@ class Judged:
     report: ReportJson
 
 
-def triages(profile: ProfileJson, name: str | CommandSubject) -> list[Judged]:
+def triages(profile: ProfileJson, name: str | CommandSubject) -> list[LayerReport]:
     """The reports of ``triage`` that the profile holds; ``name`` is how the case is named on a command line."""
     subject = CommandSubject.from_name(name)
     layer, of_layer, of_whole = profile.get("layer") or "", profile.get("triage"), profile.get("triage_whole")
     judged = []
     if of_layer:
-        judged.append(Judged(f"{layer} alone, on its own inputs", _part(subject, layer), of_layer))
+        judged.append(LayerReport(f"{layer} alone, on its own inputs", _part(subject, layer), of_layer))
     if of_whole:
-        judged.append(Judged("the whole program", subject, of_whole))
+        judged.append(LayerReport("the whole program", subject, of_whole))
     return judged
 
 
@@ -177,7 +177,7 @@ def _number(key: str, value: object) -> str:
         return _NOTHING
     if key == "cosine":
         return f"{value:.6f}"
-    return f"{value:.2f}" if key == "amplification" and value < 100 else figure(value)
+    return f"{value:.2f}" if key == "amplification" and value < 100 else format_number(value)
 
 
 def _table(profile: ProfileJson) -> Table:

@@ -6,9 +6,27 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fuzzcompile.model.contract import CulpritJson, ReportJson, read_target
-from fuzzcompile.model.privacy import scrub
+from fuzzcompile.model.contract import CulpritJson, OutputJson, ReportJson, read_target
+from fuzzcompile.model.privacy import fold_lines, scrub
+from fuzzcompile.model.severity import Severity
+from fuzzcompile.model.stages import (
+    CODEGEN,
+    CUDAGRAPHS,
+    DECOMPOSITION,
+    DYNAMO,
+    FAKE_TENSOR,
+    FREEZING,
+    FUNCTIONALIZATION,
+    JOINT_GRAPH,
+    LOWERING,
+    PARTITION,
+    POST_GRAD,
+    PRE_GRAD,
+    RUNTIME,
+    SCHEDULER,
+)
 from fuzzcompile.model.verdicts import VALUES
+from fuzzcompile.report.finding_facts import IssueFacts
 
 NEEDED = "also needed"
 _NAMED = 4  # nodes named of each line of the program
@@ -78,23 +96,26 @@ def matched(culprit: CulpritJson) -> list[str]:
     return lines
 
 
-def step_of(culprit: CulpritJson) -> str | None:
+def find_step(culprit: CulpritJson) -> str | None:
     """How far the culprit moved the result, in units of its size; None where it did not, or no replay shows it."""
     details = culprit.get("details", {})
     exact, native = _number(details, "float64"), _number(details, "native")
-    moved = [] if exact is None else [f"{figure(exact)} in float64"]
+    moved = [] if exact is None else [f"{format_number(exact)} in float64"]
     if native is not None:
         noise = _number(details, "native_noise")
-        moved.append(f"{figure(native)} natively" + ("" if noise is None else f" (rounding alone: {figure(noise)})"))
+        moved.append(
+            f"{format_number(native)} natively"
+            + ("" if noise is None else f" (rounding alone: {format_number(noise)})")
+        )
     if details.get("changed") and not exact and not native:
         return None  # it changed a dtype, shape or the like
     if moved:
         return ", ".join(moved)
     step = culprit.get("step")
-    return None if step is None else figure(step)
+    return None if step is None else format_number(step)
 
 
-def facts_of(culprit: CulpritJson) -> Iterator[Fact]:
+def list_proof_facts(culprit: CulpritJson) -> Iterator[Fact]:
     """The other details: what changed in the result, a kernel's source, what was expected and computed."""
     details = culprit.get("details", {})
     if details.get("changed"):
@@ -105,7 +126,7 @@ def facts_of(culprit: CulpritJson) -> Iterator[Fact]:
             yield Fact(_LABELS.get(key, key.replace("_", " ")), text)
 
 
-def diff_of(culprit: CulpritJson | None) -> list[str]:
+def get_diff(culprit: CulpritJson | None) -> list[str]:
     """The graph before and after the culprit, as a diff; empty where there is none."""
     return str((culprit or {}).get("details", {}).get("diff") or "").splitlines()
 
@@ -124,7 +145,7 @@ def plain_toggle(toggle: str) -> str:
     return f"`{text}`" if re.search(r"[=(]", text) else text
 
 
-def role_of(culprit: CulpritJson) -> str:
+def name_role(culprit: CulpritJson) -> str:
     """What to call a culprit: a suspect where the bug stays without it and no replay shows that it changes a result."""
     return "suspect" if _is_doubted(culprit) else "culprit"
 
@@ -133,7 +154,7 @@ def _is_doubted(culprit: CulpritJson) -> bool:
     return culprit.get("necessary") is False and culprit.get("step") is None
 
 
-def shown_of(culprit: CulpritJson) -> str:
+def format_shown(culprit: CulpritJson) -> str:
     """What was shown of a culprit by compiling without it, and with every other optional rewrite off; may be empty."""
     parts = []
     if culprit.get("necessary") is not None:
@@ -158,7 +179,7 @@ def tried(report: ReportJson) -> list[Tried]:
         Tried(
             plain_toggle(str(entry["toggle"])),
             bool(entry["repairs"]),
-            str(entry.get("non_finite") or "-") if (error := entry.get("error")) is None else figure(error),
+            str(entry.get("non_finite") or "-") if (error := entry.get("error")) is None else format_number(error),
         )
         for entry in report.get("ablations") or ()
     ]
@@ -188,7 +209,7 @@ def _bar(rewrite: CulpritJson, *, of_culprit: bool) -> Bar:
     )
 
 
-def workaround_of(report: ReportJson) -> str | None:
+def format_workaround(report: ReportJson) -> str | None:
     """What a user can set until the bug is fixed; None where nothing is known."""
     workaround = report.get("workaround")
     if not workaround:
@@ -198,7 +219,7 @@ def workaround_of(report: ReportJson) -> str | None:
 
 def workaround_with_cost(report: ReportJson) -> str | None:
     """The workaround with what was measured: that it removes the bug, and its price."""
-    workaround, how = report.get("workaround"), workaround_of(report)
+    workaround, how = report.get("workaround"), format_workaround(report)
     if how is None or not workaround:
         return how
     notes = []
@@ -210,7 +231,7 @@ def workaround_with_cost(report: ReportJson) -> str | None:
     return f"{how}  # {', '.join(notes)}" if notes else how
 
 
-def figure(value: float | int) -> str:
+def format_number(value: float | int) -> str:
     """A number of two or three digits."""
     return f"{value:.3g}" if value == 0 or 0.01 <= abs(value) < 1000 else f"{value:.1e}"
 
@@ -248,3 +269,188 @@ def _text(value: object) -> str:
 def _joined(parts: Sequence[str]) -> str:
     """On one line if each part is short, else one below the other."""
     return ("\n" if any("\n" in part or len(part) > _SHORT for part in parts) else ", ").join(parts)
+
+
+# Where a bug sits: the component that triages it, the code at fault, and what proves it.
+
+_REPOSITORY = "https://github.com/pytorch/pytorch/blob"
+_INDUCTOR, _DISPATCHER = "module: inductor", "module: pt2-dispatcher"
+# What each stage is called in PyTorch, and its label (.claude/skills/triaging-issues/pt2-triage-rubric.md).
+_COMPONENTS = {
+    DYNAMO: ("Dynamo", "module: dynamo"),
+    PRE_GRAD: ("Inductor's pre-grad passes", _INDUCTOR),
+    FUNCTIONALIZATION: ("functionalization (AOTAutograd)", "module: functionalization"),
+    DECOMPOSITION: ("a decomposition", "module: decompositions"),
+    FAKE_TENSOR: ("a fake tensor rule", "module: fakeTensor"),
+    JOINT_GRAPH: ("Inductor's joint-graph passes", _INDUCTOR),
+    PARTITION: ("the partitioner (AOTAutograd)", _DISPATCHER),
+    FREEZING: ("Inductor's freezing passes", _INDUCTOR),
+    POST_GRAD: ("Inductor's post-grad passes", _INDUCTOR),
+    LOWERING: ("an Inductor lowering", _INDUCTOR),
+    SCHEDULER: ("Inductor's scheduler", _INDUCTOR),
+    CODEGEN: ("Inductor's code generation", _INDUCTOR),
+    CUDAGRAPHS: ("CUDA graphs", "module: cuda graphs"),
+    RUNTIME: ("Inductor's runtime", _INDUCTOR),
+}
+# The first rung of the ladder of backends that is not right tells the component (section 2 of the rubric).
+_RUNGS = {
+    "eager": ("Dynamo", "module: dynamo"),
+    "aot_eager": ("AOTAutograd", _DISPATCHER),
+    "aot_eager_decomp_partition": ("decompositions or the partitioner", _DISPATCHER),
+    "inductor": ("Inductor", _INDUCTOR),
+}
+
+
+def name_component(facts: IssueFacts) -> tuple[str, str] | None:
+    """The component and its label in PyTorch's issues: the culprit's, else that of the first backend that is wrong."""
+    if facts.without_compiler:
+        return None
+    if facts.proved and facts.culprit is not None and facts.culprit.get("stage") in _COMPONENTS:
+        stage = str(facts.culprit["stage"])
+        generated = stage == CODEGEN and (facts.device or "").startswith("cpu") and facts.target is None
+        return ("Inductor's C++ code generation", "oncall: cpu inductor") if generated else _COMPONENTS[stage]
+    wrong = (rung["backend"] for rung in facts.shown.get("ladder") or () if rung["result"] in ("wrong", "raises"))
+    return _RUNGS.get(next(wrong, ""))
+
+
+def labels(facts: IssueFacts) -> list[str]:
+    """The labels to ask for; those of the component only where it is known."""
+    component = name_component(facts)
+    own = [] if facts.without_compiler else ["oncall: pt2"]
+    own += ["module: correctness (silent)"] if facts.severity is Severity.SILENT else []
+    return [*own, *([component[1]] if component else []), "topic: fuzzer"]
+
+
+def paths(facts: IssueFacts) -> str:
+    """What a composite operator calls in eager mode and as it is traced; empty where no such operator is at fault."""
+    composite = ((facts.culprit or {}).get("details") or {}).get("composite")
+    if not isinstance(composite, dict):
+        return ""
+    eager, compiled = (", ".join(f"`{name}`" for name in composite.get(side) or ()) for side in ("eager", "compiled"))
+    return f"eager mode calls {eager or 'nothing'}; traced for the compiler it becomes {compiled or 'nothing'}"
+
+
+def culprit_line(facts: IssueFacts) -> str:
+    """The code at fault, with a link; that of a suspect says that it is one. Empty where there is neither."""
+    culprit = facts.culprit
+    if culprit is None:
+        return ""
+    kernel = facts.kernel
+    name = kernel or culprit.get("rewrite") or culprit.get("pass") or culprit.get("family") or "?"
+    stage = str(culprit.get("stage"))
+    component = "an ATen kernel" if kernel else _COMPONENTS.get(stage, (stage,))[0]
+    within = culprit.get("pass")
+    inside = f" in `{within}`" if within and not kernel and within != name else ""
+    place = "" if kernel else source_link(facts)
+    # "an Inductor lowering" is one of many: of which operator says more.
+    article, _, kind = component.partition(" ")
+    named = f"`{scrub(str(name))}`{inside}"
+    what = f"the {kind} of {named}" if article in ("a", "an") else f"{named}, {component}"
+    return what + (f": {place}" if place else "")
+
+
+def source_link(facts: IssueFacts) -> str:
+    """The culprit's file and line as Markdown: a permalink if it is torch's own at a known commit."""
+    source, line = (facts.culprit or {}).get("source"), (facts.culprit or {}).get("line")
+    if not source:
+        return ""
+    text = scrub(source) + (f":{line}" if line is not None else "")
+    commit = str(facts.environment.get("torch_git") or "")
+    known = re.fullmatch(r"[0-9a-f]{7,40}", commit) and facts.environment.get("torch") == facts.torch
+    if not known or not source.startswith("torch/"):
+        return f"`{text}`"
+    return f"[{text}]({_REPOSITORY}/{commit}/{source}" + (f"#L{line})" if line is not None else ")")
+
+
+def proof(facts: IssueFacts) -> str:
+    """What was run to prove the culprit, in one line; empty where nothing proves it."""
+    culprit = facts.culprit
+    if facts.without_compiler:
+        return "the script above calls the operator in eager mode, on equal values in two layouts."
+    if culprit is None or not facts.proved:
+        return ""
+    return "; ".join(_proved(facts)) + "."
+
+
+def _proved(facts: IssueFacts) -> Iterator[str]:
+    culprit = facts.culprit or {}
+    siblings = ", ".join(f"`{name}`" for name in culprit.get("siblings") or ())
+    what = f"switching off this and {siblings}, which takes its place," if siblings else "switching off this alone"
+    repairing = next((entry for entry in facts.report.get("ablations") or () if entry.get("repairs")), None)
+    how = f" ({plain_toggle(str(repairing['toggle']))})" if repairing else ""
+    yield f"the bug is gone after {what.removesuffix(',')}{how}"
+    if culprit.get("sufficient"):
+        yield "it stays with every other optional rewrite off"
+    if contributors := [
+        entry for entry in facts.report.get("contributors") or () if role_of_contributor(entry) == NEEDED
+    ]:
+        names = ", ".join(f"`{entry.get('rewrite') or entry.get('family')}`" for entry in contributors)
+        yield f"the bug also needs {names}"
+
+
+# Rows of the tables that pages and drafts show.
+
+_MAX_ROWS = 12
+_LAYOUTS = ("dtype", "shape", "stride")
+_METADATA = (*_LAYOUTS, "alias", "missing", "integer")
+_NOTHING = "–"
+_ERRORS = ("max_abs_error_eager", "max_abs_error_compiled", "error_ratio", "noise_floor")
+
+
+def error_rows(facts: IssueFacts) -> tuple[list[dict[str, str]], int]:
+    """The table of outputs, wrong ones first, as text; and how many outputs it leaves out."""
+    return list(_errors(facts)), max(0, len(facts.outputs) - _MAX_ROWS)
+
+
+def is_measured(row: Mapping[str, str]) -> bool:
+    """Whether a row of the table of outputs has an error."""
+    return any(row[key] != _NOTHING for key in _ERRORS)
+
+
+def format_entry(entry: OutputJson, key: str) -> str:
+    """A figure of the evidence as text: infinities by name, a dash where there is none."""
+    value = entry.get(key)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return f"{value:.3g}"
+    if key.endswith("_error_compiled") and entry.get("non_finite"):
+        return str(entry["non_finite"])
+    return _NOTHING
+
+
+def as_run(answer: bool | None) -> str:
+    """The answer of a check that may not have been run."""
+    return "not run" if answer is None else "yes" if answer else "no"
+
+
+def named(culprit: CulpritJson) -> str:
+    """A rewrite with its stage and its place in the source."""
+    place = f", `{culprit['source']}:{culprit.get('line')}`" if culprit.get("source") else ""
+    return f"`{culprit.get('rewrite') or culprit.get('family')}` ({culprit.get('stage')}{place})"
+
+
+def ablation_rows(facts: IssueFacts) -> Iterator[dict[str, str]]:
+    """What was switched off or on, whether that repairs the case, and the error that was left."""
+    for entry in facts.report.get("ablations") or ():
+        error = entry.get("error")
+        yield {
+            "toggle": plain_toggle(str(entry.get("toggle"))),
+            "repairs": "yes" if entry.get("repairs") else "no",
+            "error": str(entry.get("non_finite") or _NOTHING) if error is None else f"{error:.3g}",
+        }
+
+
+def _errors(facts: IssueFacts) -> Iterator[dict[str, str]]:
+    wrong = facts.wrong
+    for entry in [*wrong, *(output for output in facts.outputs if output not in wrong)][:_MAX_ROWS]:
+        # Where dtype, shape or presence differ, no distance was measured; of another layout it says nothing.
+        finding = entry.get("finding")
+        bare = finding in _LAYOUTS or (finding in _METADATA and not entry.get("max_abs_error_compiled"))
+        row = {key: _NOTHING if bare else format_entry(entry, key) for key in _ERRORS}
+        within = None if bare else entry.get("within_default_tolerance")
+        row["tolerance"] = _NOTHING if within is None else "pass" if within else "fail"
+        row["name"] = str(entry.get("name"))
+        detail = fold_lines(str(entry.get("detail") or ""), 100)
+        row["finding"] = " ".join(part for part in (str(entry.get("finding") or _NOTHING), detail) if part)
+        yield row

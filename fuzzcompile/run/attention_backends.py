@@ -8,17 +8,21 @@ switched on it explains a refusal in warnings, one section for each kernel, and 
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
-from fuzzcompile.model.contract import AttentionBackendJson
+from fuzzcompile.model.contract import AttentionBackendJson, AttentionCallJson, AttentionTensorJson
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.run.device import Numerics, holding
+from fuzzcompile.run.device import Numerics, hold_numerics
 
 # By the names that users give them, in the order in which tables show them.
 KERNELS = {
@@ -27,7 +31,7 @@ KERNELS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-# What a report on runs under :func:`math_only` says.
+# What a report on runs under :func:`force_math_kernel` says.
 MATH_ONLY = (
     "math only: every scaled_dot_product_attention ran on the math kernel and float32 products in float32 (no TF32), "
     "on both sides; this is for validation, not for production"
@@ -43,7 +47,7 @@ _ORIGIN = " (Triggered internally at"
 
 
 @dataclass(frozen=True)
-class Backend:
+class AttentionBackend:
     """One kernel of SDPA, for given inputs under the settings in force.
 
     Attributes:
@@ -63,7 +67,7 @@ class Backend:
         return {"name": self.name, "usable": self.usable, "chosen": self.chosen, "reason": self.reason}
 
 
-def backends_for(
+def list_backends(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -73,7 +77,7 @@ def backends_for(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> list[Backend]:
+) -> list[AttentionBackend]:
     """Every kernel of SDPA, whether it takes these inputs, and which one torch chooses; runs none of them.
 
     Whether a gradient is needed counts: grad mode and ``requires_grad`` are those at the time of the call.
@@ -92,20 +96,20 @@ def backends_for(
         RuntimeError: torch cannot answer for these tensors at all.
     """
     call = _Call((q, k, v), attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    enabled, chosen = switched_on(), call.choice()
-    backends = [_judged(call, name, name in enabled, kernel == chosen) for name, kernel in KERNELS.items()]
-    own = [Backend("overrideable", True, True)] if chosen == SDPBackend.OVERRIDEABLE else []
+    enabled, chosen = list_enabled_kernels(), call.choose_kernel()
+    backends = [_examine_kernel(call, name, name in enabled, kernel == chosen) for name, kernel in KERNELS.items()]
+    own = [AttentionBackend("overrideable", True, True)] if chosen == SDPBackend.OVERRIDEABLE else []
     return backends + own
 
 
-def switched_on() -> tuple[str, ...]:
+def list_enabled_kernels() -> tuple[str, ...]:
     """The kernels that the settings in force admit."""
     numerics = Numerics.current()
     return tuple(name for name in KERNELS if getattr(numerics, _SWITCHES[name]))
 
 
 @contextlib.contextmanager
-def forced(name: str) -> Iterator[None]:
+def force_kernel(name: str) -> Iterator[None]:
     """Have SDPA run on one kernel alone in the block, programs compiled there included.
 
     A compiled program keeps the kernels for which it was traced, as dynamo guards on no setting of SDPA: reset dynamo
@@ -120,12 +124,17 @@ def forced(name: str) -> Iterator[None]:
     if name not in KERNELS:
         raise UsageError(f"SDPA has no kernel {name!r}; use one of {', '.join(KERNELS)}.")
     switches = {switch: kernel == name for kernel, switch in _SWITCHES.items()}
-    with _explained(name), sdpa_kernel(KERNELS[name]), holding(**switches), _own_cache(f"sdpa:{name}"):
+    with (
+        _explain_refusals(name),
+        sdpa_kernel(KERNELS[name]),
+        hold_numerics(**switches),
+        _separate_cache(f"sdpa:{name}"),
+    ):
         yield
 
 
 @contextlib.contextmanager
-def _own_cache(tag: str) -> Iterator[None]:
+def _separate_cache(tag: str) -> Iterator[None]:
     """Keep what is compiled in the block apart from other entries of torch's compile caches."""
     config = torch.compiler.config
     before = config.cache_key_tag
@@ -137,7 +146,7 @@ def _own_cache(tag: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def math_only() -> Iterator[None]:
+def force_math_kernel() -> Iterator[None]:
     """Have SDPA run on its math kernel, and float32 products in float32 (no TF32, no bfloat16), in the block.
 
     This takes the two largest differences between devices out of a comparison, and the speed with them: it is for
@@ -148,7 +157,7 @@ def math_only() -> Iterator[None]:
         "cudnn_tf32": False,
         "math_sdp_reduced_precision_reduction": False,
     }
-    with holding(**full), forced("math"):
+    with hold_numerics(**full), force_kernel("math"):
         yield
 
 
@@ -163,43 +172,43 @@ class _Call:
     scale: float | None
     enable_gqa: bool
 
-    def choice(self) -> SDPBackend | None:
+    def choose_kernel(self) -> SDPBackend | None:
         """The kernel that torch chooses under the settings in force; None if all refuse."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return SDPBackend(self._asked())
+                return SDPBackend(self._query_choice())
         except RuntimeError as error:
             if _is_refusal(error):
                 return None
             raise
 
-    def refusal(self, name: str) -> str:
+    def find_refusal(self, name: str) -> str:
         """Why the kernel does not take the inputs, although it is on; empty if it takes them."""
         with warnings.catch_warnings(record=True) as caught, sdpa_kernel(KERNELS[name]):
             warnings.simplefilter("always")
             try:
-                return "" if SDPBackend(self._asked()) == KERNELS[name] else "torch chooses another kernel."
+                return "" if SDPBackend(self._query_choice()) == KERNELS[name] else "torch chooses another kernel."
             except RuntimeError as error:
                 if not _is_refusal(error):
                     raise
                 missing = _NONE_EXISTS in str(error)
         if missing:
             return f"torch has no such kernel for tensors on {self.inputs[0].device.type}."
-        return " ".join(reasons(name, [str(warning.message) for warning in caught])) or self._unexplained()
+        return " ".join(select_reasons(name, [str(warning.message) for warning in caught])) or self._guess_reason()
 
-    def _asked(self) -> int:
+    def _query_choice(self) -> int:
         return torch._fused_sdp_choice(
             *self.inputs, self.mask, self.dropout, self.is_causal, scale=self.scale, enable_gqa=self.enable_gqa
         )
 
-    def _unexplained(self) -> str:
+    def _guess_reason(self) -> str:
         if self.mask is not None and self.mask.requires_grad:  # torch 2.11 to 2.15 refuse it without a word
             return "The mask requires a gradient; torch gives no reason of its own."
         return "torch gives no reason."
 
 
-def reasons(name: str, messages: Sequence[str]) -> list[str]:
+def select_reasons(name: str, messages: Sequence[str]) -> list[str]:
     """What torch says about one kernel, of all that it warned; without the places in its source."""
     kept, inside = list[str](), False
     for message in messages:
@@ -215,15 +224,17 @@ def _is_refusal(error: BaseException) -> bool:
     return any(text in str(error) for text in (_REFUSED, _NONE_EXISTS))
 
 
-def _judged(call: _Call, name: str, enabled: bool, chosen: bool) -> Backend:
+def _examine_kernel(call: _Call, name: str, enabled: bool, chosen: bool) -> AttentionBackend:
     if not enabled:
-        return Backend(name, False, False, f"It is switched off (torch.backends.cuda.{_SWITCHES[name]}_enabled()).")
-    refusal = call.refusal(name)
-    return Backend(name, not refusal, chosen, refusal)
+        return AttentionBackend(
+            name, False, False, f"It is switched off (torch.backends.cuda.{_SWITCHES[name]}_enabled())."
+        )
+    refusal = call.find_refusal(name)
+    return AttentionBackend(name, not refusal, chosen, refusal)
 
 
 @contextlib.contextmanager
-def _explained(name: str) -> Iterator[None]:
+def _explain_refusals(name: str) -> Iterator[None]:
     """Collect what torch says about a refusal in the block, and put it into the error."""
     heard = list[str]()
     with warnings.catch_warnings():
@@ -249,9 +260,145 @@ def _explained(name: str) -> Iterator[None]:
         except RuntimeError as error:
             if not _is_refusal(error):
                 raise
-            why = " ".join(reasons(name, heard))
-            raise EnvironmentUnfit(_refused(name, why or "torch has no such kernel for this device.")) from error
+            why = " ".join(select_reasons(name, heard))
+            raise EnvironmentUnfit(_format_refusal(name, why or "torch has no such kernel for this device.")) from error
 
 
-def _refused(name: str, why: str) -> str:
+def _format_refusal(name: str, why: str) -> str:
     return f"The {name} kernel of scaled_dot_product_attention refuses these inputs: {why}"
+
+
+# Which calls of ``scaled_dot_product_attention`` (SDPA) a run makes, and which kernels take their inputs.
+
+_SDPA = functional.scaled_dot_product_attention
+
+
+@contextlib.contextmanager
+def record_attention_calls() -> Iterator[list[AttentionCallJson]]:
+    """Collect the distinct calls of SDPA in the block, in the order of their first occurrence.
+
+    Run the program in eager mode: dynamo would trace what is installed here. Values of the run are not to be compared,
+    because a :class:`torch.nn.TransformerEncoderLayer` leaves its fast path while it is watched.
+
+    Yields:
+        The calls so far, each with every kernel's answer (:func:`list_backends`).
+    """
+    watch = _Watch()
+    functional.scaled_dot_product_attention = watch.call_from_torch
+    try:
+        with watch:
+            yield watch.calls
+    finally:
+        functional.scaled_dot_product_attention = _SDPA
+
+
+def refuse_unless_usable(calls: Sequence[AttentionCallJson], name: str) -> None:
+    """Refuse to run these calls on one kernel that does not take them all.
+
+    Args:
+        calls: of :func:`record_attention_calls`, under the settings of a plain run.
+        name: the kernel.
+
+    Raises:
+        EnvironmentUnfit: with torch's reason, and the shapes of the first call that is refused.
+    """
+    for call in calls:
+        backend = next((backend for backend in call["backends"] if backend["name"] == name), None)
+        if backend is not None and not backend["usable"]:
+            shapes = f"{call['query']['shape']} and {call['key']['shape']}"
+            usable = [backend["name"] for backend in call["backends"] if backend["usable"]]
+            raise EnvironmentUnfit(
+                f"The {name} kernel of scaled_dot_product_attention refuses a call of this program (query and key "
+                f"{shapes}): {backend['reason']} Use one of {', '.join(usable) or 'none'}."
+            )
+
+
+class _Watch(TorchFunctionMode):
+    """Sees calls from Python.
+
+    torch leaves the mode inside its own Python functions (``multi_head_attention_forward``). Those look SDPA up in
+    ``torch.nn.functional``, where :meth:`inside` stands.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[AttentionCallJson] = []
+        self._known: dict[str, AttentionCallJson] = {}
+        self._depth = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Note a call of SDPA, and run it as it is."""
+        options = kwargs or {}
+        if func is _SDPA:
+            self._note(*args, **options)
+            return func(*args, **options)
+        self._depth += 1
+        try:
+            return func(*args, **options)
+        finally:
+            self._depth -= 1
+
+    def call_from_torch(self, *args: Any, **options: Any) -> torch.Tensor:
+        """Stand in for SDPA where torch's own functions call it."""
+        if self._depth:
+            self._note(*args, **options)
+        return _SDPA(*args, **options)
+
+    def _note(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> None:
+        tensors = [tensor for tensor in (query, key, value, attn_mask) if tensor is not None]
+        nested = any(tensor.is_nested for tensor in tensors)
+        call: AttentionCallJson = {
+            "query": _describe_tensor(query),
+            "key": _describe_tensor(key),
+            "value": _describe_tensor(value),
+            "mask": None if attn_mask is None else _describe_tensor(attn_mask),
+            "device": str(query.device),
+            "dropout": float(dropout_p),
+            "causal": bool(is_causal),
+            "scale": None if scale is None else float(scale),
+            "enable_gqa": bool(enable_gqa),
+            "needs_grad": torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors),
+            "switched_on": list(list_enabled_kernels()),
+            "calls": 0,
+            "backends": [],
+            "note": "A nested tensor has no shape that is a list of numbers." if nested else "",
+        }
+        signature = json.dumps(call)
+        if signature not in self._known:
+            ask = functools.partial(list_backends, query, key, value, attn_mask=attn_mask, dropout_p=dropout_p)
+            asked = functools.partial(ask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+            call["backends"], why = _list_answers(asked)
+            call["note"] = " ".join(filter(None, (call["note"], why)))
+            self._known[signature] = call
+            self.calls.append(call)
+        self._known[signature]["calls"] += 1
+
+
+def _list_answers(ask: Callable[[], Sequence[Any]]) -> tuple[list[AttentionBackendJson], str]:
+    try:
+        return [backend.to_json() for backend in ask()], ""
+    except Exception as error:  # the run goes on; for subclasses of tensors torch has no answer
+        return [], f"torch cannot say which kernels take these inputs ({type(error).__name__}: {error})."
+
+
+def _describe_tensor(tensor: torch.Tensor) -> AttentionTensorJson:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_nested:
+        return {"shape": [], "strides": [], "dtype": dtype}
+    return {"shape": list(tensor.shape), "strides": list(tensor.stride()), "dtype": dtype}

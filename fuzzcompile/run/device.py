@@ -6,28 +6,41 @@ All of it works without a GPU: the CUDA settings are process state that torch ke
 from __future__ import annotations
 
 import contextlib
+import copy
+import ctypes
+import functools
+import hashlib
+import importlib.metadata
 import operator
+import os
+import platform
 import random
+import re
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 import numpy
+import psutil
 import torch
 
-from fuzzcompile.model.device_option import device_index
+from fuzzcompile.model.conditions import parse_device_index
 from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.run.subprocesses import find_cxx_compiler
+from fuzzcompile.run.tensors import list_tensors
 
 
-def resolve(option: str) -> torch.device:
+def resolve_device(option: str) -> torch.device:
     """The device that ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` stands for; ``auto`` prefers CUDA.
 
     Raises:
         UsageError: ``option`` is spelled otherwise.
         EnvironmentUnfit: the machine has no such device.
     """
-    index = device_index(option)
+    index = parse_device_index(option)
     if option == "cpu" or (option == "auto" and not _cuda_count()):
         return torch.device("cpu")
     count = _cuda_count()
@@ -39,28 +52,28 @@ def resolve(option: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def assign(option: str, workers: int) -> tuple[str, ...]:
+def assign_devices(option: str, workers: int) -> tuple[str, ...]:
     """The device of each worker: ``auto`` and ``cuda`` spread over all GPUs, ``cuda:N`` pins them all.
 
     Raises:
         UsageError: ``option`` is not a device.
         EnvironmentUnfit: the machine has no such device.
     """
-    device = resolve(option)
+    device = resolve_device(option)
     if device.type == "cuda" and ":" not in option:
         count = _cuda_count()
         return tuple(f"cuda:{worker % count}" for worker in range(workers))
     return (str(device),) * workers
 
 
-def assigned(option: str, number: int) -> torch.device:
-    """The device of worker ``number``, counted from 0: that of :func:`assign` for any number of workers.
+def assign_device(option: str, number: int) -> torch.device:
+    """The device of worker ``number``, counted from 0: that of :func:`assign_devices` for any number of workers.
 
     Raises:
         UsageError: ``option`` is not a device.
         EnvironmentUnfit: the machine has no such device.
     """
-    return torch.device(assign(option, number + 1)[number])
+    return torch.device(assign_devices(option, number + 1)[number])
 
 
 def _cuda_count() -> int:
@@ -82,35 +95,35 @@ def seed_everything(seed: int) -> None:
 # the old one, which keeps the two in step, and read in a way that survives a case that has used the new one.
 
 
-def _float32_matmul() -> str:
+def _read_float32_matmul() -> str:
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
         return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
-def _cudnn_tf32() -> bool:
-    return bool(_backend("cudnn.conv.fp32_precision") == "tf32")
+def _read_cudnn_tf32() -> bool:
+    return bool(_read_backend("cudnn.conv.fp32_precision") == "tf32")
 
 
 def _clear_new_tf32_api() -> None:
     """Clear what only the new API can set, as it takes precedence over the old one."""
-    for group in (torch.backends, *map(_backend, ("cudnn", "mkldnn", "mkldnn.conv", "mkldnn.rnn"))):
+    for group in (torch.backends, *map(_read_backend, ("cudnn", "mkldnn", "mkldnn.conv", "mkldnn.rnn"))):
         setattr(group, "fp32_precision", "none")  # noqa: B010 - stubs don't know it
 
 
-def _backend(path: str) -> object:
+def _read_backend(path: str) -> object:
     """An attribute below ``torch.backends``; some are made at run time, and torch's stubs lack them."""
     return operator.attrgetter(path)(torch.backends)
 
 
-def _switch(default: bool | str, read: Callable[[], bool | str], write: Callable[[Any], object]) -> Any:
+def _make_switch(default: bool | str, read: Callable[[], bool | str], write: Callable[[Any], object]) -> Any:
     """A field of :class:`Numerics`, with the functions that read and write its setting."""
     return field(default=default, metadata={"read": read, "write": write})
 
 
-def _attribute(default: bool, owner: object, name: str) -> Any:
-    return _switch(default, partial(getattr, owner, name), partial(setattr, owner, name))
+def _make_attribute_switch(default: bool, owner: object, name: str) -> Any:
+    return _make_switch(default, partial(getattr, owner, name), partial(setattr, owner, name))
 
 
 _CUDA, _CUDNN = torch.backends.cuda, torch.backends.cudnn
@@ -125,20 +138,24 @@ class Numerics:
     (bfloat16), and applies to oneDNN on the CPU as well.
     """
 
-    float32_matmul: str = _switch("highest", _float32_matmul, torch.set_float32_matmul_precision)
-    cudnn_tf32: bool = _switch(False, _cudnn_tf32, partial(setattr, _CUDNN, "allow_tf32"))
-    fp16_reduced_precision_reduction: bool = _attribute(True, _CUDA.matmul, "allow_fp16_reduced_precision_reduction")
-    bf16_reduced_precision_reduction: bool = _attribute(True, _CUDA.matmul, "allow_bf16_reduced_precision_reduction")
-    fp16_accumulation: bool = _attribute(False, _CUDA.matmul, "allow_fp16_accumulation")
-    math_sdp_reduced_precision_reduction: bool = _switch(
+    float32_matmul: str = _make_switch("highest", _read_float32_matmul, torch.set_float32_matmul_precision)
+    cudnn_tf32: bool = _make_switch(False, _read_cudnn_tf32, partial(setattr, _CUDNN, "allow_tf32"))
+    fp16_reduced_precision_reduction: bool = _make_attribute_switch(
+        True, _CUDA.matmul, "allow_fp16_reduced_precision_reduction"
+    )
+    bf16_reduced_precision_reduction: bool = _make_attribute_switch(
+        True, _CUDA.matmul, "allow_bf16_reduced_precision_reduction"
+    )
+    fp16_accumulation: bool = _make_attribute_switch(False, _CUDA.matmul, "allow_fp16_accumulation")
+    math_sdp_reduced_precision_reduction: bool = _make_switch(
         False, _CUDA.fp16_bf16_reduction_math_sdp_allowed, _CUDA.allow_fp16_bf16_reduction_math_sdp
     )
-    cudnn_deterministic: bool = _attribute(False, _CUDNN, "deterministic")
-    cudnn_benchmark: bool = _attribute(False, _CUDNN, "benchmark")
-    flash_sdp: bool = _switch(True, _CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp)
-    mem_efficient_sdp: bool = _switch(True, _CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient_sdp)
-    math_sdp: bool = _switch(True, _CUDA.math_sdp_enabled, _CUDA.enable_math_sdp)
-    cudnn_sdp: bool = _switch(True, _CUDA.cudnn_sdp_enabled, _CUDA.enable_cudnn_sdp)
+    cudnn_deterministic: bool = _make_attribute_switch(False, _CUDNN, "deterministic")
+    cudnn_benchmark: bool = _make_attribute_switch(False, _CUDNN, "benchmark")
+    flash_sdp: bool = _make_switch(True, _CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp)
+    mem_efficient_sdp: bool = _make_switch(True, _CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient_sdp)
+    math_sdp: bool = _make_switch(True, _CUDA.math_sdp_enabled, _CUDA.enable_math_sdp)
+    cudnn_sdp: bool = _make_switch(True, _CUDA.cudnn_sdp_enabled, _CUDA.enable_cudnn_sdp)
 
     @classmethod
     def current(cls) -> Numerics:
@@ -146,9 +163,9 @@ class Numerics:
         return cls(**{setting.name: setting.metadata["read"]() for setting in fields(cls)})
 
     def apply(self) -> None:
-        """Put these settings in force, but for those that :func:`holding` holds."""
+        """Put these settings in force, but for those that :func:`hold_numerics` holds."""
         _clear_new_tf32_api()
-        kept = replace(self, **held())
+        kept = replace(self, **list_held())
         for setting in fields(self):
             setting.metadata["write"](getattr(kept, setting.name))
 
@@ -158,7 +175,7 @@ class Numerics:
 
 
 @contextlib.contextmanager
-def pinned(numerics: Numerics) -> Iterator[None]:
+def apply_numerics(numerics: Numerics) -> Iterator[None]:
     """Apply these settings inside the block, and restore the previous ones after it."""
     before = Numerics.current()
     numerics.apply()
@@ -171,13 +188,13 @@ def pinned(numerics: Numerics) -> Iterator[None]:
 _held: list[Mapping[str, bool | str]] = []
 
 
-def held() -> dict[str, Any]:
+def list_held() -> dict[str, Any]:
     """The fields of :class:`Numerics` that are held at a value; inner blocks win."""
     return {name: value for settings in _held for name, value in settings.items()}
 
 
 @contextlib.contextmanager
-def holding(**settings: bool | str) -> Iterator[None]:
+def hold_numerics(**settings: bool | str) -> Iterator[None]:
     """Hold fields of :class:`Numerics` at these values in the block, whatever else is applied there."""
     before = Numerics.current()
     _held.append(settings)
@@ -193,3 +210,192 @@ def reapply_held() -> None:
     """Put what is held in force again, after code that may have set otherwise."""
     if _held:
         Numerics.current().apply()
+
+
+# What a result depends on besides the case: torch, device, driver, compiler, CPU.
+
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
+
+T = TypeVar("T")
+
+
+def describe_environment(device: torch.device, target: str | None = None) -> dict[str, JSON]:
+    """Describe the environment of results on ``device``. Never raises: unknown entries are None.
+
+    ``target`` names the device that the compiler was told, if that is another one.
+    """
+    told: dict[str, JSON] = {} if target is None else {"target": target}
+    return copy.deepcopy(_describe_parts(str(device))) | told
+
+
+@functools.cache
+def _describe_parts(device: str) -> dict[str, JSON]:
+    return {
+        "torch": str(torch.__version__),
+        "torch_git": torch.version.git_version,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "triton": _try_or_none(_find_triton_version),
+        "device": device,
+        **_describe_gpu(torch.device(device)),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "libc": _try_or_none(lambda: " ".join(platform.libc_ver()).strip() or None),
+        "cpu": _try_or_none(_read_cpu_model),
+        "cpu_capability": _try_or_none(torch.backends.cpu.get_cpu_capability),
+        "machine": identify_machine(),
+        "cpu_count": _try_or_none(lambda: len(os.sched_getaffinity(0))),
+        "threads": torch.get_num_threads(),
+        "cxx": _try_or_none(_read_cxx_version),
+    }
+
+
+@functools.cache
+def identify_machine() -> str:
+    """Eight hexadecimal digits that tell this machine from others and name nothing of it.
+
+    Of the host's name, the system's identifier and the processor: in containers, each alone may be shared. Containers
+    of one machine differ in their names; ``FUZZCOMPILE_MACHINE``, such as the node's name, tells that they are one.
+    """
+    if named := os.environ.get("FUZZCOMPILE_MACHINE"):
+        return hashlib.sha256(named.encode()).hexdigest()[:8]
+    identifier = _try_or_none(lambda: Path("/etc/machine-id").read_text()) or ""
+    processor: str | None = _try_or_none(_read_cpu_model)
+    told = "\n".join((platform.node(), identifier.strip(), processor or ""))
+    return hashlib.sha256(told.encode()).hexdigest()[:8]
+
+
+def _describe_gpu(device: torch.device) -> dict[str, JSON]:
+    if device.type != "cuda":
+        return {"device_name": None, "device_capability": None, "device_count": None, "driver": None}
+    return {
+        "device_name": _try_or_none(lambda: torch.cuda.get_device_name(device)),
+        "device_capability": _try_or_none(lambda: ".".join(map(str, torch.cuda.get_device_capability(device)))),
+        "device_count": _try_or_none(torch.cuda.device_count),
+        "driver": _try_or_none(_read_smi_driver) or _try_or_none(_read_kernel_driver),
+    }
+
+
+def _read_smi_driver() -> str | None:
+    reply = _read_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return reply.splitlines()[0].strip() or None
+
+
+def _read_kernel_driver() -> str | None:
+    """The driver's version according to the kernel module; containers often lack nvidia-smi."""
+    match = re.search(r"\b\d+\.\d+(\.\d+)?\b", Path("/proc/driver/nvidia/version").read_text())
+    return match[0] if match else None
+
+
+def _find_triton_version() -> str | None:
+    # importing triton costs a second; "pytorch-triton" is its name in torch's own nightly wheels
+    for name in ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _read_cpu_model() -> str | None:
+    match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or None
+
+
+def _read_cxx_version() -> str | None:
+    compiler = find_cxx_compiler()
+    return None if compiler is None else _read_output(str(compiler), "--version").splitlines()[0].strip()
+
+
+def _read_output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    return done.stdout
+
+
+def _try_or_none(ask: Callable[[], T]) -> T | None:
+    try:
+        return ask()
+    except Exception:  # a version that cannot be read must not cost the report that it would stand in
+        return None
+
+
+# Exhausted memory, which torch reports in several ways, as one exception.
+
+# Messages of torch's allocators in a plain RuntimeError.
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc", "CUDA out of memory")
+
+
+@contextlib.contextmanager
+def convert_memory_errors() -> Iterator[None]:
+    """Turn every exception that stands for exhausted memory into a MemoryError."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # re-raised unless it stands for exhausted memory
+        if not is_exhausted_memory(error):
+            raise
+        raise MemoryError(shorten_message(error)) from error
+
+
+def is_exhausted_memory(error: BaseException | None) -> bool:
+    """Whether an exception, or one of its causes, says that memory ran out."""
+    while error is not None:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError):
+            return True
+        if isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY):
+            return True
+        error = error.__cause__
+    return False
+
+
+def shorten_message(error: BaseException) -> str:
+    """The first line of an exception's message, at most 300 characters."""
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else type(error).__name__
+
+
+# Gives freed memory back to the system, which allocators put off: a worker is measured by what it holds there.
+
+# Memory of the process from which on giving some of it back is worth the milliseconds, in bytes.
+_LEAST_BYTES = 2**30
+
+
+def _find_malloc_trim() -> Callable[[int], int] | None:
+    try:
+        return getattr(ctypes.CDLL(None), "malloc_trim", None)
+    except (OSError, TypeError):  # a system whose programs cannot be opened as a library
+        return None
+
+
+_malloc_trim = _find_malloc_trim()
+
+
+def trim_memory() -> None:
+    """Give freed memory back, in a large process; only glibc can be asked to."""
+    if _malloc_trim is not None and psutil.Process().memory_info().rss >= _LEAST_BYTES:
+        _malloc_trim(0)
+
+
+# GPUs that a process has lost: after an assertion in a kernel or an illegal address every call fails until it ends.
+
+
+def find_gpu_error(device: torch.device) -> str | None:
+    """The error that ``device`` answers every call of this process with; None while it works, and for other devices."""
+    if device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        return shorten_message(error)
+    return None
+
+
+def wait_for_kernels(values: object) -> None:
+    """Wait for the kernels that the tensors among ``values`` come from, and raise their errors.
+
+    Raises:
+        RuntimeError: a kernel failed; without waiting a later call would raise that.
+    """
+    for device in {tensor.device for tensor in list_tensors(values) if tensor.is_cuda}:
+        torch.cuda.synchronize(device)

@@ -2,7 +2,7 @@
 
 The estimate counts the copies of parameters, buffers and inputs that the runs, the recorder and the replays hold at
 once, and the gradients that the runs keep. Large tensors that float64 runs convert when they are read
-(:mod:`fuzzcompile.run.streamed`) count in their own dtype, and in float64 as far as they are kept. Activations
+(:mod:`fuzzcompile.run.case_program`) count in their own dtype, and in float64 as far as they are kept. Activations
 and the compiler's own memory come on top: the pool watches each worker while it runs, and ends it if it exceeds its
 limit.
 """
@@ -17,13 +17,11 @@ import psutil
 import torch
 
 from fuzzcompile.model.errors import EnvironmentUnfit
-from fuzzcompile.run.building import RUN_SEED, roots_of
 from fuzzcompile.run.case import Case
-from fuzzcompile.run.device import seed_everything
-from fuzzcompile.run.exhaustion import memory_errors
-from fuzzcompile.run.reachable import Reached
-from fuzzcompile.run.streamed import KEPT_BYTES, is_large
-from fuzzcompile.run.tensors import doubled, tensor_leaves
+from fuzzcompile.run.case_program import KEPT_BYTES, RUN_SEED, is_large, name_roots
+from fuzzcompile.run.device import convert_memory_errors, seed_everything
+from fuzzcompile.run.reachable_state import ReachedObjects
+from fuzzcompile.run.tensors import double_dtype, list_tensors
 
 # Runs whose values are kept until the end, besides the float64 reference: eager twice, perturbed, compiled.
 _KEPT_RUNS = 6
@@ -112,11 +110,13 @@ class Footprint:
         return sum(self.most.values())
 
     def __str__(self) -> str:
-        parts = [f"{name} {_gib(size)}" for name, size in self.most.items() if size]
-        return f"parameters {_gib(self.parameters)}, inputs {_gib(self.inputs)}; at once: {', '.join(parts)}"
+        parts = [f"{name} {_format_gib(size)}" for name, size in self.most.items() if size]
+        return (
+            f"parameters {_format_gib(self.parameters)}, inputs {_format_gib(self.inputs)}; at once: {', '.join(parts)}"
+        )
 
 
-def footprint_of(case: Case) -> Footprint | None:
+def measure_footprint(case: Case) -> Footprint | None:
     """Call the case's ``make()`` once and measure its tensors; None if it raises, which a run will report.
 
     Raises:
@@ -124,28 +124,28 @@ def footprint_of(case: Case) -> Footprint | None:
     """
     seed_everything(RUN_SEED)
     try:
-        with memory_errors():
+        with convert_memory_errors():
             model, arguments = case.make()
     except (KeyboardInterrupt, MemoryError):
         raise
     except BaseException:  # make() is user code and may raise anything; the first run reports it
         return None
     calls = [arguments, *(case.calls or ())]
-    reached = case.state.reached() if case.state is not None else Reached(roots_of(model, calls))
-    own, inputs = list(reached.tensors.values()), list(tensor_leaves(calls))
+    reached = case.state.reached() if case.state is not None else ReachedObjects(name_roots(model, calls))
+    own, inputs = list(reached.tensors.values()), list(list_tensors(calls))
     asked = [t for t in (*own, *inputs) if case.backward and t.requires_grad and t.is_leaf]
-    parameters, together = _storages(own), _storages([*own, *inputs])
+    parameters, together = _list_storages(own), _list_storages([*own, *inputs])
     large = [tensor for tensor in (*own, *inputs) if is_large(tensor)]
     return Footprint(
-        parameters=_bytes(parameters),
-        inputs=_bytes(together) - _bytes(parameters),
-        doubled=_bytes(together, double=True),
-        gradients=_bytes(_storages(asked)),
-        gradients_doubled=_bytes(_storages(asked), double=True),
-        largest_gradient=_largest(asked),
-        streamed=_bytes(_storages(large)),
-        streamed_doubled=_bytes(_storages(large), double=True),
-        largest_streamed=_largest(large),
+        parameters=_count_bytes(parameters),
+        inputs=_count_bytes(together) - _count_bytes(parameters),
+        doubled=_count_bytes(together, double=True),
+        gradients=_count_bytes(_list_storages(asked)),
+        gradients_doubled=_count_bytes(_list_storages(asked), double=True),
+        largest_gradient=_measure_largest(asked),
+        streamed=_count_bytes(_list_storages(large)),
+        streamed_doubled=_count_bytes(_list_storages(large), double=True),
+        largest_streamed=_measure_largest(large),
         differentiates=case.differentiates or case.state is not None,
     )
 
@@ -158,29 +158,29 @@ def refuse_oversized(case: Case, device: torch.device, limit: int) -> None:
     Raises:
         EnvironmentUnfit: it needs more.
     """
-    footprint = footprint_of(case)
+    footprint = measure_footprint(case)
     if footprint is None:
         return
     if device.type == "cuda":
         needed, limit, own = footprint.total, torch.cuda.mem_get_info(device)[0], ""
-        allowed, advice = f"{device} has {_gib(limit)} GiB free", "judge a part with --module"
+        allowed, advice = f"{device} has {_format_gib(limit)} GiB free", "judge a part with --module"
     else:
         process = psutil.Process().memory_info().rss + _COMPILER
-        needed, own = process + footprint.total, f", the worker itself {_gib(process)}"
-        allowed = f"--max-memory allows {_gib(limit)} GiB"
+        needed, own = process + footprint.total, f", the worker itself {_format_gib(process)}"
+        allowed = f"--max-memory allows {_format_gib(limit)} GiB"
         advice = "raise --max-memory or judge a part with --module"
     if needed > limit:
         raise EnvironmentUnfit(
-            f"{case.name} needs about {_gib(needed)} GiB ({footprint}{own}) and {allowed}: {advice}."
+            f"{case.name} needs about {_format_gib(needed)} GiB ({footprint}{own}) and {allowed}: {advice}."
         )
 
 
-def _largest(tensors: Iterable[torch.Tensor]) -> int:
+def _measure_largest(tensors: Iterable[torch.Tensor]) -> int:
     """Size in bytes of the largest tensor in float64."""
-    return max((tensor.numel() * doubled(tensor.dtype).itemsize for tensor in tensors), default=0)
+    return max((tensor.numel() * double_dtype(tensor.dtype).itemsize for tensor in tensors), default=0)
 
 
-def _storages(tensors: Iterable[torch.Tensor]) -> dict[object, tuple[int, torch.dtype]]:
+def _list_storages(tensors: Iterable[torch.Tensor]) -> dict[object, tuple[int, torch.dtype]]:
     """Size and dtype of each storage below ``tensors``, once: views and tied parameters share one."""
     storages: dict[object, tuple[int, torch.dtype]] = {}
     for tensor in tensors:
@@ -193,11 +193,12 @@ def _storages(tensors: Iterable[torch.Tensor]) -> dict[object, tuple[int, torch.
     return storages
 
 
-def _bytes(storages: Mapping[object, tuple[int, torch.dtype]], *, double: bool = False) -> int:
+def _count_bytes(storages: Mapping[object, tuple[int, torch.dtype]], *, double: bool = False) -> int:
     return sum(
-        size // dtype.itemsize * (doubled(dtype) if double else dtype).itemsize for size, dtype in storages.values()
+        size // dtype.itemsize * (double_dtype(dtype) if double else dtype).itemsize
+        for size, dtype in storages.values()
     )
 
 
-def _gib(size: int) -> str:
+def _format_gib(size: int) -> str:
     return f"{size / _GIB:.1f}" if size >= _GIB / 10 or not size else f"{size / _GIB:.2f}"

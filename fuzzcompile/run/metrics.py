@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fuzzcompile.run.tensors import dense
+from fuzzcompile.run.tensors import densify
 
 # torch.testing.assert_close: (rtol, atol) by dtype.
 DEFAULT_TOLERANCE = {
@@ -42,7 +42,7 @@ class Allowance:
 
 def widen(tensor: torch.Tensor) -> torch.Tensor:
     """The values as float64 (complex128) on the CPU, for measuring."""
-    return _widen_values(dense(tensor).detach().cpu())
+    return _widen_values(densify(tensor).detach().cpu())
 
 
 def iter_pieces(*tensors: torch.Tensor) -> Iterator[tuple[slice, list[torch.Tensor]]]:
@@ -59,7 +59,7 @@ def iter_pieces(*tensors: torch.Tensor) -> Iterator[tuple[slice, list[torch.Tens
 
 def distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """|first − second| per element; 0 where both are the same infinity or both NaN, ∞ where one is finite."""
-    first, second = dense(first), dense(second)
+    first, second = densify(first), densify(second)
     if first.shape != second.shape:
         first, second = torch.broadcast_tensors(first, second)  # type: ignore[no-untyped-call]
     apart = torch.empty(first.shape, dtype=torch.float64)
@@ -83,7 +83,7 @@ def have_same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
     if first.element_size() > 1 or not first.is_floating_point():  # torch.equal does not support float8
         if first.device != second.device:
             first, second = first.cpu(), second.cpu()
-        if torch.equal(dense(first), dense(second)):
+        if torch.equal(densify(first), densify(second)):
             return True
         if not (first.is_floating_point() or first.is_complex()):
             return False
@@ -123,7 +123,7 @@ def find_worst(
         return None, {}
     flat = int(error.flatten().argmax())
     where = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), error.shape))
-    return where, {name: _scalar(dense(tensor)[where]) for name, tensor in runs.items()}
+    return where, {name: _scalar(densify(tensor)[where]) for name, tensor in runs.items()}
 
 
 def _scalar(value: torch.Tensor) -> float | int | None:
@@ -266,7 +266,7 @@ def cosine(first: torch.Tensor, second: torch.Tensor) -> float | None:
 
 def _flatten(tensor: torch.Tensor) -> torch.Tensor:
     """The elements in a row on the CPU, in the tensor's own dtype."""
-    return dense(tensor).detach().cpu().reshape(-1)
+    return densify(tensor).detach().cpu().reshape(-1)
 
 
 def _widen_values(values: torch.Tensor) -> torch.Tensor:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fuzzcompile.run.case import Case, Reachable
+from fuzzcompile.run.case_program import CaseProgram
+from fuzzcompile.run.reachable_state import name_arguments, name_held_tensors, name_holders
+from fuzzcompile.run.tensors import densify, find_aliases, is_wrapped, list_significant_strides, name_leaves, unwrap
 
 Phase = Literal["run", "compile"]
 
@@ -106,34 +114,239 @@ class Observation:
     seconds: float = 0.0
     warnings: tuple[str, ...] = ()
 
-    def named(self) -> dict[str, Value]:
+    def index_by_name(self) -> dict[str, Value]:
         """The values by name; names are unique within a run."""
         return {value.name: value for value in self.values}
 
-    def reusing_memory(self, eager: Observation) -> Observation:
+    def drop_reused_memory(self, eager: Observation) -> Observation:
         """The run without the memory that a call shares with outputs of other calls in this run and not in ``eager``.
 
         A CUDA graph writes its outputs to the same memory in each of its runs, as torch documents.
         """
-        own = eager.named()
-        return replace(self, values=tuple(_reusing(value, own.get(value.name)) for value in self.values))
+        own = eager.index_by_name()
+        return replace(self, values=tuple(_drop_reused_memory(value, own.get(value.name)) for value in self.values))
 
-    def sharing_as(self, eager: Observation, state: Collection[str]) -> Observation:
+    def copy_aliases(self, eager: Observation, state: Collection[str]) -> Observation:
         """The run with eager's aliases of the tensors called ``state``, of which its outputs have copies."""
-        own = eager.named()
-        return replace(self, values=tuple(_sharing(value, own.get(value.name), state) for value in self.values))
+        own = eager.index_by_name()
+        return replace(self, values=tuple(_copy_aliases(value, own.get(value.name), state) for value in self.values))
 
 
-def _sharing(value: Value, eager: Value | None, state: Collection[str]) -> Value:
+def _copy_aliases(value: Value, eager: Value | None, state: Collection[str]) -> Value:
     if eager is None or not set(eager.aliases) & set(state):
         return value
     return replace(value, aliases=tuple(a for a in eager.aliases if a in state or a in value.aliases))
 
 
-def _reusing(value: Value, eager: Value | None) -> Value:
+def _drop_reused_memory(value: Value, eager: Value | None) -> Value:
     call = value.name.partition(".")[0]
     shared = eager.aliases if eager is not None else ()
     kept = (
         alias for alias in value.aliases if alias in shared or not _CALL.match(alias) or alias.startswith(f"{call}.")
     )
     return replace(value, aliases=tuple(kept))
+
+
+# The observables of a call: outputs, mutated inputs and buffers, gradients.
+
+# Seeds the cotangents of the backward pass, in our runs and in the reproducers that we write.
+COTANGENT_SEED = 7
+_ABSENT = object()
+# One form for NumPy's arrays and scalars: compiling turns scalars into arrays without dimensions, as documented.
+_NUMPY = "NumPy array"
+
+
+@dataclass(frozen=True)
+class StateBefore:
+    """The tensors that exist before a call: copies of them, and which of them share memory, by name.
+
+    ``attributes`` are those of objects that are whole numbers, flags, strings or None (a cache's length).
+    """
+
+    bits: Mapping[str, torch.Tensor]
+    aliases: Mapping[str, tuple[str, ...]]
+    attributes: Mapping[str, object]
+
+
+def _collect_tensors(
+    program: CaseProgram, arguments: object, reached: Reachable | None = None
+) -> dict[str, torch.Tensor]:
+    """Tensors that exist before the call, by the name that a user knows them by.
+
+    Inputs are numbered in pytree's order; inputs in a dataclass (or another container that pytree does not know) are
+    named after that argument and the field.
+    """
+    named: dict[str, torch.Tensor] = {}
+    count = 0
+    for name, leaf in name_arguments(arguments):
+        if isinstance(leaf, torch.Tensor):
+            named[f"input{count}"] = leaf
+            count += 1
+        elif is_wrapped(leaf) and program.state is None:  # else it is part of the state
+            inner = unwrap(name, leaf)
+            named.update((name, value) for name, value in inner if isinstance(value, torch.Tensor))
+    return {**named, **(reached or program.find_state()).tensors}
+
+
+def save_state(program: CaseProgram, arguments: object) -> StateBefore:
+    """The state before a call, which :func:`observe_mutations` compares with the state after it."""
+    reached = program.find_state()
+    existing = _collect_tensors(program, arguments, reached)
+    kept = {name: _copy_dense(tensor) for name, tensor in existing.items()}
+    return StateBefore(kept, find_aliases(existing), reached.plain_attributes())
+
+
+def observe_outputs(
+    prefix: str, output: object, program: CaseProgram, arguments: object, earlier: dict[str, object] | None = None
+) -> list[Value]:
+    """The leaves of what a call returned, and the tensors that objects among them hold (a new key-value cache).
+
+    An object that is an argument of the call has that argument among its aliases.
+
+    Args:
+        prefix: distinguishes the names of several calls.
+        output: what the call returned.
+        program: the program that was called.
+        arguments: the inputs of the call.
+        earlier: the outputs of earlier calls, to which those of this call are added: two calls may return the same
+            memory.
+    """
+    returned = list(name_leaves(f"{prefix}out", output))
+    given = {id(leaf): (name,) for name, leaf in name_holders(arguments).items()}
+    # What an argument holds is compared as such.
+    held = [pair for name, leaf in returned if id(leaf) not in given for pair in name_held_tensors(name, leaf).items()]
+    leaves: list[tuple[str, object]] = [*returned, *held]
+    earlier = {} if earlier is None else earlier
+    shared = find_aliases({**_collect_tensors(program, arguments), **earlier, **dict(leaves)})
+    earlier.update((name, leaf) for name, leaf in leaves if isinstance(leaf, torch.Tensor | numpy.ndarray))
+    precision = torch.float64 if program.double else program.dtype
+    values = [
+        _observe_output(name, leaf, given.get(id(leaf), shared.get(name, ())), precision) for name, leaf in leaves
+    ]
+    # The layout of what an object keeps for itself is no more observable than that of an attribute.
+    return [*values[: len(returned)], *(replace(value, stride=()) for value in values[len(returned) :])]
+
+
+def _observe_output(name: str, leaf: object, aliases: tuple[str, ...], precision: torch.dtype) -> Value:
+    if not isinstance(leaf, torch.Tensor):
+        return replace(_observe_plain(name, leaf, precision), aliases=aliases)
+    form = "" if leaf.layout == torch.strided else str(leaf.layout)
+    return Value(name, _copy_dense(leaf), "output", list_significant_strides(leaf), aliases, form)
+
+
+def _observe_plain(name: str, leaf: object, precision: torch.dtype) -> Value:
+    """An output that is not a tensor: NumPy's arrays and scalars are compared as tensors."""
+    if isinstance(leaf, numpy.ndarray | numpy.generic):
+        with contextlib.suppress(TypeError):  # dtypes that torch does not have
+            tensor = torch.from_numpy(numpy.array(leaf, order="K"))
+            return Value(name, tensor, "output", list_significant_strides(tensor), form=_NUMPY)
+    return Value(name, leaf, "output", precision=precision if isinstance(leaf, float | complex) else None)
+
+
+def observe_mutations(prefix: str, before: StateBefore, program: CaseProgram, arguments: object) -> list[Value]:
+    """What is not after the call what it was before: bits of tensors, memory that they share, plain attributes."""
+    changed = []
+    reached = program.find_state()
+    existing = _collect_tensors(program, arguments, reached)
+    now_shared = find_aliases(existing)
+    for name, tensor in existing.items():
+        old = before.bits.get(name)
+        now = _copy_dense(tensor)
+        shared = now_shared.get(name, ())
+        same = old is not None and old.shape == now.shape and _have_same_bits(old, now)
+        if not same or shared != before.aliases.get(name, ()):
+            changed.append(Value(f"{prefix}{name} after the call", now, "mutation", aliases=shared))
+    for name, attribute in reached.plain_attributes().items():
+        if attribute != before.attributes.get(name, _ABSENT):
+            changed.append(Value(f"{prefix}attribute {name} after the call", attribute, "mutation"))
+    return changed
+
+
+def _have_same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if first.dtype != second.dtype:
+        return False
+    comparable = first.dtype is not torch.complex32 and {first.layout, second.layout} == {torch.strided}
+    if comparable and torch.equal(first, second):
+        return True
+    equal = first == second
+    if first.is_floating_point() or first.is_complex():
+        equal = equal | ((first != first) & (second != second))
+    return bool(equal.all())
+
+
+def run_backward(output: object, *, required: bool = True) -> None:
+    """Run the backward of the loss Σ out · c over the floating outputs, c a fixed standard normal tensor per output.
+
+    A plain sum proves nothing behind a softmax, whose outputs sum to a constant. Every floating dtype can represent
+    the values of c, so that the native run and the reference differentiate the same loss.
+
+    Args:
+        output: what the call returned.
+        required: raise if no output requires a gradient.
+
+    Raises:
+        RuntimeError: no output requires a gradient, though one must.
+    """
+    generator = torch.Generator().manual_seed(COTANGENT_SEED)
+    losses = []
+    for _, leaf in name_leaves("out", output):
+        if not isinstance(leaf, torch.Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+            continue
+        with _disable_current_modes():  # these casts are ours, not the program's
+            drawn = torch.randn(leaf.shape, generator=generator).to(torch.bfloat16).to(torch.float16)
+            cotangent = drawn.to(leaf.device, leaf.dtype)
+        if leaf.requires_grad:
+            product = leaf * cotangent
+            losses.append((product.real if product.is_complex() else product).sum())
+    if not losses:
+        if required:
+            raise RuntimeError("BACKWARD is set, but no output requires a gradient")
+        return
+    torch.autograd.backward(losses)
+
+
+def observe_gradients(prefix: str, program: CaseProgram, arguments: object) -> list[Value]:
+    """The gradients of parameters and inputs that require one; a value of None for a gradient that is missing."""
+    gradients = []
+    for name, tensor in _collect_tensors(program, arguments).items():
+        if tensor.requires_grad and (tensor.is_leaf or tensor.retains_grad):
+            value = None if tensor.grad is None else _copy_dense(tensor.grad)
+            gradients.append(Value(f"{prefix}gradient of {name}", value, "gradient"))
+    return gradients
+
+
+def _copy_dense(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense copy that later in-place writes do not change."""
+    tensor = tensor.detach()
+    result = densify(tensor)
+    return tensor.clone() if result is tensor else result
+
+
+# Eager's own random numbers, which ``fallback_random`` promises: who asks for them, and where a run left them.
+
+RANDOM_STATE = "random state after the call"
+# Operators of torch draw from these; the generators of NumPy and Python are dynamo's to follow.
+_STREAMS = frozenset(("torch CPU", "CUDA"))
+
+
+def asks_for_eager_numbers(case: Case) -> bool:
+    """Whether the case itself sets ``fallback_random``.
+
+    Every compile sets it, so that values compare, but nothing was promised to a program that does not ask.
+    """
+    settings = case.settings
+    asked = {**settings.inductor, **settings.options}.get("fallback_random")
+    return asked is True and settings.backend == "inductor"
+
+
+def are_streams_promised(draws: tuple[str, ...]) -> bool:
+    """Whether all of the streams that a program draws from are covered by the promise."""
+    return bool(draws) and _STREAMS.issuperset(draws)
+
+
+def observe_random_state(case: Case) -> list[Value]:
+    """The state of torch's CPU generator (bytes) as an observable, for a case that asks for eager's numbers.
+
+    What is drawn next depends on it: a backward pass that draws once more than eager's changes the next step alone.
+    """
+    return [Value(RANDOM_STATE, torch.get_rng_state(), "mutation")] if asks_for_eager_numbers(case) else []

@@ -3,27 +3,81 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import random
+import re
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 
+import numpy
 import torch
 
 from fuzzcompile.model.errors import CaseError
-from fuzzcompile.run.building import RUN_SEED, Program, build
+from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
 from fuzzcompile.run.case import Arguments, Case
-from fuzzcompile.run.device import seed_everything
-from fuzzcompile.run.exhaustion import first_line, is_exhausted_memory, memory_errors
-from fuzzcompile.run.float64 import Float64Mode
-from fuzzcompile.run.freeing import give_back
-from fuzzcompile.run.lost_gpu import wait_for
-from fuzzcompile.run.noise import UlpNoise
-from fuzzcompile.run.observation import Failure, Observation, Value
-from fuzzcompile.run.observing import backward, bits, gradients, mutations, outputs
-from fuzzcompile.run.promised import random_state
-from fuzzcompile.run.trees import structure
-from fuzzcompile.run.warned import recorded, texts
-from fuzzcompile.run.worker import say
+from fuzzcompile.run.case_program import RUN_SEED, CaseProgram, build
+from fuzzcompile.run.device import (
+    convert_memory_errors,
+    is_exhausted_memory,
+    seed_everything,
+    shorten_message,
+    trim_memory,
+    wait_for_kernels,
+)
+from fuzzcompile.run.observation import (
+    Failure,
+    Observation,
+    Value,
+    observe_gradients,
+    observe_mutations,
+    observe_outputs,
+    observe_random_state,
+    run_backward,
+    save_state,
+)
+from fuzzcompile.run.pool.worker import say
+from fuzzcompile.run.tensors import describe_structure, list_tensors
+
+# The warnings of a run, in a form that does not change from run to run.
+
+# Folders of the compiler, whose warnings about itself are left out.
+_COMPILER = ("torch/_dynamo/", "torch/_inductor/", "torch/_functorch/")
+
+
+@contextlib.contextmanager
+def record_warnings() -> Iterator[list[warnings.WarningMessage]]:
+    """Collect the warnings of a block instead of showing them, including those given only once per process."""
+    always = torch.is_warn_always_enabled()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.set_warn_always(True)
+        try:
+            yield caught
+        finally:
+            torch.set_warn_always(always)
+
+
+def format_warnings(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
+    """Category and text of each warning, once, in order, without the compiler's own and notices of deprecation."""
+    shown = (f"{w.category.__name__}: {_normalise_warning(str(w.message))}" for w in caught if not _is_chatter(w))
+    return tuple(dict.fromkeys(shown))
+
+
+def _is_chatter(warning: warnings.WarningMessage) -> bool:
+    if issubclass(warning.category, DeprecationWarning | PendingDeprecationWarning | FutureWarning):
+        return True
+    return any(folder in PurePath(warning.filename).as_posix() for folder in _COMPILER)
+
+
+def _normalise_warning(text: str) -> str:
+    """The text on one line, without addresses and positions in torch's sources."""
+    text = re.sub(r"\(Triggered internally at [^)]*\)", "", text)
+    text = re.sub(r"0x[0-9a-fA-F]+", "ADDR", text)
+    return " ".join(text.split())[:300]
+
 
 # Rounds of timing: at most, at least, and the seconds after which no further round begins.
 _ROUNDS, _FEWEST_ROUNDS, _TIMING = 30, 3, 0.5
@@ -59,7 +113,7 @@ def run_float64(case: Case, device: torch.device, *, keep_casts: bool = True) ->
 
 def observe(
     case: Case,
-    program: Program,
+    program: CaseProgram,
     target: Callable[..., object],
     *,
     around: contextlib.AbstractContextManager[object] | None = None,
@@ -82,25 +136,25 @@ def observe(
         MemoryError: memory is exhausted, however torch reports it.
         KeyboardInterrupt: the user interrupts.
     """
-    give_back()  # what was made on the way to the program
+    trim_memory()  # what was made on the way to the program
     start = time.perf_counter()
-    with memory_errors(), recorded() as caught:
+    with convert_memory_errors(), record_warnings() as caught:
         try:
-            with grad_mode(case.grad), case.ambient(), around or contextlib.nullcontext():
-                observation = _observed(case, program, target, start, seed)
+            with enter_grad_mode(case.grad), case.ambient(), around or contextlib.nullcontext():
+                observation = _observe_calls(case, program, target, start, seed)
         except _ProgramError as wrapped:
-            describe = describe_failure or plain_failure
+            describe = describe_failure or make_plain_failure
             observation = Observation(failure=describe(wrapped.error), seconds=time.perf_counter() - start)
-    return replace(observation, warnings=texts(caught))
+    return replace(observation, warnings=format_warnings(caught))
 
 
-def _observed(
-    case: Case, program: Program, target: Callable[..., object], start: float, seed: int | None = None
+def _observe_calls(
+    case: Case, program: CaseProgram, target: Callable[..., object], start: float, seed: int | None = None
 ) -> Observation:
     if seed is not None:
         seed_everything(seed)
     else:
-        reseed(case)
+        seed_run(case)
     values: list[Value] = []
     structures: list[str] = []
     earlier: dict[str, object] = {}
@@ -108,25 +162,25 @@ def _observed(
         if number and program.state is not None:
             program.state.enter(number)
         prefix = f"call{number}." if len(program.calls) > 1 else ""
-        before = bits(program, arguments)
-        with _program_code():
+        before = save_state(program, arguments)
+        with _wrap_program_errors():
             output = drive(case, target, arguments)
-            wait_for((output, arguments))
-        structures.append(structure(output))
-        values += outputs(prefix, output, program, arguments, earlier)
+            wait_for_kernels((output, arguments))
+        structures.append(describe_structure(output))
+        values += observe_outputs(prefix, output, program, arguments, earlier)
         if case.backward:
-            with _program_code():
-                backward(output, required=case.state is None)
-                wait_for((output, arguments))
-        values += mutations(prefix, before, program, arguments)
+            with _wrap_program_errors():
+                run_backward(output, required=case.state is None)
+                wait_for_kernels((output, arguments))
+        values += observe_mutations(prefix, before, program, arguments)
         if case.backward or case.state is not None:
-            accumulated = gradients(prefix, program, arguments)
+            accumulated = observe_gradients(prefix, program, arguments)
             values += accumulated if case.backward else [value for value in accumulated if value.is_tensor]
-    values += random_state(case)
+    values += observe_random_state(case)
     return Observation(tuple(values), None, "; ".join(structures), time.perf_counter() - start)
 
 
-def time_calls(case: Case, program: Program, target: Callable[..., object]) -> float | None:
+def time_calls(case: Case, program: CaseProgram, target: Callable[..., object]) -> float | None:
     """Time the calls of the case and their backward.
 
     Returns:
@@ -137,14 +191,14 @@ def time_calls(case: Case, program: Program, target: Callable[..., object]) -> f
         return None
     rounds: list[float] = []
     begun = time.perf_counter()
-    with memory_errors(), recorded(), grad_mode(case.grad), case.ambient():
+    with convert_memory_errors(), record_warnings(), enter_grad_mode(case.grad), case.ambient():
         while len(rounds) <= _ROUNDS and (len(rounds) < _FEWEST_ROUNDS or time.perf_counter() - begun < _TIMING):
             start = time.perf_counter()
             try:
                 for arguments in program.calls:
                     output = drive(case, target, arguments)
                     if case.backward:
-                        backward(output, required=False)
+                        run_backward(output, required=False)
             except (KeyboardInterrupt, MemoryError):
                 raise
             except Exception:  # the program's own exception: a program that fails has no time
@@ -153,7 +207,7 @@ def time_calls(case: Case, program: Program, target: Callable[..., object]) -> f
     return min(rounds[1:])
 
 
-def reseed(case: Case) -> None:
+def seed_run(case: Case) -> None:
     """Set the random state in which every run of the case begins."""
     if case.reseed is not None:
         case.reseed()
@@ -170,7 +224,7 @@ class _ProgramError(Exception):
 
 
 @contextlib.contextmanager
-def _program_code() -> Iterator[None]:
+def _wrap_program_errors() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, CaseError):
@@ -181,13 +235,13 @@ def _program_code() -> Iterator[None]:
         raise _ProgramError(error) from error
 
 
-def plain_failure(error: BaseException) -> Failure:
+def make_plain_failure(error: BaseException) -> Failure:
     """Describe an exception of the program itself."""
-    return Failure(type(error).__name__, first_line(error))
+    return Failure(type(error).__name__, shorten_message(error))
 
 
 @contextlib.contextmanager
-def grad_mode(name: str) -> Iterator[None]:
+def enter_grad_mode(name: str) -> Iterator[None]:
     """Enter the grad mode of a case: ``no_grad``, ``inference_mode`` or ``enabled``."""
     context = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}.get(name, torch.enable_grad)
     with context():
@@ -203,3 +257,76 @@ def drive(case: Case, target: Callable[..., object], arguments: object) -> objec
     if isinstance(arguments, dict):
         return target(**arguments)
     return target(*arguments) if isinstance(arguments, tuple) else target(arguments)
+
+
+# The random streams of a program: whether a run moved them, and runs of one program under many seeds.
+
+Streams = Mapping[str, str]
+
+
+def fingerprint_streams() -> dict[str, str]:
+    """A fingerprint of the current state of each random stream that can be seeded: torch's, Python's, NumPy's."""
+    states: dict[str, bytes] = {"torch CPU": torch.get_rng_state().numpy().tobytes()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        with contextlib.suppress(RuntimeError):  # a GPU that the program has lost has no state to read
+            states["CUDA"] = b"".join(state.numpy().tobytes() for state in torch.cuda.get_rng_state_all())
+    states["Python"] = repr(random.getstate()).encode()
+    kind, keys, *rest = numpy.random.get_state(legacy=True)
+    states["NumPy"] = b"".join((str(kind).encode(), numpy.asarray(keys).tobytes(), repr(rest).encode()))
+    return {name: hashlib.sha256(state).hexdigest() for name, state in states.items()}
+
+
+def fingerprint_start(case: Case) -> dict[str, str]:
+    """The fingerprints at the start of every run of the case."""
+    seed_run(case)
+    return fingerprint_streams()
+
+
+def list_moved_streams(before: Streams, after: Streams) -> tuple[str, ...]:
+    """Names of the streams that numbers were drawn from."""
+    return tuple(name for name, state in after.items() if before.get(name, state) != state)
+
+
+class SavedTensors:
+    """A copy of a program's tensors, which restores the program between runs of one (compiled) callable.
+
+    Whole storages are copied, since inputs may overlap. Python objects that a module keeps are not restored.
+    """
+
+    def __init__(self, case: Case, program: CaseProgram, device: torch.device) -> None:
+        self._case, self._device = case, device
+        self._tensors = [*program.collect_tensors().values(), *list_tensors(program.calls)]
+        self._storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        for tensor in self._tensors:
+            if tensor.layout == torch.strided and not tensor.is_nested:
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in self._storages:
+                    copied: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call]
+                    self._storages[storage.data_ptr()] = storage, copied
+
+    def restore(self) -> None:
+        """Restore the values, and drop the gradients."""
+        if self._case.state is not None:
+            self._case.state.restore(self._device, double=False)
+        for storage, saved in self._storages.values():
+            if storage.nbytes() != saved.nbytes():
+                storage.resize_(saved.nbytes())
+            storage.copy_(saved)
+        for tensor in self._tensors:
+            if tensor.is_leaf and tensor.grad is not None:
+                tensor.grad = None
+
+
+def observe_seeds(
+    case: Case,
+    program: CaseProgram,
+    target: Callable[..., object],
+    kept: SavedTensors,
+    seeds: Sequence[int],
+    *,
+    describe_failure: Callable[[BaseException], Failure] | None = None,
+) -> Iterator[Observation]:
+    """Run ``target`` once under each of ``seeds``, each time from the state in ``kept``."""
+    for seed in seeds:
+        kept.restore()
+        yield observe(case, program, target, describe_failure=describe_failure, seed=seed)

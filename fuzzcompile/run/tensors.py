@@ -3,15 +3,140 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
+import numpy
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuzzcompile.run.trees import named_leaves, tree_map
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+# Values nested in containers that pytree does not know: dataclasses, and subclasses of dict, list and tuple.
 
 T = TypeVar("T")
+
+
+def describe_structure(tree: object) -> str:
+    """The nesting of a tree, and the classes of its wrapped values."""
+    leaves, spec = pytree.tree_flatten(tree)
+    classes = [_describe_classes(leaf, frozenset()) for leaf in leaves if is_wrapped(leaf)]
+    return f"{spec} with {', '.join(classes)}" if classes else str(spec)
+
+
+def _describe_classes(leaf: object, path: frozenset[int]) -> str:
+    inner = []
+    if id(leaf) not in path:
+        for name, value in _list_children(leaf):
+            nested = [_describe_classes(v, path | {id(leaf)}) for v in pytree.tree_leaves(value) if is_wrapped(v)]
+            spec = pytree.tree_structure(value)
+            shown = "" if spec.is_leaf() else str(spec)
+            inner.append(name + (f"={shown}{'/'.join(nested)}" if shown or nested else ""))
+    return f"{type(leaf).__qualname__}({', '.join(inner)})"
+
+
+def is_wrapped(leaf: object) -> bool:
+    """Whether a leaf of pytree is a container nevertheless."""
+    if isinstance(leaf, type | torch.Tensor):
+        return False
+    if isinstance(leaf, dict | list | tuple):
+        return bool(pytree.tree_structure(leaf).is_leaf())
+    return dataclasses.is_dataclass(leaf)
+
+
+def name_leaves(name: str, tree: object) -> Iterator[tuple[str, object]]:
+    """The leaves of a tree by name: ``out0``, and ``out0.logits`` for a field of a dataclass."""
+    for index, leaf in enumerate(pytree.tree_leaves(tree)):
+        yield from unwrap(f"{name}{index}", leaf)
+
+
+def unwrap(name: str, leaf: object, path: frozenset[int] = frozenset()) -> Iterator[tuple[str, object]]:
+    """The leaves within one leaf of pytree: itself if it is not a container, nothing if it contains itself."""
+    if not is_wrapped(leaf):
+        yield name, leaf
+        return
+    if id(leaf) in path:
+        return
+    for key, value in _list_children(leaf):
+        leaves = pytree.tree_leaves(value)
+        single = len(leaves) == 1 and leaves[0] is value
+        for index, inner in enumerate(leaves):
+            yield from unwrap(f"{name}.{key}" + ("" if single else str(index)), inner, path | {id(leaf)})
+
+
+def _list_children(leaf: object) -> list[tuple[str, object]]:
+    """The parts of a wrapped value, by name: fields, then entries that are not fields."""
+    fields = [entry.name for entry in dataclasses.fields(leaf)] if dataclasses.is_dataclass(leaf) else []
+    children = [(name, getattr(leaf, name, None)) for name in fields]
+    if isinstance(leaf, dict):
+        children += [(str(key), value) for key, value in leaf.items() if key not in fields]
+    elif isinstance(leaf, list | tuple) and not fields:
+        children += [(str(index), value) for index, value in enumerate(leaf)]
+    return children
+
+
+def map_tree(
+    function: Callable[[torch.Tensor], torch.Tensor], tree: T, objects: Callable[[object], object] = lambda leaf: leaf
+) -> T:
+    """The tree with ``function`` applied to each tensor, and ``objects`` to each other leaf.
+
+    Containers in which nothing changes stay the objects they are.
+    """
+    return _TreeMapper(function, objects).map_tree(tree)
+
+
+class _TreeMapper:
+    """One walk over a tree. An object met twice is mapped once, so that its two places still share one object."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor], objects: Callable[[object], object]) -> None:
+        self._function = function
+        self._objects = objects
+        # Each with the object it was made from: the id of a freed object may be given to a new one.
+        self._made: dict[int, tuple[object, object]] = {}
+
+    def map_tree(self, tree: T) -> T:
+        mapped: T = pytree.tree_map(self._map_leaf, tree)
+        return mapped
+
+    def _map_leaf(self, leaf: object) -> object:
+        if id(leaf) in self._made:
+            return self._made[id(leaf)][1]
+        if isinstance(leaf, torch.Tensor):
+            made = self._function(leaf)
+            self._made[id(leaf)] = leaf, made
+            return made
+        if not is_wrapped(leaf):
+            return self._objects(leaf)
+        changes = any(self._map_leaf(value) is not value for _, value in unwrap("", leaf))
+        return self._rebuild(leaf) if changes else leaf
+
+    def _rebuild(self, leaf: object) -> object:
+        """A copy made without running code of the class, which may refuse or convert what it is given."""
+        made: Any  # an instance of the leaf's own class
+        if isinstance(leaf, tuple):
+            made = tuple.__new__(type(leaf), [self.map_tree(value) for value in leaf])
+        else:
+            made = type(leaf).__new__(type(leaf))
+        self._made[id(leaf)] = leaf, made
+        if isinstance(leaf, dict):
+            # dict's own method would leave an OrderedDict without its order.
+            kind = OrderedDict if isinstance(leaf, OrderedDict) else dict
+            for key, value in leaf.items():
+                kind.__setitem__(made, key, self.map_tree(value))
+        elif isinstance(leaf, list):
+            list.extend(made, [self.map_tree(value) for value in leaf])
+        slots = [entry.name for entry in dataclasses.fields(leaf)] if dataclasses.is_dataclass(leaf) else []
+        attributes = dict.fromkeys([*getattr(leaf, "__dict__", ()), *slots])
+        for name in attributes:
+            if hasattr(leaf, name):
+                object.__setattr__(made, name, self.map_tree(getattr(leaf, name)))
+        return made
+
 
 _LEAVES = frozenset((torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device, int, float, bool, str, type(None)))
 LOW_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -20,7 +145,7 @@ KnownCopies = dict[tuple[int, torch.dtype, torch.device, bool], torch.Tensor]
 _LOW_COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
-def with_memory(value: object) -> object:
+def materialize_zeros(value: object) -> object:
     """A tensor of zeros in place of a tensor without memory, which autograd makes (the gradient of ``sgn``).
 
     A dispatch mode receives such tensors below the layer that handles them: kernels would read address 0.
@@ -31,7 +156,7 @@ def with_memory(value: object) -> object:
     return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
 
 
-def mapped(function: Callable[[Any], object], tree: Any) -> Any:
+def map_leaves(function: Callable[[Any], object], tree: Any) -> Any:
     """``torch.utils._pytree.tree_map``, several times as fast on what a dispatch mode gets: it runs for every operator.
 
     Args:
@@ -40,15 +165,15 @@ def mapped(function: Callable[[Any], object], tree: Any) -> Any:
     """
     kind = type(tree)
     if kind is tuple or kind is list:
-        return kind([mapped(function, value) for value in tree])
+        return kind([map_leaves(function, value) for value in tree])
     if kind is dict:
-        return {key: mapped(function, value) for key, value in tree.items()}
+        return {key: map_leaves(function, value) for key, value in tree.items()}
     if kind in _LEAVES:
         return function(tree)
     return pytree.tree_map(function, tree)
 
 
-def without_values(*values: object) -> bool:
+def has_meta_tensors(*values: object) -> bool:
     """Whether some tensor among ``values`` (trees) is a meta tensor: autograd then asks an operator for a shape."""
     return any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves(values))
 
@@ -77,45 +202,45 @@ class StorageCopier:
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the copy of ``tensor``: same shape, stride and offset; detached leaf, same requires_grad."""
         if tensor.layout != torch.strided or tensor.is_quantized:
-            return self._whole(tensor.detach()).requires_grad_(tensor.requires_grad)
+            return self._copy_whole(tensor.detach()).requires_grad_(tensor.requires_grad)
         source = tensor.detach().resolve_conj().resolve_neg()
         self._keep += [tensor, source]
         shape = source.size(), source.stride(), source.storage_offset()
-        viewed = _viewed(tensor)
+        viewed = _find_viewed(tensor)
         if viewed is not None:
             # To a compiler, a view of a tensor is not the same as one of two views of a third tensor.
             return self(viewed).as_strided(*shape)
         if id(tensor) not in self._whole_tensors:
             # Detached: not a view but a leaf, since gradients are compared where the program asked for them.
-            self._whole_tensors[id(tensor)] = self._base(source).as_strided(*shape).detach()
+            self._whole_tensors[id(tensor)] = self._get_base(source).as_strided(*shape).detach()
         return self._whole_tensors[id(tensor)].requires_grad_(tensor.requires_grad)
 
-    def _base(self, source: torch.Tensor) -> torch.Tensor:
+    def _get_base(self, source: torch.Tensor) -> torch.Tensor:
         storage = source.untyped_storage()
         key = (storage.data_ptr() or id(storage), source.dtype, source.device)
         if key not in self._bases:
             count = storage.nbytes() // source.element_size()
             flat = torch.empty(0, dtype=source.dtype, device=source.device).set_(storage, 0, (count,), (1,))
-            self._bases[key] = self._copied(flat)
+            self._bases[key] = self._copy_flat(flat)
         return self._bases[key]
 
-    def _copied(self, flat: torch.Tensor) -> torch.Tensor:
+    def _copy_flat(self, flat: torch.Tensor) -> torch.Tensor:
         if self._known is None or not flat.data_ptr():
-            return self._whole(flat)
+            return self._copy_whole(flat)
         key = (flat.data_ptr(), flat.dtype, flat.device, torch.is_inference_mode_enabled())
         before = self._known.get(key)
         if before is None or not _same_bits(before, flat):
-            before = self._known[key] = self._whole(flat)
+            before = self._known[key] = self._copy_whole(flat)
         return before
 
-    def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy_whole(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_quantized:
             return tensor.clone() if self._device in (None, tensor.device) else tensor.to(self._device)
-        dtype = doubled(tensor.dtype) if self._double else tensor.dtype
+        dtype = double_dtype(tensor.dtype) if self._double else tensor.dtype
         return tensor.to(self._device or tensor.device, dtype, copy=True)
 
 
-def _viewed(tensor: torch.Tensor) -> torch.Tensor | None:
+def _find_viewed(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor that ``tensor`` is a plain view of, outside of autograd."""
     base = tensor._base
     if base is None or base.dtype != tensor.dtype or base.layout != torch.strided:
@@ -132,7 +257,7 @@ def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     return torch.equal(first.view(unit), second.view(unit))
 
 
-def doubled(dtype: torch.dtype) -> torch.dtype:
+def double_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which values of ``dtype`` are kept for a float64 run."""
     return torch.float64 if dtype.is_floating_point else _LOW_COMPLEX.get(dtype, dtype)
 
@@ -149,10 +274,10 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: T) -> T:
 
     A tensor that occurs twice is mapped once: a compiler sees whether two inputs are the same tensor.
     """
-    return tree_map(function, tree)
+    return map_tree(function, tree)
 
 
-def same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
+def have_same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors of one dtype have the same shape and values; NaNs are alike."""
     return first.shape == second.shape and torch.equal(first.nan_to_num(), second.nan_to_num())
 
@@ -164,7 +289,7 @@ def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
     return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
 
 
-def dense(tensor: torch.Tensor) -> torch.Tensor:
+def densify(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in a form that can be compared: sparse, quantized and nested tensors become dense."""
     if tensor.is_nested:
         padded: torch.Tensor = torch.nested.to_padded_tensor(tensor, 0.0)
@@ -174,19 +299,19 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
-def significant_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+def list_significant_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     """Strides of the dimensions that have more than one element: no other stride is ever used."""
     if tensor.is_nested or tensor.layout != torch.strided or tensor.numel() == 0:
         return ()
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
 
 
-def tensor_leaves(tree: object) -> Sequence[torch.Tensor]:
+def list_tensors(tree: object) -> Sequence[torch.Tensor]:
     """The tensors of a tree, in order, including those in dataclasses and subclasses of dict."""
-    return [leaf for _, leaf in named_leaves("", tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf for _, leaf in name_leaves("", tree) if isinstance(leaf, torch.Tensor)]
 
 
-def storages(values: Sequence[object]) -> dict[int, int]:
+def measure_storages(values: Sequence[object]) -> dict[int, int]:
     """Sizes in bytes of the storages of all tensors that have one, by address."""
     sizes: dict[int, int] = {}
     for value in values:
@@ -194,3 +319,125 @@ def storages(values: Sequence[object]) -> dict[int, int]:
             if isinstance(value, torch.Tensor):
                 sizes[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
     return sizes
+
+
+# Operators that run functions (``torch.cond``, loops): a dispatch mode has to see what these functions do.
+
+# What a dispatch mode is called with: an operator of ATen, of torchvision, of the user's.
+Operator: TypeAlias = "torch._ops.OpOverload[..., Any]"
+
+
+def is_higher_order(operator: object) -> bool:
+    """Whether ``operator`` is a higher-order one: it has no schema, and its arguments may be functions."""
+    return isinstance(operator, torch._ops.HigherOrderOperator)
+
+
+def run_inside(
+    mode: TorchDispatchMode, operator: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]
+) -> T:
+    """Run a higher-order operator from within ``mode``'s own handler, so that its functions run under ``mode``."""
+
+    def wrap_function(function: Callable[..., object]) -> Callable[..., object]:
+        def run(*inner: object, **named: object) -> object:
+            with mode:
+                return function(*inner, **named)
+
+        # In eager mode dynamo handles these operators, and would trace into ``run``.
+        untraced: Callable[..., object] = torch.compiler.disable(run)  # type: ignore[no-untyped-call]
+        return untraced
+
+    args, kwargs = pytree.tree_map(
+        lambda value: wrap_function(value) if callable(value) and not isinstance(value, torch.Tensor) else value,
+        (tuple(args), dict(kwargs)),
+    )
+    return operator(*args, **kwargs)
+
+
+# Which tensors share memory: exactly, element address by element address.
+
+# Candidates tried before two strided arrays count as overlapping: whether they overlap is an integer programme,
+# exponential in the number of dimensions at worst.
+_MAX_WORK: Any = 1_000_000  # NumPy's stubs admit 0 and -1 only
+
+
+class _Addresses:
+    """The addresses of a tensor's elements in the form that NumPy reads; the elements are never read."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), True),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * size for stride in tensor.stride()),
+            "typestr": f"|V{size}",
+        }
+
+
+class _AddressRange(NamedTuple):
+    """Where a value lies in memory: its first byte and the one after its last; ``position`` is its rank by name."""
+
+    device: str
+    low: int
+    high: int
+    position: int
+    array: NDArray[numpy.generic]
+
+
+def find_aliases(named: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
+    """For every name the earlier names whose tensors it shares memory with.
+
+    Candidates are found by sweeping over the address ranges, so that only pairs whose ranges intersect are compared
+    element by element: linear in the number of tensors where nothing is shared.
+    """
+    names = list(named)
+    ranges = (_find_range(position, named[name]) for position, name in enumerate(names))
+    shared: dict[int, list[int]] = {}
+    active: list[_AddressRange] = []
+    for current in sorted((each for each in ranges if each is not None), key=lambda each: each[:2]):
+        active = [earlier for earlier in active if earlier.device == current.device and earlier.high > current.low]
+        for earlier in active:
+            if _overlap(current.array, earlier.array):
+                first, second = sorted((current.position, earlier.position))
+                shared.setdefault(second, []).append(first)
+        active.append(current)
+    return {names[position]: tuple(names[i] for i in sorted(firsts)) for position, firsts in shared.items()}
+
+
+def _find_range(position: int, value: object) -> _AddressRange | None:
+    """Where a tensor or array lies in memory; None if there is no memory to write to."""
+    addressed = _find_addresses(value)
+    if addressed is None:
+        return None
+    device, array = addressed
+    return _AddressRange(device, *numpy.lib.array_utils.byte_bounds(array), position, array)
+
+
+def _find_addresses(value: object) -> tuple[str, NDArray[numpy.generic]] | None:
+    """Device and addresses of a value's elements; None if it has none that can be written to."""
+    if isinstance(value, numpy.ndarray):
+        return ("cpu", value) if value.size else None
+    if not isinstance(value, torch.Tensor):
+        return None
+    # Subclasses without memory of their own and outputs that a CUDA graph has taken back have no address.
+    with contextlib.suppress(RuntimeError, NotImplementedError, AttributeError):
+        strided = _select_strided(value)
+        if strided.numel() and strided.data_ptr():
+            return str(strided.device), numpy.asarray(_Addresses(strided))
+    return None
+
+
+def _select_strided(tensor: torch.Tensor) -> torch.Tensor:
+    """The strided tensor that holds the values of a sparse or jagged one."""
+    if tensor.layout == torch.strided and not tensor.is_nested:
+        return tensor
+    values: torch.Tensor = tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()
+    return values
+
+
+def _overlap(first: NDArray[numpy.generic], second: NDArray[numpy.generic]) -> bool:
+    """Whether the arrays have an address in common at which both have an element."""
+    try:
+        return numpy.shares_memory(first, second, max_work=_MAX_WORK)
+    except numpy.exceptions.TooHardError:
+        return True  # the ranges intersect, and the layouts are too irregular to decide

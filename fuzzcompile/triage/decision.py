@@ -24,7 +24,7 @@ from fuzzcompile.triage.attribution.steps import ReplayCount, Step, select_seman
 from fuzzcompile.triage.operators.graph_boundary import BOUNDARY, Boundary, find_boundaries
 from fuzzcompile.triage.oracle import random_streams
 from fuzzcompile.triage.oracle.judgement import GROSS, Judgement, choose_wrong_values_verdict, have_same_bits
-from fuzzcompile.triage.oracle.value_change import SEMANTIC_STEP, relative_change
+from fuzzcompile.triage.oracle.rounding import SEMANTIC_STEP, relative_change
 from fuzzcompile.triage.trials.case_runs import Trial
 from fuzzcompile.triage.trials.experiments import Experiments
 
@@ -199,7 +199,7 @@ def _has_other_kernel(experiments: Experiments, trial: Trial, boundary: Boundary
         return False
     captured = [frame.find_record(PRE_GRAD) for frame in trial.ledger.frames if frame.index == boundary.frame]
     calls = [call for record in captured if record is not None for call in record.snapshots[-1].operator_names]
-    eager, compiled = experiments.baseline.named(), trial.observation.named()
+    eager, compiled = experiments.baseline.index_by_name(), trial.observation.index_by_name()
     pairs = [(eager[name].value, compiled[name].value) for name in eager.keys() & compiled.keys()]
     apart = max((relative_change(before, after) for before, after in pairs), default=float("inf"))
     return apart < boundary.step / 10 and any("scaled_dot_product" in call for call in calls)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -14,14 +16,16 @@ from fuzzcompile.compiler.torch_api import check_torch_same
 from fuzzcompile.compiler.watch.conformance import probe_unknown_torch
 from fuzzcompile.compiler.watch.ledger import Label, Ledger
 from fuzzcompile.compiler.watch.unseen import Unseen, format_unseen, gather_unseen, get_gathered
-from fuzzcompile.model.contract import AOTI, EXPORT
+from fuzzcompile.model.contract import AOTI, EXPORT, ErrorMapJson
 from fuzzcompile.model.errors import MachineUnfit
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.tolerances import Tolerances
 from fuzzcompile.model.verdicts import NO_REFERENCE, Comparison, CoverageCount, Verdict
+from fuzzcompile.run import metrics
 from fuzzcompile.run.case import Case
-from fuzzcompile.run.lost_gpu import lost_gpu
+from fuzzcompile.run.device import find_gpu_error
 from fuzzcompile.run.observation import Observation
+from fuzzcompile.run.tensors import densify
 from fuzzcompile.triage import decision as promises
 from fuzzcompile.triage.attribution.ablation import Ablator, Divergence
 from fuzzcompile.triage.attribution.culprit import Attribution, Culprit
@@ -37,7 +41,6 @@ from fuzzcompile.triage.decision import (
     limit_claims,
     make_target_notes,
 )
-from fuzzcompile.triage.error_maps import make_error_maps
 from fuzzcompile.triage.oracle.comparison import compare_warnings
 from fuzzcompile.triage.refusals import (
     CannotJudge,
@@ -46,9 +49,86 @@ from fuzzcompile.triage.refusals import (
     refuse_unfit,
     refuse_unsupported,
 )
-from fuzzcompile.triage.triage_report import Cost, Report, find_rewrite_fate
+from fuzzcompile.triage.triage_report import Cost, TriageReport, find_rewrite_fate
 from fuzzcompile.triage.trials.case_runs import Trial
 from fuzzcompile.triage.trials.experiments import Experiments
+
+# Error maps: the places at which a compiled program's outputs are wrong, in a grid small enough to print.
+
+# Rows and columns of a map, at most.
+CELLS = 32
+_DIGITS = 4  # significant digits of an error
+
+
+def make_error_map(eager: torch.Tensor, compiled: torch.Tensor, exact: torch.Tensor) -> ErrorMapJson | None:
+    """The errors of eager and compiled against ``exact``, each cell the largest of the elements that it covers.
+
+    The tensor is read as a matrix: the last dimension of more than one element gives the columns, all others, one
+    behind the other, the rows. Rows and columns beyond :data:`CELLS` are gathered into ranges of nearly equal length.
+
+    Args:
+        eager: the values of the eager run.
+        compiled: those of the compiled run, of the same shape.
+        exact: the float64 reference, of that shape.
+
+    Returns:
+        None for a tensor of fewer than two elements, or of another shape than the reference.
+    """
+    shape = densify(eager).shape
+    if not (shape == densify(compiled).shape == densify(exact).shape) or shape.numel() < 2:
+        return None
+    split = max(dimension for dimension, size in enumerate(shape) if size > 1)
+    rows, columns = shape[:split].numel(), shape[split]
+    row_edges, column_edges = _list_edges(rows), _list_edges(columns)
+    return {
+        "shape": list(shape),
+        "row_dims": split,
+        "rows": row_edges,
+        "columns": column_edges,
+        "eager": _fill_cells(metrics.distance(eager, exact).view(rows, columns), row_edges, column_edges),
+        "compiled": _fill_cells(metrics.distance(compiled, exact).view(rows, columns), row_edges, column_edges),
+    }
+
+
+def _list_edges(length: int) -> list[int]:
+    """Return the start of each range, and the end of the last."""
+    parts = min(length, CELLS)
+    return [length * part // parts for part in range(parts + 1)]
+
+
+def _fill_cells(errors: torch.Tensor, rows: list[int], columns: list[int]) -> list[list[float | None]]:
+    """The largest error of each cell; None where it is not finite."""
+    in_rows = torch.stack([errors[start:end].amax(0) for start, end in itertools.pairwise(rows)])
+    grid = torch.stack([in_rows[:, start:end].amax(1) for start, end in itertools.pairwise(columns)], 1)
+    return [[_round_error(error) for error in row] for row in grid.tolist()]
+
+
+def _round_error(error: float) -> float | None:
+    return float(f"{error:.{_DIGITS}g}") if math.isfinite(error) else None
+
+
+# Error maps: the places in its outputs at which a compiled program is wrong.
+
+# Findings with errors to show, and those of them that are no fault.
+_HARMLESS = ("close", "wild")
+_MEASURED = ("far", "nonfinite", "integer", *_HARMLESS)
+_MOST = 6  # outputs of one report
+
+
+def make_error_maps(experiments: Experiments, trial: Trial) -> dict[str, ErrorMapJson]:
+    """Return the error maps of the worst outputs, by name, among those that were measured and differ."""
+    exact = experiments.runs.exact if trial.judgement.casts_dropped else experiments.runs.reference
+    runs = [run.index_by_name() for run in (experiments.baseline, trial.observation, exact)]
+    random = trial.sampled or ()
+    measured = [c for c in trial.judgement.comparisons if c.finding in _MEASURED and c.name not in random]
+    maps = dict[str, ErrorMapJson]()
+    for comparison in sorted(measured, key=lambda c: (c.finding in _HARMLESS, -c.relative_error))[:_MOST]:
+        values = [run[comparison.name].value for run in runs if comparison.name in run]
+        if len(values) == len(runs) and all(isinstance(value, torch.Tensor) for value in values):
+            drawn = make_error_map(*values)
+            maps |= {} if drawn is None else {comparison.name: drawn}
+    return maps
+
 
 # A decision on one trial, and the report on it.
 
@@ -81,7 +161,7 @@ class JudgedTrial:
     both_ways: tuple[str, ...] = ()
     hit: Attribution | None = None
 
-    def report(self, attribution: Attribution | None = None) -> Report:
+    def report(self, attribution: Attribution | None = None) -> TriageReport:
         """The report as it stands; without an attribution, one that names no culprit."""
         return _make_report(self, attribution or self._make_unproved())
 
@@ -119,11 +199,11 @@ class JudgedTrial:
         return Attribution(changed_bits=_list_changed_bits(self.steps))
 
 
-def _make_report(answer: JudgedTrial, attribution: Attribution) -> Report:
+def _make_report(answer: JudgedTrial, attribution: Attribution) -> TriageReport:
     experiments, trial, steps, decision = answer.experiments, answer.trial, answer.steps, answer.decision
     unseen = (*dict.fromkeys((*trial.ledger.unseen, *get_gathered())),)
     seconds = time.perf_counter() - answer.started
-    return Report(
+    return TriageReport(
         case=experiments.case.name,
         torch=str(torch.__version__),  # a plain string: a process without torch reads it
         device=str(experiments.device),
@@ -217,7 +297,7 @@ def _add_torch_same(
 ) -> Comparison:
     if comparison.finding == "same":
         return replace(comparison, torch_same=True)
-    values = [run.named().get(comparison.name) for run in (eager, compiled, reference)]
+    values = [run.index_by_name().get(comparison.name) for run in (eager, compiled, reference)]
     tensors = [v.value for v in values if v is not None and isinstance(v.value, torch.Tensor)]
     if len(tensors) != 3 or len({t.shape for t in tensors}) > 1 or not tensors[0].numel():
         return comparison
@@ -257,9 +337,9 @@ def triage(
     suspects: Sequence[str] = (),
     error_maps: bool = False,
     on_eager: Callable[[], None] = lambda: None,
-    on_verdict: Callable[[Report], None] = lambda report: None,
+    on_verdict: Callable[[TriageReport], None] = lambda report: None,
     on_ledger: Callable[[Ledger], None] = lambda ledger: None,
-) -> Report:
+) -> TriageReport:
     """Judge ``case`` on ``device``, in this process.
 
     Args:
@@ -307,7 +387,7 @@ def triage(
     trial = experiments.trial()
     refuse_unsupported(experiments, trial)
     refuse_unfit(case, trial)
-    lost = lost_gpu(device) if trial.observation.failure is not None else None
+    lost = find_gpu_error(device) if trial.observation.failure is not None else None
     if lost is not None:
         report = _report_without_gpu(experiments, trial, lost, started)
         on_verdict(report)
@@ -327,7 +407,7 @@ def triage(
     )
 
 
-def _report_without_gpu(experiments: Experiments, trial: Trial, why: str, started: float) -> Report:
+def _report_without_gpu(experiments: Experiments, trial: Trial, why: str, started: float) -> TriageReport:
     """The report on a compiled program that costs the process its GPU: no run or compile can follow."""
     detail = f"eager runs; of the compiled program the GPU says {why!r}, and does nothing more for that process"
     decision = Decision(trial.judgement.verdict, "low", f"{detail}: no culprit was looked for")
@@ -343,7 +423,7 @@ def _make_quick(experiments: Experiments) -> Experiments:
 
 def _screen(
     looking: Experiments, known: Collection[tuple[str, str]], started: float, deadline: float | None
-) -> Report | None:
+) -> TriageReport | None:
     """The report of a compile without code generation; None if it shows a bug, which a full compile has to show.
 
     A hit of what is known needs no full compile: a second screen, without the culprit, proves it.

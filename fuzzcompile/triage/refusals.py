@@ -78,7 +78,7 @@ def _find_difference(eager: Observation, again: Observation) -> str | None:
     """Describe the first difference between two eager runs; None if there is none."""
     if again.failure is not None:
         return f"the second run raises {again.failure}"
-    repeated = again.named()
+    repeated = again.index_by_name()
     for first in eager.values:
         second = repeated.get(first.name)
         if second is None:

@@ -160,7 +160,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Report:
+class TriageReport:
     """Verdict, evidence and attribution of one case on one device.
 
     ``path`` names what ran in the program's place (:mod:`fuzzcompile.model.contract`), ``against`` what it was

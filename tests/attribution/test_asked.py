@@ -9,7 +9,7 @@ import torch
 
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.triage.engine import triage
-from fuzzcompile.triage.triage_report import Report
+from fuzzcompile.triage.triage_report import TriageReport
 
 SOURCE = """
 import torch
@@ -36,7 +36,7 @@ NAMES = ("replace_einsum_to_pointwise", "einsum_to_pointwise_pass", "_sfdp", "co
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def report(tmp_path_factory: pytest.TempPathFactory) -> TriageReport:
     path = tmp_path_factory.mktemp("asked") / "case.py"
     path.write_text(SOURCE)
     return triage(load_case(Path(path)), torch.device("cpu"), suspects=NAMES)
@@ -52,17 +52,17 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
         ("pointless_cumsum_replacement", False, True, "found nothing to match"),
     ],
 )
-def test_what_became_of_a_suspect(report: Report, name: str, ran: bool, on: bool | None, words: str):
+def test_what_became_of_a_suspect(report: TriageReport, name: str, ran: bool, on: bool | None, words: str):
     (asked,) = [asked for asked in report.asked if asked.name == name]
     assert (asked.ran, asked.on) == (ran, on)
     assert words in asked.said
 
 
-def test_answers_come_in_the_order_of_the_questions_and_as_json(report: Report):
+def test_answers_come_in_the_order_of_the_questions_and_as_json(report: TriageReport):
     assert [one["name"] for one in report.to_json()["suspects"]] == list(NAMES)
 
 
-def test_report_lists_the_rewrites_that_ran(report: Report):
+def test_report_lists_the_rewrites_that_ran(report: TriageReport):
     rewrites = report.to_json()["rewrites"]
     (folded,) = [one for one in rewrites if one["rewrite"] == "constant_fold_uniform_value"]
     assert (folded["stage"], folded["fired"]) == ("joint_graph", 1)

@@ -17,10 +17,9 @@ from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.triage.attribution.ablation import Ablator
 from fuzzcompile.triage.attribution.culprit import Attribution, Culprit, Workaround
 from fuzzcompile.triage.attribution.steps import ReplayCount, measure_steps
-from fuzzcompile.triage.attributor import Attributor
+from fuzzcompile.triage.attributor import Attributor, find_workaround
 from fuzzcompile.triage.engine import triage
 from fuzzcompile.triage.trials.experiments import Experiments
-from fuzzcompile.triage.workaround import find_workaround
 
 CPU = torch.device("cpu")
 

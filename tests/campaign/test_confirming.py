@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from fuzzcompile.corpus.marking import Mark
 from fuzzcompile.corpus.records import Campaign, CaseRecord, Reproducer
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.corpus.transactions import Mark
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
 from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignSettings
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
 from fuzzcompile.fuzz.campaign.leftovers import ConfirmationQueue
 from fuzzcompile.fuzz.generation.profile import Profile
-from fuzzcompile.model.tasks import Judged
+from fuzzcompile.model.judge_task import JudgeResult
 
 HERE = {"torch": "2.13.0", "device": "cpu", "machine": "aaaaaaaa"}
 THERE = HERE | {"machine": "bbbbbbbb"}
@@ -53,7 +53,7 @@ class Worker(Executor):
         source = task.source
         self.judged.append(source)
         future: Future[Any] = Future()
-        future.set_result(Judged(said(source, is_bug=source in self.shows)))
+        future.set_result(JudgeResult(said(source, is_bug=source in self.shows)))
         return future
 
 

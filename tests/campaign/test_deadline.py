@@ -29,9 +29,9 @@ from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit
-from fuzzcompile.model.tasks import Judged
+from fuzzcompile.model.judge_task import JudgeResult
 from fuzzcompile.programs.shrink.outcome import MinimizeOutcome, SearchTally
-from fuzzcompile.triage.minimize.task import MinimizeResult, MinimizeTask
+from fuzzcompile.triage.worker.minimize_task import MinimizeResult, MinimizeTask
 
 TORCH = "2.13.0"
 ENVIRONMENT = {"torch": TORCH, "device": "cpu"}
@@ -89,7 +89,7 @@ class Workers(Executor):
             )
             future.set_result(MinimizeResult.from_outcome(outcome, task.source))
         else:
-            future.set_result(Judged(_bug(task.source)))
+            future.set_result(JudgeResult(_bug(task.source)))
         return future
 
     def now(self) -> float:

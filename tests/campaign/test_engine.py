@@ -25,12 +25,12 @@ from fuzzcompile.fuzz.campaign.steering import UNIFORM, Strategy
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model import hints
 from fuzzcompile.model.errors import EnvironmentUnfit, MachineUnfit
+from fuzzcompile.model.judge_task import JudgeResult, JudgeTask
 from fuzzcompile.model.severity import Severity
-from fuzzcompile.model.tasks import Judged, JudgeTask
 from fuzzcompile.model.verdicts import CoverageCount
 from fuzzcompile.programs.shrink.outcome import MinimizeOutcome, SearchTally
-from fuzzcompile.run.failures import WorkerCrashed
-from fuzzcompile.triage.minimize.task import MinimizeResult, ResumableState
+from fuzzcompile.run.pool.worker import WorkerCrashed
+from fuzzcompile.triage.worker.minimize_task import MinimizeResult, ResumableState
 
 TORCH = "2.13.0"
 
@@ -65,7 +65,7 @@ class Inline(Executor):
         counts = [("joint_graph", "pass", name, "fired"), ("lowering", None, "aten.mm", "fallback")]
         coverage = tuple(CoverageCount(*count, 1) for count in (*counts, ("joint_graph", "pass", "v", "vetoed")))
         future: Future[Any] = Future()
-        future.set_result(Judged(report, coverage, screened=task.screen))
+        future.set_result(JudgeResult(report, coverage, screened=task.screen))
         return future
 
 
@@ -229,7 +229,7 @@ class Buggy(Executor):
         future: Future[Any] = Future()
         if isinstance(task, JudgeTask):
             verdict = "accepts_invalid" if self.judged % 3 == 2 else "miscompile"
-            future.set_result(Judged(wrong(f"unattributed:-:program-{self.judged}", verdict=verdict), ()))
+            future.set_result(JudgeResult(wrong(f"unattributed:-:program-{self.judged}", verdict=verdict), ()))
             self.judged += 1
             return future
         self.reduced += 1
@@ -279,7 +279,7 @@ def test_a_finding_is_minimized_again_only_for_something_worse(tmp_path):
             verdict = ("accepts_invalid", "accepts_invalid", "miscompile", "miscompile", "aliasing")[self.judged % 5]
             self.judged += 1
             future: Future[Any] = Future()
-            future.set_result(Judged(wrong(f"{PLACE}:dtype", verdict=verdict), ()))
+            future.set_result(JudgeResult(wrong(f"{PLACE}:dtype", verdict=verdict), ()))
             return future
 
     executor, _summary, store = campaign(tmp_path, executor=Worse(), budget=CampaignBudget(cases=10))
@@ -289,7 +289,7 @@ def test_a_finding_is_minimized_again_only_for_something_worse(tmp_path):
 
 def test_a_candidate_that_takes_its_worker_down_does_not_end_the_minimization(tmp_path, monkeypatch):
     left: dict[str, str] = {}
-    monkeypatch.setattr("fuzzcompile.triage.minimize.task.leave", left.__setitem__)
+    monkeypatch.setattr("fuzzcompile.triage.worker.minimize_task.leave", left.__setitem__)
 
     @dataclass
     class Fragile(Buggy):

@@ -18,9 +18,9 @@ from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignSettings
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.conditions import Conditions
-from fuzzcompile.model.tasks import Judged
+from fuzzcompile.model.judge_task import JudgeResult
 from fuzzcompile.programs.shrink.outcome import MinimizeOutcome, SearchTally
-from fuzzcompile.triage.minimize.task import MinimizeResult, MinimizeTask
+from fuzzcompile.triage.worker.minimize_task import MinimizeResult, MinimizeTask
 
 KNOWN = Path(__file__).parent.parent / "known_issues"
 TORCH = "2.13.0"
@@ -59,7 +59,7 @@ class Answers(Executor):
         self.judged.append(source)
         report = {"schema": 1, "torch": TORCH, "device": "cpu", "verdict": "miscompile", "is_bug": True}
         report |= {"signature": f"post_grad:-:{source.strip()}", "culprit": None, "evidence": {}, "cost": {}}
-        future.set_result(Judged({**report, "confidence": "high"}))
+        future.set_result(JudgeResult({**report, "confidence": "high"}))
         return future
 
 

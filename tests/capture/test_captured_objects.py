@@ -12,14 +12,14 @@ import torch
 
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.programs.capture.case_loader import load, submodule_case
-from fuzzcompile.run.building import build
 from fuzzcompile.run.case import Case
+from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import Observation
 from fuzzcompile.run.runs import observe, run_eager, run_float64
 from fuzzcompile.triage.engine import triage
 from fuzzcompile.triage.oracle.judgement import have_same_bits
 from fuzzcompile.triage.refusals import CannotJudge
-from fuzzcompile.triage.worker.isolation import isolated
+from fuzzcompile.triage.worker.judge import isolate_process
 
 CPU = torch.device("cpu")
 Loader = Callable[..., Case]
@@ -88,7 +88,7 @@ def script(tmp_path: Path) -> Iterator[Loader]:
         path.write_text(head + textwrap.dedent(text), encoding="utf-8")
         return load(path, CPU, **options)
 
-    with isolated():
+    with isolate_process():
         yield write
 
 
@@ -119,7 +119,7 @@ def test_what_objects_hold_is_restored_before_every_run(script: Loader, kind: st
     keys = [name for name in values(first) if "keys" in name]
     assert keys
     for name in keys:
-        assert exact.named()[name].value.dtype == torch.float64
+        assert exact.index_by_name()[name].value.dtype == torch.float64
         torch.testing.assert_close(values(first)[name].double(), values(exact)[name], rtol=1e-5, atol=1e-6)
 
 
@@ -150,10 +150,10 @@ def test_calls_of_the_same_kind_are_made_once(script: Loader):
 def test_a_returned_argument_is_that_argument(script: Loader):
     case = script("torch.compile(lambda x, cache: (decode(x, cache), cache))(torch.ones(1, 2, 4), cache=Cache())")
     program = build(case, CPU)
-    assert observe(case, program, program.model).named()["out1"].aliases == ("cache",)
+    assert observe(case, program, program.model).index_by_name()["out1"].aliases == ("cache",)
     program = build(case, CPU)
     copied = observe(case, program, lambda x, cache: (program.model(x, cache)[0], type(cache)()))
-    assert copied.named()["out1"].aliases == ()
+    assert copied.index_by_name()["out1"].aliases == ()
 
 
 def test_tensors_of_a_returned_object_are_outputs(script: Loader):
@@ -171,9 +171,9 @@ def test_a_lost_update_of_a_number_shows(script: Loader):
         return result
 
     name = "attribute cache.layers.0.length after the call"
-    assert name in run_eager(case, CPU).named()
+    assert name in run_eager(case, CPU).index_by_name()
     program = build(case, CPU)
-    assert name not in observe(case, program, forgetful).named()
+    assert name not in observe(case, program, forgetful).index_by_name()
 
 
 @pytest.mark.parametrize("made", ["Batch({'x': X})", "Output([('x', X)])"])
@@ -234,7 +234,7 @@ def test_awkward_objects_are_restored_too(script: Loader, call: int):
     case = script(AWKWARD, call=call)
     first = run_eager(case, CPU)
     name = "out0" if call == 1 else "call1.out0"
-    assert torch.equal(first.named()[name].value, torch.full((2,), 4.0 + 2 * call))
+    assert torch.equal(first.index_by_name()[name].value, torch.full((2,), 4.0 + 2 * call))
     assert have_same_bits(first, run_eager(case, CPU))
 
 
@@ -256,8 +256,8 @@ def test_a_submodule_of_a_method_gets_the_inputs_of_the_call_that_is_named(scrip
     whole = script(LAYERED, call=3)
     case = submodule_case(whole, "layer", CPU)
     name = "layers.0.keys after the call"
-    expected = run_eager(whole, CPU).named()[f"call2.tensor cache.{name}"].value
-    assert torch.equal(run_eager(case, CPU).named()[f"tensor argument1.{name}"].value, expected)
+    expected = run_eager(whole, CPU).index_by_name()[f"call2.tensor cache.{name}"].value
+    assert torch.equal(run_eager(case, CPU).index_by_name()[f"tensor argument1.{name}"].value, expected)
 
 
 def test_hooks_that_watch_a_run_stay_through_its_calls(script: Loader):

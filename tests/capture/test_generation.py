@@ -17,7 +17,7 @@ from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.runs import run_eager, run_float64
 from fuzzcompile.triage.oracle.judgement import have_same_bits
-from fuzzcompile.triage.worker.isolation import isolated
+from fuzzcompile.triage.worker.judge import isolate_process
 
 pytest.importorskip("transformers")
 CPU = torch.device("cpu")
@@ -83,7 +83,7 @@ def script(tmp_path: Path) -> Iterator[Loader]:
         path.write_text(HEAD.format(model=MODELS[model]) + text)
         return load(path, CPU, call=call)
 
-    with isolated():
+    with isolate_process():
         yield write
 
 
@@ -94,11 +94,13 @@ def test_a_decode_step_begins_with_the_cache_as_it_was(script: Loader, kind: str
     assert first.failure is None
     assert have_same_bits(first, run_eager(case, CPU))
     last = f"call{len(case.calls)}." if case.calls else ""
-    written = first.named()[f"{last}tensor past_key_values.{SCRIPTS[kind][2]} after the call"].value
+    written = first.index_by_name()[f"{last}tensor past_key_values.{SCRIPTS[kind][2]} after the call"].value
     assert written.numel() and written.abs().max() > 0
     for value in first.values:
         if value.is_tensor and value.value.is_floating_point():
-            torch.testing.assert_close(value.value.double(), exact.named()[value.name].value, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                value.value.double(), exact.index_by_name()[value.name].value, rtol=1e-5, atol=1e-5
+            )
 
 
 PLANT = OPERATORS + textwrap.dedent(

@@ -11,7 +11,7 @@ import torch
 from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.run.runs import run_eager, run_float64
 from fuzzcompile.triage.oracle.judgement import have_same_bits
-from fuzzcompile.triage.worker.isolation import isolated
+from fuzzcompile.triage.worker.judge import isolate_process
 
 CPU = torch.device("cpu")
 TIED = """
@@ -94,11 +94,11 @@ def test_a_model_of_this_form_runs_alike_each_time(tmp_path: Path, form: str):
     text, names = FORMS[form]
     path = tmp_path / "script.py"
     path.write_text("import torch\nfrom torch import nn\n" + textwrap.dedent(text))
-    with isolated():
+    with isolate_process():
         case = load(path, CPU)
         first, again, (exact, _) = run_eager(case, CPU), run_eager(case, CPU), run_float64(case, CPU)
-    assert set(first.named()) == names
+    assert set(first.index_by_name()) == names
     assert have_same_bits(first, again)
-    for name, value in first.named().items():
+    for name, value in first.index_by_name().items():
         if value.is_tensor:
-            torch.testing.assert_close(value.value.double(), exact.named()[name].value, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(value.value.double(), exact.index_by_name()[name].value, rtol=1e-5, atol=1e-6)

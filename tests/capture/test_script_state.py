@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from fuzzcompile.programs.capture.case_loader import load
-from fuzzcompile.run.building import build
 from fuzzcompile.run.case import Case
+from fuzzcompile.run.case_program import build
 from fuzzcompile.run.runs import run_eager
 from fuzzcompile.triage.engine import triage
 from fuzzcompile.triage.refusals import CannotJudge
-from fuzzcompile.triage.worker.isolation import isolated
+from fuzzcompile.triage.worker.judge import isolate_process
 
 CPU = torch.device("cpu")
 Loader = Callable[[str], Case]
@@ -28,7 +28,7 @@ def script(tmp_path: Path) -> Iterator[Loader]:
         path.write_text(textwrap.dedent(text), encoding="utf-8")
         return load(path, CPU)
 
-    with isolated():
+    with isolate_process():
         yield write
 
 
@@ -78,7 +78,7 @@ def test_a_step_that_differentiates_itself_gets_no_backward_of_ours(script: Load
     assert not case.backward
     seen = run_eager(case, CPU)
     assert seen.failure is None
-    assert {"parameter model.weight after the call", "gradient of parameter model.weight"} <= set(seen.named())
+    assert {"parameter model.weight after the call", "gradient of parameter model.weight"} <= set(seen.index_by_name())
 
 
 def test_an_input_that_is_a_result_may_be_written_to(script: Loader):
@@ -126,7 +126,7 @@ def test_a_decorated_class_is_compiled_when_its_instances_are_called(script: Loa
     target, arguments = case.make()
     assert type(target).__name__ == "Model"
     assert len(arguments.args) == 1
-    assert "parameter layer.weight" in build(case, CPU).tensors()
+    assert "parameter layer.weight" in build(case, CPU).collect_tensors()
 
 
 def test_copies_of_a_compiled_module_are_compiled_for_themselves(script: Loader):
@@ -170,7 +170,7 @@ def test_nothing_of_one_file_reaches_the_next(tmp_path: Path):
         )
     seen = []
     for name in ("one", "two"):
-        with isolated():
+        with isolate_process():
             seen.append(run_eager(load(tmp_path / name / "script.py", CPU), CPU).values[0].value)
     assert [float(value[0, 0]) for value in seen] == [2.0, 4.0]
     assert not torch.is_autocast_enabled("cpu")

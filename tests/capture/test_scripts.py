@@ -15,10 +15,10 @@ from torch import nn
 
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.programs.capture.case_loader import load
-from fuzzcompile.run.building import build
 from fuzzcompile.run.case import Arguments, Case
+from fuzzcompile.run.case_program import build
 from fuzzcompile.run.runs import observe, run_eager, run_float64
-from fuzzcompile.triage.worker.isolation import isolated
+from fuzzcompile.triage.worker.judge import isolate_process
 
 CPU = torch.device("cpu")
 Loader = Callable[..., Case]
@@ -31,7 +31,7 @@ def script(tmp_path: Path) -> Iterator[Loader]:
         path.write_text(textwrap.dedent(text), encoding="utf-8")
         return load(path, device, call=call)
 
-    with isolated():
+    with isolate_process():
         yield write
 
 
@@ -202,9 +202,11 @@ def test_an_optimizer_step_runs_in_float64_too(script: Loader):
     eager, (exact, _) = run_eager(case, CPU), run_float64(case, CPU)
     again = run_eager(case, CPU)
     name = "parameter model.weight after the call"
-    assert torch.equal(eager.named()[name].value, again.named()[name].value)
-    assert exact.named()[name].value.dtype == torch.float64
-    torch.testing.assert_close(eager.named()[name].value.double(), exact.named()[name].value, rtol=1e-5, atol=1e-6)
+    assert torch.equal(eager.index_by_name()[name].value, again.index_by_name()[name].value)
+    assert exact.index_by_name()[name].value.dtype == torch.float64
+    torch.testing.assert_close(
+        eager.index_by_name()[name].value.double(), exact.index_by_name()[name].value, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_arguments_are_kept_as_they_are_at_the_call(script: Loader):
@@ -315,7 +317,7 @@ def test_the_process_is_set_back_after_the_case(tmp_path: Path):
         "torch.set_default_dtype(torch.float64)\ntorch.compile(lambda x: x)(torch.ones(1))\n"
     )
     before = (sys.modules["__main__"], list(sys.argv), list(sys.path), Path.cwd(), torch.compile)
-    with isolated():
+    with isolate_process():
         load(path, CPU)
     assert before == (sys.modules["__main__"], list(sys.argv), list(sys.path), Path.cwd(), torch.compile)
     assert "SEEN_BY_NOBODY" not in os.environ

@@ -15,18 +15,17 @@ from conftest import KNOWN_ISSUES
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
 
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.model.signatures import make_program_signature
-from fuzzcompile.model.tasks import JudgeTask
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.programs.ir.case_text import program_key
-from fuzzcompile.programs.ir.graph_programs import capture_graph_programs
+from fuzzcompile.programs.shrink.search import capture_graph_programs
 from fuzzcompile.triage.attribution.culprit import Attribution, Culprit
-from fuzzcompile.triage.causes.cause import LocalScreener, known_causes
-from fuzzcompile.triage.causes.search import find_cause
-from fuzzcompile.triage.judging.judge import judge_file
+from fuzzcompile.triage.causes.search import LocalScreener, find_cause, known_causes
 from fuzzcompile.triage.probe import SignatureLock
-from fuzzcompile.triage.triage_report import Report
+from fuzzcompile.triage.triage_report import TriageReport
+from fuzzcompile.triage.worker.judge import judge_file
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -184,6 +183,6 @@ def test_a_bug_without_a_proved_culprit_goes_by_its_program(tmp_path):
 
 def test_a_cause_that_is_proved_for_errors_is_not_known_for_values():
     culprit = Culprit("joint_graph", "pass_pattern_0", "rule", "rule", source="mine.py")
-    hit = Report("case", "2.13.0", "cpu", Verdict.MISCOMPILE, "low", attribution=Attribution(culprit, known=True))
+    hit = TriageReport("case", "2.13.0", "cpu", Verdict.MISCOMPILE, "low", attribution=Attribution(culprit, known=True))
     known = [("joint_graph:mine.py:rule:dtype", "error"), ("joint_graph:mine.py:rule:sum(dim)", "values")]
     assert known_causes(hit, known) == {"sum(dim)"}

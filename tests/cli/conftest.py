@@ -10,7 +10,7 @@ import pytest
 from calling import PLANT
 
 from fuzzcompile.front.commands import triage
-from fuzzcompile.run.pool import WorkerPool
+from fuzzcompile.run.pool.worker_pool import WorkerPool
 
 _open_pool = triage.open_pool
 

@@ -15,7 +15,7 @@ from fuzzcompile.corpus.store import Store
 from fuzzcompile.front.commands import confirm
 from fuzzcompile.front.commands.triage import FileAnswer
 from fuzzcompile.model.signatures import hash_source
-from fuzzcompile.run.environment import machine
+from fuzzcompile.run.device import identify_machine
 
 THERE = {"torch": str(torch.__version__), "device": "cpu", "machine": "bbbbbbbb", "cpu": "Xeon"}
 SIGNATURE = "post_grad:p.py:fold:x"
@@ -91,7 +91,7 @@ def test_what_this_machine_says_is_stored_once(
 
 def test_the_machine_that_found_it_says_so(judged: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     with Store.open() as store:
-        own = {**THERE, "machine": machine()}
+        own = {**THERE, "machine": identify_machine()}
         store.record(
             None, CaseRecord(hash_source(CLEAN), CLEAN, "generated"), own, report(signature="post_grad:q.py:r")
         )
@@ -126,14 +126,14 @@ def test_a_right_program_is_judged_by_a_worker_and_not_reproduced(capsys: pytest
     assert call("fleet", "confirm", "F1", "--device", "cpu") == 0
     assert "F1: not reproduced; on this machine: " in capsys.readouterr().out
     with Store.open() as store:
-        assert store.finding("F1").machines.clean == {machine()}
+        assert store.finding("F1").machines.clean == {identify_machine()}
 
 
 def test_a_name_tells_containers_of_one_machine_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     digits: dict[str, set[str]] = {}
     for name in ("", "node-a", "node-b", "node-a"):
         monkeypatch.setenv("FUZZCOMPILE_MACHINE", name)
-        machine.cache_clear()
-        digits.setdefault(name, set()).add(machine())
-    machine.cache_clear()
+        identify_machine.cache_clear()
+        digits.setdefault(name, set()).add(identify_machine())
+    identify_machine.cache_clear()
     assert all(len(each) == 1 for each in digits.values()) and len(set.union(*digits.values())) == 3

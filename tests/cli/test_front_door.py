@@ -12,19 +12,18 @@ from typing import Any, cast
 
 import pytest
 
-from fuzzcompile.compiler.torch_sources import pass_sources
+from fuzzcompile.compiler.veto_names import read_pass_sources
 from fuzzcompile.front.cli.wait_line import WaitLine
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.model.named import Named
+from fuzzcompile.model.judge_task import NamedFunction
 from fuzzcompile.model.versions import installed_torch
 from fuzzcompile.programs.casefiles.case_file import read_case_file
-from fuzzcompile.run.failures import WorkerStartFailed
-from fuzzcompile.run.pool import WorkerPool
-from fuzzcompile.run.slot import WorkerState
-from fuzzcompile.run.worker import say
-from fuzzcompile.triage.judging.vetoes import Vetoes
-from fuzzcompile.triage.worker.lost import unstartable
+from fuzzcompile.run.pool.worker import WorkerStartFailed, say
+from fuzzcompile.run.pool.worker_pool import WorkerPool
+from fuzzcompile.run.pool.worker_slot import WorkerState
+from fuzzcompile.triage.worker.veto_check import VetoCheck
+from fuzzcompile.triage.worker.worker_loss import make_start_error
 
 SCRIPT = "import torch\nprint(torch.compile(torch.sin)(torch.ones(3)))\n"
 # Arguments, and a part of what is said.
@@ -128,9 +127,9 @@ class Pool:
 def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's cache holds the rules."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    known = Vetoes(Conditions(vetoes=("remove_noop_ops",)))
+    known = VetoCheck(Conditions(vetoes=("remove_noop_ops",)))
     assert known.check(), "without a list, a worker is asked"
-    known.ask(cast(WorkerPool, Pool()))
+    known.ask_worker(cast(WorkerPool, Pool()))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,7 @@ def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_veto_that_means_something_needs_no_worker(veto: str, listed):
-    assert not Vetoes(Conditions(vetoes=(veto,))).check()
+    assert not VetoCheck(Conditions(vetoes=(veto,))).check()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +154,7 @@ def test_a_veto_that_means_something_needs_no_worker(veto: str, listed):
 )  # fmt: skip
 def test_a_veto_that_means_nothing_is_refused_without_a_worker(veto: str, nearest: str, listed):
     with pytest.raises(UsageError, match=f"--veto {veto} names no rewrite.*{nearest}"):
-        Vetoes(Conditions(vetoes=(veto,))).check()
+        VetoCheck(Conditions(vetoes=(veto,))).check()
 
 
 def test_a_veto_may_mean_what_the_case_its_modules_or_a_plant_defines(tmp_path: Path, listed):
@@ -165,32 +164,32 @@ def test_a_veto_may_mean_what_the_case_its_modules_or_a_plant_defines(tmp_path: 
     script = tmp_path / "script.py"
     script.write_text(f"import passes\n{SCRIPT}")
     conditions = Conditions(vetoes=("my_pass", "planted_rule"), plants=(plant,))
-    assert not Vetoes(conditions, [read_case_file(script)]).check()
+    assert not VetoCheck(conditions, [read_case_file(script)]).check()
     with pytest.raises(UsageError, match="my_pass"):
-        Vetoes(conditions).check()
+        VetoCheck(conditions).check()
 
 
 def test_a_veto_that_no_source_of_torch_spells_needs_no_list(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(UsageError, match=r"_sfpd_pattern names no rewrite.*_sfdp_pattern"):
-        Vetoes(Conditions(vetoes=("_sfpd_pattern",))).check()
-    assert Vetoes(Conditions(vetoes=("pass_pattern_0",))).check(), "torch makes this name as it runs"
+        VetoCheck(Conditions(vetoes=("_sfpd_pattern",))).check()
+    assert VetoCheck(Conditions(vetoes=("pass_pattern_0",))).check(), "torch makes this name as it runs"
 
 
 def test_a_veto_may_mean_a_pass_of_a_package_that_the_case_imports(tmp_path: Path, listed):
     script = tmp_path / "script.py"
     script.write_text(f"import click\n{SCRIPT}")
     conditions = Conditions(vetoes=("get_current_context",))
-    assert not Vetoes(conditions, [read_case_file(script)]).check()
+    assert not VetoCheck(conditions, [read_case_file(script)]).check()
     with pytest.raises(UsageError):
-        Vetoes(conditions).check()
+        VetoCheck(conditions).check()
 
 
 def test_what_a_veto_may_mean_is_what_the_compiler_registers_and_its_source_spells():
-    rules = Named("fuzzcompile.compiler.rule_watch:list_rules")()
+    rules = NamedFunction("fuzzcompile.compiler.source_probes:list_rules")()
     assert ("post_grad", "remove_noop_ops", "remove_noop_ops") in rules
     assert {stage for stage, name, _ in rules if name.startswith("_sfdp_pattern_1")} == {"joint_graph"}
-    spelt, made = pass_sources().words, pass_sources().stems
+    spelt, made = read_pass_sources().words, read_pass_sources().stems
     assert not [name for _, name, _ in rules if name not in spelt and not name.startswith(made)]
 
 
@@ -257,4 +256,4 @@ def test_a_worker_says_what_it_does():
 def test_what_an_initializer_says_to_a_user_reaches_the_user():
     with WorkerPool(1, initializer=refuse) as pool, pytest.raises(WorkerStartFailed) as failed:
         pool.submit(speak).result(60)
-    assert str(unstartable(failed.value)) == "There is no such device."
+    assert str(make_start_error(failed.value)) == "There is no such device."

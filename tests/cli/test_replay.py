@@ -11,9 +11,8 @@ from calling import call, sentence
 from packaging.version import Version
 from torch_stubs import BROKEN_ON, add, interpreter, wheel
 
-from fuzzcompile.corpus.replay import pip
-from fuzzcompile.corpus.replay.environments import NoDisk, is_made
-from fuzzcompile.corpus.replay.installed import Torch, torch_of
+from fuzzcompile.corpus.replay import environments
+from fuzzcompile.corpus.replay.environments import NoDisk, Torch, find_torch, is_made
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.front.commands import replay as replaying
 from fuzzcompile.model.errors import EnvironmentUnfit
@@ -26,7 +25,7 @@ VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4", "1.5", "1.6", "1.7")
 def torches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Torch]:
     """Stand-ins by version."""
     root = tmp_path_factory.mktemp("torches")
-    return {version: torch_of(interpreter(root / version, version) / "bin" / "python") for version in VERSIONS}
+    return {version: find_torch(interpreter(root / version, version) / "bin" / "python") for version in VERSIONS}
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def index(monkeypatch: pytest.MonkeyPatch, torches: dict[str, Torch]) -> list[st
         return torches[version]
 
     monkeypatch.setattr(replaying, "obtain", obtain)
-    monkeypatch.setattr(pip, "versions", lambda options=(): [Version(version) for version in VERSIONS])
+    monkeypatch.setattr(environments, "versions", lambda options=(): [Version(version) for version in VERSIONS])
     return asked
 
 

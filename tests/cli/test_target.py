@@ -10,10 +10,10 @@ import pytest
 from calling import CLEAN, call, sentence
 
 from fuzzcompile.front.commands.triage import FileAnswer
-from fuzzcompile.model.conditions import Conditions, running_device
+from fuzzcompile.model.conditions import Conditions, choose_running_device
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.targets import TARGETS
-from fuzzcompile.triage.worker.pool import open_pool
+from fuzzcompile.triage.worker.local_pool import open_pool
 
 ALL = ("run", "triage", "bisect", "minimize", "issue", "passes", "coverage", "doctor")
 TAKES_A_CASE = ("triage", "bisect", "minimize", "issue")
@@ -42,8 +42,8 @@ def test_a_gpu_does_not_run_what_is_compiled_for_a_target(command, arguments, ca
 
 
 def test_a_target_runs_on_the_cpu_whatever_the_machine_has():
-    assert running_device("auto", "rocm:gfx942") == running_device("cpu", "cuda:sm_75") == "cpu"
-    assert running_device("auto", None) == "auto" and running_device("cuda", None) == "cuda"
+    assert choose_running_device("auto", "rocm:gfx942") == choose_running_device("cpu", "cuda:sm_75") == "cpu"
+    assert choose_running_device("auto", None) == "auto" and choose_running_device("cuda", None) == "cuda"
 
 
 @pytest.mark.parametrize("command", ALL)

@@ -12,7 +12,7 @@ import pytest
 from calling import call, sentence
 
 from fuzzcompile.corpus.records import CaseRecord
-from fuzzcompile.corpus.replay import engine
+from fuzzcompile.corpus.replay import replay_engine
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.front.cli.main import main
 from fuzzcompile.fuzz.campaign import campaign_run
@@ -29,7 +29,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     def ran(*_: object, **__: object) -> None:
         raise AssertionError("it was run")
 
-    monkeypatch.setattr(engine, "run_script", ran, raising=False)
+    monkeypatch.setattr(replay_engine, "run_script", ran, raising=False)
     monkeypatch.setattr(campaign_run, "start_workers", ran)
     assert call("corpus", "import", EXPORT) == 0
     assert "corpus trust --all" in capsys.readouterr().out

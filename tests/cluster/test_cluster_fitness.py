@@ -10,10 +10,10 @@ import fuzzcompile
 from fuzzcompile.fuzz.cluster.cluster_messages import WorkerOffer, compute_code_digest
 from fuzzcompile.fuzz.cluster.dispatcher import WorkerRequirements, explain_difference
 from fuzzcompile.model.custom import LoadedCustom
-from fuzzcompile.model.tasks import Surroundings
+from fuzzcompile.model.judge_task import WorkerDescription
 
 HERE = WorkerOffer(fuzzcompile.__version__, compute_code_digest(), "2.15.0+cpu", gpu=False, slots=4)
-FIRST = Surroundings({"torch": "2.15.0+cpu"}, "cpu", lacks=("a",))
+FIRST = WorkerDescription({"torch": "2.15.0+cpu"}, "cpu", lacks=("a",))
 
 
 @pytest.mark.parametrize("torch", [None, "2.15.0", "2.15.0+cpu"])

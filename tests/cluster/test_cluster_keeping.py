@@ -20,14 +20,13 @@ from fuzzcompile.fuzz.cluster.dispatcher import ClusterFuture, ClusterMember, Cl
 from fuzzcompile.fuzz.cluster.membership import Connection, Membership
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit
-from fuzzcompile.model.named import Named
-from fuzzcompile.model.tasks import Surroundings
-from fuzzcompile.run.failures import WorkerStartFailed, WorkerStopped
+from fuzzcompile.model.judge_task import NamedFunction, WorkerDescription
+from fuzzcompile.run.pool.worker import WorkerStartFailed, WorkerStopped
 
 pytest.importorskip("distributed", reason="needs the extra `cluster`")
 
 
-HERE = Surroundings({"torch": "2.15.0", "machine": "m"}, "cpu")
+HERE = WorkerDescription({"torch": "2.15.0", "machine": "m"}, "cpu")
 CHARTER = HostCharter("campaign", PackedConditions(Conditions(device="cpu")), slots=1)
 
 
@@ -54,7 +53,7 @@ def open_slowly(charter: Any, stack: Any) -> Any:
     return Pool(), HERE
 
 
-OPENING = dataclasses.replace(CHARTER, opens=Named(f"{__name__}:open_slowly"))
+OPENING = dataclasses.replace(CHARTER, opens=NamedFunction(f"{__name__}:open_slowly"))
 
 
 def test_a_host_that_takes_long_to_open_does_not_close_itself(monkeypatch):

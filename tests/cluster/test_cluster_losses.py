@@ -25,7 +25,7 @@ from fuzzcompile.fuzz.cluster.cluster_state import (
 )
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit
-from fuzzcompile.run.failures import WorkerStartFailed
+from fuzzcompile.run.pool.worker import WorkerStartFailed
 
 pytest.importorskip("distributed", reason="Dask is an extra: pip install 'fuzzcompile[cluster]'")
 
@@ -196,7 +196,7 @@ def test_what_runs_for_a_driver_that_is_killed_ends_soon(processes, tmp_path):
         "    time.sleep(1000)\n"
     )
     driver = processes.run(script, processes.address)
-    until(lambda: [child for child in below(worker) if "fuzzcompile.run.worker" in " ".join(child.cmdline())])
+    until(lambda: [child for child in below(worker) if "fuzzcompile.run.pool.worker" in " ".join(child.cmdline())])
     driver.kill()
     until(lambda: not below(worker), 60)
     assert worker.poll() is None

@@ -9,7 +9,7 @@ import pytest
 
 from fuzzcompile.fuzz.cluster.cluster_messages import ClusterCall
 from fuzzcompile.fuzz.cluster.dispatcher import ClusterFuture, ClusterMember, ClusterTask, Dispatcher
-from fuzzcompile.model.tasks import Surroundings
+from fuzzcompile.model.judge_task import WorkerDescription
 
 pytest.importorskip("distributed", reason="needs the extra `cluster`")
 
@@ -32,7 +32,7 @@ class Client:
 
 
 def member(address: str, machine: str, slots: int = 1) -> ClusterMember:
-    return ClusterMember(address, slots, Surroundings({"machine": machine}, "cpu"))
+    return ClusterMember(address, slots, WorkerDescription({"machine": machine}, "cpu"))
 
 
 def errand(name: str, *not_on: str) -> ClusterTask:

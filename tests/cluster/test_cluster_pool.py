@@ -20,8 +20,14 @@ from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
 from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress, WorkerJoined, WorkerLost, WorkerRefused
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.model.named import Named
-from fuzzcompile.run.failures import WorkerCrashed, WorkerOutOfMemory, WorkerStartFailed, WorkerStopped, WorkerTimeout
+from fuzzcompile.model.judge_task import NamedFunction
+from fuzzcompile.run.pool.worker import (
+    WorkerCrashed,
+    WorkerOutOfMemory,
+    WorkerStartFailed,
+    WorkerStopped,
+    WorkerTimeout,
+)
 
 pytest.importorskip("distributed", reason="Dask is an extra: pip install 'fuzzcompile[cluster]'")
 
@@ -68,7 +74,7 @@ def test_results_and_errors_come_back_with_the_environment_of_their_worker(worke
 def test_what_takes_its_process_down_costs_the_task_and_not_the_dask_worker(workers):
     exits = workers.schedule(EVAL, ("__import__('os')._exit(7)",))
     crashes = workers.schedule(EVAL, ("print('last words', flush=True) or __import__('os').abort()",))
-    hangs = workers.schedule(Named("time:sleep"), (1000,), time_limit=0.5)
+    hangs = workers.schedule(NamedFunction("time:sleep"), (1000,), time_limit=0.5)
     grows = workers.schedule(EVAL, ("[bytes(2**20) or b'x' * 2**20 for _ in range(10**6)]",))
     exited, crashed, hung, grown = (task.exception(PATIENCE) for task in (exits, crashes, hangs, grows))
     assert isinstance(exited, WorkerCrashed) and exited.exit_code == 7
@@ -82,7 +88,7 @@ def test_what_takes_its_process_down_costs_the_task_and_not_the_dask_worker(work
 
 def test_what_a_process_leaves_of_its_task_comes_back_while_it_runs_and_when_it_is_lost(workers, monkeypatch):
     monkeypatch.setattr(membership, "_PULSE", 0.2)
-    leaves = "__import__('fuzzcompile.run.worker', fromlist=['leave']).leave('how far', 'half')"
+    leaves = "__import__('fuzzcompile.run.pool.worker', fromlist=['leave']).leave('how far', 'half')"
     heard: dict[str, str] = {}
     lost = workers.schedule(
         EVAL, (f"{leaves} or __import__('time').sleep(1.5) or __import__('os')._exit(1)",), on_left=heard.__setitem__
@@ -132,7 +138,7 @@ def test_killing_it_settles_every_task_and_ends_every_process(cluster):
     workers = joined(cluster)
     workers.wait_for_worker(PATIENCE)
     until(lambda: workers.state.slots == 2)
-    sleeps = [workers.schedule(Named("time:sleep"), (1000,)) for _ in range(3)]
+    sleeps = [workers.schedule(NamedFunction("time:sleep"), (1000,)) for _ in range(3)]
     until(lambda: workers.state.busy == 2)
     workers.kill_workers()
     assert [type(sleep.exception()) for sleep in sleeps[:2]] == [WorkerStopped] * 2
@@ -158,8 +164,8 @@ def test_a_worker_that_joins_later_gets_work_and_one_that_leaves_costs_nothing()
 
 def test_a_task_that_loses_three_dask_workers_is_taken_to_end_them(workers, monkeypatch):
     monkeypatch.setattr(membership, "_SETTLING", 0.0)
-    killing = workers.schedule(Named("time:sleep"), (1000,))
-    other = workers.schedule(Named("time:sleep"), (0.1,))
+    killing = workers.schedule(NamedFunction("time:sleep"), (1000,))
+    other = workers.schedule(NamedFunction("time:sleep"), (0.1,))
 
     def lose_its_worker() -> bool:
         def lose() -> None:
@@ -225,13 +231,13 @@ def open_with_plant(charter, stack):
 
 
 def test_a_worker_whose_processes_cannot_start_is_refused_with_the_reason(cluster):
-    opens = Named(f"{__name__}:open_never")
+    opens = NamedFunction(f"{__name__}:open_never")
     with joined(cluster, opens=opens) as workers, pytest.raises(EnvironmentUnfit, match="needs a C"):
         workers.wait_for_worker()
 
 
 def test_what_is_wrong_with_the_users_own_files_ends_the_campaign_at_once(cluster):
-    opens = Named(f"{__name__}:open_with_plant")
+    opens = NamedFunction(f"{__name__}:open_with_plant")
     with joined(cluster, opens=opens) as workers, pytest.raises(UsageError, match="plant raises"):
         workers.wait_for_worker(PATIENCE)
 

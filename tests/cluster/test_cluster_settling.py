@@ -12,9 +12,9 @@ import pytest
 
 from fuzzcompile.fuzz.cluster.cluster_messages import ClusterCall, ClusterReply, pack, unpack
 from fuzzcompile.fuzz.cluster.dispatcher import ClusterFuture, ClusterMember, ClusterTask, Dispatcher
-from fuzzcompile.model.tasks import Surroundings
-from fuzzcompile.run.failures import RemoteError, WorkerCrashed, WorkerStartFailed, WorkerStopped
-from fuzzcompile.triage.minimize.task import MinimizeTask, can_resume
+from fuzzcompile.model.judge_task import WorkerDescription
+from fuzzcompile.run.pool.worker import RemoteError, WorkerCrashed, WorkerStartFailed, WorkerStopped
+from fuzzcompile.triage.worker.minimize_task import MinimizeTask, can_resume
 
 pytest.importorskip("distributed", reason="needs the extra `cluster`")
 
@@ -41,7 +41,7 @@ class Client:
 
 
 def member(address: str, slots: int = 1) -> ClusterMember:
-    return ClusterMember(address, slots, Surroundings({"machine": address}, "cpu"))
+    return ClusterMember(address, slots, WorkerDescription({"machine": address}, "cpu"))
 
 
 def errand(number: int = 0, *args: object) -> ClusterTask:

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fuzzcompile.run.float64 import Float64Mode
-from fuzzcompile.run.noise import UlpNoise
+from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
 
 X = programs.tensors((4, 6), (6, 6))
 

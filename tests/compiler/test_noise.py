@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fuzzcompile.run.noise import UlpNoise
+from fuzzcompile.run.arithmetic_modes import UlpNoise
 
 
 def noisy(function, *inputs: torch.Tensor, seed: int = 1):

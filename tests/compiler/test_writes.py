@@ -10,7 +10,7 @@ from torch import fx
 
 from fuzzcompile.compiler.graph_replay import find_read_only, replay_graph
 from fuzzcompile.compiler.watch.ledger import Snapshot
-from fuzzcompile.run import streamed
+from fuzzcompile.run import case_program
 
 aten = torch.ops.aten
 
@@ -51,7 +51,7 @@ def test_calls_without_a_schema_may_write_anything():
 
 @pytest.mark.parametrize("double", [False, True])
 def test_replays_do_not_reach_the_captured_inputs(monkeypatch, double):
-    monkeypatch.setattr(streamed, "LEAST_BYTES", 0)
+    monkeypatch.setattr(case_program, "LEAST_BYTES", 0)
     a, b = torch.randn(4, 4), torch.randn(2, 4)
     kept = a.clone(), b.clone()
     run = replay_graph(Snapshot(graph_of(through_views), {}, {}), [a, b], double=double)
@@ -62,7 +62,7 @@ def test_replays_do_not_reach_the_captured_inputs(monkeypatch, double):
 
 
 def test_views_of_streamed_inputs_are_views_of_the_captured_ones(monkeypatch):
-    monkeypatch.setattr(streamed, "LEAST_BYTES", 0)
+    monkeypatch.setattr(case_program, "LEAST_BYTES", 0)
     a, b = torch.randn(4, 4), torch.randn(2, 4)
     graph = graph_of(lambda call, a, b: (call(aten.t.default, (a,)), call(aten.mm.default, (b, a))))
     run = replay_graph(Snapshot(graph, {}, {}), [a, b], double=True)

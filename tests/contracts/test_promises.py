@@ -20,7 +20,7 @@ from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.triage.bitwise.execution import apply_contract, list_replaced_settings, strict_settings
 from fuzzcompile.triage.bitwise.promises import judge_bitwise
-from fuzzcompile.triage.triage_report import Report
+from fuzzcompile.triage.triage_report import TriageReport
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def judged(tmp_path: Path, body: str, dtype: str = "float32", settings: str = ""
     path = tmp_path / "case.py"
     path.write_text(PROGRAM.format(body=body, dtype=dtype, settings=settings))
     own = load_case(path)
-    report = Report(own.name, torch.__version__, "cpu", Verdict.ROUNDING, "high")
+    report = TriageReport(own.name, torch.__version__, "cpu", Verdict.ROUNDING, "high")
     return judge_bitwise(apply_contract(own), CPU, report, own=own, deadline=None).to_json()  # type: ignore[return-value]
 
 
@@ -273,7 +273,7 @@ def test_another_backend_promises_nothing(tmp_path: Path):
     import dataclasses
 
     other = dataclasses.replace(own, settings=dataclasses.replace(own.settings, backend="aot_eager"))
-    report = Report(own.name, torch.__version__, "cpu", Verdict.EQUAL, "high")
+    report = TriageReport(own.name, torch.__version__, "cpu", Verdict.EQUAL, "high")
     answer = judge_bitwise(apply_contract(other), CPU, report, own=other, deadline=None).to_json()
     assert {each["holds"] for each in answer["contract"]["promises"]} == {None}
 

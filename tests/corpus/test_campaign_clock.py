@@ -9,8 +9,7 @@ import corpus_examples as examples
 import pytest
 from sqlalchemy import create_engine, text
 
-from fuzzcompile.corpus.clock import campaign_seconds, moment_at
-from fuzzcompile.corpus.records import StoredCampaign
+from fuzzcompile.corpus.records import StoredCampaign, campaign_seconds, moment_at
 from fuzzcompile.corpus.store import Store
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)

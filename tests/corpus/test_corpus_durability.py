@@ -12,7 +12,7 @@ import pytest
 from corpus_examples import ENVIRONMENT, FIRED, STREAM, bug, case, report
 
 from fuzzcompile.corpus import sqlite
-from fuzzcompile.corpus.failures import CorpusError
+from fuzzcompile.corpus.records import CorpusError
 from fuzzcompile.corpus.store import Store
 
 ROOT = Path(__file__).parents[2]

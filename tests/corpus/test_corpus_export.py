@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from corpus_examples import ENVIRONMENT, SDPA, bug, case, reproducer
 
-from fuzzcompile.corpus.failures import CorpusError, FolderTakenError, UnknownFindingError
+from fuzzcompile.corpus.records import CorpusError, FolderTakenError, UnknownFindingError
 from fuzzcompile.corpus.store import Store
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from corpus_examples import ENVIRONMENT, bug, campaign, case, report
 
-from fuzzcompile.corpus import recording
+from fuzzcompile.corpus import transactions
 from fuzzcompile.corpus.fleet import Fleet
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.report.fleet_text import fleet_text
+from fuzzcompile.front.cli.fleet import fleet_text
 
 
 def machine(name: str, **fields: Any) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def test_new_and_confirmed_findings_are_counted(store: Store) -> None:
 
 def test_the_present_is_that_of_the_server(server_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     server_store.start_campaign(campaign())
-    monkeypatch.setattr(recording, "now", lambda: datetime(2000, 1, 1, tzinfo=UTC))
+    monkeypatch.setattr(transactions, "now", lambda: datetime(2000, 1, 1, tzinfo=UTC))
     now = server_store.fleet()
     assert abs(now.at - datetime.now(UTC)) < timedelta(minutes=2)
     assert [each.state for each in now.campaigns] == ["runs"]

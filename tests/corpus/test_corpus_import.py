@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 from corpus_examples import ENVIRONMENT, FIRED, STREAM, TORCH, bug, campaign, case, report, reproducer
 
-from fuzzcompile.corpus.failures import CorpusError
-from fuzzcompile.corpus.importing import Arrived
-from fuzzcompile.corpus.marking import Mark
-from fuzzcompile.corpus.records import Related, Replay
-from fuzzcompile.corpus.sources import opened
+from fuzzcompile.corpus.imports import Arrived
+from fuzzcompile.corpus.records import CorpusError, Related, Replay
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.corpus.transactions import Mark
+from fuzzcompile.corpus.transfer import opened
 from fuzzcompile.model.errors import UsageError
 
 COMMITTED = Path(__file__).parents[2] / "corpus"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.corpus.failures import CorpusError
 from fuzzcompile.corpus.location import describe, resolve
+from fuzzcompile.corpus.records import CorpusError
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.model.errors import UsageError
 

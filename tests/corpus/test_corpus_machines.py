@@ -8,10 +8,10 @@ import pytest
 from corpus_examples import ENVIRONMENT, bug, campaign, case, report, reproducer
 
 from fuzzcompile.corpus.records import Finding
-from fuzzcompile.corpus.sources import opened
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.corpus.transfer import opened
 from fuzzcompile.model.hints import CommandSubject
-from fuzzcompile.report.machines import seen_on, seen_on_and_next
+from fuzzcompile.report.circumstances import seen_on, seen_on_and_next
 
 XEON = ENVIRONMENT | {"cpu": "Xeon", "machine": "aaaaaaaa"}
 SAME_TYPE = XEON | {"machine": "bbbbbbbb"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from corpus_examples import ENVIRONMENT, bug, case, reproducer
 
-from fuzzcompile.corpus.records import Kept
+from fuzzcompile.corpus.records import StoredReproducer
 from fuzzcompile.corpus.store import Store
 
 PLACE = "post_grad:torch/_inductor/fx_passes/mine.py:fold_scale"
@@ -59,7 +59,7 @@ def test_a_reproducer_that_raises_alike_stays_and_merges(store: Store) -> None:
     hit(store, raising(SIZE, SAID.format(1, 16), "expand"))
     hit(store, raising(DTYPE, "TypeError: no such operand", "create"))
     shown = raising(SIZE, SAID.format(2, 4), "create")
-    assert store.add_reproducer("F2", reproducer(report=shown)) == Kept(1, SIZE, merged=(2,))
+    assert store.add_reproducer("F2", reproducer(report=shown)) == StoredReproducer(1, SIZE, merged=(2,))
 
 
 def test_messages_that_an_earlier_version_normalised_match(store: Store) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from corpus_examples import ENVIRONMENT, TORCH, bug, case, report, reproducer
 
-from fuzzcompile.corpus.failures import UnknownFindingError
-from fuzzcompile.corpus.records import Kept, Related, Replay
+from fuzzcompile.corpus.records import Related, Replay, StoredReproducer, UnknownFindingError
 from fuzzcompile.corpus.store import Store
 
 PLACE = "post_grad:torch/_inductor/fx_passes/mine.py:fold_scale"
@@ -22,22 +21,22 @@ def found(store: Store, signature: str, source: str, **fields: Any) -> str:
     return f"F{recorded.finding_id}"
 
 
-def reduced(store: Store, finding: str, signature: str, source: str = "repro\n", **fields: Any) -> Kept:
+def reduced(store: Store, finding: str, signature: str, source: str = "repro\n", **fields: Any) -> StoredReproducer:
     told = {name: fields.pop(name) for name in ("verdict", "culprit", "evidence") if name in fields}
     return store.add_reproducer(finding, reproducer(source, report=bug(signature, **told), **fields))
 
 
 def test_a_reproducer_refines_its_finding(store: Store) -> None:
     found(store, PLACE, "a\n")
-    assert reduced(store, "F1", AXIS) == Kept(1, AXIS)
+    assert reduced(store, "F1", AXIS) == StoredReproducer(1, AXIS)
     assert store.finding("F1").signature == AXIS
     assert store.finding(PLACE).public_id == "F1", "what it was called goes on meaning it"
-    assert reduced(store, "F1", PLACE, "shorter\n") == Kept(1, AXIS), "what is known is not forgotten"
+    assert reduced(store, "F1", PLACE, "shorter\n") == StoredReproducer(1, AXIS), "what is known is not forgotten"
 
 
 def test_one_that_was_not_confirmed_settles_nothing(store: Store) -> None:
     found(store, PLACE, "a\n")
-    assert reduced(store, "F1", AXIS, confirmed=False) == Kept(1, PLACE)
+    assert reduced(store, "F1", AXIS, confirmed=False) == StoredReproducer(1, PLACE)
 
 
 @pytest.mark.parametrize("coarse", ["F3", "F4"])
@@ -48,7 +47,7 @@ def test_what_gets_the_same_signature_is_one_finding(store: Store, coarse: str) 
         found(store, signature, source)
     store.add_replay("F4", Replay("0" * 64, TORCH, None, "failing", ["failing"] * 3, "BUG", 1.0))
     store.keep_related("F4", [Related("https://example.org/1", "issue", "t", "open", 1.0, "w")], ["stride"])
-    assert reduced(store, coarse, AXIS) == Kept(3, AXIS, merged=(4,))
+    assert reduced(store, coarse, AXIS) == StoredReproducer(3, AXIS, merged=(4,))
     survivor = store.finding("F4")
     assert (survivor.public_id, survivor.hits, survivor.signature) == ("F3", 2, AXIS)
     assert store.replays("F3")[0].status == "failing" and store.related("F3")[0].url.endswith("/1")
@@ -91,7 +90,7 @@ def test_the_same_reduced_program_is_one_bug_whatever_was_blamed(store: Store) -
     found(store, "partition:torch/_functorch/partitioners.py:cut", "b\n")
     assert reduced(store, "F1", f"{UNPROVED}cccccccccccc", program="k" * 64).merged == ()
     kept = reduced(store, "F2", "partition:torch/_functorch/partitioners.py:cut", "renamed\n", program="k" * 64)
-    assert kept == Kept(1, "partition:torch/_functorch/partitioners.py:cut", merged=(2,))
+    assert kept == StoredReproducer(1, "partition:torch/_functorch/partitioners.py:cut", merged=(2,))
     again = found(store, f"{UNPROVED}cccccccccccc", "c\n")
     assert again == "F1", "the program is known, under the name that it had"
 
@@ -100,7 +99,7 @@ def test_a_program_that_raises_is_not_the_one_that_is_wrong(store: Store) -> Non
     found(store, "lowering:CppCompileError:no", "a\n", verdict="compile_error")
     found(store, AXIS, "b\n")
     reduced(store, "F1", "lowering:CppCompileError:no", verdict="compile_error", program="k" * 64)
-    assert reduced(store, "F2", AXIS, "other\n", program="k" * 64) == Kept(2, AXIS)
+    assert reduced(store, "F2", AXIS, "other\n", program="k" * 64) == StoredReproducer(2, AXIS)
     assert len(store.findings()) == 2
 
 
@@ -109,7 +108,7 @@ def test_a_reproducer_of_another_cause_takes_its_case_along(store: Store) -> Non
     found(store, PLACE, "bb\n")
     assert store.finding("F1").hits == 2
     kept = reduced(store, "F1", DTYPE, case_sha256=case("bb\n").sha256)
-    assert kept == Kept(2, DTYPE, is_new_finding=True)
+    assert kept == StoredReproducer(2, DTYPE, is_new_finding=True)
     axis, dtype = store.findings()
     assert (axis.hits, axis.source, axis.reproducer_lines) == (1, "a\n", None)
     assert (dtype.hits, dtype.source, dtype.reproducer_lines) == (1, "bb\n", 1)
@@ -118,7 +117,7 @@ def test_a_reproducer_of_another_cause_takes_its_case_along(store: Store) -> Non
 
 def test_a_name_that_nothing_else_bears_out_gives_way(store: Store) -> None:
     found(store, AXIS, "a\n")
-    assert reduced(store, "F1", DTYPE, case_sha256=case("a\n").sha256) == Kept(1, DTYPE)
+    assert reduced(store, "F1", DTYPE, case_sha256=case("a\n").sha256) == StoredReproducer(1, DTYPE)
 
 
 # One case
@@ -205,7 +204,7 @@ def test_a_script_judged_again_is_replaced_and_says_what_the_finding_is(store: S
     reduced(store, "F1", AXIS)
     moved = "functionalization:-:sum"
     anew = reproducer("again\n", report=bug(moved), shown={"plain": "print(1)"}, program="p" * 64)
-    assert store.add_reproducer("F1", anew, replaces=reproducer("repro\n").sha256) == Kept(1, moved)
+    assert store.add_reproducer("F1", anew, replaces=reproducer("repro\n").sha256) == StoredReproducer(1, moved)
     (stored,) = store.reproducers("F1")
     assert (stored.source, stored.shown, stored.program) == ("again\n", {"plain": "print(1)"}, "p" * 64)
     assert store.finding(AXIS).public_id == "F1", "what it was called goes on meaning it"
@@ -216,4 +215,6 @@ def test_a_finding_judged_again_is_merged_with_what_it_turns_out_to_be(store: St
     found(store, DTYPE, "b\n")
     reduced(store, "F2", DTYPE)
     anew = reproducer("again\n", report=bug(AXIS))
-    assert store.add_reproducer("F2", anew, replaces=reproducer("repro\n").sha256) == Kept(1, AXIS, merged=(2,))
+    assert store.add_reproducer("F2", anew, replaces=reproducer("repro\n").sha256) == StoredReproducer(
+        1, AXIS, merged=(2,)
+    )

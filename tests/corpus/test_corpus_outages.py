@@ -18,9 +18,9 @@ from corpus_examples import ENVIRONMENT, FIRED, STREAM, TORCH, bug, campaign, ca
 from postgres_server import PostgresServer, lacking
 from sqlalchemy import event, exc
 
-from fuzzcompile.corpus import liveness, outages
-from fuzzcompile.corpus.failures import CorpusError
-from fuzzcompile.corpus.records import Replay
+from fuzzcompile.corpus import connection as liveness
+from fuzzcompile.corpus import connection as outages
+from fuzzcompile.corpus.records import CorpusError, Replay
 from fuzzcompile.corpus.store import Store
 
 ROOT = Path(__file__).parents[2]

@@ -20,8 +20,7 @@ from corpus_examples import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from fuzzcompile.corpus.failures import UnknownFindingError
-from fuzzcompile.corpus.records import Counters, Coverage, compiler_of
+from fuzzcompile.corpus.records import Counters, Coverage, UnknownFindingError, identify_compiler
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.model.errors import UsageError
 
@@ -295,7 +294,7 @@ def test_coverage_adds_up_by_torch_and_names_the_first_case(store: Store) -> Non
 def test_what_was_reached_for_a_target_is_counted_apart(store: Store) -> None:
     store.record(None, case(), ENVIRONMENT, report(), [FIRED])
     store.record(None, case(), {**ENVIRONMENT, "target": "cuda:sm_90"}, report(), [FIRED, REFUSED])
-    told = compiler_of({"torch": TORCH, "target": "cuda:sm_90"})
+    told = identify_compiler({"torch": TORCH, "target": "cuda:sm_90"})
     assert [row.rewrite for row in store.coverage(TORCH)] == [FIRED.rewrite]
     assert {row.rewrite for row in store.coverage(told)} == {FIRED.rewrite, REFUSED.rewrite}
     assert store.counters(compiler=TORCH).runs == store.counters(compiler=told).runs == 1
@@ -355,6 +354,6 @@ def test_a_case_of_one_job_is_stored_once(store: Store) -> None:
 def test_of_a_long_stream_the_latest_cases_are_read_in_its_order(store: Store) -> None:
     for place in (5, 1, 3):
         store.record(None, case(source=f"# {place}\n", stream="s", index=place), ENVIRONMENT, report())
-    compiler = compiler_of(ENVIRONMENT)
+    compiler = identify_compiler(ENVIRONMENT)
     assert [run.index for run in store.stream_runs("s", compiler)] == [1, 3, 5]
     assert [run.index for run in store.stream_runs("s", compiler, 2)] == [1, 3]

@@ -17,9 +17,9 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
 from fuzzcompile.corpus.connection import connect
-from fuzzcompile.corpus.failures import CorpusError
+from fuzzcompile.corpus.maintenance import HEAD, VERSION_TABLE, configuration
 from fuzzcompile.corpus.models import Base
-from fuzzcompile.corpus.schema import HEAD, VERSION_TABLE, configuration
+from fuzzcompile.corpus.records import CorpusError
 from fuzzcompile.corpus.store import Store
 
 ROOT = Path(__file__).parents[2]

@@ -11,11 +11,11 @@ import pytest
 from corpus_examples import ENVIRONMENT, STREAM, bug, campaign, case, report, reproducer
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus import copying
-from fuzzcompile.corpus.failures import CorpusGone, UnknownFindingError, UntrustedError
-from fuzzcompile.corpus.sources import opened
+from fuzzcompile.corpus import imports
+from fuzzcompile.corpus.queries import require_trust
+from fuzzcompile.corpus.records import CorpusGone, UnknownFindingError, UntrustedError
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.corpus.trusting import require_trust
+from fuzzcompile.corpus.transfer import opened
 
 FOLD, OTHER = "post_grad:p.py:fold:sum(dim)", "post_grad:q.py:other:mul"
 
@@ -153,16 +153,16 @@ def test_nothing_is_trusted_if_one_name_is_wrong(store: Store, theirs: Store, tm
 def test_what_an_outage_undid_is_counted_once(
     file_store: Store, theirs: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put, calls = copying.put_copies, list[int]()
+    put, calls = imports.put_copies, list[int]()
 
-    def lost_once(session: Session, runs: Any, copied: copying.Copied) -> copying.Copied:
+    def lost_once(session: Session, runs: Any, copied: imports.Copied) -> imports.Copied:
         calls.append(len(runs))
         now = put(session, runs, copied)
         if len(calls) == 1:
             raise CorpusGone("the server is gone")
         return now
 
-    monkeypatch.setattr(copying, "put_copies", lost_once)
+    monkeypatch.setattr(imports, "put_copies", lost_once)
     told = list[tuple[int, int]]()
     list(file_store.copy(theirs, lambda copied, total: told.append((copied.runs, total))))
     assert calls == [2, 2] and told == [(2, 2)]

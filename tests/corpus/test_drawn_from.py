@@ -6,8 +6,8 @@ from pathlib import Path
 
 from corpus_examples import ENVIRONMENT, bug, case
 
-from fuzzcompile.corpus.sources import opened
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.corpus.transfer import opened
 
 
 def recorded(store: Store, *features: tuple[str, ...]) -> str | None:

@@ -18,10 +18,18 @@ from fuzzcompile.front.commands.doctor import ask_kernels, format_kernel_table
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.programs.capture.state import Ambient
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.run.attention_backends import KERNELS, backends_for, forced, math_only, reasons, switched_on
-from fuzzcompile.run.attention_calls import attention_calls, refuse_unless_usable
-from fuzzcompile.run.building import build
-from fuzzcompile.run.device import Numerics, pinned
+from fuzzcompile.run.attention_backends import (
+    KERNELS,
+    force_kernel,
+    force_math_kernel,
+    list_backends,
+    list_enabled_kernels,
+    record_attention_calls,
+    refuse_unless_usable,
+    select_reasons,
+)
+from fuzzcompile.run.case_program import build
+from fuzzcompile.run.device import Numerics, apply_numerics
 from fuzzcompile.run.reference.fused_attention import sdpa_math
 
 CPU = torch.device("cpu")
@@ -53,7 +61,7 @@ class Operators(TorchDispatchMode):
 
 
 def test_on_the_cpu_flash_is_chosen_and_math_would_do():
-    backends = named(backends_for(tensor(), tensor(), tensor()))
+    backends = named(list_backends(tensor(), tensor(), tensor()))
     assert [name for name, backend in backends.items() if backend.usable] == ["math", "flash"]
     assert [name for name, backend in backends.items() if backend.chosen] == ["flash"]
     assert all("no such kernel for tensors on cpu" in backends[name].reason for name in ("efficient", "cudnn"))
@@ -71,7 +79,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("inputs, options, words", REFUSED.values(), ids=REFUSED)
 def test_a_refusal_is_explained_in_torchs_words(inputs, options, words: str):
-    backends = named(backends_for(*inputs, **options))
+    backends = named(list_backends(*inputs, **options))
     assert not backends["flash"].usable and words in backends["flash"].reason
     assert "Triggered internally" not in backends["flash"].reason
     assert backends["math"].chosen
@@ -97,7 +105,7 @@ SECTIONS = [
     ],
 )
 def test_each_kernel_has_its_own_section_of_what_torch_says(name: str, words: str):
-    assert reasons(name, SECTIONS) == [words]
+    assert select_reasons(name, SECTIONS) == [words]
 
 
 GRID = [
@@ -110,33 +118,33 @@ GRID = [
 @pytest.mark.parametrize("name", KERNELS)
 def test_usable_is_what_runs(name: str):
     for inputs, options in GRID:
-        usable = named(backends_for(*inputs, **options))[name].usable
-        with contextlib.nullcontext() if usable else pytest.raises(EnvironmentUnfit), forced(name):
+        usable = named(list_backends(*inputs, **options))[name].usable
+        with contextlib.nullcontext() if usable else pytest.raises(EnvironmentUnfit), force_kernel(name):
             attention(*inputs, **options)
 
 
 @pytest.mark.parametrize("name", ["math", "flash"])
 def test_a_kernel_that_is_off_is_never_usable(name: str):
     settings = {"math": "math_sdp", "flash": "flash_sdp"}
-    with pinned(Numerics(**{settings[name]: False})):
+    with apply_numerics(Numerics(**{settings[name]: False})):
         for inputs, options in GRID:
-            backend = named(backends_for(*inputs, **options))[name]
+            backend = named(list_backends(*inputs, **options))[name]
             assert not backend.usable and not backend.chosen and "switched off" in backend.reason
-        assert name not in switched_on()
+        assert name not in list_enabled_kernels()
         assert all(name not in answer.usable for answer in ask_kernels(CPU))
 
 
 def test_where_all_refuse_none_is_chosen():
-    with pinned(Numerics(math_sdp=False)):
-        backends = backends_for(tensor(), tensor(), tensor(), dropout_p=0.5)
+    with apply_numerics(Numerics(math_sdp=False)):
+        backends = list_backends(tensor(), tensor(), tensor(), dropout_p=0.5)
     assert not any(backend.usable or backend.chosen for backend in backends)
 
 
 def test_asking_changes_no_setting_and_draws_nothing():
     random, order = torch.get_rng_state(), torch._C._get_sdp_priority_order()
-    with pinned(Numerics(flash_sdp=False, cudnn_sdp=False)):
+    with apply_numerics(Numerics(flash_sdp=False, cudnn_sdp=False)):
         before = Numerics.current()
-        backends_for(tensor(), tensor(), tensor(), dropout_p=0.5)
+        list_backends(tensor(), tensor(), tensor(), dropout_p=0.5)
         assert Numerics.current() == before
     assert torch.equal(random, torch.get_rng_state()) and torch._C._get_sdp_priority_order() == order
 
@@ -146,10 +154,10 @@ def test_asking_changes_no_setting_and_draws_nothing():
 
 def test_forcing_math_gives_its_bits_and_forcing_flash_its_operator():
     query = tensor(2, 3, 40, 16)
-    with forced("math"), Operators() as ran:
+    with force_kernel("math"), Operators() as ran:
         assert torch.equal(attention(query, query, query), sdpa_math(query, query, query))
     assert FLASH not in ran.names and "bmm" in ran.names
-    with forced("flash"), Operators() as ran:
+    with force_kernel("flash"), Operators() as ran:
         attention(query, query, query)
     assert FLASH in ran.names and "bmm" not in ran.names
 
@@ -170,7 +178,7 @@ def test_a_program_compiled_before_keeps_its_kernel_and_one_compiled_inside_take
 
     compiled = torch.compile(program)
     assert kernel_of(compiled, query) == "flash"
-    with forced("math"):
+    with force_kernel("math"):
         assert kernel_of(compiled, query) == "flash", "the docstring asks to compile inside the block"
         torch.compiler.reset()
         compiled = torch.compile(program)  # torch's caches hold the same graph with the flash kernel
@@ -181,30 +189,33 @@ def test_a_program_compiled_before_keeps_its_kernel_and_one_compiled_inside_take
 
 def test_a_refusal_inside_is_one_sentence_with_torchs_reason():
     words = r"flash kernel .* refuses these inputs: .* non-zero dropout"
-    with pytest.raises(EnvironmentUnfit, match=words), forced("flash"):
+    with pytest.raises(EnvironmentUnfit, match=words), force_kernel("flash"):
         attention(tensor(), tensor(), tensor(), dropout_p=0.5)
-    with pytest.raises(EnvironmentUnfit, match=r"cudnn kernel .* no such kernel"), forced("cudnn"):
+    with pytest.raises(EnvironmentUnfit, match=r"cudnn kernel .* no such kernel"), force_kernel("cudnn"):
         attention(tensor(), tensor(), tensor())
-    with pytest.raises(EnvironmentUnfit, match="same last dimension"), forced("flash"):
+    with pytest.raises(EnvironmentUnfit, match="same last dimension"), force_kernel("flash"):
         torch.compile(attention, backend="eager")(tensor(), tensor(), tensor(1, 2, 8, 20))
 
 
 def test_errors_and_warnings_of_the_program_pass_through():
-    with pytest.raises(RuntimeError, match="mine"), forced("math"):
+    with pytest.raises(RuntimeError, match="mine"), force_kernel("math"):
         raise RuntimeError("mine")
-    with pytest.warns(UserWarning, match="mine"), forced("math"):
+    with pytest.warns(UserWarning, match="mine"), force_kernel("math"):
         warnings.warn("mine", stacklevel=1)
 
 
 def test_an_unknown_kernel_is_refused_by_name():
-    with pytest.raises(UsageError, match="no kernel 'fast'; use one of math, flash, efficient, cudnn"), forced("fast"):
+    with (
+        pytest.raises(UsageError, match="no kernel 'fast'; use one of math, flash, efficient, cudnn"),
+        force_kernel("fast"),
+    ):
         pass
 
 
 def test_settings_are_restored_whatever_happens():
     before, tag = Numerics.current(), torch.compiler.config.cache_key_tag
-    with pytest.raises(ZeroDivisionError), forced("flash"), math_only():
-        assert switched_on() == ("math",)
+    with pytest.raises(ZeroDivisionError), force_kernel("flash"), force_math_kernel():
+        assert list_enabled_kernels() == ("math",)
         raise ZeroDivisionError
     assert Numerics.current() == before and torch.compiler.config.cache_key_tag == tag
 
@@ -219,7 +230,7 @@ def make():
     torch.backends.cuda.enable_flash_sdp(True)
     return torch.nn.Identity(), (torch.ones(2),)
 """
-    with math_only():
+    with force_math_kernel():
         build(load_case(write_case(source)), CPU)
         made = Numerics.current()
         Numerics(float32_matmul="high").apply()
@@ -227,15 +238,15 @@ def make():
     for now in (made, applied):
         assert (now.float32_matmul, now.cudnn_tf32) == ("highest", False)
         assert (now.math_sdp, now.flash_sdp, now.mem_efficient_sdp, now.cudnn_sdp) == (True, False, False, False)
-    assert switched_on() == tuple(KERNELS)
+    assert list_enabled_kernels() == tuple(KERNELS)
 
 
 def test_what_surrounded_a_scripts_call_does_not_undo_math_only():
-    with pinned(Numerics(float32_matmul="high")):
+    with apply_numerics(Numerics(float32_matmul="high")):
         torch.backends.mkldnn.matmul.fp32_precision = "bf16"
         surrounding = Ambient.current()
-    with math_only(), surrounding.enter():
-        assert (Numerics.current().float32_matmul, switched_on()) == ("highest", ("math",))
+    with force_math_kernel(), surrounding.enter():
+        assert (Numerics.current().float32_matmul, list_enabled_kernels()) == ("highest", ("math",))
         assert torch.backends.mkldnn.matmul.fp32_precision in ("none", "ieee")
     with surrounding.enter():
         assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
@@ -260,7 +271,7 @@ class Model(nn.Module):
 def test_every_distinct_call_is_listed_once_with_its_kernels():
     model, x = Model().train(), tensor(2, 8, 32)
     before = functional.scaled_dot_product_attention
-    with attention_calls() as calls:
+    with record_attention_calls() as calls:
         model(x)
         model(x)
     assert functional.scaled_dot_product_attention is before
@@ -276,7 +287,7 @@ def test_every_distinct_call_is_listed_once_with_its_kernels():
 
 
 def test_calls_under_other_settings_are_other_calls():
-    with attention_calls() as calls:
+    with record_attention_calls() as calls:
         attention(tensor(), tensor(), tensor())
         with sdpa_kernel(SDPBackend.MATH):
             attention(tensor(), tensor(), tensor())
@@ -284,14 +295,14 @@ def test_calls_under_other_settings_are_other_calls():
 
 
 def test_what_torch_cannot_answer_for_is_noted_and_runs():
-    with attention_calls() as calls, torch.no_grad():
+    with record_attention_calls() as calls, torch.no_grad():
         plain = torch.nested.nested_tensor([torch.ones(2, 4, 16), torch.ones(2, 5, 16)])
         assert attention(plain, plain, plain).is_nested
     assert "nested" in calls[0]["note"] and calls[0]["query"]["shape"] == []
 
 
 def test_a_program_that_a_kernel_refuses_is_refused_with_the_shapes_and_a_way_out():
-    with attention_calls() as calls:
+    with record_attention_calls() as calls:
         attention(tensor(), tensor(), tensor())
         attention(tensor(), tensor(), tensor(), dropout_p=0.25)
     refuse_unless_usable(calls, "math")
@@ -308,7 +319,7 @@ def test_the_table_shows_what_is_chosen_first_and_each_reason_once():
     text = format_kernel_table(answered)
     assert any(line.startswith("causal") and "64, 80, 256" in line and "flash, math" in line for line in text)
     assert sum("non-zero dropout" in line for line in text) == 1
-    with pinned(Numerics(math_sdp=False)):
+    with apply_numerics(Numerics(math_sdp=False)):
         assert any(
             line.startswith("training, dropout") and "none" in line for line in format_kernel_table(ask_kernels(CPU))
         )

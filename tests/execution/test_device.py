@@ -12,7 +12,14 @@ import pytest
 import torch
 
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.run.device import Numerics, assign, assigned, pinned, resolve, seed_everything
+from fuzzcompile.run.device import (
+    Numerics,
+    apply_numerics,
+    assign_device,
+    assign_devices,
+    resolve_device,
+    seed_everything,
+)
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -30,7 +37,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
 
 @pytest.fixture(autouse=True)
 def leave_settings_as_they_were() -> Iterator[None]:
-    with pinned(Numerics()):
+    with apply_numerics(Numerics()):
         yield
 
 
@@ -40,44 +47,44 @@ def leave_settings_as_they_were() -> Iterator[None]:
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_the_cpu_is_always_there(gpus: Gpus, count: int) -> None:
     gpus(count)
-    assert resolve("cpu") == torch.device("cpu")
+    assert resolve_device("cpu") == torch.device("cpu")
 
 
 def test_auto_takes_cuda_where_there_is_one(gpus: Gpus) -> None:
     gpus(2)
-    assert resolve("auto") == torch.device("cuda", 0)
+    assert resolve_device("auto") == torch.device("cuda", 0)
     gpus(0)
-    assert resolve("auto") == torch.device("cpu")
+    assert resolve_device("auto") == torch.device("cpu")
 
 
 def test_cuda_is_resolved_to_an_index(gpus: Gpus) -> None:
     gpus(2)
-    assert resolve("cuda") == torch.device("cuda", 0)
-    assert resolve("cuda:1") == torch.device("cuda", 1)
+    assert resolve_device("cuda") == torch.device("cuda", 0)
+    assert resolve_device("cuda:1") == torch.device("cuda", 1)
 
 
 @pytest.mark.parametrize("option", ["cuda", "cuda:0"])
 def test_cuda_without_a_gpu_says_what_to_do(gpus: Gpus, option: str) -> None:
     gpus(0)
     with pytest.raises(EnvironmentUnfit, match=r"no CUDA device.*--device cpu") as raised:
-        resolve(option)
+        resolve_device(option)
     assert raised.value.exit_status == 3
 
 
 def test_an_index_out_of_range_names_what_there_is(gpus: Gpus) -> None:
     gpus(2)
     with pytest.raises(EnvironmentUnfit, match=r"no cuda:2.*2 CUDA device\(s\), cuda:0 to cuda:1"):
-        resolve("cuda:2")
+        resolve_device("cuda:2")
     gpus(1)
     with pytest.raises(EnvironmentUnfit, match=r"1 CUDA device\(s\), cuda:0\."):
-        resolve("cuda:1")
+        resolve_device("cuda:1")
 
 
 @pytest.mark.parametrize("option", ["", "gpu", "CUDA", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "mps", " cpu"])
 def test_another_spelling_is_wrong_usage(gpus: Gpus, option: str) -> None:
     gpus(1)
     with pytest.raises(UsageError, match="cuda:N") as raised:
-        resolve(option)
+        resolve_device(option)
     assert raised.value.exit_status == 2
 
 
@@ -87,26 +94,26 @@ def test_another_spelling_is_wrong_usage(gpus: Gpus, option: str) -> None:
 @pytest.mark.parametrize("option", ["cuda", "auto"])
 def test_workers_are_spread_over_all_gpus(gpus: Gpus, option: str) -> None:
     gpus(2)
-    assert assign(option, 5) == ("cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0")
-    assert [str(assigned(option, number)) for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert assign_devices(option, 5) == ("cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0")
+    assert [str(assign_device(option, number)) for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
 
 
 def test_a_named_gpu_gets_every_worker(gpus: Gpus) -> None:
     gpus(2)
-    assert assign("cuda:1", 3) == ("cuda:1",) * 3
+    assert assign_devices("cuda:1", 3) == ("cuda:1",) * 3
 
 
 def test_on_the_cpu_every_worker_has_it(gpus: Gpus) -> None:
     gpus(0)
-    assert assign("auto", 2) == assign("cpu", 2) == ("cpu", "cpu")
+    assert assign_devices("auto", 2) == assign_devices("cpu", 2) == ("cpu", "cpu")
 
 
 def test_assigning_fails_as_resolving_does(gpus: Gpus) -> None:
     gpus(0)
     with pytest.raises(EnvironmentUnfit):
-        assign("cuda", 2)
+        assign_devices("cuda", 2)
     with pytest.raises(UsageError):
-        assign("tpu", 2)
+        assign_devices("tpu", 2)
 
 
 # Numeric settings.
@@ -146,7 +153,7 @@ def test_the_default_has_no_tf32_and_torchs_own_value_for_the_rest() -> None:
 def test_pinned_restores_what_was_before_even_after_an_error() -> None:
     before = opposite(Numerics())
     before.apply()
-    with pytest.raises(ZeroDivisionError), pinned(Numerics()):
+    with pytest.raises(ZeroDivisionError), apply_numerics(Numerics()):
         assert Numerics.current() == Numerics()
         raise ZeroDivisionError
     assert Numerics.current() == before
@@ -218,7 +225,7 @@ def test_large_seeds_are_taken(seed: int) -> None:
 @needs_cuda
 @pytest.mark.cuda
 def test_auto_is_a_gpu_that_computes() -> None:
-    assert torch.ones(3, device=resolve("auto")).sum().item() == 3
+    assert torch.ones(3, device=resolve_device("auto")).sum().item() == 3
 
 
 @needs_cuda
@@ -244,7 +251,7 @@ def test_tf32_is_off_and_can_be_switched_on() -> None:
     def error() -> float:
         return float(((left.cuda() @ right.cuda()).cpu() - exact).abs().max())
 
-    with pinned(Numerics()):
+    with apply_numerics(Numerics()):
         precise = error()
-    with pinned(Numerics(float32_matmul="high")):
+    with apply_numerics(Numerics(float32_matmul="high")):
         assert error() > 10 * precise

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.run import environment
-from fuzzcompile.run.environment import describe
-from fuzzcompile.run.toolchain import cxx_compiler
+from fuzzcompile.run import device
+from fuzzcompile.run.device import describe_environment
+from fuzzcompile.run.subprocesses import find_cxx_compiler
 
 CPU = torch.device("cpu")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -24,13 +24,13 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    environment._describe.cache_clear()
+    device._describe_parts.cache_clear()
     yield
-    environment._describe.cache_clear()
+    device._describe_parts.cache_clear()
 
 
 def test_the_facts_that_results_depend_on_are_there() -> None:
-    facts = describe(CPU)
+    facts = describe_environment(CPU)
     assert facts["torch"] == torch.__version__
     assert facts["torch_git"] == torch.version.git_version
     assert facts["device"] == "cpu"
@@ -41,26 +41,26 @@ def test_the_facts_that_results_depend_on_are_there() -> None:
 
 
 def test_it_is_json() -> None:
-    assert json.loads(json.dumps(describe(CPU))) == describe(CPU)
+    assert json.loads(json.dumps(describe_environment(CPU))) == describe_environment(CPU)
 
 
 def test_it_names_no_user_host_or_folder() -> None:
-    text = json.dumps(describe(CPU))
+    text = json.dumps(describe_environment(CPU))
     assert str(Path.home()) not in text
-    assert "/" not in str(describe(CPU)["cxx"])
+    assert "/" not in str(describe_environment(CPU)["cxx"])
     for private in (socket.gethostname(), getpass.getuser()):
-        assert private not in [word for value in describe(CPU).values() for word in str(value).split()]
+        assert private not in [word for value in describe_environment(CPU).values() for word in str(value).split()]
 
 
 def test_what_a_caller_does_to_it_stays_with_the_caller() -> None:
-    describe(CPU)["torch"] = "mine"
-    assert describe(CPU)["torch"] == torch.__version__
+    describe_environment(CPU)["torch"] = "mine"
+    assert describe_environment(CPU)["torch"] == torch.__version__
 
 
 def test_it_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = describe(CPU)
-    monkeypatch.setattr(environment, "_output", lambda *command: pytest.fail("asked again"))
-    assert describe(CPU) == first
+    first = describe_environment(CPU)
+    monkeypatch.setattr(device, "_read_output", lambda *command: pytest.fail("asked again"))
+    assert describe_environment(CPU) == first
 
 
 def test_a_machine_that_answers_nothing_is_described_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_a_machine_that_answers_nothing_is_described_with_none(monkeypatch: pyte
     monkeypatch.setattr(subprocess, "run", refuse)
     monkeypatch.setattr(Path, "read_text", refuse)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", refuse)
-    facts = describe(CPU)
+    facts = describe_environment(CPU)
     assert facts["cxx"] is facts["cpu"] is facts["cpu_capability"] is None
     assert facts["torch"] == torch.__version__
 
@@ -78,7 +78,7 @@ def test_a_machine_that_answers_nothing_is_described_with_none(monkeypatch: pyte
 def test_a_gpu_that_is_not_there_is_described_with_none() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    facts = describe(torch.device("cuda", 0))
+    facts = describe_environment(torch.device("cuda", 0))
     assert facts["device"] == "cuda:0"
     assert facts["device_name"] is facts["device_capability"] is None
 
@@ -88,29 +88,29 @@ def test_the_compiler_is_the_one_that_cxx_names(monkeypatch: pytest.MonkeyPatch,
     compiler.write_text("#!/bin/sh\necho 'my-c++ 42.0'\necho more\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    assert cxx_compiler() == compiler
-    assert describe(CPU)["cxx"] == "my-c++ 42.0"
+    assert find_cxx_compiler() == compiler
+    assert describe_environment(CPU)["cxx"] == "my-c++ 42.0"
 
 
 def test_without_cxx_it_is_gxx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     if platform.system() != "Linux" or shutil.which("g++") is None:
         pytest.skip("no g++")
-    assert cxx_compiler() == Path(str(shutil.which("g++")))
+    assert find_cxx_compiler() == Path(str(shutil.which("g++")))
 
 
 def test_no_compiler_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "missing"))
-    assert cxx_compiler() is None
+    assert find_cxx_compiler() is None
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert cxx_compiler() is None
-    assert describe(CPU)["cxx"] is None
+    assert find_cxx_compiler() is None
+    assert describe_environment(CPU)["cxx"] is None
 
 
 @needs_cuda
 @pytest.mark.cuda
 def test_a_gpu_is_described() -> None:
-    facts = describe(torch.device("cuda", 0))
+    facts = describe_environment(torch.device("cuda", 0))
     assert facts["device_name"] == torch.cuda.get_device_name(0)
     assert facts["driver"] is not None or torch.version.hip

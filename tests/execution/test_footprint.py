@@ -7,7 +7,7 @@ import torch
 
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.run.footprint import Footprint, footprint_of, refuse_oversized
+from fuzzcompile.run.footprint import Footprint, measure_footprint, refuse_oversized
 
 HEADER = """
 import torch
@@ -21,7 +21,7 @@ LAYER = 64 * 64 * 4
 
 
 def measured(write_case, body: str) -> Footprint:
-    found = footprint_of(load_case(write_case(HEADER + body)))
+    found = measure_footprint(load_case(write_case(HEADER + body)))
     assert found is not None
     return found
 
@@ -48,8 +48,8 @@ def test_gradients_count_only_with_backward(write_case):
 
 
 def test_a_case_that_cannot_be_made_is_left_to_its_run(write_case):
-    assert footprint_of(load_case(write_case("def make(): raise KeyError('k')"))) is None
-    assert footprint_of(load_case(write_case("def make(): return 3"))) is None
+    assert measure_footprint(load_case(write_case("def make(): raise KeyError('k')"))) is None
+    assert measure_footprint(load_case(write_case("def make(): return 3"))) is None
 
 
 def test_too_large_a_case_is_refused_with_its_figures(write_case):

@@ -9,7 +9,7 @@ import torch
 
 from fuzzcompile.front.commands.triage import triage_files
 from fuzzcompile.model.conditions import Conditions
-from fuzzcompile.run.lost_gpu import lost_gpu
+from fuzzcompile.run.device import find_gpu_error
 
 OUT_OF_RANGE = """
 import torch
@@ -37,10 +37,10 @@ def test_a_gpu_that_answers_every_call_with_an_error_is_lost(monkeypatch: pytest
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", refuses)
-    assert lost_gpu(torch.device("cuda", 0)) == "CUDA error: device-side assert triggered"
-    assert lost_gpu(torch.device("cpu")) is None
+    assert find_gpu_error(torch.device("cuda", 0)) == "CUDA error: device-side assert triggered"
+    assert find_gpu_error(torch.device("cpu")) is None
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    assert lost_gpu(torch.device("cuda", 0)) is None
+    assert find_gpu_error(torch.device("cuda", 0)) is None
 
 
 @pytest.mark.cuda

@@ -13,11 +13,10 @@ import torch
 from torch import nn
 
 from fuzzcompile.run import runs
-from fuzzcompile.run.building import build
 from fuzzcompile.run.case import Case, CompileSettings
-from fuzzcompile.run.memory import aliases
+from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import Observation
-from fuzzcompile.run.trees import structure
+from fuzzcompile.run.tensors import describe_structure, find_aliases
 
 CPU = torch.device("cpu")
 
@@ -72,7 +71,7 @@ APART = {
 
 
 def overlapping(first: object, second: object) -> bool:
-    return bool(aliases({"first": first, "second": second}))
+    return bool(find_aliases({"first": first, "second": second}))
 
 
 @pytest.mark.parametrize("name", SHARING)
@@ -112,7 +111,7 @@ def test_sparse_values_have_memory():
 def test_large_tensors_cost_nothing():
     base = torch.empty(2**24).view(4096, 4096)
     named = {f"row{i}": base[i] for i in range(1000)} | {f"column{i}": base[:, i] for i in range(3)}
-    found = aliases(named)
+    found = find_aliases(named)
     assert set(found) == {"column0", "column1", "column2"}
     assert len(found["column1"]) == 1000
 
@@ -305,7 +304,7 @@ def test_outputs_in_containers_are_seen(name: str):
 
 
 def test_the_leaves_of_a_model_output_are_its_fields():
-    values = observed(lambda x: ModelOutput(x, (x, x + 1)), torch.ones(2)).named()
+    values = observed(lambda x: ModelOutput(x, (x, x + 1)), torch.ones(2)).index_by_name()
     assert list(values) == ["out0.logits", "out0.states0", "out0.states1"]
 
 
@@ -315,16 +314,21 @@ def test_an_object_that_holds_itself_ends():
         made.more = [made]
         return made
 
-    assert "out0.tokens" in observed(program, torch.ones(2)).named()
+    assert "out0.tokens" in observed(program, torch.ones(2)).index_by_name()
 
 
 def test_structures_tell_containers_apart():
     x = torch.ones(2)
-    shown = [structure(made(x)) for made in CONTAINERS.values()]
-    shown += [structure(Batch(x, x, [x])), structure(Batch(x, x, (x,))), structure(Named(x=x)), structure(Row([x]))]
+    shown = [describe_structure(made(x)) for made in CONTAINERS.values()]
+    shown += [
+        describe_structure(Batch(x, x, [x])),
+        describe_structure(Batch(x, x, (x,))),
+        describe_structure(Named(x=x)),
+        describe_structure(Row([x])),
+    ]
     assert len(set(shown)) == len(shown)
-    assert structure(Batch(x)) == structure(Batch(x + 1))
-    assert structure(ModelOutput(x)) == structure(ModelOutput(x))
+    assert describe_structure(Batch(x)) == describe_structure(Batch(x + 1))
+    assert describe_structure(ModelOutput(x)) == describe_structure(ModelOutput(x))
 
 
 # -- warnings -------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 import fuzzcompile
-from fuzzcompile.run.failures import (
+from fuzzcompile.run.pool.worker import (
     RemoteError,
     WorkerCrashed,
     WorkerFailed,
@@ -31,9 +31,11 @@ from fuzzcompile.run.failures import (
     WorkerStartFailed,
     WorkerStopped,
     WorkerTimeout,
+    get_current_device,
+    leave,
+    retire,
 )
-from fuzzcompile.run.pool import WorkerPool
-from fuzzcompile.run.worker import current_device, leave, retire
+from fuzzcompile.run.pool.worker_pool import WorkerPool
 
 PATIENCE = 30  # seconds for anything that should be quick, on a machine that is busy
 MIB = 2**20
@@ -52,7 +54,7 @@ def fail(message: str) -> None:
 
 def device_and_pid(wait: float = 0.0) -> tuple[str, int]:
     time.sleep(wait)
-    return current_device(), os.getpid()
+    return get_current_device(), os.getpid()
 
 
 def announce_and_sleep(path: Path, seconds: float = 1000) -> None:
@@ -539,12 +541,12 @@ def test_slots_share_the_devices_out_and_keep_them() -> None:
 def test_a_replaced_worker_keeps_its_slots_device() -> None:
     with WorkerPool(1, devices=("cuda:3",)) as pool:
         failure_of(pool.submit(os._exit, 1))
-        assert pool.submit(current_device).result(PATIENCE) == "cuda:3"
+        assert pool.submit(get_current_device).result(PATIENCE) == "cuda:3"
 
 
 def test_the_device_is_the_cpu_unless_said_otherwise(pool: WorkerPool) -> None:
-    assert pool.submit(current_device).result(PATIENCE) == "cpu"
-    assert current_device() == "cpu"
+    assert pool.submit(get_current_device).result(PATIENCE) == "cpu"
+    assert get_current_device() == "cpu"
 
 
 def test_a_pool_has_at_least_one_worker() -> None:
@@ -581,7 +583,7 @@ def heed_interrupts() -> None:
 HANGING = """
     from pathlib import Path
     from test_pool import announce_and_sleep, hang_with_children
-    from fuzzcompile.run.pool import WorkerPool
+    from fuzzcompile.run.pool.worker_pool import WorkerPool
 
     if __name__ == "__main__":
         with WorkerPool(3) as pool:
@@ -634,7 +636,7 @@ def test_workers_print_nothing_to_the_parents_streams(tmp_path: Path) -> None:
         tmp_path,
         """
         import os, sys
-        from fuzzcompile.run.pool import WorkerPool
+        from fuzzcompile.run.pool.worker_pool import WorkerPool
 
         def chatter():
             print("from python", flush=True)
@@ -661,7 +663,7 @@ def test_environment_and_pythonpath_reach_the_workers(tmp_path: Path) -> None:
         """
         import os
         import only_on_pythonpath
-        from fuzzcompile.run.pool import WorkerPool
+        from fuzzcompile.run.pool.worker_pool import WorkerPool
 
         if __name__ == "__main__":
             os.environ["SET_BY_THE_PARENT"] = "here"
@@ -679,7 +681,7 @@ def test_a_script_without_a_main_guard_starts_no_pools_in_its_workers(tmp_path: 
     stdout = run_script(
         tmp_path,
         """
-        from fuzzcompile.run.pool import WorkerPool
+        from fuzzcompile.run.pool.worker_pool import WorkerPool
 
         def task():
             return 1
@@ -698,7 +700,7 @@ def test_the_interpreter_can_end_without_a_shutdown(tmp_path: Path) -> None:
         tmp_path,
         """
         import time
-        from fuzzcompile.run.pool import WorkerPool
+        from fuzzcompile.run.pool.worker_pool import WorkerPool
 
         if __name__ == "__main__":
             pool = WorkerPool(2)
@@ -710,7 +712,7 @@ def test_the_interpreter_can_end_without_a_shutdown(tmp_path: Path) -> None:
 
 
 def test_the_pool_does_not_import_torch() -> None:
-    code = "import sys, fuzzcompile.run.pool; sys.exit('torch' in sys.modules)"
+    code = "import sys, fuzzcompile.run.pool.worker_pool; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(fuzzcompile.__file__).parents[1]).returncode == 0
 
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run import runs
-from fuzzcompile.run.building import build
 from fuzzcompile.run.case import Case, CompileSettings
+from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import Observation
 from fuzzcompile.run.tensors import StorageCopier, copy_tree
 from fuzzcompile.triage.oracle.judgement import Observations, have_same_bits, judge
@@ -60,7 +60,7 @@ def float64(made: Case) -> Observation:
 
 
 def near(one: Observation, other: Observation, tolerance: float = 1e-5) -> bool:
-    named = other.named()
+    named = other.index_by_name()
     return set(named) == {value.name for value in one.values} and all(
         float((value.value.double() - named[value.name].value).abs().max()) < tolerance for value in one.values
     )
@@ -131,13 +131,13 @@ def test_outputs_of_every_kind_are_observed(name: str):
 
 
 def test_fields_of_dataclasses_are_named():
-    values = eager(program(OUTPUTS["dataclass"])).named()
+    values = eager(program(OUTPUTS["dataclass"])).index_by_name()
     assert set(values) == {"out0.logits", "out0.rest0", "out0.rest1", "out0.count"}
 
 
 def test_gradients_flow_through_dataclasses():
     made = program(lambda self, x: Result(x * 2, ()), torch.randn(3, requires_grad=True), backward=True)
-    assert "gradient of input0" in eager(made).named()
+    assert "gradient of input0" in eager(made).index_by_name()
 
 
 def test_wrong_value_in_a_dataclass_is_seen():
@@ -154,7 +154,7 @@ def test_sparse_inputs_are_observed():
 
 def test_sparse_gradients_are_observed():
     made = program(lambda self, t: self.e(t), torch.arange(3), backward=True, e=nn.Embedding(4, 2, sparse=True))
-    assert eager(made).named()["gradient of parameter e.weight"].value.shape == (4, 2)
+    assert eager(made).index_by_name()["gradient of parameter e.weight"].value.shape == (4, 2)
 
 
 def test_exceptions_of_the_program_are_its_failure():
@@ -169,7 +169,7 @@ def test_exceptions_of_the_observation_are_not(monkeypatch: pytest.MonkeyPatch):
     def broken(*_):
         raise RuntimeError("mine")
 
-    monkeypatch.setattr(runs, "outputs", broken)
+    monkeypatch.setattr(runs, "observe_outputs", broken)
     with pytest.raises(RuntimeError, match="mine"):
         runs.run_eager(program(lambda self, x: x), CPU)
 
@@ -209,7 +209,7 @@ def test_numbers_are_held_to_the_precision_of_the_program():
 
 def test_loss_is_the_same_in_every_dtype():
     def gradient(observation: Observation) -> torch.Tensor:
-        return observation.named()["gradient of input0"].value
+        return observation.index_by_name()["gradient of input0"].value
 
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         made = program(lambda self, x: x.clone(), torch.zeros(1000, dtype=dtype, requires_grad=True), backward=True)

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from fuzzcompile.run import runs, streamed
-from fuzzcompile.run.building import build
+from fuzzcompile.run import case_program, runs
 from fuzzcompile.run.case import Case, CompileSettings
-from fuzzcompile.run.streamed import Stream, is_streamed, native
+from fuzzcompile.run.case_program import Float64Stream, build, is_streamed, unstream
 
 CPU = torch.device("cpu")
 
@@ -19,8 +18,8 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stream the smallest tensor, and keep nothing in float64."""
-    monkeypatch.setattr(streamed, "LEAST_BYTES", 0)
-    monkeypatch.setattr(streamed, "KEPT_BYTES", 0)
+    monkeypatch.setattr(case_program, "LEAST_BYTES", 0)
+    monkeypatch.setattr(case_program, "KEPT_BYTES", 0)
 
 
 class Mixed(nn.Module):
@@ -61,7 +60,7 @@ def test_streamed_and_converted_runs_have_the_same_bits(monkeypatch, grad, dtype
     read = sum(map(is_streamed, build(made, CPU, double=True, streamed=True).model.parameters()))
     assert read >= 8, "the case streams what it can"
     first = runs.run_float64(made, CPU)[0]
-    monkeypatch.setattr(Stream, "swap", lambda self, parameter: False)
+    monkeypatch.setattr(Float64Stream, "swap", lambda self, parameter: False)
     second = runs.run_float64(made, CPU)[0]
     assert first.failure is None and len(first.values) == len(second.values) == 1
     assert first.values[0].value.dtype == torch.float64
@@ -73,7 +72,7 @@ def test_a_parameter_is_float64_and_takes_its_own_memory():
     program = build(case(mixed()), CPU, double=True, streamed=True)
     tied = program.model.head.weight
     assert tied is program.model.embedding.weight and isinstance(tied, nn.Parameter)
-    assert tied.dtype == torch.float64 and native(tied).dtype == torch.float32
+    assert tied.dtype == torch.float64 and unstream(tied).dtype == torch.float32
     assert {parameter.dtype for parameter in program.model.parameters()} == {torch.float64}
     assert program.model.table.dtype == torch.float64 and not is_streamed(program.model.table)
 
@@ -97,16 +96,16 @@ class Written(nn.Module):
 
 def test_a_write_through_a_view_is_seen_by_later_reads_and_reported(monkeypatch):
     made = case(lambda: (Written(), (torch.ones(2, 4),)))
-    first = runs.run_float64(made, CPU)[0].named()
-    monkeypatch.setattr(Stream, "swap", lambda self, parameter: False)
-    second = runs.run_float64(made, CPU)[0].named()
+    first = runs.run_float64(made, CPU)[0].index_by_name()
+    monkeypatch.setattr(Float64Stream, "swap", lambda self, parameter: False)
+    second = runs.run_float64(made, CPU)[0].index_by_name()
     assert list(first) == list(second) == ["out0", "parameter weight after the call"]
     assert all(torch.equal(first[name].value, second[name].value) for name in first)
 
 
 def test_values_are_kept_for_the_next_reader_up_to_a_limit(monkeypatch):
-    stream, rows = Stream(), [torch.randn(64), torch.randn(64)]
-    made = [stream.of(row) for row in rows]
+    stream, rows = Float64Stream(), [torch.randn(64), torch.randn(64)]
+    made = [stream.make_streamed(row) for row in rows]
     converted = []
     to = torch.Tensor.to
     monkeypatch.setattr(torch.Tensor, "to", lambda self, *a, **k: (converted.append(len(self)), to(self, *a, **k))[1])
@@ -116,7 +115,7 @@ def test_values_are_kept_for_the_next_reader_up_to_a_limit(monkeypatch):
     for tensor in (*made, *made):
         _ = tensor + 1
     assert converted == [64] * 4
-    monkeypatch.setattr(streamed, "KEPT_BYTES", 2 * 64 * 8)
+    monkeypatch.setattr(case_program, "KEPT_BYTES", 2 * 64 * 8)
     for tensor in (*made, *made, *made):
         _ = tensor + 1
     assert converted == [64] * 5

@@ -8,10 +8,9 @@ import pytest
 
 from fuzzcompile.compiler.facts.inductor_toggles import solve_switches
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase
-from fuzzcompile.fuzz.campaign.focus_steering import BLOCK, FocusSource, FocusSteering
+from fuzzcompile.fuzz.campaign.focus_steering import BLOCK, FocusSource, FocusSteering, add_settings
 from fuzzcompile.fuzz.campaign.steering import PlaceOutcome
-from fuzzcompile.fuzz.focus.focus_counts import FOCUS, FocusTally
-from fuzzcompile.fuzz.focus.focus_settings import add_settings
+from fuzzcompile.fuzz.focus.focus_request import FOCUS, FocusTally
 from fuzzcompile.model.focus_plan import FocusAim, FocusObservation, FocusPlan, Span
 from fuzzcompile.programs.edits.pattern_program import Operand, PatternProgram
 

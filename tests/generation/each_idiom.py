@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from fuzzcompile.fuzz.generation.pen import Pen
+from fuzzcompile.fuzz.generation.spec import Pen
 
 
 def pen(label: object) -> Pen:

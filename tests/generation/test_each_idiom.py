@@ -9,7 +9,7 @@ import pytest
 import torch
 from each_idiom import pen
 
-from fuzzcompile.fuzz.generation.constraints import fit_spec
+from fuzzcompile.fuzz.generation.inputs import fit_spec
 from fuzzcompile.fuzz.generation.rendering import render
 from fuzzcompile.fuzz.generation.spec import Attention, Block, CaseSpec, Dims, Part
 from fuzzcompile.fuzz.idioms.registry import Idiom, idioms

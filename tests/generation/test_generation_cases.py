@@ -18,7 +18,7 @@ from fuzzcompile.fuzz.generation.profile import Profile, list_names
 from fuzzcompile.fuzz.generation.rendering import render
 from fuzzcompile.fuzz.generation.spec import Dims, FurtherCall
 from fuzzcompile.fuzz.idioms.registry import idiom
-from fuzzcompile.run.runs import grad_mode
+from fuzzcompile.run.runs import enter_grad_mode
 
 EVERYTHING = Profile()
 CLEAN = Profile(near_misses=False)
@@ -37,7 +37,7 @@ def run_in_eager(case: GeneratedCase) -> list[torch.Tensor]:
     assert model.training == case.spec.training
     torch.manual_seed(0)
     outputs: list[torch.Tensor] = []
-    with grad_mode(namespace.get("GRAD", "enabled" if "BACKWARD" in namespace else "no_grad")):
+    with enter_grad_mode(namespace.get("GRAD", "enabled" if "BACKWARD" in namespace else "no_grad")):
         for call in (inputs, *namespace.get("CALLS", ())):
             made = namespace["run"](model, call) if "run" in namespace else model(*call)
             made = made if isinstance(made, tuple) else (made,)

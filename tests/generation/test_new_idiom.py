@@ -24,7 +24,7 @@ from fuzzcompile.fuzz.near_misses.near_miss_registry import NEAR_MISSES, unregis
 from fuzzcompile.fuzz.recipe import shrink_recipe
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.triage.engine import triage
-from fuzzcompile.triage.triage_report import Report
+from fuzzcompile.triage.triage_report import TriageReport
 
 ATTENTION, DETOUR = "sigmoid_attention", "centred_in_place"
 OFTEN = Profile(dtypes=("float32",)).steer({ATTENTION: 5000, DETOUR: 2000})
@@ -114,7 +114,7 @@ def planted() -> Iterator[None]:
 def test_a_bug_that_it_alone_stirs_is_found_and_minimized_to_a_case_that_has_it(tmp_path: Path) -> None:
     numbers = count()
 
-    def judged(case: GeneratedCase, known: Report | None = None) -> Report:
+    def judged(case: GeneratedCase, known: TriageReport | None = None) -> TriageReport:
         path = tmp_path / f"case_{next(numbers)}.py"
         path.write_text(case.source)
         hit = {(known.signature, known.verdict.kind)} if known else set()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fuzzcompile.fuzz.generation.pen import Pen
+from fuzzcompile.fuzz.generation.spec import Pen
 from fuzzcompile.fuzz.operator_programs.production import (
     DTYPES,
     PRODUCTIONS,

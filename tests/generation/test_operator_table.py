@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional as F
 
 from fuzzcompile.compiler.facts.operator_table import TableOperator, load_operator_table
-from fuzzcompile.fuzz.generation.pen import Pen
+from fuzzcompile.fuzz.generation.spec import Pen
 from fuzzcompile.fuzz.operator_programs.numerics import COMPOSED, draw_call
-from fuzzcompile.triage.worker.surroundings import lacking
+from fuzzcompile.fuzz.worker_description import list_lacking
 
 TABLE = load_operator_table()
 FORMS = [(torch.float32, (2, 3, 4)), (torch.bfloat16, ()), (torch.float16, (5,)), (torch.float32, (2, 1, 3, 4))]
@@ -61,4 +61,4 @@ def test_every_operator_has_a_name_by_which_it_can_be_ruled_out():
 
 @pytest.mark.skipif(not torch.__version__.startswith(TABLE.torch), reason="the table was made from another torch")
 def test_the_torch_of_the_table_lacks_none_of_its_operators():
-    assert not set(TABLE.names) & set(lacking(None))
+    assert not set(TABLE.names) & set(list_lacking(None))

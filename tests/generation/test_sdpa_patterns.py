@@ -14,12 +14,12 @@ from each_idiom import pen
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, open_session
-from fuzzcompile.fuzz.generation.constraints import fit_spec
+from fuzzcompile.fuzz.generation.inputs import fit_spec
 from fuzzcompile.fuzz.generation.rendering import render
 from fuzzcompile.fuzz.generation.spec import CaseSpec, Dims
 from fuzzcompile.fuzz.idioms.registry import Idiom, idiom, idioms
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.run.runs import grad_mode
+from fuzzcompile.run.runs import enter_grad_mode
 
 # In torch 2.13 this pattern never fires: it is registered only without dropout, where pattern 15 takes its
 # place.
@@ -51,7 +51,7 @@ def fired(spec: CaseSpec, folder: Path) -> set[int]:
     case = load_case(path)
     model, inputs = case.make()
     how = Compilation(screen=True, record=False, fallback_random=not spec.attention.dropout)
-    with grad_mode(case.grad), open_session(case.settings, how) as session:
+    with enter_grad_mode(case.grad), open_session(case.settings, how) as session:
         session.compile(model)(*inputs)
     names = [label.rewrite for label, outcome in session.ledger.coverage if outcome == "fired"]
     return {int(match[1]) for name in names if (match := re.match(r"_sfdp_pattern_(\d+)", name))}

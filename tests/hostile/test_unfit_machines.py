@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.run.toolchain import toolchain_fault
+from fuzzcompile.run.subprocesses import find_toolchain_fault
 
 pytestmark = pytest.mark.slow
 
@@ -209,4 +209,4 @@ def test_a_short_lock_is_waited_for_and_a_long_one_is_named(run: Run, tmp_path: 
 
 
 def test_this_machine_has_a_compiler_that_works():
-    assert toolchain_fault() is None
+    assert find_toolchain_fault() is None

@@ -15,8 +15,8 @@ from fuzzcompile.front.cli import options
 from fuzzcompile.fuzz.models.bundled_models import find_architecture, list_architectures, render_case, write_case_file
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.run.building import build
 from fuzzcompile.run.case import Case
+from fuzzcompile.run.case_program import build
 from fuzzcompile.run.runs import drive
 
 CPU = torch.device("cpu")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuzzcompile.fuzz.opinfo.opinfo_cells import OpInfoOperator, iter_cells, order_cells
+from fuzzcompile.fuzz.opinfo_cells import OpInfoOperator, iter_cells, order_cells
 
 ADD = OpInfoOperator("add", "", ("float32", "int64"), ("float32",), in_place=True, samples=7, errors=2)
 ABS = OpInfoOperator("abs", "", ("float32",), (), in_place=False, samples=1, errors=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuzzcompile.fuzz.opinfo.opinfo_cases import Speller, Unspellable, lay_out, write_tensor
+from fuzzcompile.fuzz.opinfo_cases import Speller, Unspellable, lay_out, write_tensor
 
 BASE = torch.arange(24.0).view(2, 3, 4) / 2
 

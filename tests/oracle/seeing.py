@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from fuzzcompile.run.observation import Observation, Value
-from fuzzcompile.run.tensors import doubled, significant_strides
+from fuzzcompile.run.tensors import double_dtype, list_significant_strides
 from fuzzcompile.triage.oracle.judgement import Judgement, Observations, judge
 
 NAMES = {"output": "out", "mutation": "input", "gradient": "gradient of input"}
@@ -17,7 +17,7 @@ def seen(*values: object, kind: str = "output", aliases: Sequence[tuple[str, ...
     """An observation of these outputs (mutated inputs, gradients)."""
     made = []
     for index, value in enumerate(values):
-        strides = significant_strides(value) if isinstance(value, torch.Tensor) else ()
+        strides = list_significant_strides(value) if isinstance(value, torch.Tensor) else ()
         shared = aliases[index] if index < len(aliases) else ()
         made.append(Value(f"{NAMES[kind]}{index}", value, kind, strides, shared))
     return Observation(tuple(made))
@@ -27,7 +27,9 @@ def wide(observation: Observation) -> Observation:
     """The reference that a native run without any error has."""
     return Observation(
         tuple(
-            Value(v.name, v.value.to(doubled(v.value.dtype)) if v.is_tensor else v.value, v.kind, v.stride, v.aliases)
+            Value(
+                v.name, v.value.to(double_dtype(v.value.dtype)) if v.is_tensor else v.value, v.kind, v.stride, v.aliases
+            )
             for v in observation.values
         )
     )

@@ -144,7 +144,7 @@ def test_a_graph_that_is_recorded_may_reuse_the_memory_of_its_outputs():
         )
 
     def kept(eager: Observation, compiled: Observation) -> tuple[str, ...]:
-        values = compiled.reusing_memory(eager).named()
+        values = compiled.drop_reused_memory(eager).index_by_name()
         assert values["call0.out1"].aliases == ("call0.out0",)
         return values["call1.out0"].aliases
 

@@ -9,7 +9,7 @@ import torch
 
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.observation import Failure, Observation, Value
-from fuzzcompile.run.tensors import significant_strides
+from fuzzcompile.run.tensors import list_significant_strides
 from fuzzcompile.triage.oracle.judgement import Observations, judge
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -17,7 +17,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 
 def seen(*tensors: torch.Tensor, kind: str = "output") -> Observation:
     name = {"output": "out", "mutation": "input", "gradient": "gradient of input"}[kind]
-    return Observation(tuple(Value(f"{name}{i}", t, kind, significant_strides(t)) for i, t in enumerate(tensors)))
+    return Observation(tuple(Value(f"{name}{i}", t, kind, list_significant_strides(t)) for i, t in enumerate(tensors)))
 
 
 def verdict(eager, compiled, reference=None, noisy=(), again=None) -> Verdict:

@@ -8,7 +8,7 @@ from typing import Any
 from page_reader import Reader
 from triage_reports import CULPRIT, output, report
 
-from fuzzcompile.report.pages.case_page import page_of
+from fuzzcompile.report.pages.case_page import render_case_page
 
 ENVIRONMENT = {"torch": "2.13.0", "python": "3.11.7", "cpu": "Xeon", "host": "secret-host", "threads": 8}
 DIFF = "@@ -1,2 +1,2 @@\n x: f32[2] = input\n-a: f32[2] = aten.sin.default(x)\n+b: f32[2] = aten.cos.default(x)"
@@ -29,7 +29,7 @@ KERNEL = {**CULPRIT, "stage": "codegen", "rewrite": "cpp_fused_add", "details": 
 
 
 def read(of: dict[str, Any], **environment: Any) -> Reader:
-    return Reader(page_of(of, {**ENVIRONMENT, **environment}, name="m.py"))
+    return Reader(render_case_page(of, {**ENVIRONMENT, **environment}, name="m.py"))
 
 
 def bug(**fields: Any) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def test_everything_that_a_maintainer_asks_for_is_there():
 
 
 def test_it_stands_alone():
-    page = page_of(bug(), ENVIRONMENT, name="m.py")
+    page = render_case_page(bug(), ENVIRONMENT, name="m.py")
     assert not re.search(r"https?:|src=|href=|<script|@import|url\(", page)
     assert "color-scheme: light dark" in page
     reader = Reader(page)
@@ -158,7 +158,7 @@ def test_numbers_that_mean_nothing_for_a_layout_are_left_out():
 
 def test_the_source_stands_there_with_the_culprits_lines_marked():
     program = "import torch\n" * 13 + "y = x.sin() < 2\nz = '<b>'\n"
-    reader = Reader(page_of(bug(), ENVIRONMENT, name="m.py", source=program))
+    reader = Reader(render_case_page(bug(), ENVIRONMENT, name="m.py", source=program))
     lines = [given["class"] for tag, given in reader.tags if (given.get("class") or "").split(" ")[0] == "line"]
     assert lines == ["line"] * 13 + ["line marked", "line"] and "'<b>'" in reader.text
 
@@ -167,7 +167,7 @@ def test_no_path_of_this_machine_and_no_backtick_is_left():
     path = "/home/someone/project/model.py"
     culprit = {**BLAMED, "site": f"{path}:14 #1", "details": {**DETAILS, "matched": [{"source": f"{path}:14"}]}}
     shown = bug(detail=f"it raises `Error` in {path}", culprit=culprit)
-    page = page_of(shown, ENVIRONMENT, name=path, source=f'open("{path}") //2\n')
+    page = render_case_page(shown, ENVIRONMENT, name=path, source=f'open("{path}") //2\n')
     text = Reader(page).text
     assert "/home/" not in page and "`" not in text and "model.py:14" in text and "//" in text
 

@@ -20,9 +20,9 @@ from page_reader import Reader
 from report_corpora import MADE, found, reproduced
 from triage_reports import CULPRIT, SIGNATURE, output
 
-from fuzzcompile.corpus.marking import Mark
 from fuzzcompile.corpus.records import Related, Replay
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.corpus.transactions import Mark
 from fuzzcompile.front.cli.main import main
 from fuzzcompile.report.pages.corpus_page import Contents, page_of_corpus
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.analyses.profile.engine import Asked, profile
-from fuzzcompile.analyses.profile.runs import BLOCKS, Look
+from fuzzcompile.analyses.profile.layer_profile import ProfileOptions, profile
+from fuzzcompile.analyses.profile.side_runs import BLOCKS, Look
 from fuzzcompile.analyses.profile.sides import parse
 from fuzzcompile.model.contract import LayerJson, ProfileJson
 from fuzzcompile.programs.casefiles.case_module import load_case
@@ -86,7 +86,7 @@ def stack(
 
 def profiled(path: Path, against: str, reference: str = "eager", look: Look = BLOCKS, **asked: object) -> ProfileJson:
     """Profile the case in this process."""
-    return profile(load_case(path), CPU, Asked(parse(against), parse(reference), look, **asked))
+    return profile(load_case(path), CPU, ProfileOptions(parse(against), parse(reference), look, **asked))
 
 
 def row(profile: ProfileJson, name: str) -> LayerJson:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from fuzzcompile.analyses.profile.identity import Facts, check_same, facts_of
+from fuzzcompile.analyses.profile.identity import RunFacts, check_same, collect_facts
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.run.building import Program, build
 from fuzzcompile.run.case import Case
+from fuzzcompile.run.case_program import CaseProgram, build
 
 CPU = torch.device("cpu")
 CASE = """
@@ -41,14 +41,14 @@ def case(tmp_path: Path) -> Case:
     return load_case(path)
 
 
-def facts(case: Case, *, model=None, inputs=None, device: torch.device = CPU) -> Facts:
+def facts(case: Case, *, model=None, inputs=None, device: torch.device = CPU) -> RunFacts:
     program = build(case, device)
     calls = program.calls if inputs is None else (inputs,)
     changed = dataclasses.replace(program, model=program.model if model is None else model, calls=calls)
-    return facts_of(case, changed, "eager", device)
+    return collect_facts(case, changed, "eager", device)
 
 
-def differing(recorded: Facts, present: Facts) -> str:
+def differing(recorded: RunFacts, present: RunFacts) -> str:
     with pytest.raises(CaseError) as raised:
         check_same(recorded, present)
     return str(raised.value)
@@ -143,8 +143,8 @@ def test_a_plain_callable_has_facts_as_well(case):
         return x * table
 
     table = torch.arange(6.0)
-    program = Program(scaled, ((torch.ones(6),),))
-    recorded = facts_of(case, program, "eager", CPU)
+    program = CaseProgram(scaled, ((torch.ones(6),),))
+    recorded = collect_facts(case, program, "eager", CPU)
     assert list(recorded.weights) == ["tensor table"] and recorded.modules[""].endswith("scaled")
     table += 1
-    assert "tensor table (values)" in differing(recorded, facts_of(case, program, "eager", CPU))
+    assert "tensor table (values)" in differing(recorded, collect_facts(case, program, "eager", CPU))

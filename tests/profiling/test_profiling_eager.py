@@ -6,12 +6,11 @@ import pytest
 import torch
 from stacks import CPU, profiled, row, stack
 
-from fuzzcompile.analyses.profile import spelling
-from fuzzcompile.analyses.profile.engine import Asked, profile
-from fuzzcompile.analyses.profile.record import record
-from fuzzcompile.analyses.profile.recorded import read
-from fuzzcompile.analyses.profile.runs import WHOLE, CannotRun, Look
-from fuzzcompile.analyses.profile.sides import pair_of, parse
+from fuzzcompile.analyses.profile import side_names
+from fuzzcompile.analyses.profile.layer_profile import ProfileOptions, profile
+from fuzzcompile.analyses.profile.recordings import read, record
+from fuzzcompile.analyses.profile.side_runs import WHOLE, CannotRun, Look
+from fuzzcompile.analyses.profile.sides import parse, parse_pair
 from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, UsageError
 from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.programs.casefiles.case_module import load_case
@@ -94,10 +93,10 @@ def test_the_modules_of_a_script_are_converted_as_well(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     case = load(path, CPU)
-    native, narrow = (profile(case, CPU, Asked(parse(side))) for side in ("eager", "dtype:bfloat16"))
+    native, narrow = (profile(case, CPU, ProfileOptions(parse(side))) for side in ("eager", "dtype:bfloat16"))
     assert native["verdict"] == "equal" and narrow["verdict"] == "expected_compounding"
     assert narrow["tolerance"]["dtype"] == "bfloat16" and row(narrow, "layers.1")["made"] > 1e-4
-    assert profile(case, CPU, Asked(parse("eager")))["verdict"] == "equal"  # and converted back
+    assert profile(case, CPU, ProfileOptions(parse("eager")))["verdict"] == "equal"  # and converted back
 
 
 def test_a_side_compared_with_itself_is_equal(tmp_path):
@@ -225,7 +224,7 @@ def test_sides_that_do_not_exist_are_refused(text):
 
 def test_pairs_are_told_apart():
     sides = {name: parse(name) for name in ("eager", "inductor", "sdpa:math", "dtype:bfloat16", "float64")}
-    kinds = {name: pair_of(side, sides["eager"], torch.device("cpu")) for name, side in sides.items()}
+    kinds = {name: parse_pair(side, sides["eager"], torch.device("cpu")) for name, side in sides.items()}
     assert kinds == {
         "eager": "same_backend",
         "inductor": "same_backend",
@@ -236,4 +235,4 @@ def test_pairs_are_told_apart():
 
 
 def test_sides_are_named_after_the_kernels_that_can_be_forced():
-    assert set(spelling.KERNELS) == set(KERNELS)
+    assert set(side_names.KERNELS) == set(KERNELS)

@@ -15,17 +15,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.analyses.profile import recording
-from fuzzcompile.analyses.profile.identity import Facts, Leaf
-from fuzzcompile.analyses.profile.kept import SAMPLE, KeptCall, KeptTensor
-from fuzzcompile.analyses.profile.recorded import read
-from fuzzcompile.analyses.profile.recording import RecordingWriter
+from fuzzcompile.analyses.profile import recordings
+from fuzzcompile.analyses.profile.identity import Leaf, RunFacts
+from fuzzcompile.analyses.profile.recordings import RecordingWriter, read
+from fuzzcompile.analyses.profile.taps import SAMPLE, KeptCall, KeptTensor
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 
 safetensors = pytest.importorskip("safetensors")
 
 LARGE = 2**30
-FACTS = Facts(
+FACTS = RunFacts(
     "model", "ab" * 32, {"": "Model", "norm": "LayerNorm"}, {"parameter norm.weight": Leaf("cd" * 32, "float32", (4,))},
     {"in0": Leaf("ef" * 32, "bfloat16", (2, 4))}, "inductor", "cpu", "float32", {"torch": "2.13.0", "cuda": None},
 )  # fmt: skip
@@ -206,7 +205,7 @@ def test_a_failure_while_the_file_is_put_together_leaves_nothing(tmp_path, monke
     def full(*arguments: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(recording, "_copy", full)
+    monkeypatch.setattr(recordings, "_copy", full)
     with pytest.raises(EnvironmentUnfit, match="disk is full"):
         record(tmp_path / "r.safetensors", call("norm", [KeptTensor.of(values(10))]))
     assert not list(tmp_path.iterdir())
@@ -223,7 +222,7 @@ def test_a_killed_run_leaves_nothing(tmp_path, monkeypatch, while_copying):
             if not while_copying:
                 killed()
 
-    monkeypatch.setattr(recording, "_copy", killed)
+    monkeypatch.setattr(recordings, "_copy", killed)
     assert in_a_fork(write) == -signal.SIGKILL and not list(tmp_path.iterdir())
 
 

@@ -16,8 +16,8 @@ from fuzzcompile.programs.reducers import statements as arguments
 from fuzzcompile.programs.reducers import statements as cutting
 from fuzzcompile.programs.reducers import statements as nodes
 from fuzzcompile.programs.reducers import statements as settings
-from fuzzcompile.programs.reducers.neighbours import find_passing_neighbour
 from fuzzcompile.programs.shrink.case_reducer import find_unused_statements, leave_out_calls, reduce_text, without_run
+from fuzzcompile.programs.shrink.conclusion import find_passing_neighbour
 from fuzzcompile.programs.shrink.minimize import REPEATS, LostBug, reduce_programs
 from fuzzcompile.programs.shrink.outcome import ProbeResult
 from fuzzcompile.programs.shrink.search import CandidateTests, OutOfBudget, ProgramSearch, SearchBudget

@@ -24,8 +24,8 @@ from fuzzcompile.programs.shrink.minimize import minimize
 from fuzzcompile.programs.shrink.outcome import MinimizeOutcome, ProbeResult, SearchTally
 from fuzzcompile.programs.shrink.search import MinimizeJob, SearchBudget, SearchProgress, same_bug
 from fuzzcompile.triage.engine import triage
-from fuzzcompile.triage.minimize.minimization import LocalTools, capture_programs, make_job
 from fuzzcompile.triage.probe import SignatureLock
+from fuzzcompile.triage.worker.minimization import LocalTools, capture_programs, make_job
 
 KNOWN = Path(__file__).parent.parent / "known_issues"
 BURIED = Path(__file__).parent.parent.parent / "bench" / "buried"
@@ -92,9 +92,9 @@ def test_minimizing_it_again_changes_nothing(accepted, tmp_path, monkeypatch):
 @pytest.mark.parametrize("path", sorted(BURIED.glob("*.py")), ids=lambda path: path.stem)
 def test_buried_bugs_are_dug_out(path, triaged):
     from fuzzcompile.programs.capture.case_loader import load
-    from fuzzcompile.triage.worker.isolation import isolated
+    from fuzzcompile.triage.worker.judge import isolate_process
 
-    with isolated():
+    with isolate_process():
         report = triage(load(path, CPU), CPU).to_json()
     if not report["is_bug"]:
         pytest.skip("shows no bug on this torch")

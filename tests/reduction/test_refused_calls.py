@@ -17,9 +17,9 @@ from fuzzcompile.programs.shrink.minimize import minimize, reduce_programs
 from fuzzcompile.programs.shrink.outcome import ProbeResult
 from fuzzcompile.programs.shrink.search import CandidateTests, SearchBudget, same_bug
 from fuzzcompile.triage.engine import triage
-from fuzzcompile.triage.minimize.minimization import LocalTools, capture_programs, make_job
 from fuzzcompile.triage.probe import SignatureLock
-from fuzzcompile.triage.worker.isolation import isolated
+from fuzzcompile.triage.worker.judge import isolate_process
+from fuzzcompile.triage.worker.minimization import LocalTools, capture_programs, make_job
 
 CPU = torch.device("cpu")
 # Eager counts no places from the end here, and compiled code does.
@@ -131,7 +131,7 @@ def test_a_large_model_in_training_around_one_refused_call_becomes_the_call(tmp_
     monkeypatch.setattr(conclusion, "confirm_reproducer", lambda text: ReproducerConfirmation(1, text, True))
     path = tmp_path / "large.py"
     path.write_text(SPREADS + LARGE)
-    with isolated():
+    with isolate_process():
         report = triage(load(path, CPU), CPU).to_json()
     if report["verdict"] != "accepts_invalid":
         pytest.skip("this torch refuses the call in compiled code too")

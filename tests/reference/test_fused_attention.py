@@ -11,7 +11,7 @@ from torch import fx
 
 from fuzzcompile.compiler.graph_replay import replay_graph
 from fuzzcompile.compiler.watch.ledger import Snapshot
-from fuzzcompile.run.float64 import Float64Mode
+from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.reference import fused_attention
 from fuzzcompile.run.reference.fused_attention import sdpa_math
 

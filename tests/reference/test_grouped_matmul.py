@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuzzcompile.run.float64 import Float64Mode
+from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.reference.device_kernels import grouped_mm
 
 OFFS = torch.tensor([4, 4, 12], dtype=torch.int32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fuzzcompile.corpus.records import Replay
-from fuzzcompile.corpus.replay.history import History, history
+from fuzzcompile.corpus.replay.replay_history import History, history
 
 
 def replay(torch: str, status: str, *runs: str) -> Replay:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fuzzcompile.corpus.replay.process import Ended
-from fuzzcompile.corpus.replay.reading import Expected, read
+from fuzzcompile.corpus.replay.replay_engine import Ended, Expected, read
 
 VALUES, ERROR = Expected("miscompile"), Expected("compile_error", "CppCompileError: C++ compile error")
 ACCEPTS, CRASH, HANG = Expected("accepts_invalid", "IndexError: out of range"), Expected("crash"), Expected("timeout")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from fuzzcompile.corpus.records import Replay
-from fuzzcompile.corpus.replay.regression import is_failing, is_regression
+from fuzzcompile.corpus.replay.replay_history import is_failing, is_regression
 
 
 def replay(torch: str, status: str, *runs: str) -> Replay:

@@ -13,14 +13,12 @@ import psutil
 import pytest
 from torch_stubs import BROKEN_ON, add, interpreter
 
-from fuzzcompile.corpus.replay import engine
-from fuzzcompile.corpus.replay.engine import Settings, replay_on
-from fuzzcompile.corpus.replay.installed import Torch, torch_of
-from fuzzcompile.corpus.replay.process import run_script
-from fuzzcompile.corpus.replay.subjects import subjects
+from fuzzcompile.corpus.replay import replay_engine
+from fuzzcompile.corpus.replay.environments import Torch, find_torch
+from fuzzcompile.corpus.replay.replay_engine import Settings, replay_on, run_script, subjects
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.model.errors import UsageError
-from fuzzcompile.run.alone import Stopped
+from fuzzcompile.run.subprocesses import CommandStopped
 
 FAILS, PASSES = BROKEN_ON.format(versions=["1.0"]), BROKEN_ON.format(versions=[])
 ALTERNATES = """
@@ -60,7 +58,7 @@ def ends(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def torch(tmp_path_factory: pytest.TempPathFactory) -> Torch:
-    return torch_of(interpreter(tmp_path_factory.mktemp("torch"), "1.0+stub") / "bin" / "python")
+    return find_torch(interpreter(tmp_path_factory.mktemp("torch"), "1.0+stub") / "bin" / "python")
 
 
 def test_results_are_believed_after_three_runs(store: Store, torch: Torch, tmp_path: Path, monkeypatch):
@@ -108,7 +106,7 @@ def test_an_interrupt_ends_the_scripts_that_run(torch: Torch):
     stop = threading.Event()
     threading.Timer(0.5, stop.set).start()
     started = time.monotonic()
-    with pytest.raises(Stopped):
+    with pytest.raises(CommandStopped):
         run_script(torch.python, HANGS, {}, timeout=60, stop=stop)
     assert time.monotonic() - started < 20
 
@@ -149,7 +147,7 @@ def test_what_cannot_be_replayed_says_why(store: Store):
 
 
 def test_the_parent_imports_no_torch():
-    names = sorted(path.stem for path in Path(engine.__file__).parent.glob("*.py"))
+    names = sorted(path.stem for path in Path(replay_engine.__file__).parent.glob("*.py"))
     modules = ", ".join(f"fuzzcompile.corpus.replay.{name}" for name in names if name != "__init__")
     code = f"import sys, fuzzcompile.front.commands.replay, {modules}; sys.exit('torch' in sys.modules)"
     assert names and subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

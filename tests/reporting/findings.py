@@ -6,7 +6,7 @@ from typing import Any
 
 from triage_reports import output, report
 
-from fuzzcompile.report.facts import IssueFacts
+from fuzzcompile.report.finding_facts import IssueFacts
 
 COMMIT = "449b1768410104d3ed79d3bcfe4ba1d65c7f22c0"
 ENVIRONMENT = {

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from findings import CASE, CHECK, CULPRIT, ENVIRONMENT, SHOWN, facts
 
-from fuzzcompile.corpus.marking import Mark
 from fuzzcompile.corpus.records import CaseRecord, Related, Replay, Reproducer
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.corpus.transactions import Mark
 from fuzzcompile.front.cli.main import main
 from fuzzcompile.fuzz.campaign.campaign_outputs import write_draft
 from fuzzcompile.model.errors import FuzzcompileError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.report.event_log import EventLog
+from fuzzcompile.report.output_files import EventLog
 
 
 def test_a_line_is_there_at_once_and_another_log_goes_on_behind_it(tmp_path):

@@ -5,23 +5,22 @@ from __future__ import annotations
 import pytest
 from findings import CULPRIT, SHOWN, WRONG, facts
 
-from fuzzcompile.corpus.marking import Mark
 from fuzzcompile.corpus.records import Umbrella
-from fuzzcompile.corpus.replay.history import History
-from fuzzcompile.report.filing import refusal_of
-from fuzzcompile.report.index import entry_of, with_entry
+from fuzzcompile.corpus.replay.replay_history import History
+from fuzzcompile.corpus.transactions import Mark
+from fuzzcompile.report.filing import find_refusal, make_entry, with_entry
 
 ISSUE = "https://github.com/pytorch/pytorch/issues/1"
 SUSPECT = {**CULPRIT, "necessary": False}
 
 
 def test_a_proved_finding_is_to_be_filed():
-    assert refusal_of(facts()) is None
+    assert find_refusal(facts()) is None
 
 
 @pytest.mark.parametrize("verdict", ["equal", "rounding", "unstable", "precision_casts", "invalid"])
 def test_what_is_no_bug_is_not_filed(verdict):
-    refusal = refusal_of(facts(verdict, culprit=None))
+    refusal = find_refusal(facts(verdict, culprit=None))
     assert refusal is not None and refusal.reason.startswith("no bug: ")
 
 
@@ -58,7 +57,7 @@ def test_what_is_no_bug_is_not_filed(verdict):
     ],
 )
 def test_what_is_refused_and_what_would_change_that(fields, reason, remedy):
-    refusal = refusal_of(facts(**fields))
+    refusal = find_refusal(facts(**fields))
     assert refusal is not None
     assert reason in refusal.reason and remedy in refusal.remedy
 
@@ -76,22 +75,22 @@ def test_what_is_refused_and_what_would_change_that(fields, reason, remedy):
     ],
 )
 def test_what_does_not_stand_against_filing(fields):
-    assert refusal_of(facts(**fields)) is None
+    assert find_refusal(facts(**fields)) is None
 
 
 @pytest.mark.parametrize("verdict", ["compile_error", "runtime_error", "crash", "timeout"])
 def test_an_error_without_a_culprit_is_evident_and_one_with_a_suspect_is_not(verdict):
-    assert refusal_of(facts(verdict, culprit=None, detail="RuntimeError: bad view")) is None
-    assert refusal_of(facts(verdict, culprit=SUSPECT, detail="RuntimeError: bad view")) is not None
+    assert find_refusal(facts(verdict, culprit=None, detail="RuntimeError: bad view")) is None
+    assert find_refusal(facts(verdict, culprit=SUSPECT, detail="RuntimeError: bad view")) is not None
 
 
 def test_the_first_reason_is_the_weightiest():
-    refusal = refusal_of(facts(culprit=SUSPECT, mark=Mark("dup", duplicate_of="F2"), confirmed=False))
+    refusal = find_refusal(facts(culprit=SUSPECT, mark=Mark("dup", duplicate_of="F2"), confirmed=False))
     assert refusal is not None and "duplicate" in refusal.reason
 
 
 def entry(name, finding):
-    return entry_of(name, finding, refusal_of(finding))
+    return make_entry(name, finding, find_refusal(finding))
 
 
 def test_the_index_lists_the_worst_first_and_what_is_refused_with_the_reason():

@@ -8,13 +8,13 @@ import pytest
 from findings import CASE, CAUSE, CHECK, COMMIT, CULPRIT, ENVIRONMENT, LADDER, PLAIN, SHOWN, WRONG, facts
 from triage_reports import output
 
-from fuzzcompile.corpus.machines import machines_of
+from fuzzcompile.corpus.machines import list_machines
 from fuzzcompile.corpus.records import Related
-from fuzzcompile.corpus.replay.history import History
+from fuzzcompile.corpus.replay.replay_history import History
 from fuzzcompile.model.privacy import scrub
-from fuzzcompile.report.facts import IssueFacts
 from fuzzcompile.report.filing import Refusal
-from fuzzcompile.report.issue import draft_issue
+from fuzzcompile.report.finding_facts import IssueFacts
+from fuzzcompile.report.issue_draft import draft_issue
 
 
 def draft(verdict="miscompile", *outputs, **fields):
@@ -422,10 +422,10 @@ def test_no_path_of_the_machine_is_in_any_part_of_a_draft():
 
 def test_one_quiet_line_says_on_how_many_machines_it_was_seen():
     here, there = ({"torch": "2.13.0", "device": "cpu", "cpu": cpu, "machine": cpu} for cpu in ("Xeon", "EPYC"))
-    of_one = draft(machines=machines_of([here], [])).splitlines()
+    of_one = draft(machines=list_machines([here], [])).splitlines()
     assert "- Machines: seen on one machine (Xeon)" in of_one
     assert [line for line in of_one if "achine" in line] == ["- Machines: seen on one machine (Xeon)"]
-    text = draft(machines=machines_of([here], [(there, "equal")]))
+    text = draft(machines=list_machines([here], [(there, "equal")]))
     assert "- Machines: seen on one machine; shows on one type of processor only (Xeon), not on EPYC\n" in text
-    assert "- Machines: confirmed on 2 machines (Xeon, EPYC)\n" in draft(machines=machines_of([here, there], []))
+    assert "- Machines: confirmed on 2 machines (Xeon, EPYC)\n" in draft(machines=list_machines([here, there], []))
     assert "Machines" not in draft()

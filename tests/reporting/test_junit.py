@@ -9,19 +9,19 @@ import pytest
 from triage_reports import SIGNATURE, output, report
 
 from fuzzcompile.model.errors import UsageError
-from fuzzcompile.report.files import check_writable, write_whole
-from fuzzcompile.report.junit import Entry, junit_xml
+from fuzzcompile.report.ci_formats import TestCaseEntry, format_triage_junit
+from fuzzcompile.report.output_files import check_writable, write_whole
 
 ENTRIES = [
-    Entry(Path("a.py"), report("rounding", output()), seconds=1.5),
-    Entry(Path("b.py"), report("miscompile", output(), detail="wrong"), seconds=2.0),
-    Entry(Path("c.py"), report("miscompile", output()), known=True),
-    Entry(Path("d.py"), None, "d.py could not be judged: \x1b[31m<&>\x00 \udcff"),
+    TestCaseEntry(Path("a.py"), report("rounding", output()), seconds=1.5),
+    TestCaseEntry(Path("b.py"), report("miscompile", output(), detail="wrong"), seconds=2.0),
+    TestCaseEntry(Path("c.py"), report("miscompile", output()), known=True),
+    TestCaseEntry(Path("d.py"), None, "d.py could not be judged: \x1b[31m<&>\x00 \udcff"),
 ]
 
 
 def test_each_file_is_a_test_case_with_its_outcome():
-    suite = ElementTree.fromstring(junit_xml(ENTRIES)).find("testsuite")
+    suite = ElementTree.fromstring(format_triage_junit(ENTRIES)).find("testsuite")
     assert suite is not None
     counts = {key: suite.get(key) for key in ("name", "tests", "failures", "errors", "skipped", "time")}
     assert counts == {
@@ -49,15 +49,15 @@ def test_each_file_is_a_test_case_with_its_outcome():
 
 
 def test_characters_that_xml_cannot_hold_are_replaced():
-    error = ElementTree.fromstring(junit_xml(ENTRIES)).find(".//error")
+    error = ElementTree.fromstring(format_triage_junit(ENTRIES)).find(".//error")
     assert error is not None and error.text == "d.py could not be judged: \ufffd[31m<&>\ufffd \ufffd"
 
 
 def test_the_file_is_written_whole(tmp_path):
     target = tmp_path / "out.xml"
     target.write_text("before")
-    write_whole(target, junit_xml(ENTRIES), "--junit")
-    assert target.read_bytes() == junit_xml(ENTRIES)
+    write_whole(target, format_triage_junit(ENTRIES), "--junit")
+    assert target.read_bytes() == format_triage_junit(ENTRIES)
     assert [path.name for path in tmp_path.iterdir()] == ["out.xml"]
 
 

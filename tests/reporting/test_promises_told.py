@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fuzzcompile.model.contract import PartingJson, PromiseJson, ReportJson
-from fuzzcompile.report.promises import broken_promise, promise_lines
+from fuzzcompile.report.verdict_text import broken_promise, promise_lines
 
 
 def place(operator: str, *, promised: bool) -> PartingJson:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from triage_reports import CULPRIT, output, report
 
-from fuzzcompile.report.verdict import print_report
+from fuzzcompile.report.verdict_text import print_report
 
 DETAILS = {
     "float64": 0.3,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from triage_reports import CULPRIT, SIGNATURE, output, report
 
-from fuzzcompile.report.sarif import Scanned, sarif
+from fuzzcompile.report.ci_formats import Scanned, sarif
 
 # The properties of the schema that the standard demands, and those that it allows beside them, of the objects in use.
 REQUIRED = {

@@ -7,7 +7,7 @@ from findings import CASE, CULPRIT, SHOWN, WRONG, facts
 from triage_reports import output
 
 from fuzzcompile.model.verdicts import Verdict
-from fuzzcompile.report.facts import IssueFacts
+from fuzzcompile.report.finding_facts import IssueFacts
 from fuzzcompile.report.wording import title
 
 STRIDE = output(finding="stride", detail="eager (4, 2, 1), compiled (4, 1, 2)", view_raises=True)

@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 from triage_reports import CULPRIT, SIGNATURE, output, report
 
-from fuzzcompile.report.facts import IssueFacts
-from fuzzcompile.report.filing import refusal_of
-from fuzzcompile.report.issue import draft_issue
-from fuzzcompile.report.junit import Entry, junit_xml
-from fuzzcompile.report.pages.case_page import page_of
+from fuzzcompile.report.ci_formats import TestCaseEntry, format_triage_junit
+from fuzzcompile.report.filing import find_refusal
+from fuzzcompile.report.finding_facts import IssueFacts
+from fuzzcompile.report.issue_draft import draft_issue
+from fuzzcompile.report.pages.case_page import render_case_page
 from fuzzcompile.report.proof import workaround_with_cost
-from fuzzcompile.report.verdict import print_report
+from fuzzcompile.report.verdict_text import print_report
 
 STAGES = {
     "pre_grad": "real code, fake device",
@@ -97,9 +97,9 @@ def test_a_draft_begins_with_what_was_not_there():
 
 def test_what_no_gpu_has_shown_is_not_to_be_filed():
     far = output(finding="far", max_abs_error_compiled=0.5, within_default_tolerance=False, torch_same=False)
-    refusal = refusal_of(facts_of({**told("miscompile"), "evidence": {"outputs": [far]}}))
+    refusal = find_refusal(facts_of({**told("miscompile"), "evidence": {"outputs": [far]}}))
     assert refusal is not None and "Seen on a cuda:sm_90 device" in refusal.reason and "GPU" in refusal.remedy
-    assert refusal_of(facts_of({**told("miscompile", confirmed=True), "evidence": {"outputs": [far]}})) is None
+    assert find_refusal(facts_of({**told("miscompile", confirmed=True), "evidence": {"outputs": [far]}})) is None
 
 
 def test_the_price_of_a_workaround_is_the_devices_own():
@@ -125,6 +125,6 @@ def test_a_draft_shows_the_kernel_that_was_interpreted():
 def test_ci_and_the_page_name_the_stages():
     clean, bug = told(), told("miscompile", signature=SIGNATURE)
     for of in (clean, bug):
-        xml = junit_xml([Entry(Path("model.py"), of)]).decode()
-        page = page_of(of, {"torch": "2.13.0"}, name="model.py")
+        xml = format_triage_junit([TestCaseEntry(Path("model.py"), of)]).decode()
+        page = render_case_page(of, {"torch": "2.13.0"}, name="model.py")
         assert all("real code, fake device: pre_grad, joint_graph" in text for text in (xml, page))

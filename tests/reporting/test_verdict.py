@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from triage_reports import CULPRIT, output, report
 
-from fuzzcompile.report.verdict import advice, print_report, report_console
+from fuzzcompile.report.verdict_text import advice, print_report, report_console
 
 
 def printed(of: dict[str, Any], **options: Any) -> str:

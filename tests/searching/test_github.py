@@ -8,7 +8,7 @@ import pytest
 from fake_github import Answered
 
 from fuzzcompile.model.errors import UsageError
-from fuzzcompile.report.search.github import GitHub, SearchFailed
+from fuzzcompile.report.github_search import GitHub, SearchFailed
 
 REPOSITORY = "pytorch/pytorch"
 LIMITED = {"message": "API rate limit exceeded for 192.0.2.1. (But here's the good news: ...)"}

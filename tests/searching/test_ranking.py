@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from fuzzcompile.report.search.ranking import Hit, ranked
-from fuzzcompile.report.search.terms import Terms
+from fuzzcompile.report.github_search import Hit, ranked
+from fuzzcompile.report.search_terms import SearchTerms
 
 TODAY = datetime(2026, 11, 22, tzinfo=UTC)
-TERMS = Terms(
+TERMS = SearchTerms(
     names=("hoist_norms",), places=("norm_rules",), operators=("group_norm", "mul"), arguments=("eps",),
     symptoms=("stride", "layout"), errors=("ValueError", "cannot hoist a norm"), context=("inductor", "torch.compile"),
 )  # fmt: skip

@@ -13,11 +13,10 @@ from postgres_server import PostgresServer, lacking
 from sqlalchemy import select
 
 from fuzzcompile.corpus import transfer
-from fuzzcompile.corpus.failures import CorpusError
-from fuzzcompile.corpus.marking import Mark
 from fuzzcompile.corpus.models import Base
-from fuzzcompile.corpus.records import Related, Replay
+from fuzzcompile.corpus.records import CorpusError, Related, Replay
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.corpus.transactions import Mark
 from fuzzcompile.front.cli.main import main
 from fuzzcompile.model.errors import UsageError
 

@@ -14,11 +14,11 @@ import pytest
 from corpus_examples import ENVIRONMENT, FIRED, TORCH, bug, campaign, case, report
 from sqlalchemy import update
 
-from fuzzcompile.corpus import claiming
-from fuzzcompile.corpus.claiming import PLACES, part_of
+from fuzzcompile.corpus import transactions
 from fuzzcompile.corpus.models import CampaignRow
 from fuzzcompile.corpus.records import Campaign, StreamRun
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.corpus.transactions import PLACES, find_part
 from fuzzcompile.fuzz.campaign import campaign_engine
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
@@ -27,7 +27,7 @@ from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
 from fuzzcompile.fuzz.campaign.steering import CoverageExchange, list_places, sort_own_last
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.errors import CaseError
-from fuzzcompile.model.tasks import Judged, JudgeTask
+from fuzzcompile.model.judge_task import JudgeResult, JudgeTask
 from fuzzcompile.model.verdicts import CoverageCount
 
 
@@ -42,7 +42,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 def processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each campaign counts as one of a process on a machine of its own."""
     numbers = itertools.count()
-    monkeypatch.setattr(claiming, "this_process", lambda: f"machine{next(numbers)}:1:1")
+    monkeypatch.setattr(transactions, "this_process", lambda: f"machine{next(numbers)}:1:1")
 
 
 def of(stream: str) -> Campaign:
@@ -52,7 +52,7 @@ def of(stream: str) -> Campaign:
 def silence(store: Store, key: int) -> None:
     """Let a campaign have said nothing for four minutes."""
     with store._engine.begin() as connection:
-        past = claiming.recording.now() - timedelta(minutes=4)
+        past = transactions.now() - timedelta(minutes=4)
         connection.execute(update(CampaignRow).where(CampaignRow.id == key).values(last_heard=past))
 
 
@@ -81,7 +81,7 @@ def test_a_silent_campaign_whose_part_nobody_took_keeps_it(store: Store) -> None
 
 
 def test_a_campaign_whose_process_is_gone_frees_its_part_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claiming, "this_process", lambda: f"{claiming._machine()}:{2**22 + 1}:7")
+    monkeypatch.setattr(transactions, "this_process", lambda: f"{transactions._machine()}:{2**22 + 1}:7")
     store.start_campaign(of("s"))
     monkeypatch.undo()
     assert store.part(store.start_campaign(of("s"))) == 0
@@ -89,7 +89,7 @@ def test_a_campaign_whose_process_is_gone_frees_its_part_at_once(store: Store, m
 
 def test_parts_are_apart_and_those_of_a_stream_that_ends_cover_it() -> None:
     assert list(itertools.islice(list_places(2, None), 3)) == [2 * PLACES, 2 * PLACES + 1, 2 * PLACES + 2]
-    assert [part_of(place) for place in (0, PLACES - 1, PLACES)] == [0, 0, 1]
+    assert [find_part(place) for place in (0, PLACES - 1, PLACES)] == [0, 0, 1]
     assert list(list_places(0, 7)) == list(range(7))
     begins = [next(iter(list_places(part, 1000))) for part in range(5)]
     assert all(sorted(list_places(part, 7)) == list(range(7)) for part in range(5)) and len(set(begins)) == 5
@@ -145,7 +145,7 @@ class Inline(Executor):
             return future
         number = int(task.source.removeprefix("# "))
         judged = bug(f"post_grad:torch/m.py:rule{number % 2}") if number % 3 == 0 else report()
-        future.set_result(Judged(judged, (CoverageCount("joint_graph", "p", f"rule{number % 5}", "fired", 1),)))
+        future.set_result(JudgeResult(judged, (CoverageCount("joint_graph", "p", f"rule{number % 5}", "fired", 1),)))
         return future
 
 

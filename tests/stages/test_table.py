@@ -41,9 +41,9 @@ OTHER_MEANINGS = {
     "programs/casefiles/python_text.py": {"dynamo"},  # a part of the names by which a program reaches the compiler
     "programs/edits/near_miss_edits.py": {"freezing"},  # the entry
     "programs/edits/pattern_program.py": {"dynamo", "freezing"},  # the key of the settings, and the entry
-    "programs/ir/graph_programs.py": {"freezing"},  # the entry
+    "programs/shrink/search.py": {"freezing"},  # the entry
     # Words that titles of PyTorch's issues have, and names of files that say nothing.
-    "report/search/terms.py": {
+    "report/search_terms.py": {
         "dynamo",
         "pre_grad",
         "functionalization",

@@ -13,8 +13,8 @@ from unittest import mock
 import torch
 
 from fuzzcompile.model.contract import ReportJson
-from fuzzcompile.model.tasks import JudgeTask
-from fuzzcompile.triage.judging.judge import judge_file
+from fuzzcompile.model.judge_task import JudgeTask
+from fuzzcompile.triage.worker.judge import judge_file
 
 aten = torch.ops.aten
 DTYPES = ("float32", "float16")

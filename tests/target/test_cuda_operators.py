@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from fuzzcompile.compiler.target.graph_placement import explain_no_reference, find_cpu_reference
-from fuzzcompile.run.float64 import Float64Mode
+from fuzzcompile.run.arithmetic_modes import Float64Mode
 
 ATEN = torch.ops.aten
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}

@@ -53,7 +53,7 @@ def test_native_code_cannot_write_either(tmp_path):
     source = """
 import os, sys, torch
 from pathlib import Path
-from fuzzcompile.analyses.watch.containment import contain, only_writes_below
+from fuzzcompile.analyses.watch.side_processes import contain, only_writes_below
 allowed, refused = Path(sys.argv[1]), Path(sys.argv[2])
 pid = os.fork()
 if pid == 0:

@@ -15,10 +15,10 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.model.errors import CaseError
-from fuzzcompile.run.building import Program
 from fuzzcompile.run.case import Case
-from fuzzcompile.run.environment import describe
-from fuzzcompile.run.trees import named_leaves
+from fuzzcompile.run.case_program import CaseProgram
+from fuzzcompile.run.device import describe_environment
+from fuzzcompile.run.tensors import name_leaves
 
 _SHOWN = 4  # names of what differs, in a message
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -37,7 +37,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """What identifies a run.
 
     Attributes:
@@ -49,7 +49,7 @@ class Facts:
         side: which way of running it was: ``eager``, ``inductor``, ...
         device: where it ran.
         dtype: the widest floating dtype of the program.
-        environment: torch, device, driver (:func:`fuzzcompile.run.environment.describe`).
+        environment: torch, device, driver (:func:`fuzzcompile.run.device.describe_environment`).
     """
 
     case: str
@@ -78,7 +78,7 @@ class Facts:
         return _over(f"{name}={leaf}" for name, leaf in self.inputs.items())
 
 
-def facts_of(case: Case, program: Program, side: str, device: torch.device) -> Facts:
+def collect_facts(case: Case, program: CaseProgram, side: str, device: torch.device) -> RunFacts:
     """The facts of a run that is about to begin.
 
     Args:
@@ -87,20 +87,20 @@ def facts_of(case: Case, program: Program, side: str, device: torch.device) -> F
         side: the way it is run.
         device: where it runs. Weights are hashed on the CPU, one after the other, and their hashes do not depend on it.
     """
-    return Facts(
+    return RunFacts(
         case.name,
         case.sha256,
         dict(_modules(program.model)),
-        {name: _leaf(tensor) for name, tensor in program.tensors().items()},
-        {name: _leaf(leaf) for name, leaf in named_leaves("in", list(program.calls))},
+        {name: _leaf(tensor) for name, tensor in program.collect_tensors().items()},
+        {name: _leaf(leaf) for name, leaf in name_leaves("in", list(program.calls))},
         side,
         str(device),
         str(program.dtype).removeprefix("torch."),
-        describe(device),
+        describe_environment(device),
     )
 
 
-def check_same(recorded: Facts, present: Facts) -> list[str]:
+def check_same(recorded: RunFacts, present: RunFacts) -> list[str]:
     """Check that two runs can be compared.
 
     Returns:
@@ -122,7 +122,7 @@ def check_same(recorded: Facts, present: Facts) -> list[str]:
     return list(_notes(recorded, present))
 
 
-def bytes_of(tensor: torch.Tensor) -> memoryview:
+def read_bytes(tensor: torch.Tensor) -> memoryview:
     """The elements of a tensor in row-major order; a view of them if the tensor is on the CPU and contiguous.
 
     Raises:
@@ -152,7 +152,7 @@ def _leaf(value: object) -> Leaf:
         return Leaf(_over([repr(value)]) if isinstance(value, _PLAIN) else "", kind)
     dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
     try:
-        return Leaf(hashlib.sha256(bytes_of(value)).hexdigest(), dtype, shape)
+        return Leaf(hashlib.sha256(read_bytes(value)).hexdigest(), dtype, shape)
     except (RuntimeError, TypeError):
         # torch's answers for sparse, quantised and meta tensors, and for subclasses without elements of their own
         return Leaf("", dtype, shape)
@@ -161,7 +161,7 @@ def _leaf(value: object) -> Leaf:
 # -- what differs ---------------------------------------------------------------------------------
 
 
-def _program_differences(recorded: Facts, present: Facts) -> Iterator[str]:
+def _program_differences(recorded: RunFacts, present: RunFacts) -> Iterator[str]:
     if recorded.source != present.source:
         yield f"the source differs (SHA-256 {recorded.source[:12]} recorded, {present.source[:12]} here)"
     names = {**recorded.modules, **present.modules}
@@ -194,7 +194,7 @@ def _change(recorded: Leaf | None, present: Leaf | None) -> str:
     return "values" if recorded.sha256 != present.sha256 else ""
 
 
-def _notes(recorded: Facts, present: Facts) -> Iterator[str]:
+def _notes(recorded: RunFacts, present: RunFacts) -> Iterator[str]:
     then, now = recorded.environment, present.environment
     for key in {**then, **now}:
         implied = key == "torch_git" and then.get("torch") != now.get("torch")

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fuzzcompile.analyses.profile.spelling import DTYPES, spelled
+from fuzzcompile.analyses.profile.side_names import DTYPES, spelled
 from fuzzcompile.compiler.session import Compilation, list_modes
-from fuzzcompile.run.attention_backends import forced
-from fuzzcompile.run.building import Program, build
+from fuzzcompile.run.arithmetic_modes import Float64Mode
+from fuzzcompile.run.attention_backends import force_kernel
 from fuzzcompile.run.case import Case
-from fuzzcompile.run.device import resolve
-from fuzzcompile.run.float64 import Float64Mode
+from fuzzcompile.run.case_program import CaseProgram, build
+from fuzzcompile.run.device import resolve_device
 from fuzzcompile.run.tensors import map_tensors
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
@@ -58,7 +58,7 @@ class Side:
         Raises:
             EnvironmentUnfit: the machine has no such device.
         """
-        return resolve(str(self)) if self.kind in ("cpu", "cuda") else default
+        return resolve_device(str(self)) if self.kind in ("cpu", "cuda") else default
 
     def compilation(self, vetoes: tuple[str, ...] = ()) -> Compilation:
         """How a compiled side is compiled, with these rewrites refused."""
@@ -68,13 +68,13 @@ class Side:
 
     def attention(self) -> contextlib.AbstractContextManager[object]:
         """A context in which attention takes the kernel of this side, if it names one."""
-        return forced(self.argument) if self.kind == "sdpa" else contextlib.nullcontext()
+        return force_kernel(self.argument) if self.kind == "sdpa" else contextlib.nullcontext()
 
     def numerics(self, native: torch.dtype) -> contextlib.AbstractContextManager[object]:
         """A context in which operators compute in float64, if this side is ``float64``."""
         return exactly(native) if self.is_exact else contextlib.nullcontext()
 
-    def built(self, case: Case, default: torch.device, *, double: bool = False) -> Program:
+    def built(self, case: Case, default: torch.device, *, double: bool = False) -> CaseProgram:
         """Fresh state of the case on the device and in the dtype of this side.
 
         Args:
@@ -89,13 +89,13 @@ class Side:
         return program if self.dtype is None else _converted(program, self.dtype)
 
 
-def _converted(program: Program, dtype: torch.dtype) -> Program:
+def _converted(program: CaseProgram, dtype: torch.dtype) -> CaseProgram:
     """The program with its floating tensors in ``dtype``; those of its state are converted in place."""
 
     def narrow(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    for tensor in program.tensors().values():
+    for tensor in program.collect_tensors().values():
         tensor.data = narrow(tensor.data)
     return replace(program, calls=map_tensors(narrow, program.calls), dtype=dtype)
 
@@ -117,7 +117,7 @@ def parse(text: str) -> Side:
     return Side(*spelled(text, list_modes()))
 
 
-def pair_of(against: Side, reference: Side, device: torch.device) -> str:
+def parse_pair(against: Side, reference: Side, device: torch.device) -> str:
     """The kind of pair, by which :mod:`fuzzcompile.model.tolerances` lists what the sides may differ by."""
     kinds = {against.kind, reference.kind}
     if kinds & {"dtype", "float64"}:

@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fuzzcompile.analyses.watch.settings import WatchSettings
+from fuzzcompile.analyses.watch.step_records import WatchSettings
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
     script, given = arguments[1], list(arguments[2:])
 
     def install() -> None:
-        from fuzzcompile.analyses.watch.installing import install_for_script
+        from fuzzcompile.analyses.watch.watcher import install_for_script
 
         install_for_script(settings)
 

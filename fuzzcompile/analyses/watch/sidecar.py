@@ -18,14 +18,54 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fuzzcompile.analyses.watch.containment import contain, die_with_parent
-from fuzzcompile.analyses.watch.graphs import layer_at
-from fuzzcompile.analyses.watch.investigating import investigate
-from fuzzcompile.analyses.watch.judging import OWN_RANDOM, StepRuns, confirms, judged, reported, wrong_by_value
-from fuzzcompile.analyses.watch.modes import Mode
-from fuzzcompile.analyses.watch.records import STEPS, STOP, WORK, StepReport, append, append_end, lines
-from fuzzcompile.analyses.watch.settings import WatchSettings
-from fuzzcompile.analyses.watch.values import StepValues
+import torch
+
+from fuzzcompile.analyses.watch.side_processes import Mode, contain, die_with_parent
+from fuzzcompile.analyses.watch.step_graphs import layer_at
+from fuzzcompile.analyses.watch.step_judgement import OWN_RANDOM, StepRuns, confirms, judged, reported, wrong_by_value
+from fuzzcompile.analyses.watch.step_records import (
+    STEPS,
+    STOP,
+    WORK,
+    StepReport,
+    WatchSettings,
+    append,
+    append_end,
+    lines,
+)
+from fuzzcompile.analyses.watch.step_values import StepValues
+from fuzzcompile.compiler.torch_config import compile_in_process
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage.engine import triage
+
+# Triage of a step's case files in a fork of the script, where the compiler is as it was in that step.
+
+
+def investigate(cases: Sequence[Path], answer: Path, *, seconds: float) -> None:
+    """Triage the cases until one shows wrong values, and write its report, or else the first one's.
+
+    Args:
+        cases: case files.
+        answer: where the report is written, as ``triage --json`` prints it.
+        seconds: time after which attribution of a case begins no further compile.
+    """
+    torch.set_num_threads(1)  # a fork has none of its parent's threads
+    compile_in_process()
+    torch.compiler.set_stance("default")
+    torch.compiler.reset()
+    for path in cases:
+        try:
+            said = triage(load_case(path), torch.device("cpu"), deadline=time.monotonic() + 0.6 * seconds).to_json()
+        except Exception:  # a case that cannot be judged must not cost the others
+            continue
+        wrong = wrong_by_value(said)
+        if wrong or not answer.exists():
+            draft = answer.with_suffix(".part")
+            draft.write_text(json.dumps(said, allow_nan=False), encoding="utf-8")
+            draft.replace(answer)
+        if wrong:
+            return
+
 
 _NOISE, _MORE_NOISE = (1, 2, 3), (4, 5, 6, 7, 8)
 # Steps that are merely suspicious and attributed nevertheless: a graph may show what the step's values do not.

@@ -5,7 +5,8 @@ the call itself where no gradients are recorded, or else where the next step beg
 (gradient accumulation, blocks that are compiled one by one).
 
 At a sampled step the process forks. The fork, and forks of it, go on in the script's own code from the same state in
-other ways (:mod:`fuzzcompile.analyses.watch.modes`), to the end of the step; the script itself goes on, and leaves a
+other ways (:mod:`fuzzcompile.analyses.watch.side_processes`), to the end of the step; the script itself goes on, and
+leaves a
 copy of
 the step's values. Nothing of ours that fails may reach the script: it is reported, and nothing is watched any more.
 """
@@ -13,36 +14,188 @@ the step's values. Nothing of ours that fails may reach the script: it is report
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol, TypeVar, cast
 
 import torch
-from torch.optim.optimizer import Optimizer
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from fuzzcompile.analyses.watch.callables import Watched, observe_backward
-from fuzzcompile.analyses.watch.containment import guard
-from fuzzcompile.analyses.watch.graphs import case_settings
-from fuzzcompile.analyses.watch.modes import Mode
-from fuzzcompile.analyses.watch.queue import Queue
-from fuzzcompile.analyses.watch.recording import Recording
-from fuzzcompile.analyses.watch.records import STOP, JobState, append_loss, write_job
-from fuzzcompile.analyses.watch.runner import Runner
-from fuzzcompile.analyses.watch.settings import WatchSettings
+from fuzzcompile.analyses.watch.side_processes import Mode, Queue, Runner, guard
 from fuzzcompile.analyses.watch.sidecar import StepFiles, follow, supervise
-from fuzzcompile.analyses.watch.values import named_state
-from fuzzcompile.compiler.torch_api import copy_configs, disable_compile
+from fuzzcompile.analyses.watch.step_graphs import case_settings
+from fuzzcompile.analyses.watch.step_records import DEFAULT_EVERY, STOP, JobState, WatchSettings, append_loss, write_job
+from fuzzcompile.analyses.watch.step_values import StepRecording, named_state
+from fuzzcompile.compiler.torch_api import copy_configs, disable_compile, skip_tracing, unwrap_compiled
+from fuzzcompile.compiler.torch_config import load_config
+from fuzzcompile.model.errors import UsageError
 from fuzzcompile.run.case import Arguments
+from fuzzcompile.run.plants import run_plants
+
+# Callables that report their calls, in place of those that ``torch.compile`` returns or that a user names.
+
+# Arguments of torch.compile that a case file can hold.
+_CASE_ARGUMENTS = ("mode", "options", "dynamic", "fullgraph")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A callable that is watched: what the user wrote, and the arguments of ``torch.compile``."""
+
+    target: Callable[..., object]
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name a user knows: a function's name, a module's class."""
+        owner = getattr(self.target, "__self__", None)
+        if isinstance(owner, nn.Module):
+            return f"{type(owner).__name__}.{self.target.__name__}"
+        if isinstance(self.target, nn.Module):
+            return type(self.target).__name__
+        return getattr(self.target, "__qualname__", type(self.target).__name__)
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer whose ``step`` this is."""
+        owner = getattr(self.target, "__self__", None)
+        return owner if isinstance(owner, Optimizer) else None
+
+
+class Listener(Protocol):
+    """What calls are reported to (:class:`fuzzcompile.analyses.watch.watcher.Watcher`)."""
+
+    def enter(self, watched: Watched, arguments: Arguments) -> bool:
+        """Before a call; whether ``leave`` or ``failed`` must follow."""
+
+    def leave(self, watched: Watched, output: object) -> None:
+        """After a call."""
+
+    def failed(self, error: BaseException) -> None:
+        """After a call that raised."""
+
+
+def observed(real: Callable[..., object], watched: Watched, listener: Listener) -> Callable[..., object]:
+    """``real`` with its calls reported; dynamo inlines what it would inline of ``real``."""
+
+    def call(*args: object, **kwargs: object) -> object:
+        if not listener.enter(watched, Arguments(args, kwargs)):
+            return real(*args, **kwargs)
+        try:
+            output = real(*args, **kwargs)
+        except BaseException as error:
+            listener.failed(error)
+            raise
+        listener.leave(watched, output)
+        return output
+
+    skip_tracing(call)
+    try:
+        call = functools.wraps(real)(call)
+    except (AttributeError, TypeError):  # a callable without a name
+        return call
+    return call
+
+
+class _Hooks:
+    """Forward hooks of a module; copies of the module report to the same listener, pickled ones to none."""
+
+    def __init__(self, watched: Watched, listener: Listener) -> None:
+        self._watched, self._listener = watched, listener
+        self._entered = False
+
+    def before(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._entered = self._listener.enter(self._watched, Arguments(args, kwargs)) or self._entered
+
+    def after(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
+        if self._entered:
+            self._entered = False
+            self._listener.leave(self._watched, output)
+
+
+def watched_module(module: nn.Module, listener: Listener) -> nn.Module:
+    """The same module, with its calls reported."""
+    original = unwrap_compiled(module)
+    watched = Watched(original)
+    compiled_call = module.__dict__.get("_compiled_call_impl")
+    if compiled_call is not None:  # by module.compile()
+        module.__dict__["_compiled_call_impl"] = observed(compiled_call, watched, listener)
+    elif original is not module:
+        module.forward = observed(module.forward, watched, listener)
+    else:
+        hooks = _Hooks(watched, listener)
+        module.register_forward_pre_hook(hooks.before, prepend=True, with_kwargs=True)
+        module.register_forward_hook(hooks.after, with_kwargs=True, always_call=True)
+    return module
+
+
+def observe_compiling(listener: Listener, on_compile: Callable[[Watched], None]) -> None:
+    """Have everything that ``torch.compile`` returns from now on report its calls."""
+    namespace = vars(torch)
+    original = namespace["compile"]
+
+    @functools.wraps(original)
+    def compile_(model: object = None, **arguments: object) -> object:
+        if model is None:
+            return functools.partial(compile_, **arguments)
+        compiled = original(model, **arguments)
+        if arguments.get("disable") or isinstance(model, type) or not callable(compiled):
+            return compiled
+        try:
+            return reported(compiled, model, arguments)
+        except Exception:  # ours, of whatever kind: the script gets what torch made
+            return compiled
+
+    def reported(compiled: object, model: object, arguments: Mapping[str, object]) -> object:
+        settings = {name: arguments[name] for name in _CASE_ARGUMENTS if arguments.get(name) is not None}
+        watched = Watched(unwrap_compiled(model), settings)
+        on_compile(watched)
+        if isinstance(compiled, nn.Module):
+            compiled.forward = observed(compiled.forward, watched, listener)
+            return compiled
+        assert callable(compiled)
+        return observed(compiled, watched, listener)
+
+    namespace["compile"] = compile_
+
+
+def observe_backward(
+    before: Callable[[object], None], after: Callable[[], None], failed: Callable[[BaseException], None]
+) -> None:
+    """Have every backward pass from now on reported: ``before`` gets its roots, ``failed`` what it raises."""
+    namespace = vars(torch.autograd)
+    original = namespace["backward"]
+
+    @functools.wraps(original)
+    def backward(tensors: object, *args: object, **kwargs: object) -> object:
+        if torch.compiler.is_compiling():
+            return original(tensors, *args, **kwargs)
+        before(tensors)
+        try:
+            result = original(tensors, *args, **kwargs)
+        except BaseException as error:
+            failed(error)
+            raise
+        after()
+        return result
+
+    skip_tracing(backward)
+    namespace["backward"] = backward
+
 
 _NONE: Mapping[str, object] = MappingProxyType({})
 # Calls after which a step is taken to have no optimizer.step() after all.
 _MOST_CALLS = 256
 
 
-class Stopped(SystemExit):
+class WatchStopped(SystemExit):
     """Ends the script where the user asked for it; a clean exit."""
 
     def __init__(self) -> None:
@@ -69,7 +222,7 @@ class Watcher:
         self._optimizers = False  # whether the script calls optimizer.step()
         self._unfinished = False  # a step is waiting for its optimizer.step()
         self._calls = 0
-        self._open: Recording | None = None
+        self._open: StepRecording | None = None
         self._runner: Runner | None = None
         self._queue = Queue(self.state)
         self._followed: range | None = None
@@ -109,7 +262,7 @@ class Watcher:
     def failed(self, error: BaseException) -> None:
         """Instead of :meth:`leave`, if the call raised."""
         self._depth -= 1
-        if self._runner is not None and not isinstance(error, Stopped):
+        if self._runner is not None and not isinstance(error, WatchStopped):
             self._runner.fail(error)
         self._open = None
 
@@ -189,7 +342,7 @@ class Watcher:
             return
         if self._is_over(limit):
             self._write()
-            raise Stopped
+            raise WatchStopped
         if number % self.settings.every == 0:
             self._sample(number, watched, arguments)
 
@@ -225,7 +378,7 @@ class Watcher:
             self._follow()
         if self._runner is None:
             files = StepFiles.of(self._folder, number)
-            opened = Recording(named, files.values("compiled"))
+            opened = StepRecording(named, files.values("compiled"))
             mode = self._queue.forked(
                 lambda keep: supervise(files, self.settings, keep, announce=self._announce), files.lock
             )
@@ -310,3 +463,79 @@ class Watcher:
             write_job(self._folder, self.state)
         except OSError as error:
             self.state.error = f"{type(error).__name__}: {error}"
+
+
+# Install a watch in a process that has imported torch.
+
+
+def install_for_script(settings: WatchSettings) -> None:
+    """Watch everything that this process compiles from now on."""
+    run_plants([Path(path) for path in settings.plants])
+    watcher = install(settings)
+
+    def compiled(watched: Watched) -> None:
+        watcher.state.callables.append(watched.name)
+
+    observe_compiling(watcher, compiled)
+
+
+def install(settings: WatchSettings, *, announce: bool = False) -> Watcher:
+    """A watcher that hears of every ``optimizer.step()`` and of the end of the process."""
+    watcher = Watcher(settings, announce=announce)
+    if not settings.own_random:
+        # The compiler draws random numbers of its own otherwise, and no step with dropout could be compared.
+        load_config("inductor").__setattr__("fallback_random", True)
+    register_optimizer_step_pre_hook(watcher.optimizing)
+    register_optimizer_step_post_hook(watcher.optimized)
+    atexit.register(watcher.ended)
+    return watcher
+
+
+# ``from fuzzcompile import watch``: watch a step from within a user's own code.
+
+Step = TypeVar("Step", bound=Callable[..., object])
+
+
+def watch(step: Step, *, every: int = DEFAULT_EVERY, out: str | Path = "watch") -> Step:
+    """Watch a step of a training or serving program: the same callable, with sampled calls judged beside the program.
+
+    At every ``every``-th step this process forks; eager, float64 and perturbed runs go on from the same state in the
+    forks, to the end of the step. What they show goes to ``steps.jsonl`` in a new folder; a step that rounding does
+    not explain is announced on standard error, and its case and triage are there too. Nothing that happens in the
+    forks reaches the program. Inductor's ``fallback_random`` is switched on for what is compiled from now on, because
+    a step that draws other random numbers than eager cannot be compared.
+
+    Args:
+        step: a module (compiled or not), what ``torch.compile`` returned, or a function that calls such things.
+        every: steps from one sample to the next.
+        out: the folder; another number is appended for each further watch.
+
+    Returns:
+        A module: the same object. Anything else: a function that calls it, with its attributes.
+
+    Raises:
+        UsageError: ``step`` cannot be called, or ``every`` is less than 1.
+    """
+    if not callable(step) or isinstance(step, type):
+        raise UsageError(f"watch() takes a module or a function, not {step!r:.80}; pass the step itself.")
+    if every < 1:
+        raise UsageError(f"watch(every={every}): sample at least every step, with every=1 or more.")
+    watcher = install(WatchSettings(str(_new_folder(Path(out))), every), announce=True)
+    watcher.state.callables.append(Watched(unwrap_compiled(step)).name)
+    if isinstance(step, nn.Module):
+        return cast("Step", watched_module(step, watcher))
+    return cast("Step", observed(step, Watched(unwrap_compiled(step)), watcher))
+
+
+def _new_folder(wanted: Path) -> Path:
+    folder, number = wanted, 1
+    while True:
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            folder = wanted.with_name(f"{wanted.name}_{number}")
+        except OSError as error:
+            raise UsageError(f"Cannot make the folder {folder}: {os.strerror(error.errno or 0)}; pass out=.") from error
+        else:
+            return folder.resolve()

@@ -11,8 +11,8 @@ from torch import fx
 
 from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.model.stages import JOINT_GRAPH
-from fuzzcompile.run.building import build
 from fuzzcompile.run.case import Case
+from fuzzcompile.run.case_program import build
 from fuzzcompile.run.runs import observe
 from fuzzcompile.run.tensors import copy_tree
 

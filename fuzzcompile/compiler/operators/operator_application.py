@@ -20,9 +20,15 @@ from fuzzcompile.compiler.operators.decompositions import find_operator
 from fuzzcompile.compiler.watch.ledger import Snapshot
 from fuzzcompile.compiler.watch.rule_labels import find_location
 from fuzzcompile.model.facts import facts
+from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.device import seed_everything
-from fuzzcompile.run.float64 import Float64Mode
-from fuzzcompile.run.tensors import copy_tree, map_tensors, significant_strides, with_memory, without_values
+from fuzzcompile.run.tensors import (
+    copy_tree,
+    has_meta_tensors,
+    list_significant_strides,
+    map_tensors,
+    materialize_zeros,
+)
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -226,7 +232,7 @@ def _is_function_of_values(operator: OpOverload) -> bool:
 def _is_contiguous(value: object) -> bool:
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_nested or value.numel() < 2:
         return True
-    return significant_strides(value) == significant_strides(torch.empty(value.shape, device="meta"))
+    return list_significant_strides(value) == list_significant_strides(torch.empty(value.shape, device="meta"))
 
 
 def _make_contiguous(tree: Any) -> Any:
@@ -279,9 +285,9 @@ class _KernelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
-        args, kwargs = pytree.tree_map(with_memory, (args, kwargs or {}))
+        args, kwargs = pytree.tree_map(materialize_zeros, (args, kwargs or {}))
         node = self._interpreter.node
-        if isinstance(func, torch._ops.OpOverload) and node is not None and not without_values(args, kwargs):
+        if isinstance(func, torch._ops.OpOverload) and node is not None and not has_meta_tensors(args, kwargs):
             where = OperatorPlace(node.name, find_location([node]), backward=bool(node.meta.get("autograd_backward")))
             # An operator that cannot be copied or compared shows nothing.
             with contextlib.suppress(NotImplementedError, RuntimeError, TypeError):

@@ -46,7 +46,7 @@ from fuzzcompile.compiler.watch.torch_patch import Function
 from fuzzcompile.compiler.watch.unseen import Unseen, UnseenLog, format_reason
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR
 from fuzzcompile.run.device import seed_everything
-from fuzzcompile.run.tensors import copy_tree, with_memory, without_values
+from fuzzcompile.run.tensors import copy_tree, has_meta_tensors, materialize_zeros
 
 if TYPE_CHECKING:
     from torch._ops import HigherOrderOperator, OpOverload
@@ -186,7 +186,7 @@ class _CrossrefMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        args, kwargs = pytree.tree_map(with_memory, (args, kwargs or {}))
+        args, kwargs = pytree.tree_map(materialize_zeros, (args, kwargs or {}))
         place = self._find_place(func)
         if not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
@@ -207,7 +207,7 @@ class _CrossrefMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], place: OperatorPlace
     ) -> None:
         """Compare a kernel of eager mode on its operands as they are with the same kernel on contiguous ones."""
-        if without_values(args, kwargs) or time.monotonic() > self._deadline:
+        if has_meta_tensors(args, kwargs) or time.monotonic() > self._deadline:
             return  # of the second the comparison of decompositions says so
         # An operator that cannot be copied or compared shows nothing, as said of it below.
         with contextlib.suppress(NotImplementedError, RuntimeError, TypeError), use_python_dispatcher(False):
@@ -218,7 +218,7 @@ class _CrossrefMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _compare_all(
         self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], place: OperatorPlace
     ) -> None:
-        if without_values(args, kwargs):
+        if has_meta_tensors(args, kwargs):
             return
         if time.monotonic() > self._deadline:
             self._record_unseen("the rest of the operators", "out of time")

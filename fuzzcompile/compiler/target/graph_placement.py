@@ -15,10 +15,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from fuzzcompile.run.nested import run_inside, runs_functions
 from fuzzcompile.run.reference import device_kernels as cells
 from fuzzcompile.run.reference import device_kernels as kernels
 from fuzzcompile.run.reference.fused_attention import find_stand_in
+from fuzzcompile.run.tensors import is_higher_order, run_inside
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -407,7 +407,7 @@ class CpuMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run ``func`` by :func:`call_on_cpu`."""
-        if runs_functions(func):
+        if is_higher_order(func):
             return run_inside(self, func, replace_devices(args), replace_devices(kwargs or {}))
         return call_on_cpu(func, args, kwargs or {})
 

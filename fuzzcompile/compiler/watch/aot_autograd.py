@@ -18,7 +18,7 @@ from fuzzcompile.compiler.watch.ledger import ChangedTangent, MetadataAnalysis, 
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.rule_labels import find_source
 from fuzzcompile.compiler.watch.torch_patch import Function
-from fuzzcompile.run.tensors import copy_tree, same_values, share_storage
+from fuzzcompile.run.tensors import copy_tree, have_same_values, share_storage
 
 SOURCE = "torch/_functorch/_aot_autograd/collect_metadata_analysis.py"
 FUNCTION = "run_functionalized_fw_and_collect_metadata"
@@ -85,7 +85,7 @@ def find_contradictions(
 def _is_written(before: object, after: object) -> bool:
     if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor) or before.shape != after.shape:
         return False
-    return not same_values(before, after.detach())
+    return not have_same_values(before, after.detach())
 
 
 def _check_output(
@@ -121,7 +121,7 @@ def wrap_coercion(recorder: Recorder, original: Function) -> Function:
         copied = original(tangent, layout)
         if copied is not tangent and isinstance(copied, torch.Tensor) and isinstance(tangent, torch.Tensor):
             before, after = (value.detach().clone(memory_format=torch.contiguous_format) for value in (tangent, copied))
-            if not same_values(before, after):
+            if not have_same_values(before, after):
                 shape, strides = tuple(tangent.shape), tuple(copied.stride())
                 recorder.ledger.changed_tangents.append(ChangedTangent(shape, strides, before, after, line))
         return copied

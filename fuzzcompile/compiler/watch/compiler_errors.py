@@ -15,7 +15,7 @@ import torch
 
 from fuzzcompile.model.stages import is_compiler
 from fuzzcompile.run.observation import GeneratedPlace
-from fuzzcompile.run.toolchain import toolchain_fault
+from fuzzcompile.run.subprocesses import find_toolchain_fault
 
 _INDUCTOR = "torch/_inductor/"
 # Modules that Inductor generates have names below its own.
@@ -171,7 +171,7 @@ def describe_machine_fault(error: BaseException) -> str:
     if isinstance(error, OSError):
         return _describe_errno(error.errno or 0, str(error.filename or ""))
     if name == _NO_COMPILER:
-        return toolchain_fault() or str(error).strip().splitlines()[0]
+        return find_toolchain_fault() or str(error).strip().splitlines()[0]
     if name == _CPP_ERROR:
         output = str(getattr(error, "output", error))
         stopped = next((number for words, number in _STOPPED.items() if words in output), 0)
@@ -192,4 +192,4 @@ def _describe_errno(number: int, file: str = "") -> str:
 @functools.cache
 def _check_toolchain() -> str:
     """A compiler that refuses a tiny program refuses a kernel for the same reason; asked once a process."""
-    return toolchain_fault() or ""
+    return find_toolchain_fault() or ""

@@ -36,7 +36,7 @@ from fuzzcompile.compiler.watch.ledger import (
 from fuzzcompile.compiler.watch.unseen import Unseen, format_reason
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import JOINT_GRAPH, PARTITION, RUNTIME
-from fuzzcompile.run.tensors import KnownCopies, copy_tree, storages
+from fuzzcompile.run.tensors import KnownCopies, copy_tree, measure_storages
 
 if TYPE_CHECKING:
     from torch._inductor.pattern_matcher import Match
@@ -433,7 +433,7 @@ class Recorder(BlameRecorder):
         if self.capturing and room and len(calls) < CAPTURED_CALLS:
             with self._contain_errors("inputs of compiled graphs"):
                 calls.append(CallInputs(copy_tree(list(inputs), known=self._known)))
-                self._captured.update(storages(calls[-1].inputs))
+                self._captured.update(measure_storages(calls[-1].inputs))
 
     def capture_parameters(self, frame: Frame, parameters: Sequence[torch.Tensor]) -> None:
         """Keep copies of the parameters that a frame's graph holds itself."""

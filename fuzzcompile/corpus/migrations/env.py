@@ -6,7 +6,7 @@ and correct it by hand)::
     from alembic import command
     from sqlalchemy import make_url
     from fuzzcompile.corpus.connection import connect
-    from fuzzcompile.corpus.schema import configuration
+    from fuzzcompile.corpus.maintenance import configuration
     url = make_url("sqlite:////tmp/copy_of_a_corpus.db")
     with connect(url).connect() as connection:
         command.revision(configuration(connection), "what changes", autogenerate=True, rev_id="0003")
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from alembic import context
 
+from fuzzcompile.corpus.maintenance import VERSION_TABLE
 from fuzzcompile.corpus.models import Base
-from fuzzcompile.corpus.schema import VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,10 +23,154 @@ from filelock import FileLock, Timeout
 from packaging.version import InvalidVersion, Version
 from platformdirs import user_cache_path
 
-from fuzzcompile.corpus.replay import pip
-from fuzzcompile.corpus.replay.installed import Torch, torch_of
+from fuzzcompile.corpus.replay.replay_history import public
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.run.alone import clean
+from fuzzcompile.run.subprocesses import clean_environment
+
+# pip, run for another environment: what it installs, which releases it knows, what it says when it cannot.
+
+_QUIET = {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+_STDERR = 2
+_KNOWN = re.compile(r"from versions: (.*)\)")
+
+
+class NotFound(EnvironmentUnfit):
+    """pip finds no such version."""
+
+
+def install(python: Path, requirements: Sequence[str], options: Sequence[str], folder: Path) -> None:
+    """Install into the environment of ``python``; progress goes to stderr, temporary files to ``folder``.
+
+    Raises:
+        NotFound: there is no such version for this Python.
+        EnvironmentUnfit: pip failed otherwise; one sentence says why.
+    """
+    done = subprocess.run(
+        # What is installed here is the cache: pip's own would hold the same gigabytes again.
+        [sys.executable, "-m", "pip", "--python", python, "install", "--no-cache-dir", *options, *requirements],
+        env=clean_environment(_QUIET | {"TMPDIR": str(folder)}),
+        stdin=subprocess.DEVNULL,
+        stdout=_STDERR,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        raise _explain_pip_error(requirements[0], done.stderr)
+
+
+def versions(options: Sequence[str] = ()) -> list[Version]:
+    """The versions of torch that pip knows for this Python, the oldest first.
+
+    Raises:
+        EnvironmentUnfit: pip finds none, or is not there.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "index", "versions", *options, "torch"],
+        env=clean_environment(_QUIET),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    listed = re.search(r"^Available versions: (.*)$", done.stdout, re.M)
+    if listed is None:
+        raise EnvironmentUnfit(f"pip lists no versions of torch: {_reason(done.stderr)}.")
+    return sorted(_parsed(listed[1]))
+
+
+def _explain_pip_error(requirement: str, said: str) -> EnvironmentUnfit:
+    python = ".".join(map(str, sys.version_info[:2]))
+    if "No matching distribution found" not in said:
+        return EnvironmentUnfit(f"pip cannot install {requirement}: {_reason(said)}.")
+    listed = _KNOWN.search(said)
+    known = sorted(_parsed(listed[1])) if listed is not None else []
+    if not known:
+        return NotFound(f"pip finds no torch for Python {python}: check the network and pip's index.")
+    finals = [version.public for version in known if not version.is_prerelease] or [str(known[-1])]
+    return NotFound(f"pip finds no {requirement} for Python {python}, only versions from {finals[0]} to {finals[-1]}.")
+
+
+def _parsed(listed: str) -> list[Version]:
+    parsed = []
+    for text in listed.split(","):
+        try:
+            parsed.append(Version(text.strip()))
+        except InvalidVersion:  # "none", and versions from before there was a standard
+            continue
+    return parsed
+
+
+def _reason(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    return (errors or lines or ["it says nothing"])[-1].rstrip(".")[:300]
+
+
+# A Python that has a torch: which one, asked of it in a process of its own.
+
+_ASK = """
+import json, torch
+version = getattr(torch, "version", None)
+print(json.dumps([str(torch.__version__), getattr(version, "git_version", None)]))
+"""
+_SECONDS = 180.0  # the first import of a torch that was just installed may be slow
+
+
+@dataclass(frozen=True)
+class Torch:
+    """A torch that can run scripts: its interpreter, version (with its build) and commit."""
+
+    python: Path
+    version: str
+    git: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What tables call it: the public version."""
+        return public(self.version)
+
+
+def torch_at_hand() -> Torch:
+    """The torch of this environment.
+
+    Raises:
+        EnvironmentUnfit: it cannot be imported.
+    """
+    return find_torch(Path(sys.executable))
+
+
+def find_torch(python: Path) -> Torch:
+    """The torch of an interpreter.
+
+    Raises:
+        EnvironmentUnfit: it does not run, or has no torch that can be imported; one sentence says why.
+    """
+    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
+        try:
+            done = subprocess.run(
+                [python, "-c", _ASK],
+                cwd=folder,
+                env=clean_environment({}),
+                capture_output=True,
+                text=True,
+                timeout=_SECONDS,
+                stdin=subprocess.DEVNULL,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise EnvironmentUnfit(
+                f"{python} does not run as a Python interpreter ({type(error).__name__})."
+            ) from error
+    try:
+        version, git = json.loads(done.stdout.strip().rpartition("\n")[2])
+    except ValueError as error:
+        reason = done.stderr.strip().rpartition("\n")[2] or f"exit status {done.returncode}"
+        raise EnvironmentUnfit(f"{python} has no torch that can be imported ({reason}).") from error
+    return Torch(python, version, git)
+
 
 VARIABLE, NIGHTLY_INDEX = "FUZZCOMPILE_CACHE", "FUZZCOMPILE_NIGHTLY_INDEX"
 _NIGHTLY = "nightly"
@@ -114,13 +260,13 @@ def _of_path(path: Path) -> Torch:
     python = path / "bin" / "python" if path.is_dir() else path
     if not python.exists():
         raise EnvironmentUnfit(f"There is no Python at {path}: give the folder of an environment, or its executable.")
-    return torch_of(python.absolute())
+    return find_torch(python.absolute())
 
 
 def _newest_nightly() -> Release:
     index = os.environ.get(NIGHTLY_INDEX)
     options = ("--pre", *(("--index-url", index) if index else ()))
-    known = pip.versions(options)
+    known = versions(options)
     if not known[-1].is_prerelease:
         raise EnvironmentUnfit(
             f"pip finds no nightly torch, only {known[-1]}: set {NIGHTLY_INDEX} to an index that has them."
@@ -156,7 +302,7 @@ def _standing(folder: Path, say: Say) -> Torch | None:
     marker = folder / _MARKER
     try:
         if marker.is_file():
-            torch = torch_of(_python(folder))
+            torch = find_torch(_python(folder))
             marker.touch()
             return torch
     except EnvironmentUnfit as error:
@@ -174,15 +320,15 @@ def _make(release: Release, folder: Path, say: Say) -> Torch:
             _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
             temporary.mkdir()
         try:
-            pip.install(_python(folder), [requirement], release.options, temporary)
+            install(_python(folder), [requirement], release.options, temporary)
             break
-        except pip.NotFound as error:
+        except NotFound as error:
             if number == len(release.builds):
                 raise
             say(f"{error} Next: the default build, which takes up to {DEFAULT_GB} GB.")
     _add_extras(release, folder, temporary, say)
     shutil.rmtree(temporary, ignore_errors=True)
-    torch = torch_of(_python(folder))
+    torch = find_torch(_python(folder))
     (folder / _MARKER).write_text(json.dumps({"torch": torch.version, "torch_git": torch.git}), encoding="utf-8")
     return torch
 
@@ -191,7 +337,7 @@ def _add_extras(release: Release, folder: Path, temporary: Path, say: Say) -> No
     """What some releases need and do not depend on; builds before 2.3 do not load NumPy 2."""
     extras = ["numpy<2" if release.version < Version("2.3") else "numpy", "setuptools"]
     try:
-        pip.install(_python(folder), extras, (), temporary)
+        install(_python(folder), extras, (), temporary)
     except EnvironmentUnfit as error:
         say(f"torch {release.version} is there without {' and '.join(extras)}, which some scripts need: {error}")
 
@@ -207,7 +353,13 @@ def _check_disk(requirement: str, gigabytes: int) -> None:
 
 def _run(command: Sequence[str]) -> None:
     done = subprocess.run(
-        command, env=clean({}), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+        command,
+        env=clean_environment({}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
     )
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2]

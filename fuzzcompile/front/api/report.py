@@ -14,10 +14,9 @@ from fuzzcompile.model.contract import CulpritJson, ReportJson, WhereJson, read_
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.templates import get_environment
 from fuzzcompile.report.circumstances import circumstances, several
-from fuzzcompile.report.facts import IssueFacts
-from fuzzcompile.report.proof import role_of, workaround_with_cost
-from fuzzcompile.report.tables import error_rows
-from fuzzcompile.report.verdict import advice, describe_culprit, meaning, name_of, print_report
+from fuzzcompile.report.finding_facts import IssueFacts
+from fuzzcompile.report.proof import error_rows, name_role, workaround_with_cost
+from fuzzcompile.report.verdict_text import advice, describe_culprit, meaning, name_culprit, print_report
 
 _WIDTH = 120
 # What to type for the case of a call, which has no file.
@@ -117,7 +116,9 @@ class Report:
         return capture.get().rstrip("\n")
 
     def __repr__(self) -> str:
-        return f"<Report {self.json['case']}: {self.verdict}{f', {name_of(self.culprit)}' if self.culprit else ''}>"
+        return (
+            f"<Report {self.json['case']}: {self.verdict}{f', {name_culprit(self.culprit)}' if self.culprit else ''}>"
+        )
 
     def __rich__(self) -> Text:
         """The same text, for rich."""
@@ -173,7 +174,7 @@ def render_notebook_html(report: ReportJson, name: str, place: str) -> str:
 def _collect_facts(report: ReportJson, name: str) -> Iterator[tuple[str, str]]:
     culprit = report.get("culprit")
     if culprit:
-        yield role_of(culprit).capitalize(), describe_culprit(culprit)
+        yield name_role(culprit).capitalize(), describe_culprit(culprit)
     elif report["is_bug"]:
         yield "Culprit", "not attributed"
     elif report.get("changed_bits"):

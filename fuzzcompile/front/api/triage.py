@@ -18,25 +18,24 @@ from rich.console import Console
 
 from fuzzcompile.front.api.report import Report
 from fuzzcompile.front.commands.triage import FileAnswer, triage_files
-from fuzzcompile.model.conditions import Conditions, Contract, Limits, Question, running_device
+from fuzzcompile.model.conditions import Conditions, Contract, Limits, Question, choose_running_device
 from fuzzcompile.model.contract import ReportJson, WhereJson
 from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, UsageError
-from fuzzcompile.model.tasks import JudgeTask
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.programs.capture.call_file import Unsendable, send
 from fuzzcompile.programs.capture.invocation import Invocation, capture_invocation, restore_after
 from fuzzcompile.programs.casefiles.case_file import SENT_SUFFIX
 from fuzzcompile.report.baseline import Baseline
 from fuzzcompile.run.case import Arguments, CompileSettings
-from fuzzcompile.run.device import resolve
+from fuzzcompile.run.device import resolve_device
 from fuzzcompile.run.plants import check_plants
-from fuzzcompile.run.pool import WorkerPool
-from fuzzcompile.run.reachable import is_user_file
+from fuzzcompile.run.pool.worker_pool import WorkerPool
+from fuzzcompile.run.reachable_state import is_user_file
 from fuzzcompile.run.runs import run_eager
-from fuzzcompile.triage.judging.judge import judge_case
-from fuzzcompile.triage.judging.progress import Progress
-from fuzzcompile.triage.judging.vetoes import check_vetoes
 from fuzzcompile.triage.refusals import CannotJudge
-from fuzzcompile.triage.worker.pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
+from fuzzcompile.triage.worker.judge import CaseProgress, judge_case
+from fuzzcompile.triage.worker.local_pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
+from fuzzcompile.triage.worker.veto_check import check_vetoes
 
 # The worker that judges the calls of this process: started at the first one, kept for the rest.
 
@@ -165,7 +164,7 @@ class CallSettings:
             UsageError: there is no such device or target, or the tensors are on several devices.
         """
         check_plants([Path(plant) for plant in self.plants])
-        device = running_device(self.device or _find_device(invocation, self.target), self.target)
+        device = choose_running_device(self.device or _find_device(invocation, self.target), self.target)
         limits = Limits(self.timeout, int(self.memory * 2**30))
         return Conditions(device, tuple(self.vetoes), tuple(map(Path, self.plants)), limits, self.target)
 
@@ -292,7 +291,7 @@ class _CallTriage:
     def _raises_here(self) -> bool:
         """Return whether the call itself, and not just its copy, raises in eager mode."""
         with restore_after(self.invocation):
-            return run_eager(self.invocation.case(), resolve(self.conditions.device)).failure is not None
+            return run_eager(self.invocation.case(), resolve_device(self.conditions.device)).failure is not None
 
     def _judge_in_place(self, why: str) -> Report:
         conditions = self.conditions
@@ -300,11 +299,11 @@ class _CallTriage:
             what = "a target" if conditions.target is not None else "a plant"
             raise UsageError(f"{what.capitalize()} needs a worker, and this call runs in place only: {why}.")
         check_vetoes(conditions, [])
-        device = resolve(conditions.device)
+        device = resolve_device(conditions.device)
         limit = conditions.limits.seconds * ATTRIBUTION_SHARE
         task = JudgeTask(**vars(self.question), path="", vetoes=conditions.vetoes, seconds=limit)
         with _show_status(self.invocation.name), restore_after(self.invocation):
-            report = judge_case(self.invocation.case(), Progress(task), device, time.monotonic() + limit)
+            report = judge_case(self.invocation.case(), CaseProgress(task), device, time.monotonic() + limit)
         return _make_report(cast(ReportJson, report.to_json()), {"process": "in place", "why": why})
 
 

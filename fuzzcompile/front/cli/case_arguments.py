@@ -22,7 +22,7 @@ def open_existing_corpus(location: str | None) -> Iterator[Store | None]:
     Raises:
         CorpusError: there is none at the ``location`` that the user named, or it cannot be opened.
     """
-    from fuzzcompile.corpus.failures import CorpusError
+    from fuzzcompile.corpus.records import CorpusError
     from fuzzcompile.corpus.store import Store
 
     try:
@@ -55,7 +55,7 @@ def require_trusted(store: Store, findings: Sequence[FindingSummary], *, trusted
     Raises:
         UntrustedError: no one here trusts one of them.
     """
-    from fuzzcompile.corpus.trusting import require_trust
+    from fuzzcompile.corpus.queries import require_trust
 
     if trusted:
         store.trust(finding.id for finding in findings)

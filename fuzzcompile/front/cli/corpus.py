@@ -25,9 +25,8 @@ from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.privacy import strip_password
 
 if TYPE_CHECKING:
-    from fuzzcompile.corpus.copying import Copied
-    from fuzzcompile.corpus.importing import Arrived, Export
-    from fuzzcompile.corpus.judged import JudgedRun
+    from fuzzcompile.corpus.imports import Arrived, Copied, Export
+    from fuzzcompile.corpus.reader import JudgedRun
     from fuzzcompile.corpus.store import Store
     from fuzzcompile.front.commands.refresh import RefreshResult
     from fuzzcompile.model.conditions import Conditions
@@ -168,11 +167,11 @@ def import_findings(source: str, trusted: bool, location: str | None, as_json: b
     What is there already is recognised. A person's marks in this corpus stand. Nothing that is imported is run, neither
     now nor later, until you trust it: with --trust, or with `fuzzcompile corpus trust` once you have read it.
     """
-    from fuzzcompile.corpus.location import file_of, resolve
-    from fuzzcompile.corpus.sources import opened
+    from fuzzcompile.corpus.location import find_file, resolve
     from fuzzcompile.corpus.store import Store
+    from fuzzcompile.corpus.transfer import opened
 
-    with opened(source, file_of(resolve(location))) as found, Store.open(location) as store:
+    with opened(source, find_file(resolve(location))) as found, Store.open(location) as store:
         arrived = _show_arrivals(store, found, trusted=trusted)
         counts = dict.fromkeys(("new", "known", "refused"), 0)
         for item in arrived:
@@ -393,3 +392,62 @@ def _format_rerun(run: JudgedRun) -> str:
     device = "auto" if target else str(run.environment.get("device")).partition(":")[0]
     vetoes = next((tuple(named) for what, named in _format_conditions(run) if what == "vetoes"), ())
     return hints.format_command("triage", "case.py", device=device, target=target, veto=vetoes)
+
+
+# ``fuzzcompile report``.
+
+
+@click.command()
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE.html",
+    help="The file to write. It holds all that it shows and needs no network.",
+)
+@click.option(
+    "--summary",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="What `fuzzcompile run --summary FILE` wrote: the report then says what that campaign hit, and what was new.",
+)
+@options.corpus
+def report(out: Path, summary: Path | None, location: str | None) -> int:
+    """Write the findings of the corpus as one HTML file to send.
+
+    It says what matters first, lists the findings to filter and sort, and has a page for each: reproducer, evidence,
+    culprit, graph before and after, other versions of torch. Coverage by stage and the pace of campaigns follow.
+    """
+    from datetime import UTC, datetime
+
+    from fuzzcompile.corpus.store import Store
+    from fuzzcompile.report.output_files import check_writable, write_whole
+    from fuzzcompile.report.pages.corpus_page import Contents, page_of_corpus
+
+    check_writable(out, "--out")
+    campaign = None if summary is None else _read_summary(summary)
+    with Store.open(location, create=False) as store:
+        contents = Contents.of(store)
+    page = page_of_corpus(contents, datetime.now(UTC), campaign).encode("utf-8")
+    write_whole(out, page, "--out")
+    number = len(contents.read.findings)
+    click.echo(f"{out}: {number} finding{'' if number == 1 else 's'}, {len(page) / 2**20:.1f} MiB.", err=True)
+    return 0
+
+
+def _read_summary(path: Path) -> Mapping[str, object]:
+    """The summary of a campaign.
+
+    Raises:
+        UsageError: the file cannot be read, or is none.
+    """
+    ours = "give the file that `fuzzcompile run --summary` wrote"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror}; {ours}.") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is no summary of a campaign: it holds no JSON; {ours}.") from error
+    if not isinstance(content, dict) or not isinstance(content.get("findings"), list) or "cases" not in content:
+        raise UsageError(f"{path} is no summary of a campaign; {ours}.")
+    return content

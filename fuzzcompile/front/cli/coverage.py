@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.front.cli import options
-from fuzzcompile.model.conditions import running_device
+from fuzzcompile.model.conditions import choose_running_device
 from fuzzcompile.model.stages import STAGES
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ def coverage(
         raise UsageError(f"There is no stage {stage!r}; there are {', '.join(STAGES)}.")
 
     from fuzzcompile.front.commands.coverage import measure_coverage
-    from fuzzcompile.run.device import resolve
+    from fuzzcompile.run.device import resolve_device
 
-    resolved = resolve(running_device(device, target))
+    resolved = resolve_device(choose_running_device(device, target))
     table = measure_coverage(resolved, location, seconds, target=target)
     shown = [row for row in table.stages if stage in (None, row.stage)]
     if not shown:
@@ -257,9 +257,9 @@ def passes(stage: str | None, never: bool, device: str, target: str | None, loca
     itself are counted; --stage and --json list them. With --target, the rows are what is registered for that device.
     """
     from fuzzcompile.front.commands.passes import list_passes
-    from fuzzcompile.run.device import resolve
+    from fuzzcompile.run.device import resolve_device
 
-    listing = list_passes(resolve(running_device(device, target)), location, target=target)
+    listing = list_passes(resolve_device(choose_running_device(device, target)), location, target=target)
     if listing.corpus is None and never:
         click.echo("fuzzcompile: there is no corpus, so nothing was seen to fire; name one with --corpus.", err=True)
     rows = [row for row in listing.rows if stage in (None, row.known.stage)]

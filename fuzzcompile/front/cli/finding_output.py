@@ -17,7 +17,7 @@ def print_findings(
     findings: Sequence[FindingSummary], groups: Mapping[str, Umbrella], *, corpus: str, every: bool
 ) -> None:
     """Print a table, the worst first; minor findings are counted in one line, or listed by group."""
-    from fuzzcompile.report.lists import counted_line, divided
+    from fuzzcompile.report.circumstances import counted_line, divided
 
     shown, counted = divided(findings)
     if not findings:
@@ -105,8 +105,8 @@ def print_finding(
     """
     subject = hints.CommandSubject(stored.public_id, {"corpus": corpus})
     from fuzzcompile.model.contract import read_target
-    from fuzzcompile.report.machines import seen_on_and_next
-    from fuzzcompile.report.verdict import print_report, report_console
+    from fuzzcompile.report.circumstances import seen_on_and_next
+    from fuzzcompile.report.verdict_text import print_report, report_console
 
     if asked.strip().upper() != stored.public_id and asked.strip().upper()[:1] == "F" and asked.strip()[1:].isdigit():
         click.echo(f"{asked.strip().upper()} was merged into {stored.public_id}: the same bug.")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +16,11 @@ from fuzzcompile.front.cli.case_arguments import require_trusted
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.custom import Custom
 from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.hints import format_command
+
+if TYPE_CHECKING:
+    from fuzzcompile.corpus.fleet import Fleet, FleetCampaign, FleetMachine, State
+    from fuzzcompile.corpus.records import FindingSummary
 
 
 @click.group()
@@ -32,7 +39,6 @@ def status(location: str | None, as_json: bool) -> int:
     machines with the same torch, device and target.
     """
     from fuzzcompile.corpus.store import Store
-    from fuzzcompile.report.fleet_text import fleet_text
 
     with Store.open(location, create=False) as store:
         now, findings, place = store.fleet(), store.summaries(), store.location
@@ -85,3 +91,114 @@ def confirm(
     summed = ", ".join(f"{count} {result}" for result, count in counts.items())
     click.echo(summed or "No finding waits for a machine like this one.", err=True)
     return 3 if counts["not judged"] else 0
+
+
+# What a fleet does, as text: campaigns, machines, what wants attention, and what became of findings.
+
+_STATES: dict[State, str] = {"runs": "running", "silent": "silent", "ended": "ended"}
+_MOST_LISTED = 20
+_CAMPAIGN = ("campaign", "state", "torch", "for", "machine", "workers", "cases", "a minute and worker", "new findings",
+             "last heard")  # fmt: skip
+_MACHINE = ("machine", "processor", "torch", "for", "cases in the last hour", "screens a minute and worker", "in full")
+
+
+def fleet_text(fleet: Fleet, findings: Sequence[FindingSummary], corpus: str) -> Iterator[str]:
+    """Lines on the whole: the counts first, then tables, then what wants attention, then the findings.
+
+    Args:
+        fleet: what is known of it.
+        findings: all of the corpus.
+        corpus: where it is, for the commands to type next.
+    """
+    yield _first_line(fleet)
+    if fleet.campaigns:
+        yield from ("", *_table(_CAMPAIGN, [_campaign_cells(fleet, each) for each in fleet.campaigns]))
+    if fleet.machines:
+        yield from ("", *_table(_MACHINE, [_machine_cells(each) for each in fleet.machines]))
+    attention = [*_silent(fleet), *_behind(fleet), *_different(fleet)]
+    if attention:
+        yield from ("", *attention)
+    yield ""
+    yield from _findings(fleet, findings, corpus)
+
+
+def _first_line(fleet: Fleet) -> str:
+    states = Counter(campaign.state for campaign in fleet.campaigns)
+    if not states:
+        return "No campaign was heard of in the last day."
+    workers = sum(campaign.workers for campaign in fleet.campaigns if campaign.state == "runs")
+    parts = [f"{states[state]} {word}" for state, word in _STATES.items() if states[state]]
+    machines = len({each.machine for each in fleet.machines})
+    return (
+        f"Campaigns of the last day: {', '.join(parts)}; {workers} worker{'' if workers == 1 else 's'} at work; "
+        f"{machines} machine{'' if machines == 1 else 's'} judged cases in the last hour."
+    )
+
+
+def _campaign_cells(fleet: Fleet, campaign: FleetCampaign) -> tuple[str, ...]:
+    return (
+        str(campaign.id), campaign.ended or _STATES[campaign.state], campaign.torch, campaign.target or campaign.device,
+        campaign.machine, str(campaign.workers), str(campaign.cases), f"{campaign.per_minute:.1f}",
+        str(campaign.new_findings), _heard(fleet, campaign),
+    )  # fmt: skip
+
+
+def _machine_cells(machine: FleetMachine) -> tuple[str, ...]:
+    rates = ("-" if rate is None else f"{rate:.1f}" for rate in (machine.speed.screened, machine.speed.full))
+    return (machine.machine, machine.processor, machine.torch, machine.target or machine.device, str(machine.cases),
+            *rates)  # fmt: skip
+
+
+def _silent(fleet: Fleet) -> Iterator[str]:
+    for campaign in fleet.campaigns:
+        if campaign.state == "silent":
+            yield (
+                f"Went silent: campaign {campaign.id} on machine {campaign.machine}, last heard "
+                f"{_heard(fleet, campaign)}: its process was killed, or cannot reach the corpus."
+            )
+
+
+def _behind(fleet: Fleet) -> Iterator[str]:
+    for machine in fleet.machines:
+        for kind, own, usual in machine.behind:
+            what = "screens" if kind == "screened" else "cases in full"
+            yield (
+                f"Falls behind: machine {machine.machine} ({machine.processor}) judges {own:.1f} {what} a minute and "
+                f"worker; the median of the {machine.of} machines under torch {machine.torch} for "
+                f"{machine.target or machine.device} is {usual:.1f}."
+            )
+
+
+def _different(fleet: Fleet) -> Iterator[str]:
+    for case in fleet.disagreements[:_MOST_LISTED]:
+        said = ", ".join(f"{each.verdict} on {each.machine} ({each.processor})" for each in case.judgements)
+        finding = f" of {case.finding}" if case.finding is not None else ""
+        yield f"Judged differently: case {case.case[:12]}{finding}: {said}; torch {case.torch}."
+    more = len(fleet.disagreements) - _MOST_LISTED
+    if more > 0:
+        yield f"And {more} more cases, which --json lists."
+
+
+def _findings(fleet: Fleet, findings: Sequence[FindingSummary], corpus: str) -> Iterator[str]:
+    yield f"New findings: {fleet.new_in_hour} in the last hour, {fleet.new_in_day} in the last day."
+    counts = Counter(finding.machines.second_machine for finding in findings if finding.status == "open")
+    confirming = format_command("fleet", "confirm", corpus=corpus)
+    hint = f"; `{confirming}` on another machine asks it" if counts["pending"] else ""
+    yield (
+        f"Open findings: {counts['confirmed']} confirmed on a second machine, {counts['pending']} waiting for one, "
+        f"{counts['not reproduced']} that did not show on one{hint}."
+    )
+
+
+def _heard(fleet: Fleet, campaign: FleetCampaign) -> str:
+    seconds = int((fleet.at - campaign.last_heard).total_seconds())
+    if seconds < 120:
+        return f"{max(0, seconds)} s ago"
+    return f"{seconds // 60} min ago" if seconds < 7200 else f"{seconds // 3600} h ago"
+
+
+def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> Iterator[str]:
+    rows = [head, *cells]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

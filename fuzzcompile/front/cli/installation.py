@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fuzzcompile.front.cli import options
-from fuzzcompile.model.conditions import running_device
+from fuzzcompile.model.conditions import choose_running_device
 from fuzzcompile.model.privacy import strip_password
 from fuzzcompile.model.settings import SETTINGS, ActiveSettings, Setting, SettingSource, read_settings
 
@@ -29,7 +29,7 @@ def doctor(device: str, target: str | None, location: str | None, as_json: bool)
     """
     from fuzzcompile.front.commands.doctor import examine
 
-    checks = examine(running_device(device, target), location, target)
+    checks = examine(choose_running_device(device, target), location, target)
     if as_json:
         click.echo(json.dumps([vars(check) for check in checks]))
     else:
@@ -79,7 +79,7 @@ def _print_settings(settings: ActiveSettings) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from fuzzcompile.report.verdict import report_console
+    from fuzzcompile.report.verdict_text import report_console
 
     table = Table(
         "setting", "value", "from", "environment variable", "what it sets", box=box.SIMPLE_HEAD, pad_edge=False

@@ -17,8 +17,8 @@ from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.hints import format_command
 
 if TYPE_CHECKING:
-    from fuzzcompile.corpus.marking import Mark
-    from fuzzcompile.report.facts import IssueFacts
+    from fuzzcompile.corpus.transactions import Mark
+    from fuzzcompile.report.finding_facts import IssueFacts
 
 
 @click.command()
@@ -75,7 +75,7 @@ def _collect_facts(subject: Path | str, conditions: Conditions, location: str | 
     if isinstance(subject, str):
         require_finding(subject, location)
 
-    from fuzzcompile.front.commands.issue import collect_file_facts
+    from fuzzcompile.front.commands.minimize import collect_file_facts
     from fuzzcompile.fuzz.campaign.campaign_outputs import collect_issue_facts
 
     with open_existing_corpus(location) as store:
@@ -86,10 +86,10 @@ def _collect_facts(subject: Path | str, conditions: Conditions, location: str | 
 
 
 def _print_draft(name: str, facts: IssueFacts, found: Mapping[str, object], *, anyway: bool, as_json: bool) -> int:
-    from fuzzcompile.report.filing import refusal_of
-    from fuzzcompile.report.issue import draft_issue
+    from fuzzcompile.report.filing import find_refusal
+    from fuzzcompile.report.issue_draft import draft_issue
 
-    refusal = refusal_of(facts)
+    refusal = find_refusal(facts)
     draft = draft_issue(facts, refusal) if refusal is None or anyway else None
     if as_json:
         answer = {
@@ -141,9 +141,9 @@ def mark(name: str, status: str, of: str | None, note: str | None, location: str
 
 
 def _make_mark(name: str, status: str, of: str | None, note: str | None, location: str | None) -> Mark:
-    from fuzzcompile.corpus.marking import Mark, issue_url, status_of
+    from fuzzcompile.corpus.transactions import Mark, get_status, issue_url
 
-    known = status_of(status)
+    known = get_status(status)
     takes = _TAKES.get(known)
     if takes is None and of is not None:
         raise UsageError(f"{known} takes nothing more, but {of!r} was given: put words into --note.")

@@ -11,7 +11,7 @@ import click
 
 from fuzzcompile.front.cli import corpus as _case  # noqa: F401 (a command of `corpus`)
 from fuzzcompile.front.cli.completion import completion
-from fuzzcompile.front.cli.corpus import corpus
+from fuzzcompile.front.cli.corpus import corpus, report
 from fuzzcompile.front.cli.coverage import coverage, passes
 from fuzzcompile.front.cli.fleet import fleet
 from fuzzcompile.front.cli.installation import config, doctor
@@ -20,7 +20,6 @@ from fuzzcompile.front.cli.minimize import minimize
 from fuzzcompile.front.cli.options import check_settings
 from fuzzcompile.front.cli.profile import profile
 from fuzzcompile.front.cli.replay import replay
-from fuzzcompile.front.cli.report import report
 from fuzzcompile.front.cli.run import generate, run
 from fuzzcompile.front.cli.triage import bisect, triage
 from fuzzcompile.front.cli.watch import watch

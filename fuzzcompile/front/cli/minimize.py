@@ -26,11 +26,11 @@ from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.hints import CommandSubject
 
 if TYPE_CHECKING:
-    from fuzzcompile.corpus.records import Kept
+    from fuzzcompile.corpus.records import StoredReproducer
     from fuzzcompile.corpus.store import Store
     from fuzzcompile.front.commands.minimize import MinimizeSubject
     from fuzzcompile.programs.shrink.search import SearchProgress
-    from fuzzcompile.triage.minimize.task import MinimizeResult
+    from fuzzcompile.triage.worker.minimize_task import MinimizeResult
 
 
 # Output of ``fuzzcompile minimize`` while it runs, and at the end.
@@ -144,10 +144,10 @@ def minimize_pending(
     from fuzzcompile.fuzz.campaign.campaign_outputs import CampaignOutputs
     from fuzzcompile.fuzz.campaign.campaign_run import run_campaign, start_workers
     from fuzzcompile.fuzz.generation.profile import Profile
-    from fuzzcompile.triage.worker.pool import default_workers
+    from fuzzcompile.triage.worker.local_pool import choose_worker_count
 
     outputs = CampaignOutputs(log, None, None, location)
-    workers = default_workers(conditions.device)
+    workers = choose_worker_count(conditions.device)
     click.echo(format_starting(workers), err=True)
     with (
         outputs,
@@ -241,7 +241,7 @@ def minimize(
     assert name is not None  # `options.model` has asked for one
     find_case(name)
     from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget, parse_seconds
-    from fuzzcompile.report.files import check_writable
+    from fuzzcompile.report.output_files import check_writable
 
     clock = BudgetClock(CampaignBudget(seconds=parse_seconds(budget, "minimize --budget")))
     if out is not None:
@@ -254,7 +254,7 @@ def minimize(
     from fuzzcompile.front.commands.minimize import choose_conditions
     from fuzzcompile.front.commands.minimize import minimize as search
     from fuzzcompile.fuzz.campaign.campaign_outputs import keep_reproducer
-    from fuzzcompile.report.event_log import EventLog
+    from fuzzcompile.report.output_files import EventLog
 
     given_out = out
     with EventLog(log) as events, open_existing_corpus(location) as store:
@@ -336,7 +336,7 @@ def _explain_no_subject(name: str, conditions: Conditions) -> str:
     return CommandSubject(name, conditions.options()).format_command("triage")
 
 
-def _describe_kept(kept: Kept, finding: str) -> Iterator[str]:
+def _describe_kept(kept: StoredReproducer, finding: str) -> Iterator[str]:
     """Yield sentences on the findings that the reproducer changed: one that is new, and those that were merged."""
     from fuzzcompile.corpus.records import public_id
 

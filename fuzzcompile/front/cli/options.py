@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from fuzzcompile.front.cli import completion
 from fuzzcompile.fuzz.models.bundled_models import SIZES, Size, write_case_file
-from fuzzcompile.model.conditions import Conditions, Contract, Limits, Question, running_device
+from fuzzcompile.model.conditions import Conditions, Contract, Limits, Question, choose_running_device
 from fuzzcompile.model.custom import PLACES, Custom
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.privacy import strip_password
@@ -294,7 +294,7 @@ def conditions(command: Callable[..., int]) -> Callable[..., int]:
         **rest: object,
     ) -> int:
         limits = Limits(timeout, int(memory * 2**30))
-        where = running_device(device, target)
+        where = choose_running_device(device, target)
         custom = Custom.parse(passes, places, backend)
         return command(conditions=Conditions(where, vetoes, plants, limits, target, custom), **rest)
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.front.cli import options
-from fuzzcompile.model.conditions import Conditions, Limits, running_device
+from fuzzcompile.model.conditions import Conditions, Limits, choose_running_device
 from fuzzcompile.model.hints import CommandSubject, format_command
 
 if TYPE_CHECKING:
-    from fuzzcompile.analyses.profile.record import Recorded
+    from fuzzcompile.analyses.profile.recordings import RecordedRun
 
 
 # A profile compiles twice, and its layers are run again and again.
@@ -90,15 +90,15 @@ def profile(
     Exit status: 1 for a jump, 3 if the case cannot be run in one of both ways, otherwise 0. The layer of a jump under
     inductor is triaged at once.
     """
-    from fuzzcompile.analyses.profile.spelling import spelled
+    from fuzzcompile.analyses.profile.side_names import spelled
     from fuzzcompile.front.cli.wait_line import WaitLine
+    from fuzzcompile.model.conditions import list_modes
     from fuzzcompile.model.tolerances import Tolerances
     from fuzzcompile.programs.casefiles.case_file import read_case_file
-    from fuzzcompile.report.files import check_writable, write_whole
-    from fuzzcompile.triage.judging.vetoes import check_vetoes
-    from fuzzcompile.triage.trials.baseline_names import list_modes
+    from fuzzcompile.report.output_files import check_writable, write_whole
+    from fuzzcompile.triage.worker.veto_check import check_vetoes
 
-    conditions = Conditions(running_device(device, None), vetoes, plants, Limits(timeout, int(memory * 2**30)))
+    conditions = Conditions(choose_running_device(device, None), vetoes, plants, Limits(timeout, int(memory * 2**30)))
     measured = against or ("inductor" if record is None else "eager")
     for text in (measured, reference):
         spelled(text, list_modes())
@@ -108,17 +108,17 @@ def profile(
             check_writable(file, option)
     check_vetoes(conditions, [read_case_file(case)])
 
-    from fuzzcompile.analyses.profile.engine import Asked
-    from fuzzcompile.analyses.profile.runs import Look
+    from fuzzcompile.analyses.profile.layer_profile import ProfileOptions
+    from fuzzcompile.analyses.profile.side_runs import Look
     from fuzzcompile.analyses.profile.sides import parse
     from fuzzcompile.front.commands.profile import ProfileRequest, profile_case, record_case
     from fuzzcompile.report.pages.profile_page import page_of_profile
     from fuzzcompile.report.profile_text import print_profile
-    from fuzzcompile.report.verdict import report_console
+    from fuzzcompile.report.verdict_text import report_console
 
     side = parse(measured)
     look = Look(depth, int(keep * 2**30), operators=ops)
-    request = ProfileRequest(case, Asked(side, parse(reference), look, tolerances, math_only), call, module)
+    request = ProfileRequest(case, ProfileOptions(side, parse(reference), look, tolerances, math_only), call, module)
     name = CommandSubject(str(case), {**conditions.options(), "timeout": None, "call": call, "module": module})
     with WaitLine(as_json=as_json) as waiting:
         if record is not None:
@@ -138,7 +138,7 @@ def profile(
     return 1 if answer["verdict"] == "jump" else 0
 
 
-def _describe_recording(recorded: Recorded, case: Path) -> str:
+def _describe_recording(recorded: RecordedRun, case: Path) -> str:
     return (
         f"Recorded {recorded.calls} results of {recorded.side} in {recorded.path} ({recorded.size / 2**20:.1f} MiB). "
         f"Next, where you have the same case: {format_command('profile', case, against=recorded.path)}"

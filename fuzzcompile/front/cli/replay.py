@@ -18,8 +18,8 @@ from fuzzcompile.model import hints
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 
 if TYPE_CHECKING:
-    from fuzzcompile.corpus.replay.engine import Result
-    from fuzzcompile.corpus.replay.record import Records
+    from fuzzcompile.corpus.replay.replay_engine import Result
+    from fuzzcompile.corpus.replay.replay_record import Records
     from fuzzcompile.front.commands.replay import ReplayRun
 
 
@@ -88,15 +88,13 @@ def replay(
     fixed bug that fails again), or with --strict on any failure; else 3 if a --torch could not be had or nothing could
     be run; else 0.
     """
-    from fuzzcompile.corpus.replay.engine import Settings
-    from fuzzcompile.corpus.replay.record import Records
-    from fuzzcompile.corpus.replay.subjects import subjects
-    from fuzzcompile.corpus.replay.text import print_records
+    from fuzzcompile.corpus.replay.replay_engine import Settings, subjects
+    from fuzzcompile.corpus.replay.replay_record import Records
+    from fuzzcompile.corpus.replay.replay_text import print_records
     from fuzzcompile.corpus.store import Store
     from fuzzcompile.front.commands.replay import ReplayRun
-    from fuzzcompile.report.event_log import EventLog
-    from fuzzcompile.report.files import check_writable
-    from fuzzcompile.report.verdict import report_console
+    from fuzzcompile.report.output_files import EventLog, check_writable
+    from fuzzcompile.report.verdict_text import report_console
     from fuzzcompile.run.interrupts import sigterm_interrupts
 
     for path, option in ((junit, "--junit"), (markdown, "--markdown")):
@@ -167,12 +165,12 @@ def _may_bisect(replays: ReplayRun, *, yes: bool) -> bool:
 
 
 def _write_tables(records: Records, junit: Path | None, markdown: Path | None) -> None:
-    from fuzzcompile.corpus.replay.markdown import table
-    from fuzzcompile.report.files import write_whole
-    from fuzzcompile.report.replay_junit import junit_xml
+    from fuzzcompile.corpus.replay.replay_text import table
+    from fuzzcompile.report.ci_formats import format_replay_junit
+    from fuzzcompile.report.output_files import write_whole
 
     if junit is not None:
-        write_whole(junit, junit_xml(records), "--junit")
+        write_whole(junit, format_replay_junit(records), "--junit")
     if markdown is not None:
         command = hints.format_typed_line()
         page = table(records, command, datetime.now(UTC).date())

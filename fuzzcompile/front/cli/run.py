@@ -162,8 +162,8 @@ def run(
     from fuzzcompile.fuzz.campaign.case_sources import CaseSource
     from fuzzcompile.fuzz.focus.focus_request import focus_on_custom
     from fuzzcompile.programs.casefiles.case_file import read_case_file
-    from fuzzcompile.report.files import check_writable
-    from fuzzcompile.triage.judging.vetoes import check_vetoes
+    from fuzzcompile.report.output_files import check_writable
+    from fuzzcompile.triage.worker.veto_check import check_vetoes
 
     parsed = CampaignBudget.parse(budget)
     clock = BudgetClock(parsed)  # runs from here: starting workers is part of the budget
@@ -197,7 +197,7 @@ def run(
     from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
     from fuzzcompile.fuzz.generation.profile import Profile
     from fuzzcompile.model.severity import Severity
-    from fuzzcompile.triage.worker.pool import default_workers
+    from fuzzcompile.triage.worker.local_pool import choose_worker_count
 
     source: CaseSource | None = survey_case(origin, conditions, clock) if origin is not None else None
     if cluster is not None:
@@ -205,7 +205,7 @@ def run(
         click.echo(format_joining(address), err=True)
         crewed = join_workers(address, conditions, workers, clock, torch=torch)
     else:
-        workers = workers or default_workers(conditions.device)
+        workers = workers or choose_worker_count(conditions.device)
         click.echo(format_starting(workers), err=True)
         crewed = start_workers(conditions, workers, clock)
     with (
@@ -273,14 +273,14 @@ def _aim_campaign(
     Raises:
         UsageError: a file, line, checkout or revision that there is not, or --from beside it.
     """
-    from fuzzcompile.compiler.torch_sources import folder_of
+    from fuzzcompile.compiler.veto_names import find_package_folder
     from fuzzcompile.fuzz.focus.focus_request import parse_focus
 
     if not (focus or changed or checkout):
         return None
     if origin is not None:
         raise UsageError("--from draws variations of one case, and --focus programs of rules: give one of them.")
-    torch = folder_of("torch")
+    torch = find_package_folder("torch")
     if torch is None:
         raise EnvironmentUnfit("There is no torch installed to aim at.")
     return parse_focus(focus, changed, checkout, torch.parent)

@@ -99,7 +99,7 @@ def triage_and_print(
     from fuzzcompile.front.cli.wait_line import WaitLine
     from fuzzcompile.front.commands.triage import FileAnswer, TriageLog, compute_status, list_case_files, triage_files
     from fuzzcompile.model.versions import __version__, installed_torch
-    from fuzzcompile.report import files as outputs
+    from fuzzcompile.report import output_files as outputs
     from fuzzcompile.report.baseline import Baseline
     from fuzzcompile.run.interrupts import sigterm_interrupts
 
@@ -116,7 +116,7 @@ def triage_and_print(
 
     def show_start() -> None:
         waiting.say(f"starting a worker, which imports torch {installed_torch()}")
-        importlib.import_module("fuzzcompile.report.verdict")  # while there is time: the answer needs it
+        importlib.import_module("fuzzcompile.report.verdict_text")  # while there is time: the answer needs it
 
     results = triage_files(
         files,
@@ -143,11 +143,11 @@ def triage_and_print(
     if not as_json and sum(answer.report is not None for answer in answers) > 1:
         _list_bugs([answer for answer in answers if answer.report is not None and answer.report["is_bug"]])
     if junit is not None:
-        from fuzzcompile.report.junit import junit_xml
+        from fuzzcompile.report.ci_formats import format_triage_junit
 
-        outputs.write_whole(junit, junit_xml([answer.to_junit() for answer in answers]), "--junit")
+        outputs.write_whole(junit, format_triage_junit([answer.to_junit() for answer in answers]), "--junit")
     if sarif is not None:
-        from fuzzcompile.report.sarif import sarif as sarif_log
+        from fuzzcompile.report.ci_formats import sarif as sarif_log
 
         outputs.write_whole(sarif, sarif_log([answer.to_sarif() for answer in answers], __version__), "--sarif")
     return compute_status(answers, least)
@@ -159,7 +159,7 @@ def _print(answer: FileAnswer, name: CommandSubject, *, as_json: bool, proof: bo
     if as_json:
         click.echo(json.dumps(answer.to_json(), allow_nan=False))
     elif answer.report is not None:
-        from fuzzcompile.report.verdict import print_report, report_console
+        from fuzzcompile.report.verdict_text import print_report, report_console
 
         print_report(report_console(), answer.report, proof=proof, name=name, known=bool(answer.known))
 
@@ -167,25 +167,25 @@ def _print(answer: FileAnswer, name: CommandSubject, *, as_json: bool, proof: bo
 def _list_bugs(bugs: Sequence[FileAnswer]) -> None:
     """One line for each bug, the worst first; those of equal severity in the order given."""
     from fuzzcompile.model.severity import rank
-    from fuzzcompile.report.verdict import name_of
+    from fuzzcompile.report.verdict_text import name_culprit
 
     click.echo(f"\n{len(bugs)} {'bug' if len(bugs) == 1 else 'bugs'}{', the worst first:' if len(bugs) > 1 else ''}")
     for answer in sorted(bugs, key=lambda answer: rank(answer.report)):
         report = answer.report or {}
         known = "  (known)" if answer.known else ""
-        said = (report.get("severity"), report.get("verdict"), name_of(report.get("culprit")))
+        said = (report.get("severity"), report.get("verdict"), name_culprit(report.get("culprit")))
         click.echo(f"  {answer.path}  {'  '.join(map(str, said))}{known}")
 
 
 def _write_page(page: Path, answer: FileAnswer, name: CommandSubject) -> None:
     from fuzzcompile.programs.casefiles.case_file import read_case_file
-    from fuzzcompile.report.files import write_whole
-    from fuzzcompile.report.pages.case_page import page_of
+    from fuzzcompile.report.output_files import write_whole
+    from fuzzcompile.report.pages.case_page import render_case_page
 
     assert answer.report is not None
     machine = answer.machine or {"torch": answer.report["torch"], "device": answer.report["device"]}
     source = read_case_file(answer.path).source
-    text = page_of(answer.report, machine, name=name, source=source)
+    text = render_case_page(answer.report, machine, name=name, source=source)
     write_whole(page, text.encode("utf-8"), "--html")
 
 

@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from fuzzcompile.run.slot import WorkerState
+    from fuzzcompile.run.pool.worker_slot import WorkerState
 
 
 class WaitLine:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from fuzzcompile.analyses.watch.settings import DEFAULT_EVERY
+from fuzzcompile.analyses.watch.step_records import DEFAULT_EVERY
 from fuzzcompile.front.cli import options
 from fuzzcompile.model.conditions import Conditions, Limits
 
@@ -74,7 +74,7 @@ def watch(
     the script fails by itself or no step could be judged.
     """
     from fuzzcompile.front.commands.watch import check_script
-    from fuzzcompile.report import files as outputs
+    from fuzzcompile.report import output_files as outputs
 
     check_script(script)
     if html is not None:
@@ -83,12 +83,11 @@ def watch(
 
     from rich.console import Console
 
-    from fuzzcompile.analyses.watch.page import page_of_watch
-    from fuzzcompile.analyses.watch.records import StepReport
-    from fuzzcompile.analyses.watch.settings import WatchSettings
-    from fuzzcompile.analyses.watch.text import print_summary, step_line
+    from fuzzcompile.analyses.watch.step_records import StepReport, WatchSettings
+    from fuzzcompile.analyses.watch.watch_page import page_of_watch
+    from fuzzcompile.analyses.watch.watch_text import print_summary, step_line
     from fuzzcompile.front.commands.watch import watch as run
-    from fuzzcompile.report.verdict import report_console
+    from fuzzcompile.report.verdict_text import report_console
     from fuzzcompile.run.interrupts import sigterm_interrupts
 
     settings = WatchSettings(
@@ -122,7 +121,7 @@ def watch(
 
 def _choose_folder(script: Path, out: Path | None) -> Path:
     """The folder for results, made if it is not there: that of ``--out``, or the next free one of the script's name."""
-    from fuzzcompile.report.files import make_empty_folder
+    from fuzzcompile.report.output_files import make_empty_folder
 
     if out is None:
         number, out = 1, Path(f"watch_{script.stem}")

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Literal
 
 from fuzzcompile.corpus.machines import conditions as conditions_of
-from fuzzcompile.corpus.machines import place_of
-from fuzzcompile.corpus.records import CaseRecord, Finding, compiler_of, public_id
+from fuzzcompile.corpus.machines import find_place
+from fuzzcompile.corpus.records import CaseRecord, Finding, identify_compiler, public_id
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.front.commands.triage import FileAnswer, triage_files
 from fuzzcompile.fuzz.campaign.leftovers import ORIGIN, PendingConfirmation, make_confirmation
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import read_target
-from fuzzcompile.run.device import resolve
-from fuzzcompile.run.environment import describe
+from fuzzcompile.run.device import describe_environment, resolve_device
 
 Result = Literal["confirmed", "shows here", "not reproduced", "differs", "not judged", "left out"]
 
@@ -57,7 +56,7 @@ def confirm(
     targets = dict.fromkeys(conditions.target or read_target(finding.report) for finding in found)
     for target in targets:
         where = conditions if target is None else replace(conditions, device="cpu", target=target)
-        environment = describe(resolve(where.device), target)
+        environment = describe_environment(resolve_device(where.device), target)
         group = [finding for finding in found if (conditions.target or read_target(finding.report)) == target]
         wait = [finding for finding in group if _explain_exclusion(finding, environment, named=bool(names)) is None]
         if names:
@@ -70,7 +69,7 @@ def confirm(
 def _explain_exclusion(finding: Finding, environment: Mapping[str, object], *, named: bool) -> str | None:
     """Return why judging a finding here would tell nothing new; one that is ``named`` may be of any machine."""
     machines = finding.machines
-    place = place_of(environment)
+    place = find_place(environment)
     if place in machines.shown:
         return "it was seen on this machine: confirm it on another one"
     if place in machines.judged:
@@ -78,7 +77,7 @@ def _explain_exclusion(finding: Finding, environment: Mapping[str, object], *, n
     if not (named or machines.waits_for(environment)):
         return "it does not wait for this machine"
     if conditions_of(environment) not in machines.under:
-        return f"it was not seen under torch {compiler_of(environment)} on {environment['device']}"
+        return f"it was not seen under torch {identify_compiler(environment)} on {environment['device']}"
     return None
 
 
@@ -126,5 +125,5 @@ def _store_answer(
 
 def _make_token(asked: PendingConfirmation, environment: Mapping[str, object]) -> str:
     """Return the key under which a case judged twice by one machine under the same conditions is stored once."""
-    where = f"{compiler_of(environment)} {environment['device']}"
+    where = f"{identify_compiler(environment)} {environment['device']}"
     return f"confirm:{asked.case.sha256[:16]}:{environment['machine']}:{sha256(where.encode()).hexdigest()[:16]}"

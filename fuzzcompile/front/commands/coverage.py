@@ -12,8 +12,14 @@ import torch
 
 from fuzzcompile.compiler.facts.inductor_toggles import FOR_GPU, TOGGLES
 from fuzzcompile.compiler.sdpa_patterns import VariantResult, list_registered, read_variants, try_variants
-from fuzzcompile.corpus.clock import campaign_seconds, moment_at
-from fuzzcompile.corpus.records import Counters, StoredCampaign, StoredCoverage, compiler_of
+from fuzzcompile.corpus.records import (
+    Counters,
+    StoredCampaign,
+    StoredCoverage,
+    campaign_seconds,
+    identify_compiler,
+    moment_at,
+)
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.front.commands.passes import UNREGISTERED, ListedPass, ask_target, list_passes
 from fuzzcompile.fuzz.campaign.budget import format_duration
@@ -23,8 +29,8 @@ from fuzzcompile.model.stages import SCHEDULER
 from fuzzcompile.model.targets import find_target
 from fuzzcompile.model.templates import get_environment
 from fuzzcompile.model.versions import __version__
-from fuzzcompile.report.versions import versions
-from fuzzcompile.run.environment import describe
+from fuzzcompile.report.circumstances import versions
+from fuzzcompile.run.device import describe_environment
 
 # The kinds that are rewrite rules or observed passes, not operators or kernels.
 RULES = ("pass", "pattern")
@@ -154,10 +160,10 @@ def measure_coverage(
     """
     own = version_facts or facts()
     version, until = str(torch.__version__), None
-    compiler = compiler_of({"torch": version, "target": target})
+    compiler = identify_compiler({"torch": version, "target": target})
     kind = device.type if target is None else find_target(target).device_type
     with Store.open(location, create=False) as store:
-        campaigns = [campaign for campaign in store.campaigns() if compiler_of(campaign.environment) == compiler]
+        campaigns = [campaign for campaign in store.campaigns() if identify_compiler(campaign.environment) == compiler]
         if within is not None:
             until = moment_at(campaigns, within) or datetime.now(UTC)
             campaigns = [campaign for campaign in campaigns if campaign.started <= until]
@@ -339,7 +345,7 @@ def format_coverage_report(table: CoverageTable, patterns: AttentionCoverage | N
     for row in rules:
         for name, reason in row.unreachable.items():
             names[row.stage, row.kind, reason.why].append(name)
-    machine = {**describe(torch.device(table.device), table.target), "torch": table.torch}
+    machine = {**describe_environment(torch.device(table.device), table.target), "torch": table.torch}
     return (
         get_environment()
         .get_template("reports/coverage.md.j2")

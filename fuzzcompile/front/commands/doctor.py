@@ -21,10 +21,9 @@ from fuzzcompile.model.contract import AttentionKernelsJson, TargetJson
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.model.facts import find_facts, list_known_versions
 from fuzzcompile.model.targets import find_target
-from fuzzcompile.run.attention_backends import Backend, backends_for
-from fuzzcompile.run.device import resolve
-from fuzzcompile.run.environment import describe
-from fuzzcompile.run.toolchain import cxx_compiler, toolchain_fault
+from fuzzcompile.run.attention_backends import AttentionBackend, list_backends
+from fuzzcompile.run.device import describe_environment, resolve_device
+from fuzzcompile.run.subprocesses import find_cxx_compiler, find_toolchain_fault
 
 # One check of a machine.
 
@@ -103,7 +102,7 @@ class KernelAnswer:
     inputs: str
     width: int
     dtype: str
-    backends: Sequence[Backend]
+    backends: Sequence[AttentionBackend]
 
     @property
     def usable(self) -> str:
@@ -135,14 +134,14 @@ def format_kernel_table(answered: Sequence[KernelAnswer]) -> list[str]:
     return [*lines, *_list_refusals(answered)]
 
 
-def _ask_backends(inputs: str, width: int, dtype: torch.dtype, device: torch.device) -> list[Backend]:
+def _ask_backends(inputs: str, width: int, dtype: torch.dtype, device: torch.device) -> list[AttentionBackend]:
     training = inputs.startswith("training")
     query = torch.zeros(_BATCH, _HEADS, _LENGTH, width, dtype=dtype, device=device, requires_grad=training)
     mask = torch.ones(_LENGTH, _LENGTH, dtype=torch.bool, device=device) if inputs == "masked" else None
     dropout = 0.1 if "dropout" in inputs else 0.0
     with torch.set_grad_enabled(training):
         try:
-            return backends_for(query, query, query, attn_mask=mask, dropout_p=dropout, is_causal=inputs == "causal")
+            return list_backends(query, query, query, attn_mask=mask, dropout_p=dropout, is_causal=inputs == "causal")
         except RuntimeError:  # torch knows no attention on this device
             return []
 
@@ -177,17 +176,17 @@ def examine(device_option: str, corpus: str | None, target: str | None = None) -
 def _list_checks(device_option: str, corpus: str | None) -> Iterator[MachineCheck]:
     yield _check_torch()
     try:
-        device = resolve(device_option)
+        device = resolve_device(device_option)
     except FuzzcompileError as error:
         yield MachineCheck("device", False, str(error), "Choose another --device.")
         device = torch.device("cpu")
-    facts = describe(device)
+    facts = describe_environment(device)
     yield MachineCheck("device", True, f"{device}: {facts.get('device_name') or facts.get('cpu') or device.type}")
     if device.type == "cuda":
         yield MachineCheck("driver", facts.get("driver") is not None, str(facts.get("driver")), needed=False)
     yield _check_attention(device)
-    fault = toolchain_fault()
-    found = fault or str(facts.get("cxx") or cxx_compiler())
+    fault = find_toolchain_fault()
+    found = fault or str(facts.get("cxx") or find_cxx_compiler())
     yield MachineCheck("C++ compiler", fault is None, found, needed=device.type == "cpu")
     yield _check_hooks()
     yield _check_corpus(corpus)

@@ -18,6 +18,7 @@ from fuzzcompile.corpus.records import CaseRecord, public_id
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.front.commands.triage import triage_files
 from fuzzcompile.fuzz.recipe import GeneratedRecipe, read_recipe
+from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import ReportJson, read_target
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
@@ -31,11 +32,13 @@ from fuzzcompile.programs.ir.program import Program
 from fuzzcompile.programs.shrink.minimize import minimize as reduce_case
 from fuzzcompile.programs.shrink.outcome import ProbeResult, SearchTally
 from fuzzcompile.programs.shrink.search import Capture, SearchBudget, SearchProgress
-from fuzzcompile.run.device import resolve
-from fuzzcompile.run.environment import describe
-from fuzzcompile.run.failures import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerStartFailed
-from fuzzcompile.run.pool import WorkerPool
-from fuzzcompile.triage.minimize.minimization import (
+from fuzzcompile.report.finding_facts import IssueFacts
+from fuzzcompile.run.device import describe_environment, resolve_device
+from fuzzcompile.run.pool.worker import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerStartFailed
+from fuzzcompile.run.pool.worker_pool import WorkerPool
+from fuzzcompile.triage.probe import Keep, SignatureLock
+from fuzzcompile.triage.worker.local_pool import LEAST_THREADS, open_pool
+from fuzzcompile.triage.worker.minimization import (
     ProbeTask,
     capture_programs,
     judge_source,
@@ -43,11 +46,8 @@ from fuzzcompile.triage.minimize.minimization import (
     probe_candidate,
     run_eagerly,
 )
-from fuzzcompile.triage.minimize.task import CONCLUDING, CONFIRMING, LEAST_SEARCH, MinimizeResult
-from fuzzcompile.triage.probe import Keep, SignatureLock
-from fuzzcompile.triage.worker.leaving import left_behind
-from fuzzcompile.triage.worker.lost import unstartable, verdict_of
-from fuzzcompile.triage.worker.pool import LEAST_THREADS, open_pool
+from fuzzcompile.triage.worker.minimize_task import CONCLUDING, CONFIRMING, LEAST_SEARCH, MinimizeResult
+from fuzzcompile.triage.worker.worker_loss import choose_loss_verdict, make_start_error, read_left
 
 # Candidates of a minimization, compiled in the worker of a pool.
 
@@ -81,7 +81,7 @@ class PooledTools:
                 partial(run_eagerly, program), label="run", time_limit=_CANDIDATE_TIME, counts=False
             ).result()
         except WorkerStartFailed as error:
-            raise unstartable(error) from error
+            raise make_start_error(error) from error
         except WorkerFailed:
             self.fatal.add(source)
             return False
@@ -96,11 +96,11 @@ class PooledTools:
         try:
             return self._run_in_worker(candidate.source, partial(probe_candidate, task), limit)
         except WorkerStartFailed as error:
-            raise unstartable(error) from error
+            raise make_start_error(error) from error
         except WorkerOutOfMemory:
             return ProbeResult(False, False, "memory")
         except WorkerFailed as error:
-            verdict, (compiling, _) = verdict_of(error), left_behind(error.left)
+            verdict, (compiling, _) = choose_loss_verdict(error), read_left(error.left)
             return ProbeResult(compiling and verdict == self.target.verdict, compiling, str(verdict))
         except RemoteError as error:
             return ProbeResult(False, False, error.kind)
@@ -117,11 +117,11 @@ class PooledTools:
         try:
             return self._run_in_worker(source, partial(judge_source, source, self.vetoes, self.target.causes))
         except WorkerFailed as error:
-            compiling, report = left_behind(error.left)
+            compiling, report = read_left(error.left)
             if report is not None:
                 return report
             if compiling:
-                return {**self.report, "verdict": str(verdict_of(error)), "cost": {"compiles": 1}}
+                return {**self.report, "verdict": str(choose_loss_verdict(error)), "cost": {"compiles": 1}}
             return self._make_no_bug_report(f"{error}, before eager had finished")
         except RemoteError as error:
             return self._make_no_bug_report(str(error))
@@ -343,7 +343,10 @@ def store_secondary_findings(
     new = sorted((source for source in sources if not store.has_source(hash_source(source))), key=len)[:most]
     if not new:
         return []
-    environment, findings = describe(resolve(conditions.device), conditions.target), list[SecondaryFinding]()
+    environment, findings = (
+        describe_environment(resolve_device(conditions.device), conditions.target),
+        list[SecondaryFinding](),
+    )
     with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
         paths = [Path(folder, f"other_{number}.py") for number in range(len(new))]
         for path, source in zip(paths, new, strict=True):
@@ -359,3 +362,33 @@ def store_secondary_findings(
                 name = public_id(stored.finding_id)
                 findings.append(SecondaryFinding(name, signature, report["verdict"], stored.is_new_finding))
     return findings
+
+
+# The facts behind the issue draft of a case file that is in no corpus.
+
+# The draft needs a reproducer, and its reader waits for it.
+_SECONDS = 60.0
+
+
+def collect_file_facts(path: Path, conditions: Conditions) -> IssueFacts:
+    """Judge the case file, and minimize it if it shows a bug.
+
+    Raises:
+        CaseError: the file is not a case.
+        EnvironmentUnfit: it could not be judged, or no worker can be started.
+    """
+    report = judge_case_file(path, conditions)
+    subject = hints.CommandSubject(str(path), conditions.options())
+    environment = describe_environment(resolve_device(conditions.device), conditions.target)
+    if not report["is_bug"]:
+        return IssueFacts(report, None, environment, subject=subject)
+    small = minimize(MinimizeSubject(read_case_file(path).source, report), conditions, seconds=_SECONDS, for_issue=True)
+    return IssueFacts(
+        small.report,
+        small.reproducer,
+        environment,
+        hits=1,
+        confirmed=small.confirmed,
+        shown=small.shown or {},
+        subject=subject,
+    )

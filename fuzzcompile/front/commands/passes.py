@@ -11,14 +11,13 @@ from typing import TypeVar
 import torch
 
 from fuzzcompile.compiler.rule_catalogue import Kind, KnownRule, list_known_rules
-from fuzzcompile.corpus.failures import CorpusError
-from fuzzcompile.corpus.records import StoredCoverage, compiler_of
+from fuzzcompile.corpus.records import CorpusError, StoredCoverage, identify_compiler
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.model.conditions import Conditions, Limits
 from fuzzcompile.model.stages import DECOMPOSITION, LOWERING, SCHEDULER
-from fuzzcompile.run.failures import WorkerStartFailed
-from fuzzcompile.triage.worker.lost import unstartable
-from fuzzcompile.triage.worker.pool import open_pool
+from fuzzcompile.run.pool.worker import WorkerStartFailed
+from fuzzcompile.triage.worker.local_pool import open_pool
+from fuzzcompile.triage.worker.worker_loss import make_start_error
 
 # Everything that the compiler registers for a device, or for a target, for which a process of its own compiles.
 
@@ -52,7 +51,7 @@ def ask_target(target: str, ask: Callable[[torch.device], Result], device: torch
         try:
             return pool.submit(ask, device).result()
         except WorkerStartFailed as error:
-            raise unstartable(error) from error
+            raise make_start_error(error) from error
 
 
 UNREGISTERED = "not registered in this torch"
@@ -109,7 +108,7 @@ def list_passes(
         CorpusError: ``location`` was given, and there is no corpus.
     """
     known = list_known(device, target)
-    compiler = compiler_of({"torch": str(torch.__version__), "target": target})
+    compiler = identify_compiler({"torch": str(torch.__version__), "target": target})
     try:
         with Store.open(location, create=False) as store:
             seen, corpus = store.coverage(compiler, until=until), store.location

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from fuzzcompile.analyses.profile.engine import Asked
-from fuzzcompile.analyses.profile.profile import ProfileTask, RecordTask, profile_file, record_file
-from fuzzcompile.analyses.profile.record import Recorded
+from fuzzcompile.analyses.profile.layer_profile import ProfileOptions
+from fuzzcompile.analyses.profile.profile_task import ProfileTask, RecordTask, profile_file, record_file
+from fuzzcompile.analyses.profile.recordings import RecordedRun
 from fuzzcompile.front.commands.triage import FileAnswer, triage_files
 from fuzzcompile.model.conditions import Conditions, Question
 from fuzzcompile.model.contract import ProfileJson, ReportJson
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError
-from fuzzcompile.run.failures import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerStartFailed, WorkerTimeout
 from fuzzcompile.run.plants import check_plants
-from fuzzcompile.triage.worker.lost import unstartable
-from fuzzcompile.triage.worker.pool import LEAST_THREADS, open_pool
+from fuzzcompile.run.pool.worker import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerStartFailed, WorkerTimeout
+from fuzzcompile.triage.worker.local_pool import LEAST_THREADS, open_pool
+from fuzzcompile.triage.worker.worker_loss import make_start_error
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -28,7 +28,7 @@ class ProfileRequest:
     """A case to profile: a file, and for a script which call, or a submodule of it."""
 
     path: Path
-    asked: Asked
+    asked: ProfileOptions
     call: int | None = None
     module: str | None = None
 
@@ -56,11 +56,11 @@ def profile_case(
     return profiled | _triage_layer(profiled, request, conditions, progress)
 
 
-def _with_vetoes(asked: Asked, conditions: Conditions) -> Asked:
+def _with_vetoes(asked: ProfileOptions, conditions: Conditions) -> ProfileOptions:
     return replace(asked, look=replace(asked.look, vetoes=conditions.vetoes))
 
 
-def record_case(request: ProfileRequest, conditions: Conditions, recording: Path) -> Recorded:
+def record_case(request: ProfileRequest, conditions: Conditions, recording: Path) -> RecordedRun:
     """Run the case as ``request.asked.against`` says, and record it.
 
     Args:
@@ -103,7 +103,7 @@ def _run_in_worker(function: Callable[[Task], Result], task: Task, path: Path, c
         except FuzzcompileError:
             raise
         except WorkerStartFailed as error:
-            raise unstartable(error) from error
+            raise make_start_error(error) from error
         except (WorkerFailed, MemoryError, RemoteError) as error:
             raise EnvironmentUnfit(f"{path} could not be profiled: {_explain_failure(error)}.") from error
 

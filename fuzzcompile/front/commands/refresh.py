@@ -20,8 +20,7 @@ from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.ir.case_text import program_key
 from fuzzcompile.programs.shrink.conclusion import show
-from fuzzcompile.run.device import resolve
-from fuzzcompile.run.environment import describe
+from fuzzcompile.run.device import describe_environment, resolve_device
 
 # The kind of a reproducer that no reduction made.
 _AS_FOUND = "as found"
@@ -125,7 +124,7 @@ def _refresh_finding(
         return _leave_finding(finding, "not judged", str(error))
     if not made.confirmed:
         return _leave_finding(finding, "not confirmed", "its reproducer shows nothing when run alone")
-    environment = describe(resolve(conditions.device), conditions.target)
+    environment = describe_environment(resolve_device(conditions.device), conditions.target)
     made = replace(made, environment=environment)
     kept = store.add_reproducer(finding.public_id, made, replaces=hash_source(source))
     return RefreshResult(finding.public_id, "refreshed", kept.public_id, kept.signature)

@@ -6,15 +6,22 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import cached_property
 
-from fuzzcompile.corpus.replay import pip
-from fuzzcompile.corpus.replay.bisecting import finals, next_release, open_releases, unknown
-from fuzzcompile.corpus.replay.engine import Result, Settings, replay_on
-from fuzzcompile.corpus.replay.environments import CPU_GB, DEFAULT_GB, NoDisk, check, free_bytes, is_made, obtain
-from fuzzcompile.corpus.replay.installed import Torch, torch_at_hand
-from fuzzcompile.corpus.replay.record import Records
-from fuzzcompile.corpus.replay.status import Status
-from fuzzcompile.corpus.replay.text import line
-from fuzzcompile.corpus.replay.versions import order
+from fuzzcompile.corpus.replay import environments
+from fuzzcompile.corpus.replay.environments import (
+    CPU_GB,
+    DEFAULT_GB,
+    NoDisk,
+    Torch,
+    check,
+    free_bytes,
+    is_made,
+    obtain,
+    torch_at_hand,
+)
+from fuzzcompile.corpus.replay.replay_engine import Result, Settings, replay_on
+from fuzzcompile.corpus.replay.replay_history import ReplayStatus, order
+from fuzzcompile.corpus.replay.replay_record import Records, finals, next_release, open_releases, unknown
+from fuzzcompile.corpus.replay.replay_text import line
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.model.errors import EnvironmentUnfit
 
@@ -113,13 +120,13 @@ class ReplayRun:
     def _keep(self, version: str, result: Result) -> None:
         key = result.subject.finding.id
         self.records.by_finding[key].results[version] = result
-        if result.replay.status != Status.NOT_RUN:
+        if result.replay.status != ReplayStatus.NOT_RUN:
             self._store.add_replay(key, result.replay)
         self._on_result(result)
 
     @cached_property
     def _releases(self) -> list[str]:
-        return finals(pip.versions())
+        return finals(environments.versions())
 
 
 def describe_cost(releases: Sequence[str]) -> str:

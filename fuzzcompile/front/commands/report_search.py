@@ -7,8 +7,7 @@ from collections.abc import Callable
 from fuzzcompile.corpus.records import Finding, Reproducer
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.model.contract import CulpritJson, ReportJson
-from fuzzcompile.report.search.github import GitHub
-from fuzzcompile.report.search.search import Search, search
+from fuzzcompile.report.github_search import GitHub, Search, search
 
 
 def search_reports(store: Store, name: str, notify: Callable[[str], None]) -> Search:

@@ -11,15 +11,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict
 
-from fuzzcompile.model.conditions import Conditions, Question
+from fuzzcompile.model.conditions import Conditions, Question, check_against, list_modes
 from fuzzcompile.model.contract import SCHEMA, ReportJson
 from fuzzcompile.model.errors import CaseError, FuzzcompileError, UsageError, format_message
+from fuzzcompile.model.judge_task import JUDGE, JudgeResult, JudgeTask
 from fuzzcompile.model.severity import Severity, rate_severity
-from fuzzcompile.model.tasks import JUDGE, Judged, JudgeTask
 from fuzzcompile.model.versions import installed_torch
 from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
-from fuzzcompile.report.event_log import EventLog
-from fuzzcompile.run.failures import (
+from fuzzcompile.report.output_files import EventLog
+from fuzzcompile.run.plants import check_plants
+from fuzzcompile.run.pool.worker import (
     RemoteError,
     WorkerCrashed,
     WorkerFailed,
@@ -27,20 +28,16 @@ from fuzzcompile.run.failures import (
     WorkerStartFailed,
     WorkerTimeout,
 )
-from fuzzcompile.run.plants import check_plants
-from fuzzcompile.run.pool import WorkerPool
-from fuzzcompile.run.slot import WorkerState
-from fuzzcompile.triage.judging.vetoes import Vetoes
-from fuzzcompile.triage.trials.baseline_names import check_against, list_modes
-from fuzzcompile.triage.worker.leaving import left_behind
-from fuzzcompile.triage.worker.lost import is_cut_off, report_of, unstartable
-from fuzzcompile.triage.worker.pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
+from fuzzcompile.run.pool.worker_pool import WorkerPool
+from fuzzcompile.run.pool.worker_slot import WorkerState
+from fuzzcompile.triage.worker.local_pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
+from fuzzcompile.triage.worker.veto_check import VetoCheck
+from fuzzcompile.triage.worker.worker_loss import is_cut_off, make_loss_report, make_start_error, read_left
 
 if TYPE_CHECKING:
     from fuzzcompile.model.settings import IgnorePatterns
     from fuzzcompile.report.baseline import Baseline
-    from fuzzcompile.report.junit import Entry
-    from fuzzcompile.report.sarif import Scanned
+    from fuzzcompile.report.ci_formats import Scanned, TestCaseEntry
 
 __all__ = ["FileAnswer", "UnjudgedJson", "check_question", "compute_status", "list_case_files", "triage_files"]
 
@@ -81,11 +78,11 @@ class FileAnswer:
             return self.report if self.known is None else {**self.report, "known": self.known}
         return {"schema": SCHEMA, "case": self.path.stem, "verdict": None, "is_bug": False, "error": self.error}
 
-    def to_junit(self) -> Entry:
+    def to_junit(self) -> TestCaseEntry:
         """The answer as a JUnit test case."""
-        from fuzzcompile.report.junit import Entry
+        from fuzzcompile.report.ci_formats import TestCaseEntry
 
-        return Entry(self.path, self.report, self.error, bool(self.known), self.seconds)
+        return TestCaseEntry(self.path, self.report, self.error, bool(self.known), self.seconds)
 
     def choose_status(self, least: Severity | None) -> int:
         """The exit status if only bugs that are at least as bad as ``least`` count."""
@@ -96,7 +93,7 @@ class FileAnswer:
 
     def to_sarif(self) -> Scanned:
         """Return the answer in the form from which SARIF is written."""
-        from fuzzcompile.report.sarif import Scanned
+        from fuzzcompile.report.ci_formats import Scanned
 
         return Scanned(self.path, self.report, self.error, bool(self.known))
 
@@ -184,7 +181,7 @@ def triage_files(
     if not cases:
         yield from (answer for answer in read if isinstance(answer, FileAnswer))
         return
-    vetoes = Vetoes(conditions, cases)
+    vetoes = VetoCheck(conditions, cases)
     unsure = vetoes.check()
     with (
         open_pool(conditions, min(workers, len(cases)), least_threads=LEAST_THREADS, listener=listener)
@@ -205,7 +202,7 @@ def triage_files(
 
         meanwhile()
         if unsure:
-            vetoes.ask(judges)
+            vetoes.ask_worker(judges)
         jobs = [file if isinstance(file, FileAnswer) else submit(file) for file in read]
         for job in jobs:
             answer = job if isinstance(job, FileAnswer) else _await_answer(judges, job, conditions)
@@ -240,7 +237,7 @@ class _TriageJob:
 
     file: CaseFile
     task: JudgeTask
-    future: Future[Judged]
+    future: Future[JudgeResult]
 
 
 def _submit(pool: WorkerPool, file: CaseFile, task: JudgeTask) -> _TriageJob:
@@ -256,7 +253,7 @@ def _await_answer(pool: WorkerPool, job: _TriageJob, conditions: Conditions, *, 
     except FuzzcompileError as error:
         return FileAnswer(path, None, format_message(error), error.exit_status)
     except WorkerStartFailed as error:
-        raise unstartable(error) from error
+        raise make_start_error(error) from error
     except WorkerFailed as error:
         return _answer_for_lost_worker(pool, job, error, conditions, again=again)
     except MemoryError as error:
@@ -282,7 +279,7 @@ def _answer_for_lost_worker(
 ) -> FileAnswer:
     """The answer after a worker was lost: the compiler is at fault only if eager had finished."""
     path, target = job.file.path, conditions.target
-    eager_done, report = left_behind(error.left)
+    eager_done, report = read_left(error.left)
     if is_cut_off(error):
         return _make_unjudged(path, _describe_early_loss(error))
     if report is not None:
@@ -296,7 +293,7 @@ def _answer_for_lost_worker(
         return _make_unjudged(path, f"it was {error}, with kernels of {target} interpreted; raise --timeout")
     if not again:  # a crash or time-out must happen twice
         return _await_answer(pool, _submit(pool, job.file, job.task), conditions, again=True)
-    report = report_of(error, path.stem, installed_torch(), pool.workers()[0].device, target)
+    report = make_loss_report(error, path.stem, installed_torch(), pool.workers()[0].device, target)
     return FileAnswer(path, report, status=1, seconds=error.seconds if isinstance(error, WorkerTimeout) else 0.0)
 
 
@@ -324,7 +321,7 @@ def _describe_memory_use(error: WorkerOutOfMemory) -> str:
     return f"it used {seen:.1f} GiB of memory, of which --max-memory allows {limit:.1f} GiB,"
 
 
-# The log of a triage of several files, a line for each event (`fuzzcompile.report.event_log`).
+# The log of a triage of several files, a line for each event (`fuzzcompile.report.output_files`).
 
 
 class TriageLog:

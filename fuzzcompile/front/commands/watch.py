@@ -16,9 +16,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fuzzcompile.analyses.watch.records import STOP, WORK, StepReport, read_job
-from fuzzcompile.analyses.watch.settings import WatchSettings
-from fuzzcompile.analyses.watch.summary import Summary, steps_in, summarised
+from fuzzcompile.analyses.watch.step_records import (
+    STOP,
+    WORK,
+    StepReport,
+    Summary,
+    WatchSettings,
+    read_job,
+    steps_in,
+    summarised,
+)
 from fuzzcompile.front.commands.triage import triage_files
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
@@ -182,9 +189,7 @@ def _add_answers(summary: Summary, answers: Sequence[tuple[Path, ReportJson]]) -
 
     A step is wrong by its values. Other bugs of its graphs, such as a wrong stride, are not the one.
     """
-    from fuzzcompile.analyses.watch.judging import (
-        wrong_by_value,  # imports torch, which a refused script needs not wait for
-    )
+    from fuzzcompile.analyses.watch.step_judgement import wrong_by_value
 
     seen = summary.report
     wrong = [(case, report) for case, report in answers if wrong_by_value(report)]

@@ -25,7 +25,7 @@ from fuzzcompile.fuzz.campaign.campaign_events import (
 )
 from fuzzcompile.fuzz.cluster.cluster_state import Change
 from fuzzcompile.model.hints import CommandSubject, format_command
-from fuzzcompile.report.lists import counted_line, divided
+from fuzzcompile.report.circumstances import counted_line, divided
 
 _PLAIN_INTERVAL = 10.0
 _MOST_WORKERS = 24  # lines of the panel

@@ -20,9 +20,9 @@ from fuzzcompile.corpus.records import (
     Ended,
     Finding,
     FindingSummary,
-    Kept,
-    Recorded,
-    compiler_of,
+    StoredReport,
+    StoredReproducer,
+    identify_compiler,
     public_id,
 )
 from fuzzcompile.corpus.store import Store
@@ -50,22 +50,28 @@ from fuzzcompile.fuzz.campaign.focus_steering import FocusSource, FocusSteering
 from fuzzcompile.fuzz.campaign.leftovers import ConfirmationQueue, Leftovers, list_unreduced
 from fuzzcompile.fuzz.campaign.steering import CoverageExchange, PlaceOutcome, Steering, collect_items, sort_own_last
 from fuzzcompile.fuzz.campaign.work_queue import WorkQueue, list_first_pending
-from fuzzcompile.fuzz.focus.focus_counts import FOCUS, FocusTally
+from fuzzcompile.fuzz.focus.focus_request import FOCUS, FocusTally
 from fuzzcompile.fuzz.generation.cases import GeneratedCase
 from fuzzcompile.model.contract import CulpritJson, ReportJson, read_target
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, MachineUnfit
 from fuzzcompile.model.focus_plan import FocusObservation
 from fuzzcompile.model.hints import format_command
+from fuzzcompile.model.judge_task import JudgeResult
 from fuzzcompile.model.lost_worker import make_unjudged_record
 from fuzzcompile.model.severity import rank
 from fuzzcompile.model.stages import REWRITING_STAGES
-from fuzzcompile.model.tasks import Judged
 from fuzzcompile.model.verdicts import CoverageCount, Verdict
-from fuzzcompile.report.verdict import name_of
-from fuzzcompile.run.failures import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
-from fuzzcompile.triage.minimize.task import MinimizeResult, can_resume
-from fuzzcompile.triage.worker.leaving import left_behind
-from fuzzcompile.triage.worker.lost import is_cut_off, report_of, unlooked, unstartable, verdict_of
+from fuzzcompile.report.verdict_text import name_culprit
+from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
+from fuzzcompile.triage.worker.minimize_task import MinimizeResult, can_resume
+from fuzzcompile.triage.worker.worker_loss import (
+    choose_loss_verdict,
+    is_cut_off,
+    make_loss_report,
+    make_start_error,
+    make_unexamined_target,
+    read_left,
+)
 
 if TYPE_CHECKING:
     from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
@@ -128,14 +134,14 @@ class Bookkeeping:
     @property
     def compiler(self) -> str:
         """The version of torch and the target: the corpus counts coverage for each such pair."""
-        return compiler_of(self.environment)
+        return identify_compiler(self.environment)
 
     def make_tally(self) -> CampaignTally:
         """Return the current counters."""
         rewrites, findings, new = len(self._covered), len(self.hit), len(self.new)
         return CampaignTally(self.cases, dict(self.verdicts), findings, new, rewrites, self.seconds, self.screened)
 
-    def record(self, job: CampaignJob, report: ReportJson, kept: Sequence[Coverage], *, screened: bool) -> Recorded:
+    def record(self, job: CampaignJob, report: ReportJson, kept: Sequence[Coverage], *, screened: bool) -> StoredReport:
         """Count and store a judged case; ``kept`` is its `select_stored_coverage`."""
         self._covered |= {(c.stage, c.rewrite) for c in kept if c.outcome == "fired" and c.stage in REWRITING_STAGES}
         self.screened += screened
@@ -153,7 +159,7 @@ class Bookkeeping:
         drawn: DrawnCase,
         report: ReportJson,
         coverage: Sequence[CoverageCount],
-        stored: Recorded,
+        stored: StoredReport,
         *,
         screened: bool,
     ) -> None:
@@ -167,7 +173,7 @@ class Bookkeeping:
         if self._focus is not None:
             self._focus.count([(c.stage, c.rewrite, c.outcome, c.count) for c in coverage], seen)
 
-    def apply_kept(self, kept: Kept) -> None:
+    def apply_kept(self, kept: StoredReproducer) -> None:
         """Update the counters after the corpus stored a reproducer: it may have merged findings, or split one off."""
         vanished = {public_id(key) for key in kept.merged}
         self.hit = (self.hit - vanished) | {kept.public_id}
@@ -226,7 +232,7 @@ class Bookkeeping:
             finding=finding.public_id,
             verdict=finding.verdict,
             severity=finding.severity,
-            culprit=name_of(finding.culprit),
+            culprit=name_culprit(finding.culprit),
             signature=finding.signature,
             necessary=finding.culprit.get("necessary") if finding.culprit else None,
             hits=finding.hits,
@@ -256,7 +262,7 @@ class CampaignEngine:
         settings: the settings of the campaign.
         store: the open corpus.
         executor: runs judging and minimizing.
-        environment: the environment that results depend on (:func:`fuzzcompile.run.environment.describe`).
+        environment: the environment that results depend on (:func:`fuzzcompile.run.device.describe_environment`).
         campaign: the campaign's row in the corpus.
         clock: runs from the start of the command; from now on by default.
         describe_workers: returns the activity of the executor's workers, for display only.
@@ -387,7 +393,7 @@ class CampaignEngine:
             result = future.result()
         except WorkerStartFailed as error:
             self._jobs.remember(future, job)
-            raise unstartable(error) from error
+            raise make_start_error(error) from error
         except WorkerStopped:
             return
         except WorkerFailed as error:
@@ -400,7 +406,7 @@ class CampaignEngine:
             else:
                 yield from self._handle_judged(result, job)
 
-    def _handle_judged(self, result: Judged, job: CampaignJob) -> Iterator[Event]:
+    def _handle_judged(self, result: JudgeResult, job: CampaignJob) -> Iterator[Event]:
         if not result.screened:
             self._unfit = 0
         stored = self._record(job, result.report, result)
@@ -415,7 +421,7 @@ class CampaignEngine:
         )
         yield from self._announce(stored, result.report, job)
 
-    def _announce(self, stored: Recorded, report: ReportJson, job: CampaignJob) -> Iterator[Event]:
+    def _announce(self, stored: StoredReport, report: ReportJson, job: CampaignJob) -> Iterator[Event]:
         """Announce the finding that a case hit, and queue its minimization if that may improve its reproducer."""
         if stored.finding_id is None:
             return
@@ -425,7 +431,7 @@ class CampaignEngine:
             self._work.known.add((signature, Verdict(report["verdict"]).kind))
         if stored.is_new_finding and finding not in self._bookkeeping.new:
             self._bookkeeping.new.append(finding)
-            yield FindingFound(finding, report["verdict"], name_of(report["culprit"]))
+            yield FindingFound(finding, report["verdict"], name_culprit(report["culprit"]))
         if finding not in self._given_up and rank(report) < self._find_best_rank(finding):
             self._tried[finding] = rank(report)
             self._work.minimize_later(finding, job.case, report)
@@ -462,13 +468,13 @@ class CampaignEngine:
         for source in [source for source in result.other_sources if source not in drawn][:_MOST_OTHERS]:
             self._work.judge_later(DrawnCase(source, "reduction"))
 
-    def _apply_kept(self, kept: Kept, report: ReportJson) -> Iterator[Event]:
+    def _apply_kept(self, kept: StoredReproducer, report: ReportJson) -> Iterator[Event]:
         """Update the state after the corpus stored a reproducer: known signatures, and findings that were merged."""
         self._bookkeeping.apply_kept(kept)
         if _is_proved(report["culprit"]) and report["is_bug"]:
             self._work.known.add((kept.signature, Verdict(report["verdict"]).kind))
         if kept.is_new_finding:
-            yield FindingFound(kept.public_id, report["verdict"], name_of(report["culprit"]))
+            yield FindingFound(kept.public_id, report["verdict"], name_culprit(report["culprit"]))
         vanished = [public_id(key) for key in kept.merged]
         if not vanished:
             return
@@ -480,18 +486,18 @@ class CampaignEngine:
         if job.minimizes is not None:
             yield self._handle_lost_minimization(error, job, job.minimizes)
             return
-        compiling, report = left_behind(error.left)
+        compiling, report = read_left(error.left)
         if report is not None:
-            yield from self._handle_judged(Judged(report), job)
+            yield from self._handle_judged(JudgeResult(report), job)
             return
-        report = report_of(error, job.name, self._bookkeeping.torch, self.settings.device, self.settings.target)
+        report = make_loss_report(error, job.name, self._bookkeeping.torch, self.settings.device, self.settings.target)
         slow = self.settings.target is not None and isinstance(error, WorkerTimeout)
         if slow or not (compiling and job.retry):
             report |= {"is_bug": False, "signature": None}
             seen = "; interpreted kernels are slow" if slow else "; seen once"
             report["detail"] += seen if compiling else "; before eager had finished"
         stored = self._record(job, report)
-        yield CaseJudged(job.place, job.name, str(verdict_of(error)), job.seconds)
+        yield CaseJudged(job.place, job.name, str(choose_loss_verdict(error)), job.seconds)
         yield from self._announce(stored, report, job)
         if compiling and not (slow or job.retry):
             self._work.judge(job.case, job.index, retry=True, screen=job.screen, not_on=self._list_other_machines(job))
@@ -523,14 +529,14 @@ class CampaignEngine:
             yield Trouble(f"minimizing {job.minimizes} failed: {type(error).__name__}: {text}")
             return
         report = cast(ReportJson, make_unjudged_record(job.name, self._bookkeeping.torch, self.settings.device, text))
-        self._record(job, report | {"target": unlooked(self.settings.target)})
+        self._record(job, report | {"target": make_unexamined_target(self.settings.target)})
         self._unfit += isinstance(error, MachineUnfit)
         if self._unfit >= _MOST_UNFIT:
             raise EnvironmentUnfit(f"The campaign stops, because no case can be compiled here any more: {text}")
         if not isinstance(error, FuzzcompileError):
             yield Trouble(f"case #{job.index} could not be judged: {type(error).__name__}: {text}")
 
-    def _record(self, job: CampaignJob, report: ReportJson, result: Judged | None = None) -> Recorded:
+    def _record(self, job: CampaignJob, report: ReportJson, result: JudgeResult | None = None) -> StoredReport:
         coverage = result.coverage if result is not None else ()
         seen = result.seen if result is not None else FocusObservation()
         kept, screened = select_stored_coverage(coverage), result is not None and result.screened

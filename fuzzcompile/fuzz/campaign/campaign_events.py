@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.certificates import Certification
 from fuzzcompile.fuzz.cluster.cluster_state import Change, ClusterState
-from fuzzcompile.fuzz.focus.focus_counts import FocusTally
+from fuzzcompile.fuzz.focus.focus_request import FocusTally
 from fuzzcompile.model.severity import Severity
-from fuzzcompile.triage.minimize.task import MinimizeResult
+from fuzzcompile.triage.worker.minimize_task import MinimizeResult
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from fuzzcompile.fuzz.recipe import read_recipe
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.custom import LoadedCustom
 from fuzzcompile.model.focus_plan import FocusPlan, FocusWatch
-from fuzzcompile.model.tasks import JUDGE, Judged, JudgeTask
-from fuzzcompile.run.task_pool import TaskPool
-from fuzzcompile.triage.minimize.task import MINIMIZE, MinimizeResult, MinimizeTask
-from fuzzcompile.triage.worker.pool import ATTRIBUTION_SHARE
+from fuzzcompile.model.judge_task import JUDGE, JudgeResult, JudgeTask
+from fuzzcompile.run.pool.worker_pool import TaskPool
+from fuzzcompile.triage.worker.local_pool import ATTRIBUTION_SHARE
+from fuzzcompile.triage.worker.minimize_task import MINIMIZE, MinimizeResult, MinimizeTask
 
 # The settings of a campaign.
 
@@ -101,7 +101,7 @@ class CampaignSettings:
         return self.source if self.source is not None else GeneratorSource(self.profile)
 
 
-Result = Judged | MinimizeResult
+Result = JudgeResult | MinimizeResult
 _Task = TypeVar("_Task")
 
 # Seconds that minimizing a finding may take beyond its search, to confirm the reproducer.
@@ -114,7 +114,7 @@ class CampaignJob:
 
     ``index`` is the place in the stream (None for a secondary candidate). ``token`` is the same whenever and wherever
     the job is done, so that it is stored once. ``left`` holds the intermediate results that its worker has left so far
-    (:func:`fuzzcompile.run.worker.leave`). ``environment`` is the environment of the result, where that is not
+    (:func:`fuzzcompile.run.pool.worker.leave`). ``environment`` is the environment of the result, where that is not
     the same for the whole campaign.
     """
 

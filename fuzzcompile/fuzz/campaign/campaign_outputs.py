@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fuzzcompile.corpus.marking import Mark, status_of
-from fuzzcompile.corpus.records import Finding, Kept, Reproducer
-from fuzzcompile.corpus.replay.history import history
+from fuzzcompile.corpus.records import Finding, Reproducer, StoredReproducer
+from fuzzcompile.corpus.replay.replay_history import history
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.corpus.transactions import Mark, get_status
 from fuzzcompile.fuzz.campaign.campaign_events import (
     CampaignTally,
     CaseJudged,
@@ -29,28 +29,25 @@ from fuzzcompile.fuzz.cluster.cluster_state import SchedulerBack, SchedulerLost,
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.versions import __version__
-from fuzzcompile.report.event_log import EventLog
-from fuzzcompile.report.facts import IssueFacts
-from fuzzcompile.report.files import check_writable, write_whole
-from fuzzcompile.report.filing import refusal_of
-from fuzzcompile.report.index import INDEX, entry_of, with_entry
-from fuzzcompile.report.issue import draft_issue
-from fuzzcompile.report.sarif import Scanned
-from fuzzcompile.report.sarif import sarif as sarif_log
-from fuzzcompile.report.umbrella import draft_umbrella
-from fuzzcompile.triage.minimize.task import MinimizeResult
+from fuzzcompile.report.ci_formats import Scanned
+from fuzzcompile.report.ci_formats import sarif as sarif_log
+from fuzzcompile.report.filing import INDEX, find_refusal, make_entry, with_entry
+from fuzzcompile.report.finding_facts import IssueFacts
+from fuzzcompile.report.issue_draft import draft_issue, draft_umbrella
+from fuzzcompile.report.output_files import EventLog, check_writable, write_whole
+from fuzzcompile.triage.worker.minimize_task import MinimizeResult
 
 
 def keep_reproducer(
     store: Store, finding: str, minimized: MinimizeResult, environment: Mapping[str, object] | None = None
-) -> Kept:
+) -> StoredReproducer:
     """Store the reproducer of ``finding`` (its public id, signature or the beginning of one).
 
     Args:
         store: the open corpus.
         finding: the finding that was minimized.
         minimized: the result.
-        environment: where it was minimized, if that is known (`fuzzcompile.run.environment.describe`).
+        environment: where it was minimized, if that is known (`fuzzcompile.run.device.describe_environment`).
 
     Returns:
         The finding that has the reproducer now: findings that turn out to be the same bug are merged.
@@ -94,7 +91,7 @@ def collect_issue_facts(store: Store, finding: str | int) -> IssueFacts:
         related=store.related(finding),
         searched=stored.searched.date().isoformat() if stored.searched else None,
         queries=stored.queries or (),
-        mark=Mark(status_of(stored.status), stored.issue, stored.duplicate_of, stored.note),
+        mark=Mark(get_status(stored.status), stored.issue, stored.duplicate_of, stored.note),
         umbrella=store.umbrella(stored.umbrella),
         machines=stored.machines,
         subject=CommandSubject(stored.public_id, {"corpus": store.location}),
@@ -122,7 +119,7 @@ def write_draft(store: Store, finding: str, folder: Path) -> None:
     """
     name, facts = store.finding(finding).public_id, collect_issue_facts(store, finding)
     facts = replace(facts, subject=facts.subject.to_publish())
-    refusal = refusal_of(facts)
+    refusal = find_refusal(facts)
     folder.mkdir(parents=True, exist_ok=True)
     index = folder / INDEX
     for gone in {finding, name} - ({name} if refusal is None else set()):
@@ -132,10 +129,10 @@ def write_draft(store: Store, finding: str, folder: Path) -> None:
     if facts.umbrella is not None and (group := draft_group(store, facts.umbrella.name)) is not None:
         (folder / f"{facts.umbrella.name}.md").write_text(group, encoding="utf-8")
     earlier = index.read_text(encoding="utf-8") if index.is_file() else ""
-    index.write_text(with_entry(earlier, entry_of(name, facts, refusal), replaces=finding), encoding="utf-8")
+    index.write_text(with_entry(earlier, make_entry(name, facts, refusal), replaces=finding), encoding="utf-8")
 
 
-# The events of a campaign as lines of a log (`fuzzcompile.report.event_log`).
+# The events of a campaign as lines of a log (`fuzzcompile.report.output_files`).
 
 # Counters change with every case, which has a line of its own.
 _TICK_SECONDS = 10.0

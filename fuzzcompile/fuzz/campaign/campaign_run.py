@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fuzzcompile.corpus.failures import CorpusError
-from fuzzcompile.corpus.records import Campaign
+from fuzzcompile.corpus.records import Campaign, CorpusError
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.fuzz.campaign.budget import BudgetClock, format_duration
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
@@ -29,23 +28,23 @@ from fuzzcompile.fuzz.campaign.case_sources import (
 )
 from fuzzcompile.fuzz.campaign.focus_steering import FocusSource
 from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
-from fuzzcompile.fuzz.fuzz_tasks import FOCUS, PATTERNS, SURVEY, PatternTask
 from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.fuzz.worker_tasks import FOCUS, PATTERNS, SURVEY, PatternTask
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.custom import Custom
 from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, UsageError, format_message
 from fuzzcompile.model.focus_plan import FocusPlan, FocusQuestion
+from fuzzcompile.model.judge_task import DESCRIBE, WorkerDescription
 from fuzzcompile.model.signatures import hash_source
-from fuzzcompile.model.tasks import DESCRIBE, Surroundings
 from fuzzcompile.model.versions import __version__, installed_torch
 from fuzzcompile.programs.edits.pattern_program import PatternProgram
-from fuzzcompile.run.failures import WorkerFailed, WorkerStartFailed
 from fuzzcompile.run.interrupts import sigterm_interrupts
 from fuzzcompile.run.plants import check_plants
-from fuzzcompile.run.task_pool import TaskPool
-from fuzzcompile.triage.worker.lost import unstartable
-from fuzzcompile.triage.worker.pool import open_pool
+from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed
+from fuzzcompile.run.pool.worker_pool import TaskPool
+from fuzzcompile.triage.worker.local_pool import open_pool
+from fuzzcompile.triage.worker.worker_loss import make_start_error
 
 if TYPE_CHECKING:
     from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
@@ -89,7 +88,7 @@ class CampaignWorkers:
     pool: TaskPool
     conditions: Conditions
     workers: int
-    surroundings: Surroundings
+    surroundings: WorkerDescription
     cluster: ClusterPool | None = None
 
     def check_torch_here(self, what: str) -> None:
@@ -217,7 +216,7 @@ def start_workers(conditions: Conditions, workers: int, budget: BudgetClock) -> 
                 "registering its patterns takes longer than that here. Give more."
             ) from error
         except WorkerStartFailed as error:
-            raise unstartable(error) from error
+            raise make_start_error(error) from error
         except WorkerFailed as error:
             raise EnvironmentUnfit(f"The first worker {error}; run `{hints.format_command('doctor')}`.") from error
         yield CampaignWorkers(pool, conditions, workers, around)
@@ -264,7 +263,7 @@ def survey_case(path: Path, conditions: Conditions, budget: BudgetClock) -> Vari
         except NotInTime as error:
             raise EnvironmentUnfit(f"{path} had not run in eager mode when the budget was over. Give more.") from error
         except WorkerStartFailed as error:
-            raise unstartable(error) from error
+            raise make_start_error(error) from error
         except WorkerFailed as error:
             raise CaseError(f"{path} cannot be varied: in eager mode it {error}; fix it first.") from error
 

@@ -14,16 +14,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from fuzzcompile.fuzz.campaign.budget import BudgetClock
-from fuzzcompile.fuzz.fuzz_tasks import LIST_OPERATORS, WRITE_CELLS
 from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at, from_choices
 from fuzzcompile.fuzz.generation.profile import Profile
-from fuzzcompile.fuzz.opinfo.opinfo_cells import CellSource, OpInfoCell, OpInfoOperator, order_cells
+from fuzzcompile.fuzz.opinfo_cells import CellSource, OpInfoCell, OpInfoOperator, order_cells
+from fuzzcompile.fuzz.worker_tasks import LIST_OPERATORS, WRITE_CELLS
 from fuzzcompile.model.errors import EnvironmentUnfit
-from fuzzcompile.model.named import Named
-from fuzzcompile.run.failures import WorkerFailed, WorkerStartFailed
-from fuzzcompile.run.pool import WorkerPool
-from fuzzcompile.triage.worker.lost import unstartable
-from fuzzcompile.triage.worker.pool import available_cpus
+from fuzzcompile.model.judge_task import NamedFunction
+from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed
+from fuzzcompile.run.pool.worker_pool import WorkerPool
+from fuzzcompile.triage.worker.local_pool import count_cpus
+from fuzzcompile.triage.worker.worker_loss import make_start_error
 
 if TYPE_CHECKING:
     from fuzzcompile.fuzz.case_survey import Survey
@@ -176,9 +176,7 @@ class VariationSource(EndlessSource, RecipelessSource):
 
     def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
         """Return the ``candidate``-th variation for a place in the stream; index 0 is the case itself."""
-        from fuzzcompile.fuzz.variation import (
-            draw_variation,  # needs torch, which the campaign's own process does without
-        )
+        from fuzzcompile.fuzz.variation import draw_variation
 
         if index == 0:
             return DrawnCase(self.survey.source, "user", ("as_given",))
@@ -197,9 +195,9 @@ def fit_profile(profile: Profile, lacks: Sequence[str], target: str | None = Non
 
 def fit_installed_torch(profile: Profile, target: str | None = None) -> Profile:
     """Return the profile for the torch of this process."""
-    from fuzzcompile.triage.worker.surroundings import lacking
+    from fuzzcompile.fuzz.worker_description import list_lacking
 
-    return fit_profile(profile, lacking(target), target)
+    return fit_profile(profile, list_lacking(target), target)
 
 
 # Draws cases ahead of the campaign in separate processes, where one drawing process could not feed all workers.
@@ -210,7 +208,7 @@ _MOST_PROCESSES = 8
 # Places that a process draws at once, and how many such chunks are drawn ahead for each process.
 _CHUNK, _AHEAD = 16, 4
 
-_DRAW = Named("fuzzcompile.fuzz.campaign.case_sources:candidates")
+_DRAW = NamedFunction("fuzzcompile.fuzz.campaign.case_sources:candidates")
 
 
 def candidates(source: CaseSource, seed: int, places: Sequence[int], number: int) -> list[list[DrawnCase | None]]:
@@ -279,7 +277,7 @@ class ReadAheadSource:
 
     def _has_processes(self) -> bool:
         if self._pool is None and self.workers() >= _MANY_WORKERS:
-            self._processes = min(_MOST_PROCESSES, available_cpus())
+            self._processes = min(_MOST_PROCESSES, count_cpus())
             self._pool = WorkerPool(self._processes)
         return self._pool is not None
 
@@ -392,7 +390,7 @@ class OperatorSweep(RecipelessSource):
         try:
             return self._batches[batch].result()[place]
         except WorkerStartFailed as error:
-            raise unstartable(error) from error
+            raise make_start_error(error) from error
         except WorkerFailed:
             return self._write_alone(self.cells[index])
 
@@ -401,7 +399,7 @@ class OperatorSweep(RecipelessSource):
         try:
             return self.write([cell]).result()[0]
         except WorkerStartFailed as error:
-            raise unstartable(error) from error
+            raise make_start_error(error) from error
         except WorkerFailed:
             return CellSource(left_out={"groups of samples over which a worker is lost in eager mode": 1})
 
@@ -430,7 +428,7 @@ def open_tables(only: Sequence[str] = ()) -> Iterator[Callable[[int, BudgetClock
                     "Torch's operators were not listed when the budget was over. Give more."
                 ) from error
             except WorkerStartFailed as error:
-                raise unstartable(error) from error
+                raise make_start_error(error) from error
             except WorkerFailed as error:
                 raise EnvironmentUnfit(f"The process that lists torch's operators {error}.") from error
             return OperatorSweep(operators, seed, lambda cells: pool.submit(WRITE_CELLS, cells), tuple(only))

@@ -2,20 +2,90 @@
 
 from __future__ import annotations
 
+import ast
 import random
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fuzzcompile.corpus.claiming import PLACES, part_of
+from fuzzcompile.compiler.facts.inductor_toggles import Settings, merge_settings
 from fuzzcompile.corpus.records import Seed, StreamRun
+from fuzzcompile.corpus.transactions import PLACES, find_part
 from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, EndlessSource, GeneratorSource
 from fuzzcompile.fuzz.campaign.steering import Item, Mix, PlaceOutcome, mutate
-from fuzzcompile.fuzz.focus.focus_counts import FOCUS
-from fuzzcompile.fuzz.focus.focus_settings import add_settings
+from fuzzcompile.fuzz.focus.focus_request import FOCUS
 from fuzzcompile.model.focus_plan import FocusAim, FocusPlan
 from fuzzcompile.programs.edits.near_miss_edits import draw_near_miss
 from fuzzcompile.programs.edits.pattern_program import PatternProgram, render_pattern_program
+
+# A case file put under settings of the compiler.
+
+
+def add_settings(source: str, settings: Mapping[str, object]) -> str:
+    """The case with these entries of ``torch._inductor.config`` in force around everything.
+
+    Entries that the case sets itself stay as they are; of a dictionary, both keep their keys. What it sets in another
+    form than a literal is left alone. Equal where nothing is to be added.
+    """
+    tree = ast.parse(source)
+    given = {
+        name: _read_literal(node) for node in tree.body for name in ("OPTIONS", "CONFIG") if _is_assignment(node, name)
+    }
+    own = merge_settings([_list_inductor_settings(given.get("CONFIG")), given.get("OPTIONS") or {}])
+    entries = {entry: _merge_setting(value, own.get(entry)) for entry, value in settings.items()}
+    added = {entry: value for entry, value in entries.items() if entry not in own or value != own[entry]}
+    if not added or any(value is None for value in given.values()):
+        return source
+    if inside := {entry: value for entry, value in added.items() if entry in (given.get("OPTIONS") or {})}:
+        source = _replace_assignment(source, "OPTIONS", {**(given["OPTIONS"] or {}), **inside})
+        added = {entry: value for entry, value in added.items() if entry not in inside}
+    if not added:
+        return source
+    config = given.get("CONFIG") or {}
+    return _replace_assignment(
+        source, "CONFIG", {**config, "inductor": merge_settings([_list_inductor_settings(config), added])}
+    )
+
+
+def _merge_setting(wanted: object, own: object) -> object:
+    """What an entry is to hold: the case's own value, with the keys that are wanted beside it."""
+    if own is None or not (isinstance(wanted, Mapping) and isinstance(own, Mapping)):
+        return wanted if own is None else own
+    return {**wanted, **own}
+
+
+def _list_inductor_settings(config: Settings | None) -> Settings:
+    inner = (config or {}).get("inductor")
+    return dict(inner) if isinstance(inner, Mapping) else {}
+
+
+def _is_assignment(node: ast.stmt, name: str) -> bool:
+    return isinstance(node, ast.Assign) and any(
+        isinstance(target, ast.Name) and target.id == name for target in node.targets
+    )
+
+
+def _read_literal(node: ast.stmt) -> Settings | None:
+    assert isinstance(node, ast.Assign), "only assignments are read"
+    try:
+        value = ast.literal_eval(node.value)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _replace_assignment(source: str, name: str, value: Mapping[str, object]) -> str:
+    """The source with another value of a top-level name, or with a new one behind the imports."""
+    lines = source.splitlines(keepends=True)
+    body = ast.parse(source).body
+    text = f"{name} = {value!r}\n"
+    for node in body:
+        if _is_assignment(node, name):
+            return "".join([*lines[: node.lineno - 1], text, *lines[node.end_lineno or node.lineno :]])
+    imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    last = (imports[-1].end_lineno or 0) if imports else 0
+    return "".join([*lines[:last], "\n", text, *lines[last:]])
+
 
 Arm = Literal["program", "near_miss", "sweep", "grammar", "mutation"]
 # Prior weight of each way of drawing; later, the ways that made the aim match are drawn more often.
@@ -250,11 +320,13 @@ class FocusSteering:
         return rng.betavariate(_PRIOR[arm] + known.hits, 1.0 + known.tried - known.hits)
 
     def _learn_blocks(self, index: int) -> None:
-        block, part = index // BLOCK, part_of(index)
-        if block <= self._block and part == part_of(self._block * BLOCK):
+        block, part = index // BLOCK, find_part(index)
+        if block <= self._block and part == find_part(self._block * BLOCK):
             return
         self._block = block
-        for place in sorted(place for place in self._waiting if place < (block - 1) * BLOCK or part_of(place) != part):
+        for place in sorted(
+            place for place in self._waiting if place < (block - 1) * BLOCK or find_part(place) != part
+        ):
             self._apply(self._waiting.pop(place))
 
     def _apply(self, outcome: PlaceOutcome) -> None:

@@ -127,7 +127,7 @@ def list_left_findings(store: Store, settings: Mapping[str, object], environment
 
 
 def list_pending(store: Store, environment: Mapping[str, object]) -> list[FindingSummary]:
-    """Return the findings that wait for a reproducer and may be run (`fuzzcompile.corpus.trusting`), worst first."""
+    """Return the findings that wait for a reproducer and may be run (`fuzzcompile.corpus.queries`), worst first."""
     return [finding for finding in list_unreduced(store, environment) if finding.trusted]
 
 

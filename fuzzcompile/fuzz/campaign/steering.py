@@ -18,9 +18,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fuzzcompile.corpus.claiming import PLACES, part_of
 from fuzzcompile.corpus.records import Finding, Seed, StreamRun
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.corpus.transactions import PLACES, find_part
 from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, classify_features
 from fuzzcompile.model.stages import LOWERING, SCHEDULER
 from fuzzcompile.model.verdicts import Verdict
@@ -45,7 +45,7 @@ def list_places(part: int, size: int | None) -> Iterable[int]:
 
 def sort_own_last(past: Sequence[StreamRun], part: int) -> list[StreamRun]:
     """Sort the judged cases of a stream, those of a part last: the results learned last count most."""
-    return sorted(past, key=lambda run: (part_of(run.index) == part, run.index))
+    return sorted(past, key=lambda run: (find_part(run.index) == part, run.index))
 
 
 Mix = Literal["mixed", "screen", "full"]
@@ -259,15 +259,17 @@ class Steering:
 
     def _learn_blocks(self, index: int) -> None:
         """Learn from the places before the last whole block."""
-        block, part = index // BLOCK, part_of(index)
-        if part != part_of(self._block * BLOCK):  # its blocks are counted from here
+        block, part = index // BLOCK, find_part(index)
+        if part != find_part(self._block * BLOCK):  # its blocks are counted from here
             self._block = block - 1
         if block <= self._block:
             return
         for _ in range(min(block - self._block, 100)):
             self._forget()
         self._block = block
-        for place in sorted(place for place in self._waiting if place < (block - 1) * BLOCK or part_of(place) != part):
+        for place in sorted(
+            place for place in self._waiting if place < (block - 1) * BLOCK or find_part(place) != part
+        ):
             self._apply(self._waiting.pop(place))
 
     def _apply(self, outcome: PlaceOutcome) -> None:
@@ -337,7 +339,7 @@ class CoverageExchange:
 
     Args:
         store: the open corpus.
-        compiler: only coverage under the same compiler counts (`fuzzcompile.corpus.records.compiler_of`).
+        compiler: only coverage under the same compiler counts (`fuzzcompile.corpus.records.identify_compiler`).
         needs_no_proof: returns whether a further hit of a finding would prove nothing new.
     """
 

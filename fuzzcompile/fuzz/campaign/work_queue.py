@@ -27,8 +27,8 @@ from fuzzcompile.fuzz.campaign.leftovers import (
 from fuzzcompile.fuzz.campaign.steering import Item, PlaceOutcome, list_places
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.severity import rank
-from fuzzcompile.triage.minimize.task import CONCLUDING, LEAST_SEARCH
-from fuzzcompile.triage.worker.leaving import left_behind
+from fuzzcompile.triage.worker.minimize_task import CONCLUDING, LEAST_SEARCH
+from fuzzcompile.triage.worker.worker_loss import read_left
 
 # Division of the workers' time: between judging and minimizing, and between judging and proving.
 
@@ -156,7 +156,7 @@ class WorkQueue:
         steering: draws cases.
         clock: the budget.
         confirming: hands out findings of other machines to judge here; None for none.
-        part: the part of the stream that this campaign judges (`fuzzcompile.corpus.claiming`).
+        part: the part of the stream that this campaign judges (`fuzzcompile.corpus.transactions`).
     """
 
     def __init__(
@@ -350,7 +350,7 @@ class WorkQueue:
 
 
 def _make_left_case(job: CampaignJob) -> LeftCase:
-    _, report = left_behind(job.left)
+    _, report = read_left(job.left)
     return LeftCase(job.case, job.index, job.screen, None if report is None else report["verdict"])
 
 

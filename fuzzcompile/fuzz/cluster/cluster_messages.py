@@ -14,10 +14,9 @@ from typing import Any, Protocol, Self, runtime_checkable
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.custom import ObjectPath
 from fuzzcompile.model.errors import UsageError
-from fuzzcompile.model.named import Named
+from fuzzcompile.model.judge_task import NamedFunction
 from fuzzcompile.model.versions import PACKAGE
-from fuzzcompile.run.failures import RemoteError
-from fuzzcompile.run.worker import portable, told
+from fuzzcompile.run.pool.worker import RemoteError, make_remote_error, pickle_error
 
 # Conditions sent to other machines: files travel as their content, because machines share no file system.
 
@@ -118,7 +117,7 @@ class HostCharter:
     packed: PackedConditions
     slots: int
     share: float = 1.0
-    opens: Callable[..., Any] = field(default=Named("fuzzcompile.fuzz.cluster.dask_host:open_local"))
+    opens: Callable[..., Any] = field(default=NamedFunction("fuzzcompile.fuzz.cluster.dask_host:open_local"))
 
 
 def pack(value: object) -> bytes:
@@ -172,7 +171,7 @@ class _AnswerOnArrival:
     call: ClusterCall
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Named("fuzzcompile.fuzz.cluster.dask_host:answer"), (self.call,)
+        return NamedFunction("fuzzcompile.fuzz.cluster.dask_host:answer"), (self.call,)
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,11 @@ class ClusterReply:
     def of(cls, error: Exception) -> ClusterReply:
         """Return the reply of a task that raised."""
         cause = error.__cause__
-        return cls(error=portable(error), cause=None if cause is None else portable(cause), remote_error=told(error))
+        return cls(
+            error=pickle_error(error),
+            cause=None if cause is None else pickle_error(cause),
+            remote_error=make_remote_error(error),
+        )
 
     def load_error(self) -> Exception | None:
         """Return the exception that the task raised, with its cause; None if it has a value."""

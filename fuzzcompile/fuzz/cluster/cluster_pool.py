@@ -21,10 +21,10 @@ from fuzzcompile.fuzz.cluster.dispatcher import ClusterFuture, ClusterTask, Work
 from fuzzcompile.fuzz.cluster.membership import Membership
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError
-from fuzzcompile.model.tasks import Surroundings
-from fuzzcompile.run.failures import WorkerStartFailed, WorkerStopped
-from fuzzcompile.run.slot import WorkerState
-from fuzzcompile.run.task_pool import TaskPool
+from fuzzcompile.model.judge_task import WorkerDescription
+from fuzzcompile.run.pool.worker import WorkerStartFailed, WorkerStopped
+from fuzzcompile.run.pool.worker_pool import TaskPool
+from fuzzcompile.run.pool.worker_slot import WorkerState
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class ClusterPool(TaskPool):
     ) -> None:
         self._most = most
         self._changes: deque[Change] = deque()
-        self._first: Future[Surroundings] = Future()
+        self._first: Future[WorkerDescription] = Future()
         self._broken: FuzzcompileError | None = None
         self._numbers = itertools.count()
         self._campaign = uuid.uuid4().hex[:8]
@@ -84,7 +84,7 @@ class ClusterPool(TaskPool):
         self._keeping = asyncio.run_coroutine_threadsafe(self._membership.keep(), self._loop)
         self._keeping.add_done_callback(self._handle_end)
 
-    def wait_for_worker(self, timeout: float | None = None) -> Surroundings:
+    def wait_for_worker(self, timeout: float | None = None) -> WorkerDescription:
         """Wait for a first worker, and return where it runs.
 
         Args:

@@ -30,13 +30,12 @@ from fuzzcompile.fuzz.cluster.cluster_messages import (
     unpack,
 )
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, MachineUnfit, format_message
-from fuzzcompile.model.tasks import DESCRIBE, Surroundings
+from fuzzcompile.model.judge_task import DESCRIBE, WorkerDescription
 from fuzzcompile.model.versions import __version__, installed_torch
-from fuzzcompile.run.failures import WorkerFailed, WorkerStartFailed, WorkerStopped
-from fuzzcompile.run.task_pool import TaskPool
-from fuzzcompile.run.worker import portable
-from fuzzcompile.triage.worker.lost import unstartable
-from fuzzcompile.triage.worker.pool import may_have_gpu, open_pool
+from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed, WorkerStopped, pickle_error
+from fuzzcompile.run.pool.worker_pool import TaskPool
+from fuzzcompile.triage.worker.local_pool import may_have_gpu, open_pool
+from fuzzcompile.triage.worker.worker_loss import make_start_error
 
 SILENCE = 45.0
 """Seconds without a message of its campaign after which a host closes: the campaign is gone, or cut off."""
@@ -59,7 +58,7 @@ class CampaignHost:
         self._running: set[int] = set()
         self._unfit = 0  # full compiles in a row that failed for want of a disk or a compiler
         self._left: defaultdict[int, dict[str, str]] = defaultdict(dict)
-        opened: tuple[TaskPool, Surroundings]
+        opened: tuple[TaskPool, WorkerDescription]
         with self._stack:
             opened = charter.opens(charter, self._stack)
             self._pool, self.surroundings = opened
@@ -126,7 +125,7 @@ class CampaignHost:
                 self.close()
 
 
-def open_local(charter: HostCharter, stack: ExitStack) -> tuple[TaskPool, Surroundings]:
+def open_local(charter: HostCharter, stack: ExitStack) -> tuple[TaskPool, WorkerDescription]:
     """Open worker processes for a charter, and let the first one describe its surroundings.
 
     ``stack`` gets the clean-up for when the processes have ended.
@@ -143,7 +142,7 @@ def open_local(charter: HostCharter, stack: ExitStack) -> tuple[TaskPool, Surrou
         return pool, pool.schedule(DESCRIBE, (conditions.target,), label="describe the machine").result()
     except WorkerStartFailed as error:
         pool.kill_workers()
-        raise unstartable(error) from error
+        raise make_start_error(error) from error
     except BaseException as error:
         pool.kill_workers()
         if isinstance(error, WorkerFailed):
@@ -163,7 +162,7 @@ def offer(dask_worker: Worker) -> bytes:
 
 
 async def open_host(charter: bytes, dask_worker: Worker) -> bytes:
-    """Open the host of a pickled `HostCharter`, unless it is open; return the pickled `Surroundings` or error.
+    """Open the host of a pickled `HostCharter`, unless it is open; return the pickled `WorkerDescription` or error.
 
     A host that still runs a task is replaced: its campaign had lost this worker, and runs the task elsewhere.
     """
@@ -178,9 +177,9 @@ async def open_host(charter: bytes, dask_worker: Worker) -> bytes:
     try:
         return pickle.dumps((await asyncio.shield(opening)).surroundings)
     except FuzzcompileError as error:
-        return portable(error)
+        return pickle_error(error)
     except Exception as error:  # the campaign goes on without this worker, and says why
-        return portable(EnvironmentUnfit(f"{type(error).__name__}: {format_message(error)}"))
+        return pickle_error(EnvironmentUnfit(f"{type(error).__name__}: {format_message(error)}"))
 
 
 def pulse(campaign: str, dask_worker: Worker) -> bytes:

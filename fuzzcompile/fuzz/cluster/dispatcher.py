@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 from fuzzcompile.fuzz.cluster.cluster_messages import ClusterCall, ClusterReply, WorkerOffer, compute_code_digest
 from fuzzcompile.model.errors import format_message
-from fuzzcompile.model.tasks import Surroundings
+from fuzzcompile.model.judge_task import WorkerDescription
 from fuzzcompile.model.versions import __version__
-from fuzzcompile.run.failures import WorkerCrashed, WorkerStartFailed
-from fuzzcompile.triage.worker.lost import unblamed
+from fuzzcompile.run.pool.worker import WorkerCrashed, WorkerStartFailed
+from fuzzcompile.triage.worker.worker_loss import drop_blame
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -79,7 +79,7 @@ class WorkerRequirements:
         return replace(self, torch=torch, gpu=self.gpu if any_device else gpu)
 
 
-def explain_difference(first: Surroundings, here: Surroundings) -> str | None:
+def explain_difference(first: WorkerDescription, here: WorkerDescription) -> str | None:
     """Return the reason why results from ``here`` do not compare with those of the ``first`` worker; None if they do.
 
     Both workers fit the requirements, and have described their surroundings when they started.
@@ -170,7 +170,7 @@ class ClusterMember:
 
     address: str
     slots: int
-    surroundings: Surroundings
+    surroundings: WorkerDescription
     running: dict[int, ClusterTask] = field(default_factory=dict)
     asked: float = field(default_factory=time.monotonic)
 
@@ -331,7 +331,7 @@ class Dispatcher:
         errand.release()
         if blame:
             errand.lost.append(member.address)
-        left = unblamed(errand.left)
+        left = drop_blame(errand.left)
         if len(errand.lost) < MOST_LOST:
             if left:
                 errand.call = errand.call.resume(left)

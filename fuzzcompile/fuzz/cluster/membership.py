@@ -38,7 +38,7 @@ from fuzzcompile.fuzz.cluster.dispatcher import (
     parse_host,
 )
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, UsageError, format_message
-from fuzzcompile.model.tasks import Surroundings
+from fuzzcompile.model.judge_task import WorkerDescription
 
 # The connection to a scheduler, and the scheduler and workers of ``local:N``.
 
@@ -185,7 +185,7 @@ class Membership:
     ) -> None:
         self.address, self.wanted = address, wanted
         self.dispatcher = Dispatcher(self._doubt)
-        self.first: Surroundings | None = None
+        self.first: WorkerDescription | None = None
         self.refused: dict[str, str] = {}
         self.connection: Connection | None = None
         self._charter, self._any_device, self._report, self._fail = charter, any_device, say, fail
@@ -337,7 +337,7 @@ class Membership:
         answer = await self._ask(address, dask_host.open_host, pickle.dumps(charter), within=_OPENING)
         if isinstance(answer, bytes):
             answer = pickle.loads(answer)
-        if isinstance(answer, Surroundings):
+        if isinstance(answer, WorkerDescription):
             self._admit(ClusterMember(address, offer.slots, answer))
         elif isinstance(answer, UsageError) and self.first is None:
             self._fail(answer)  # the user's own plant or pass fails, and would everywhere

@@ -17,14 +17,14 @@ from fuzzcompile.compiler.rule_catalogue import KnownRule, list_code_places, lis
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
 from fuzzcompile.compiler.watch.rule_labels import get_base_name, get_family
 from fuzzcompile.fuzz.focus.code_graph import CodeGraph, DefinitionPlace
-from fuzzcompile.fuzz.fuzz_tasks import PatternTask
 from fuzzcompile.fuzz.rules.rule_programs import make_rule_programs
+from fuzzcompile.fuzz.worker_tasks import PatternTask
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.focus_plan import FocusAim, FocusPlan, FocusQuestion, Span
 from fuzzcompile.model.stages import DECOMPOSITION, LOWERING, STAGES
 from fuzzcompile.programs.edits.pattern_program import PatternProgram
-from fuzzcompile.run.worker import current_device, say
+from fuzzcompile.run.pool.worker import get_current_device, say
 
 # Which of the names that a ledger gives a user means.
 
@@ -118,7 +118,7 @@ def find_focus_plan(question: FocusQuestion) -> FocusPlan:
 class _Planning:
     def __init__(self, question: FocusQuestion) -> None:
         self.question = question
-        self.device = torch.device(current_device())
+        self.device = torch.device(get_current_device())
         known = list_known_rules(self.device)
         self.rules = [row for row in known if row.kind in _RULES]
         self.operators = [row for row in known if row.kind not in (*_RULES, "setting")]
@@ -269,7 +269,7 @@ def make_task_programs(task: PatternTask) -> tuple[PatternProgram, ...]:
     A rule without any program is one that nothing is known to call; a program with ``fires=False`` did not make its
     rule fire by itself, and near misses of it still may.
     """
-    device = torch.device(current_device())
+    device = torch.device(get_current_device())
     rows = {(row.stage, row.name): row for row in list_known_rules(device) if row.kind != "setting"}
     made: list[PatternProgram] = []
     for stage, rule in task.rules:

@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fuzzcompile.compiler.facts.inductor_toggles import EAGER_NUMBERS, FOR_GPU, OWN_RANDOM_STREAM
-from fuzzcompile.fuzz.generation.constraints import fit_spec
-from fuzzcompile.fuzz.generation.pen import Pen
+from fuzzcompile.fuzz.generation.inputs import fit_spec
 from fuzzcompile.fuzz.generation.profile import (
     CPU_REPERTOIRE,
     GPU_REPERTOIRE,
@@ -41,6 +40,7 @@ from fuzzcompile.fuzz.generation.spec import (
     Mask,
     OperatorProgram,
     Part,
+    Pen,
     Placement,
     Size,
 )

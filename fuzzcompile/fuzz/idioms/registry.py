@@ -31,8 +31,7 @@ from typing import Literal
 from jinja2 import Template
 
 from fuzzcompile.compiler.facts.inductor_toggles import Stirred
-from fuzzcompile.fuzz.generation.pen import Pen
-from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec, Choices, Dims, Layout, Part
+from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec, Choices, Dims, Layout, Part, Pen
 from fuzzcompile.model.templates import get_template
 
 Role = Literal[

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fuzzcompile.fuzz.generation.pen import Pen
-from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec, Choices, Dims, Mask, MaskKind, Part, Returns
+from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec, Choices, Dims, Mask, MaskKind, Part, Pen, Returns
 from fuzzcompile.fuzz.idioms.registry import AttentionTraits, Idiom, PartTraits, attention_idiom, part_idiom, register
 
 _SDPA = AttentionTraits(

@@ -148,9 +148,7 @@ def render_case(name: str, *, training: bool = False, size: Size = "tiny", dtype
     Raises:
         UsageError: there is no such configuration.
     """
-    from fuzzcompile.model.templates import (
-        get_template,  # every command reads the names of sizes here, and few a template
-    )
+    from fuzzcompile.model.templates import get_template
 
     chosen = find_architecture(name)
     arguments = _make_arguments(chosen, size)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from fuzzcompile.fuzz.generation.pen import Pen
-from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec, Choices, Mask, MaskShape, MaskUse
+from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec, Choices, Mask, MaskShape, MaskUse, Pen
 from fuzzcompile.fuzz.idioms.registry import find_attention_traits, idiom
 from fuzzcompile.fuzz.near_misses.near_miss_registry import (
     NearMiss,

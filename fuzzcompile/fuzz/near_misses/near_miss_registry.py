@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fuzzcompile.fuzz.generation.pen import Pen
-from fuzzcompile.fuzz.generation.spec import MARKS, STILL_PLAIN, CaseSpec, Choices, Part
+from fuzzcompile.fuzz.generation.spec import MARKS, STILL_PLAIN, CaseSpec, Choices, Part, Pen
 from fuzzcompile.fuzz.idioms.registry import find_attention_traits
 from fuzzcompile.model.templates import expand_macro, get_template
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuzzcompile.fuzz.generation.pen import Pen
+from fuzzcompile.fuzz.generation.spec import Pen
 from fuzzcompile.fuzz.operator_programs.production import (
     DTYPES,
     FLOATING,

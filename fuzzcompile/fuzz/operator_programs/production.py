@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from string import ascii_lowercase
 
-from fuzzcompile.fuzz.generation.pen import Pen
+from fuzzcompile.fuzz.generation.spec import Pen
 
 # Types of the values in a program: symbolic shape, dtype, memory, and whether a gradient flows. Imports no torch.
 

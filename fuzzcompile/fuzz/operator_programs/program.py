@@ -7,10 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fuzzcompile.fuzz.generation.constraints import alters_inputs, fit_spec
-from fuzzcompile.fuzz.generation.inputs import find_activation_shape, list_call_dims, resolve_shape, takes_x
-from fuzzcompile.fuzz.generation.pen import Pen
-from fuzzcompile.fuzz.generation.spec import CaseSpec, OperatorProgram, ProgramArgument
+from fuzzcompile.fuzz.generation.inputs import (
+    alters_inputs,
+    find_activation_shape,
+    fit_spec,
+    list_call_dims,
+    resolve_shape,
+    takes_x,
+)
+from fuzzcompile.fuzz.generation.spec import CaseSpec, OperatorProgram, Pen, ProgramArgument
 from fuzzcompile.fuzz.operator_programs.production import PRODUCTIONS, ProgramValue, Scope, broadcast_shapes
 
 # How many statements, fewer first.

@@ -40,8 +40,8 @@ from fuzzcompile.programs.edits.pattern_program import (
     PatternProgram,
     render_pattern_program,
 )
-from fuzzcompile.run.building import build
 from fuzzcompile.run.case import Case
+from fuzzcompile.run.case_program import build
 from fuzzcompile.run.runs import observe
 
 __all__ = ["make_rule_programs"]

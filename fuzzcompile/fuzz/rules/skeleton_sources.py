@@ -19,7 +19,7 @@ from fuzzcompile.fuzz.rules.hole_values import FilledSkeleton
 from fuzzcompile.fuzz.rules.skeleton import ArgumentHole, CallResult, CallSkeleton, RuleCall, annotate_holes
 from fuzzcompile.model.stages import DECOMPOSITION, FREEZING, LOWERING, PARTITION, PRE_GRAD
 from fuzzcompile.programs.edits.pattern_program import Operand
-from fuzzcompile.run.worker import current_device
+from fuzzcompile.run.pool.worker import get_current_device
 
 # A registered pattern as calls with holes.
 
@@ -280,7 +280,7 @@ def draw_variant(rule: KnownRule, rng: random.Random) -> FilledSkeleton | None:
     """A rule's own search function with its example inputs; None where torch lists none such."""
     if not rule.name.startswith(FAMILY):
         return None
-    named = [variant for variant in _list_variants(current_device()) if variant.name == rule.name]
+    named = [variant for variant in _list_variants(get_current_device()) if variant.name == rule.name]
     if not named:
         return None
     variant = rng.choice(named)
@@ -311,7 +311,7 @@ def make_producer(rng: random.Random) -> ReplacementProducer:
     """Writes, in the place of an operator on packed weights, what the compiler packs into it."""
 
     def produce(skeleton: CallSkeleton, target: object, args: Sequence[object]) -> CallResult | None:
-        patterns = _find_packing(current_device()).get(str(target), [])
+        patterns = _find_packing(get_current_device()).get(str(target), [])
         if not patterns:
             return None
         before = len(skeleton.calls)

@@ -28,7 +28,7 @@ from fuzzcompile.compiler.torch_config import load_config
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.programs.capture.invocation import Invocation, run_parts_uncompiled
 from fuzzcompile.run.case import CompileSettings
-from fuzzcompile.run.reachable import Reached, is_user_file
+from fuzzcompile.run.reachable_state import ReachedObjects, is_user_file
 
 
 class Unsendable(Exception):
@@ -203,7 +203,7 @@ def _origin(name: str) -> Path | None:
 
 def _texts(invocation: Invocation) -> Iterator[tuple[str, str]]:
     """The sources of the functions that the call reaches, where they are in memory only, as those of a notebook are."""
-    functions = [value for value in Reached(invocation.roots).objects if isinstance(value, types.FunctionType)]
+    functions = [value for value in ReachedObjects(invocation.roots).objects if isinstance(value, types.FunctionType)]
     for name in {function.__code__.co_filename for function in functions}:
         if not Path(name).exists() and (lines := linecache.getlines(name)):
             yield name, "".join(lines)

@@ -45,14 +45,19 @@ from fuzzcompile.programs.capture.script_process import (
 from fuzzcompile.programs.capture.state import Ambient, Worlds
 from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.run.building import RUN_SEED, build
 from fuzzcompile.run.case import Arguments, Case, CompileSettings
-from fuzzcompile.run.device import seed_everything
-from fuzzcompile.run.exhaustion import is_exhausted_memory
-from fuzzcompile.run.holders import holders, is_model
-from fuzzcompile.run.reachable import Reached, global_names, is_user_file, own_dict
+from fuzzcompile.run.case_program import RUN_SEED, build
+from fuzzcompile.run.device import is_exhausted_memory, seed_everything
+from fuzzcompile.run.reachable_state import (
+    ReachedObjects,
+    get_own_dict,
+    is_model,
+    is_user_file,
+    list_global_names,
+    name_holders,
+)
 from fuzzcompile.run.runs import observe
-from fuzzcompile.run.tensors import StorageCopier, map_tensors, tensor_leaves
+from fuzzcompile.run.tensors import StorageCopier, list_tensors, map_tensors
 
 __all__ = ["load_script", "preserve_process"]
 
@@ -199,8 +204,8 @@ class _Run:
         """Describe the starting state of a later call, and the calls and state that could not be kept."""
         assert self.captured is not None
         notes = []
-        given = holders(self.captured.calls[-1].arguments)
-        held = [name for name, leaf in given.items() if own_dict(leaf) and not is_model(leaf)]
+        given = name_holders(self.captured.calls[-1].arguments)
+        held = [name for name, leaf in given.items() if get_own_dict(leaf) and not is_model(leaf)]
         if held and self.wanted == 1:
             notes.append(f"{', '.join(held[:4])} may hold what each call changes: --call N judges a later call")
         if self.history[self.captured.record.number].dropped:
@@ -281,14 +286,16 @@ def _differentiable(captured: _Captured) -> bool:
     """Return whether a tensor of the call requires a gradient and the callable runs no backward pass itself."""
     if runs_own_backward(captured.record.target):
         return False
-    inputs = tensor_leaves([call.arguments for call in captured.calls])
+    inputs = list_tensors([call.arguments for call in captured.calls])
     return any(tensor.requires_grad for tensor in (*captured.calls[-1].world.reached().tensors.values(), *inputs))
 
 
 def runs_own_backward(target: Callable[..., object]) -> bool:
     """Return whether user code that ``target`` reaches calls autograd itself, as a training step does."""
-    functions = [o for o in Reached({"": target}).objects if isinstance(o, types.FunctionType)]
-    return any(_OWN_BACKWARD & set(global_names(f.__code__)) for f in functions if is_user_file(f.__code__.co_filename))
+    functions = [o for o in ReachedObjects({"": target}).objects if isinstance(o, types.FunctionType)]
+    return any(
+        _OWN_BACKWARD & set(list_global_names(f.__code__)) for f in functions if is_user_file(f.__code__.co_filename)
+    )
 
 
 def _settings(captured: _Captured) -> CompileSettings:
@@ -421,8 +428,8 @@ class _SubmoduleRecorder:
             if not self.calls:
                 self._unwatch()  # or it would be copied with the module
                 self.copied = _copy_module(module)
-                own = Reached({"": self.copied}).tensors
-                self._own = {id(tensor): own[name] for name, tensor in Reached({"": module}).tensors.items()}
+                own = ReachedObjects({"": self.copied}).tensors
+                self._own = {id(tensor): own[name] for name, tensor in ReachedObjects({"": module}).tensors.items()}
                 self._watch()
             call = _Call(copy_objects(map_tensors(self._place, Arguments(args, kwargs))), ambient)
         self.calls.append(call)
@@ -453,7 +460,7 @@ def copy_objects(tree: T) -> T:
     def copy_leaf(leaf: object) -> object:
         if isinstance(leaf, _PLAIN):
             return leaf
-        for tensor in Reached({"": leaf}, functions=False).tensors.values():
+        for tensor in ReachedObjects({"": leaf}, functions=False).tensors.values():
             if not tensor.is_leaf:
                 memo.setdefault(id(tensor), tensor.detach().clone())
         try:

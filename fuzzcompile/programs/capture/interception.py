@@ -17,12 +17,10 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.torch_api import replace_optimize
 from fuzzcompile.programs.capture.state import World
-from fuzzcompile.run.building import placed_input
 from fuzzcompile.run.case import Arguments, CompileSettings
-from fuzzcompile.run.holders import is_holder, is_model, named_arguments
-from fuzzcompile.run.reachable import Reached
-from fuzzcompile.run.tensors import StorageCopier, storages
-from fuzzcompile.run.trees import unwrapped
+from fuzzcompile.run.case_program import place_input
+from fuzzcompile.run.reachable_state import ReachedObjects, is_holder, is_model, name_arguments
+from fuzzcompile.run.tensors import StorageCopier, measure_storages, unwrap
 
 # The calls that a script makes of its compiled callables: the arguments of each, and the state before it.
 
@@ -77,7 +75,7 @@ class CallHistory:
 
 def find_kind(arguments: Arguments) -> Kind:
     """Return the key of a recompile: shapes, strides and dtypes of the inputs and of tensors held by objects."""
-    inner = (pair for name, leaf in named_arguments(arguments) for pair in unwrapped(name, leaf))
+    inner = (pair for name, leaf in name_arguments(arguments) for pair in unwrap(name, leaf))
     return [part for name, leaf in inner for part in _kinds(name, leaf)]
 
 
@@ -88,7 +86,7 @@ def _kinds(name: str, leaf: object) -> list[object]:
         return [name, repr(leaf)[:100]]
     if is_model(leaf):
         return [name, id(leaf)]
-    reached = Reached({name: leaf}, functions=False)
+    reached = ReachedObjects({name: leaf}, functions=False)
     return [*((held, _form(tensor)) for held, tensor in reached.tensors.items()), reached.plain_attributes()]
 
 
@@ -98,7 +96,7 @@ def _form(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def roots_of_call(target: Callable[..., object], arguments: Arguments) -> dict[str, object]:
     """The callable, and the arguments that are not tensors: they may hold state."""
-    named = {name: leaf for name, leaf in named_arguments(arguments) if not isinstance(leaf, torch.Tensor)}
+    named = {name: leaf for name, leaf in name_arguments(arguments) if not isinstance(leaf, torch.Tensor)}
     return {"": target, **named}
 
 
@@ -107,14 +105,14 @@ def _copy_arguments(arguments: Arguments, world: World) -> Arguments:
     copier = StorageCopier()
 
     def copy(leaf: object) -> object:
-        return placed_input(leaf, copier) if isinstance(leaf, torch.Tensor) and not world.owns(leaf) else leaf
+        return place_input(leaf, copier) if isinstance(leaf, torch.Tensor) and not world.owns(leaf) else leaf
 
     copied: Arguments = pytree.tree_map(copy, arguments)
     return copied
 
 
 def _bytes(calls: Sequence[RecordedCall]) -> int:
-    return sum(storages([copy for call in calls for copy in call.world.originals()]).values())
+    return sum(measure_storages([copy for call in calls for copy in call.world.originals()]).values())
 
 
 class CompileArguments(TypedDict, total=False):

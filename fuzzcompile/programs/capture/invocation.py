@@ -21,9 +21,8 @@ from fuzzcompile.programs.capture.case_loader import runs_own_backward
 from fuzzcompile.programs.capture.interception import CallHistory, roots_of_call
 from fuzzcompile.programs.capture.state import Ambient, PresentState, Worlds
 from fuzzcompile.run.case import Arguments, Case, CompileSettings
-from fuzzcompile.run.holders import named_arguments
-from fuzzcompile.run.reachable import Reached, is_user_file
-from fuzzcompile.run.tensors import tensor_leaves
+from fuzzcompile.run.reachable_state import ReachedObjects, is_user_file, name_arguments
+from fuzzcompile.run.tensors import list_tensors
 
 # Reading the text of a class takes milliseconds, and a closure may reach a whole framework.
 _MAX_TEXTS = 200
@@ -65,7 +64,7 @@ class Invocation:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor that the call can reach."""
-        return [*Reached(self.roots).tensors.values(), *tensor_leaves(self.arguments)]
+        return [*ReachedObjects(self.roots).tensors.values(), *list_tensors(self.arguments)]
 
     def case(self) -> Case:
         """The call as a case that runs in place, on the objects themselves, restored before every run."""
@@ -186,7 +185,7 @@ def _find_modules(target: AnyCallable) -> Iterator[nn.Module]:
     if isinstance(root, nn.Module):
         yield from root.modules()
     else:
-        reached = Reached({"": target}).objects
+        reached = ReachedObjects({"": target}).objects
         yield from (value for value in reached if isinstance(value, nn.Module))
 
 
@@ -194,7 +193,7 @@ def _trains(target: AnyCallable, arguments: Arguments) -> bool:
     """Return whether the call is one whose gradients a program would use."""
     if runs_own_backward(target):
         return False
-    if any(tensor.requires_grad for tensor in tensor_leaves(arguments)):
+    if any(tensor.requires_grad for tensor in list_tensors(arguments)):
         return True
     return any(p.requires_grad for m in _find_modules(target) if m.training for p in m.parameters(recurse=False))
 
@@ -219,11 +218,11 @@ def _find_changed_configs() -> dict[str, dict[str, object]]:
 def _build_source(target: AnyCallable, arguments: Arguments) -> str:
     """The user's classes and functions, torch's modules by their text, and the form of the inputs."""
     owner = getattr(target, "__self__", target)
-    reached = Reached({"": target}).objects
+    reached = ReachedObjects({"": target}).objects
     written = [value for value in (target, *reached) if isinstance(value, types.FunctionType | type)]
     texts = [text for value in [*dict.fromkeys(written)][:_MAX_TEXTS] if (text := _get_text(value))]
     model = repr(owner) if isinstance(owner, nn.Module) else ""
-    forms = [f"{name}: {_form(leaf)}" for name, leaf in named_arguments(arguments)]
+    forms = [f"{name}: {_form(leaf)}" for name, leaf in name_arguments(arguments)]
     return "\n".join([*texts, f"MODEL = {model!r}", f"INPUTS = {forms!r}", ""])
 
 

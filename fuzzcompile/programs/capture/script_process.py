@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from fuzzcompile.compiler.torch_config import find_import_variables
-from fuzzcompile.run.reachable import is_user_file
+from fuzzcompile.run.reachable_state import is_user_file
 
 # Restore what a script changes in its process once its case is finished.
 

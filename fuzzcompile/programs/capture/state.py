@@ -25,19 +25,19 @@ import torch
 from torch import nn
 
 from fuzzcompile.run.case import GradMode
-from fuzzcompile.run.device import Numerics, held, pinned
-from fuzzcompile.run.reachable import (
+from fuzzcompile.run.device import Numerics, apply_numerics, list_held
+from fuzzcompile.run.reachable_state import (
     MODULE_TABLES,
-    Reached,
-    attributes,
-    global_names,
+    ReachedObjects,
+    get_own_dict,
     holds_state,
-    is_of_user,
+    is_user_class,
     is_user_file,
-    own_dict,
-    slots,
+    iterate_attributes,
+    list_global_names,
+    list_slots,
 )
-from fuzzcompile.run.tensors import KnownCopies, StorageCopier, storages
+from fuzzcompile.run.tensors import KnownCopies, StorageCopier, measure_storages
 
 # The state that surrounds a call: grad mode, autocast, numerics, defaults, random generators.
 
@@ -126,7 +126,7 @@ class Ambient:
         deterministic = torch.are_deterministic_algorithms_enabled()
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(pinned(self.numerics))
+            stack.enter_context(apply_numerics(self.numerics))
             stack.callback(torch.set_default_dtype, dtype)
             torch.set_default_dtype(self.default_dtype)
             stack.callback(torch.set_num_threads, threads)
@@ -135,7 +135,7 @@ class Ambient:
             torch.use_deterministic_algorithms(self.deterministic[0], warn_only=self.deterministic[1])
             stack.callback(setattr, torch.backends.mkldnn, "enabled", torch.backends.mkldnn.enabled)
             torch.backends.mkldnn.enabled = self.onednn  # type: ignore[assignment] # a property made at run time
-            own = () if "float32_matmul" in held() else self.precisions
+            own = () if "float32_matmul" in list_held() else self.precisions
             for group, precision in zip(_precision_groups(), own, strict=bool(own)):
                 # A setting made by the older API is among the numerics, which pin and restore it in both.
                 if group.fp32_precision != precision and precision != "none":
@@ -186,16 +186,16 @@ def _in_order(undos: list[Undo]) -> None:
 
 def _undo_attributes(value: object) -> Undo | None:
     if isinstance(value, type):
-        return _undo_class(value) if is_of_user(value) else None
+        return _undo_class(value) if is_user_class(value) else None
     if not holds_state(value):
         return None
-    undos: list[Undo] = [_undo_dict(own_dict(value))]
+    undos: list[Undo] = [_undo_dict(get_own_dict(value))]
     if isinstance(value, nn.Module):
         tables = (vars(value).get(table) for table in MODULE_TABLES)
         undos += [_undo_dict(table) for table in tables if isinstance(table, dict)]  # TorchScript's are not
-    names = slots(type(value))
+    names = list_slots(type(value))
     if names:
-        undos.append(functools.partial(_restore_slots, value, names, dict(attributes(value))))
+        undos.append(functools.partial(_restore_slots, value, names, dict(iterate_attributes(value))))
     return functools.partial(_in_order, undos)
 
 
@@ -282,7 +282,7 @@ def _undo_function(function: types.FunctionType) -> Undo:
     """Restore attributes, closure cells and the globals that the function names, which it may rebind."""
     own = _undo_dict(vars(function))
     cells = [(cell, cell.cell_contents) for cell in function.__closure__ or () if not _is_empty(cell)]
-    names = set(global_names(function.__code__)) if is_user_file(function.__code__.co_filename) else set()
+    names = set(list_global_names(function.__code__)) if is_user_file(function.__code__.co_filename) else set()
     bound = {name: function.__globals__[name] for name in names if name in function.__globals__}
 
     def undo() -> None:
@@ -321,7 +321,7 @@ class World:
     def __init__(self, roots: Mapping[str, object], known: KnownCopies | None = None) -> None:
         self.known: KnownCopies = dict(known or {})
         self._roots = dict(roots)
-        reached = Reached(roots)
+        reached = ReachedObjects(roots)
         self.complete = reached.complete
         hooks = {id(table) for value in reached.objects for table in _hook_tables(value)}
         self._undo = _undos(value for value in reached.objects if id(value) not in hooks)
@@ -329,13 +329,13 @@ class World:
         with torch.inference_mode(False), torch.no_grad():
             copier = StorageCopier(known=self.known)
             self._kept = [_keep(tensor, copier) for tensor in reached.tensors.values()]
-        addresses = storages([kept.tensor for kept in self._kept])
+        addresses = measure_storages([kept.tensor for kept in self._kept])
         self.known = {key: copied for key, copied in self.known.items() if key[0] in addresses}
         self._owned = {id(kept.tensor) for kept in self._kept}
 
-    def reached(self) -> Reached:
+    def reached(self) -> ReachedObjects:
         """Return everything reachable now; a program may have replaced some of it since the capture."""
-        return Reached(self._roots)
+        return ReachedObjects(self._roots)
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Return whether this state has the tensor."""
@@ -386,7 +386,7 @@ class Worlds:
         device, double = self._where
         self._worlds[call].restore(device, double=double, hooks=call == 0)
 
-    def reached(self) -> Reached:
+    def reached(self) -> ReachedObjects:
         """Return everything that the current call can reach now."""
         return self._worlds[self._current].reached()
 
@@ -407,7 +407,7 @@ class PresentState:
     """
 
     def __init__(self, roots: Mapping[str, object]) -> None:
-        reached = Reached(roots)
+        reached = ReachedObjects(roots)
         self._undo = _undos(reached.objects)
         tensors = reached.tensors.values()
         self._held = [(tensor, tensor.data, tensor.grad, tensor.requires_grad) for tensor in tensors]

@@ -12,9 +12,9 @@ from pathlib import Path
 from fuzzcompile.model.contract import ReportJson, RungJson
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.model.versions import PACKAGE
-from fuzzcompile.programs.issue import rungs
+from fuzzcompile.programs.issue import checks
+from fuzzcompile.programs.issue.checks import split_error
 from fuzzcompile.programs.issue.plain_script import PlainScript
-from fuzzcompile.programs.issue.rungs import split_error
 from fuzzcompile.programs.scripts.clean_process import FinishedProcess, run_alone
 
 # The output of a script, cut to the lines that a reader needs.
@@ -35,7 +35,7 @@ _QUOTED = re.compile(r"\s*\d*\s*\|| +[\^~]")
 
 def shorten_output(output: str) -> str:
     """Return the output of a script in a few lines, without the frames of a traceback."""
-    before, _, error = rungs.split_error(output)
+    before, _, error = checks.split_error(output)
     lines = [line.rstrip() for line in (*before.splitlines(), *error.splitlines())]
     lines = [line for line in lines if line and not _HINTS.match(line)]
     if len(lines) > _MOST_LINES:  # a compiler's message: what it calls errors
@@ -46,7 +46,7 @@ def shorten_output(output: str) -> str:
 
 def choose_line(output: str) -> str:
     """Return the most informative line of an output."""
-    _, _, error = rungs.split_error(output)
+    _, _, error = checks.split_error(output)
     lines = [line.strip() for line in (error or output).splitlines() if line.strip() and not _HINTS.match(line)]
     if not lines:
         return ""
@@ -137,7 +137,7 @@ def climb_ladder(candidates: Sequence[PlainScript], clock: Deadline) -> LadderRe
         _rung_as_json(backend, found.get(backend) or _run_rung_alone(plain, backend, clock), plain)
         for backend in BACKENDS
     ]
-    shows = rungs.shows_bug(plain.check.kind, alone.result) and best is not None
+    shows = checks.shows_bug(plain.check.kind, alone.result) and best is not None
     return LadderResult(plain, shows, alone.output, ladder)
 
 
@@ -149,7 +149,7 @@ def _make_rung(plain: PlainScript, backend: str) -> dict[str, str]:
 def _try_candidates(candidates: Sequence[Sequence[Mapping[str, str]]], clock: Deadline) -> dict[int, dict[str, _Rung]]:
     """Return the result of each candidate under each backend that was tried, by its number."""
     found: dict[int, dict[str, _Rung]] = {}
-    driver = Path(rungs.__file__).read_text(encoding="utf-8")
+    driver = Path(checks.__file__).read_text(encoding="utf-8")
     limit = clock.limit
     if limit is None:
         return {}
@@ -167,7 +167,7 @@ def _is_honest(plain: PlainScript, seen: Mapping[int, Mapping[str, _Rung]], numb
     own = seen.get(number, {})
     return (
         "inductor" in own
-        and rungs.shows_bug(plain.check.kind, own["inductor"].result)
+        and checks.shows_bug(plain.check.kind, own["inductor"].result)
         and _OFF in own
         and own[_OFF].result == "right"
     )
@@ -188,7 +188,7 @@ def _run_rung_alone(plain: PlainScript, backend: str, clock: Deadline) -> _Rung:
     ran = run_alone(plain.text(None if backend == "inductor" else backend), timeout=limit)
     if plain.check.kind == "dies":
         return _Rung("right" if ran.status == 0 else "raises", ran.output if ran.status == 0 else _describe_death(ran))
-    return _Rung(rungs.classify_output(plain.check.kind, ran.output, ran.status), ran.output)
+    return _Rung(checks.classify_output(plain.check.kind, ran.output, ran.status), ran.output)
 
 
 def _describe_death(ran: FinishedProcess) -> str:

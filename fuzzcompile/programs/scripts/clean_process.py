@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fuzzcompile.model.privacy import scrub
-from fuzzcompile.run.alone import status_of
+from fuzzcompile.run.subprocesses import run_command
 
 SCRIPT = "repro.py"
 
@@ -57,7 +57,9 @@ def run_alone(
             Path(folder, name).write_text(text, encoding="utf-8")
         # A file, not a pipe: the compiler's own workers may outlive the script and hold a pipe open.
         with Path(folder, "output.txt").open("w+b") as out:
-            status = status_of([sys.executable, *command, SCRIPT, *arguments], folder, environment or {}, out, timeout)
+            status = run_command(
+                [sys.executable, *command, SCRIPT, *arguments], folder, environment or {}, out, timeout
+            )
             out.seek(0)
             output = out.read().decode(errors="replace")
         kept = {name: _text(Path(folder, name)) for name in wanted if Path(folder, name).is_file()}

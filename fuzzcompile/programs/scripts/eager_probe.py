@@ -16,14 +16,11 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import metrics, runs
-from fuzzcompile.run.building import RUN_SEED, Program, build
 from fuzzcompile.run.case import Case
+from fuzzcompile.run.case_program import RUN_SEED, CaseProgram, build
 from fuzzcompile.run.device import seed_everything
-from fuzzcompile.run.memory import aliases
-from fuzzcompile.run.observation import Observation, Value
-from fuzzcompile.run.promised import RANDOM_STATE
-from fuzzcompile.run.tensors import tensor_leaves
-from fuzzcompile.run.trees import is_wrapped
+from fuzzcompile.run.observation import RANDOM_STATE, Observation, Value
+from fuzzcompile.run.tensors import find_aliases, is_wrapped, list_tensors
 
 # A plain float64 run farther than this share from eager is no reference for it.
 _SAME_PROGRAM = 0.1
@@ -73,7 +70,7 @@ class EagerProbe:
     @property
     def tensor_inputs(self) -> list[torch.Tensor]:
         """The tensors among the inputs of all calls."""
-        return list(tensor_leaves(list(self.inputs)))
+        return list(list_tensors(list(self.inputs)))
 
     @property
     def floating_dtype(self) -> torch.dtype:
@@ -126,7 +123,7 @@ def _record_outputs(case: Case, outputs: list[object]) -> Case:
     return replace(case, run=run)
 
 
-def _again(case: Case, program: Program) -> Observation:
+def _again(case: Case, program: CaseProgram) -> Observation:
     return _forward(runs.observe(replace(case, backward=False), program, program.model))
 
 
@@ -165,16 +162,16 @@ def _in_float64(case: Case, device: torch.device) -> Observation | None:
     program = build(case, device, double=True)
     if any(is_wrapped(leaf) for leaf in pytree.tree_leaves(list(program.calls))):
         return None  # a script would need more than a line to convert these
-    if any(aliases({str(n): x for n, x in enumerate(tensor_leaves([call]))}) for call in program.calls):
+    if any(find_aliases({str(n): x for n, x in enumerate(list_tensors([call]))}) for call in program.calls):
         return None  # tensors converted one by one no longer share memory
-    if any(tensor.is_complex() for tensor in tensor_leaves(list(program.calls))):
+    if any(tensor.is_complex() for tensor in list_tensors(list(program.calls))):
         return None
     observation = runs.observe(case, program, program.model)
     return None if observation.failure else observation
 
 
 def _same_program(eager: Observation, exact: Observation) -> bool:
-    named = exact.named()
+    named = exact.index_by_name()
     return all(_near(value, named.get(value.name)) for value in eager.values if value.kind != "gradient")
 
 

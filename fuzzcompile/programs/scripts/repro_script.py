@@ -14,8 +14,8 @@ from fuzzcompile.model.contract import AOTI, COMPILE, OutputJson
 from fuzzcompile.programs.ir.case_text import find_bound_names, makes_tensors
 from fuzzcompile.programs.scripts import eager_probe
 from fuzzcompile.programs.scripts.eager_probe import EagerProbe, Observable
-from fuzzcompile.run.building import RUN_SEED
-from fuzzcompile.run.observing import COTANGENT_SEED
+from fuzzcompile.run.case_program import RUN_SEED
+from fuzzcompile.run.observation import COTANGENT_SEED
 
 _GENERATOR = f"torch.manual_seed({COTANGENT_SEED})"
 

@@ -23,7 +23,7 @@ from fuzzcompile.programs.scripts.clean_process import run_alone
 from fuzzcompile.programs.scripts.eager_probe import EagerProbe, Observable, probe_case
 from fuzzcompile.programs.scripts.repro_script import ComparedValue, Driving, Form, ScriptPlan
 from fuzzcompile.programs.shrink.search import same_bug
-from fuzzcompile.run.promised import RANDOM_STATE
+from fuzzcompile.run.observation import RANDOM_STATE
 
 # The user's own passes and backend that a reproducer needs to show its bug.
 

@@ -13,20 +13,19 @@ from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.templates import get_environment as templates
 from fuzzcompile.model.versions import __version__
-from fuzzcompile.report.facts import IssueFacts
-from fuzzcompile.report.pages.judged import Judged, blamed_lines
-from fuzzcompile.report.pages.markup import listing, scrubbed
-from fuzzcompile.report.versions import versions
+from fuzzcompile.report.circumstances import versions
+from fuzzcompile.report.finding_facts import IssueFacts
+from fuzzcompile.report.pages.report_view import ReportView, blamed_lines, listing, scrubbed
 
 
-def page_of(
+def render_case_page(
     report: ReportJson, environment: Mapping[str, object], *, name: str | CommandSubject, source: str | None = None
 ) -> str:
     """The page on a report (contract form).
 
     Args:
         report: what ``triage --json`` prints.
-        environment: where it was judged (:func:`fuzzcompile.run.environment.describe`).
+        environment: where it was judged (:func:`fuzzcompile.run.device.describe_environment`).
         name: how the case is named on a command line.
         source: the text of the case's file; None to leave it out.
 
@@ -41,7 +40,7 @@ def page_of(
         .get_template("pages/case.html.j2")
         .render(
             judged=judged,
-            machine=machine_of(facts),
+            machine=describe_machine(facts),
             source=None if source is None else listing(source, set(blamed_lines(report))),
             versions=versions({**environment, **facts.where, "threads": threads}),
             fuzzcompile=__version__,
@@ -49,13 +48,13 @@ def page_of(
     )
 
 
-def section_of(report: ReportJson, *, name: str | CommandSubject) -> Markup:
+def render_section(report: ReportJson, *, name: str | CommandSubject) -> Markup:
     """What the page on a report says of it, as a part of another page."""
     judged = _judged(report, {}, name, None)
     return Markup(templates().get_template("pages/section.html.j2").render(judged=judged))
 
 
-def machine_of(facts: IssueFacts) -> list[str]:
+def describe_machine(facts: IssueFacts) -> list[str]:
     """The torch and the device in a few words each."""
     device = str(facts.environment.get("device_name") or facts.environment.get("cpu") or "")
     where = f"{facts.device}{f' ({device})' if device else ''}"
@@ -65,8 +64,8 @@ def machine_of(facts: IssueFacts) -> list[str]:
 
 def _judged(
     report: ReportJson, environment: Mapping[str, object], name: str | CommandSubject, source: str | None
-) -> Judged:
+) -> ReportView:
     clean = cast("ReportJson", scrubbed(report))
     named = CommandSubject.from_name(name)
     options = {option: value for option, value in named.options.items() if option != "plant"}  # a file of this machine
-    return Judged(IssueFacts(clean, source, environment), replace(named, name=scrub(named.name), options=options))
+    return ReportView(IssueFacts(clean, source, environment), replace(named, name=scrub(named.name), options=options))

@@ -2,28 +2,434 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import base64
+import gzip
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
+from typing import cast
 
 from markupsafe import Markup
 
-from fuzzcompile.corpus.overview import Overview
-from fuzzcompile.corpus.records import StoredCampaign, StoredCoverage, Umbrella
-from fuzzcompile.corpus.replay.versions import order
+from fuzzcompile.corpus.queries import Judging, Overview
+from fuzzcompile.corpus.records import (
+    Finding,
+    Related,
+    Reproducer,
+    StoredCampaign,
+    StoredCoverage,
+    StoredReplay,
+    Umbrella,
+    identify_compiler,
+)
+from fuzzcompile.corpus.replay.replay_history import History, ReplayStatus, history, order
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.model.hints import format_command
+from fuzzcompile.corpus.transactions import Mark, get_status, issue_url
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.hints import CommandSubject, format_command
+from fuzzcompile.model.severity import Severity
+from fuzzcompile.model.signatures import UNATTRIBUTED
 from fuzzcompile.model.stages import STAGES
 from fuzzcompile.model.templates import find_template_folder
 from fuzzcompile.model.templates import get_environment as templates
 from fuzzcompile.model.versions import __version__
-from fuzzcompile.report.pages.entries import SEVERITIES, Entry, entries_of
-from fuzzcompile.report.pages.headlines import first, headlines
-from fuzzcompile.report.pages.markup import inline
-from fuzzcompile.report.pages.packing import CHUNK, packed, script_hash
-from fuzzcompile.report.pages.reached import reached
-from fuzzcompile.report.pages.throughput import paces
+from fuzzcompile.report.circumstances import seen_on, versions
+from fuzzcompile.report.filing import Refusal, find_refusal
+from fuzzcompile.report.finding_facts import IssueFacts
+from fuzzcompile.report.pages.report_view import ReportView, inline, scrubbed
+from fuzzcompile.report.verdict_text import name_culprit
+from fuzzcompile.report.wording import title
+
+# The findings of a corpus as a report lists them: each with its sentence, what became of it, and what to do.
+
+# What each severity does to a user, in a word or two.
+SEVERITIES: dict[str, str] = {
+    Severity.SILENT: "silently wrong",
+    Severity.ERROR: "raises",
+    Severity.ALIASING: "aliasing",
+    Severity.RAISING_LAYOUT: ".view() raises",
+    Severity.LAYOUT: "layout",
+    Severity.ACCEPTS_INVALID: "accepts invalid",
+}
+
+
+@dataclass(frozen=True)
+class FindingEntry:
+    """A finding with all that its page shows.
+
+    Attributes:
+        hit: whether the campaign of the summary hit it; None without a summary.
+        new: whether that campaign was the first.
+    """
+
+    finding: Finding
+    facts: IssueFacts
+    reproducer: Reproducer | None
+    replays: Sequence[StoredReplay]
+    hit: bool | None = None
+    new: bool = False
+
+    @property
+    def name(self) -> str:
+        """F1, F2 and so on: the address of its page in the report."""
+        return self.finding.public_id
+
+    @cached_property
+    def judged(self) -> ReportView:
+        """What its report says."""
+        return ReportView(self.facts, self.facts.subject)
+
+    @cached_property
+    def title(self) -> Markup:
+        """What goes wrong, in a sentence."""
+        return inline(title(self.facts))
+
+    @cached_property
+    def refusal(self) -> Refusal | None:
+        """Why it is not to be filed as an issue; None if it is fit to be."""
+        return find_refusal(self.facts)
+
+    @property
+    def history(self) -> History:
+        """How it fared on other versions of torch."""
+        return self.facts.history or History({})
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the newest torch that was tried does not show it."""
+        newest = self.history.newest
+        return newest is not None and self.history.torch[newest] == ReplayStatus.FIXED
+
+    @property
+    def stage(self) -> str:
+        """The stage at fault."""
+        return str((self.finding.culprit or {}).get("stage") or UNATTRIBUTED)
+
+    @property
+    def severity(self) -> str:
+        """The word of its severity, ``unknown`` in a corpus that does not say."""
+        return self.finding.severity or "unknown"
+
+    @property
+    def effect(self) -> str:
+        """Its severity in plain words."""
+        return SEVERITIES.get(self.severity, self.severity)
+
+    @property
+    def status(self) -> str:
+        """What a person said of it, or else of its group."""
+        group = self.facts.umbrella
+        return group.status if self.finding.status == "open" and group is not None else self.finding.status
+
+    @property
+    def issue(self) -> str | None:
+        """The issue that a person named for it, or for its group, unless the reason against filing it has it."""
+        group = self.facts.umbrella
+        text = self.finding.issue or (group.issue if group is not None else None)
+        if text is None or (self.refusal is not None and text in self.refusal.reason):
+            return None
+        try:
+            return issue_url(text)
+        except UsageError:  # an older corpus may hold any text
+            return text
+
+    @property
+    def culprit(self) -> str:
+        """The code at fault in a few words."""
+        return name_culprit(self.facts.culprit)
+
+    @property
+    def place(self) -> tuple[bool, bool, tuple[int, bool, int, int]]:
+        """Sorts what matters first: what is open and not known to be fixed, then the worst."""
+        return (self.status != "open", self.is_fixed, self.finding.place)
+
+    @property
+    def seen_on(self) -> str:
+        """On how many machines it was seen."""
+        return seen_on(self.finding.machines)
+
+    @property
+    def versions(self) -> list[tuple[str, str]]:
+        """Where its report was made."""
+        return versions({**self.facts.environment, **self.facts.where})
+
+    @property
+    def search_text(self) -> str:
+        """What a search of the list finds it by, besides what the list shows."""
+        return " ".join(filter(None, (self.finding.signature, self.finding.note, self.finding.umbrella)))
+
+
+def make_entries(
+    read: Overview, groups: Iterable[Umbrella] = (), campaign: Mapping[str, bool] | None = None
+) -> list[FindingEntry]:
+    """The findings, what matters first in front.
+
+    Args:
+        read: what the corpus holds.
+        groups: what a person said of groups of findings.
+        campaign: the signatures that a campaign hit, each with whether it was the first to; None if no campaign is
+            looked at.
+    """
+    said = {group.name: group for group in groups}
+    entries = [_entry(read, finding, said.get(finding.umbrella or ""), campaign) for finding in read.findings]
+    return sorted(entries, key=lambda entry: entry.place)
+
+
+def _entry(
+    read: Overview, finding: Finding, group: Umbrella | None, campaign: Mapping[str, bool] | None
+) -> FindingEntry:
+    reproducer, replays = read.reproducers.get(finding.id), read.replays.get(finding.id, ())
+    seen = {"torch": next(iter(finding.torch_versions), None), "device": next(iter(finding.devices), None)}
+    mark = Mark(get_status(finding.status), finding.issue, finding.duplicate_of, finding.note)
+    related: Sequence[Related] = read.related.get(finding.id, ())
+    facts = IssueFacts(
+        cast("ReportJson", scrubbed(finding.report)),
+        reproducer.source if reproducer is not None else None,
+        read.environments.get(finding.id) or seen,
+        finding.first_seen.date().isoformat(),
+        finding.hits,
+        confirmed=reproducer is not None and reproducer.confirmed,
+        shown=(reproducer.shown if reproducer is not None else None) or {},
+        history=history(replays),
+        related=related,
+        searched=finding.searched.date().isoformat() if finding.searched else None,
+        queries=finding.queries or (),
+        mark=mark,
+        subject=CommandSubject(finding.public_id, published=True),
+        umbrella=group,
+        machines=finding.machines,
+    )
+    names = {finding.signature, *read.former.get(finding.id, ())} & set(campaign or ())
+    new = campaign is not None and any(campaign[name] for name in names)
+    return FindingEntry(finding, facts, reproducer, replays, None if campaign is None else bool(names), new)
+
+
+# What matters first about a corpus, in a sentence each.
+
+FIRST = 5  # findings named at the top
+_DOES = {
+    Severity.SILENT: ("is silently wrong", "are silently wrong"),
+    Severity.ERROR: ("raises, crashes or hangs where eager runs", "raise, crash or hang where eager runs"),
+    Severity.ALIASING: ("shares or copies other memory than eager", "share or copy other memory than eager"),
+    Severity.RAISING_LAYOUT: (
+        "returns a layout on which .view() raises",
+        "return a layout on which .view() raises",
+    ),
+    Severity.LAYOUT: ("returns other strides", "return other strides"),
+    Severity.ACCEPTS_INVALID: ("accepts what eager refuses", "accept what eager refuses"),
+}
+
+
+def first(entries: Sequence[FindingEntry]) -> list[FindingEntry]:
+    """Of findings in their order, those to look at first: open, not known to be fixed, and not minor."""
+    still = [entry for entry in entries if entry.status == "open" and not entry.is_fixed]
+    return [entry for entry in still if not entry.finding.is_minor][:FIRST]
+
+
+def headlines(entries: Sequence[FindingEntry], summary: Mapping[str, object] | None) -> list[str]:
+    """Sentences on the whole, the most important first; none claims more than the corpus holds."""
+    return [sentence for sentence in (*_campaign(entries, summary), *_findings(entries)) if sentence]
+
+
+def _campaign(entries: Sequence[FindingEntry], summary: Mapping[str, object] | None) -> Iterator[str]:
+    if summary is None:
+        return
+    hit, new = sum(bool(entry.hit) for entry in entries), sum(entry.new for entry in entries)
+    cases, pace = summary.get("cases"), summary.get("cases_per_minute")
+    speed = f" ({pace:g} a minute)" if isinstance(pace, int | float) else ""
+    yield f"The campaign judged {cases} cases{speed}, hit {_count(hit, 'finding')}, {new} of them new."
+    listed = summary.get("findings")
+    missing = (len(listed) if isinstance(listed, list) else 0) - hit
+    if missing > 0:
+        yield f"{_count(missing, 'finding')} of its summary {'is' if missing == 1 else 'are'} not in this corpus."
+
+
+def _findings(entries: Sequence[FindingEntry]) -> Iterator[str]:
+    if not entries:
+        return
+    severities = Counter(entry.severity for entry in entries)
+    parts = [f"{number} {_DOES[word][number != 1]}" for word in Severity if (number := severities[word])]
+    yield f"{', '.join(parts)}." if parts else ""
+    yield _standing(entries)
+    yield _fixed(entries)
+    bare = [entry.name for entry in entries if entry.reproducer is None]
+    if bare:
+        have = "has" if len(bare) == 1 else "have"
+        yield (
+            f"{len(bare)} {have} no reproducer yet: `{format_command('minimize', bare[0], published=True)}` makes one."
+        )
+
+
+def _standing(entries: Sequence[FindingEntry]) -> str:
+    fit = sum(entry.refusal is None for entry in entries)
+    known = sum(entry.status != "open" for entry in entries)
+    marked = f"; {known} {'is' if known == 1 else 'are'} marked as known or otherwise settled" if known else ""
+    return f"{fit or 'None'} {'is' if fit == 1 else 'are'} fit to be filed as an issue{marked}." if fit or known else ""
+
+
+def _fixed(entries: Sequence[FindingEntry]) -> str:
+    tried = [entry for entry in entries if entry.history.newest is not None]
+    if not tried:
+        return f"No other version of torch was tried: `{format_command('replay', published=True)}` does so."
+    newest = sorted({str(entry.history.newest) for entry in tried})
+    fixed = sum(entry.is_fixed for entry in tried)
+    which = f"torch {newest[-1]}" if len(newest) == 1 else "the newest torch that it was tried on"
+    return f"{fixed} of the {len(tried)} that were run again {'is' if fixed == 1 else 'are'} fixed in {which}."
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+# How fast campaigns judged cases: a bar chart over each campaign's own time.
+
+_BARS = 60
+_LEAST_SECONDS = 5.0  # of time that a bar stands for: less would show single cases
+
+
+@dataclass(frozen=True)
+class Pace:
+    """A campaign and its cases.
+
+    Attributes:
+        campaign: what the corpus stores of it.
+        cases: how many it judged.
+        screened: how many of these without generated code.
+        seconds: from its start to its end, its last heartbeat or its last case.
+        bars: the chart; None without cases.
+        top: cases a minute at the upper end of the chart.
+        width: seconds that a bar stands for.
+    """
+
+    campaign: StoredCampaign
+    cases: int
+    screened: int
+    seconds: float
+    bars: Markup | None
+    top: float
+    width: float
+
+    @property
+    def per_minute(self) -> float:
+        """Cases a minute, over the whole campaign."""
+        return 60 * self.cases / max(self.seconds, 1e-9)
+
+    @property
+    def compiler(self) -> str:
+        """The torch, and the target if there was one."""
+        return identify_compiler(self.campaign.environment)
+
+    @property
+    def ended(self) -> str:
+        """How it ended, in words."""
+        return _ENDED.get(self.campaign.ended or "", self.campaign.ended or "killed, or running still")
+
+
+_ENDED = {
+    "budget": "its time was up",
+    "max-findings": "it had its findings",
+    "exhausted": "there were no more cases",
+    "failed": "it failed",
+    "interrupted": "it was interrupted",
+}
+
+
+def paces(campaigns: Sequence[StoredCampaign], judgings: Sequence[Judging]) -> list[Pace]:
+    """The campaigns with their cases, the latest first."""
+    by_campaign = defaultdict[int, list[Judging]](list)
+    for judging in judgings:
+        by_campaign[judging.campaign_id].append(judging)
+    return [_pace(campaign, by_campaign[campaign.id]) for campaign in reversed(campaigns)]
+
+
+def _pace(campaign: StoredCampaign, judgings: Sequence[Judging]) -> Pace:
+    ages = [(judging.moment - campaign.started).total_seconds() for judging in judgings]
+    seconds = max([(campaign.end - campaign.started).total_seconds(), *ages, 1.0])
+    width = max(seconds / _BARS, min(_LEAST_SECONDS, seconds))
+    screened, full = dict[int, int](), dict[int, int]()
+    for age, judging in zip(ages, judgings, strict=True):
+        counts = screened if judging.screened else full
+        place = max(0, min(int(age / width), int(seconds / width)))
+        counts[place] = counts.get(place, 0) + 1
+    heights = {place: screened.get(place, 0) + full.get(place, 0) for place in {*screened, *full}}
+    most = max(heights.values(), default=0)
+    number = sum(judging.screened for judging in judgings)
+    bars = _bars(full, heights, most, seconds / width) if most else None
+    return Pace(campaign, len(judgings), number, seconds, bars, 60 * most / width, width)
+
+
+def _bars(full: dict[int, int], heights: dict[int, int], most: int, places: float) -> Markup:
+    """Bars of full compiles, with those of screens on top of them; all is scaled to 100 by 100."""
+    step = 100 / max(places, 1)
+    return Markup(
+        '<svg class="pace" viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">'
+        '<path class="screened" d="{}"/><path class="full" d="{}"/></svg>'
+    ).format(_path(heights, most, step), _path(full, most, step))
+
+
+def _path(heights: dict[int, int], most: int, step: float) -> str:
+    return "".join(
+        f"M{place * step:.2f} 100v-{100 * height / most:.1f}h{0.86 * step:.2f}V100z"
+        for place, height in sorted(heights.items())
+    )
+
+
+# What campaigns reached of the compiler, stage by stage, as the corpus stores it.
+
+
+@dataclass(frozen=True)
+class ReachedStage:
+    """One stage under one compiler: names that fired, that their own check always refused, that were only called."""
+
+    stage: str
+    fired: Sequence[str]
+    refused: Sequence[str]
+    called: Sequence[str]
+
+    @property
+    def total(self) -> int:
+        """Names that were reached in any way."""
+        return len(self.fired) + len(self.refused) + len(self.called)
+
+
+def reached(coverage: Iterable[StoredCoverage]) -> dict[str, list[ReachedStage]]:
+    """The stages in the compiler's order, by compiler."""
+    stages = defaultdict[tuple[str, str], dict[str, set[str]]](lambda: defaultdict(set))
+    for row in coverage:
+        stages[row.torch, row.stage][row.outcome].add(row.rewrite)
+    order = {stage: place for place, stage in enumerate(STAGES)}
+    tables = defaultdict[str, list[ReachedStage]](list)
+    for compiler, stage in sorted(stages, key=lambda key: (key[0], order.get(key[1], len(order)), key[1])):
+        outcomes = stages[compiler, stage]
+        fired, refused, called = (outcomes.get(name, set()) for name in ("fired", "refused", "fallback"))
+        tables[compiler].append(
+            ReachedStage(stage, sorted(fired), sorted(refused - fired), sorted(called - fired - refused))
+        )
+    return dict(tables)
+
+
+# Pages of findings, packed: a report on thousands stays small, and a browser unpacks what is opened.
+
+# Pages that are packed together: enough to share words, few enough to unpack at once.
+CHUNK = 40
+
+
+def packed(pages: Sequence[str]) -> Iterator[str]:
+    """Each chunk of pages as JSON, compressed by gzip (the same bytes for the same pages), in base64."""
+    for start in range(0, len(pages), CHUNK):
+        text = json.dumps(pages[start : start + CHUNK], ensure_ascii=False).encode(errors="replace")
+        yield base64.b64encode(gzip.compress(text, 9, mtime=0)).decode()
+
+
+def script_hash(script: str) -> str:
+    """How a content security policy names an inline script."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
 
 _SCRIPTS = ("pages/vendor/highlight.min.js", "pages/report.js")
 _CHARTS = 3  # campaigns with a chart; a table lists the latest
@@ -67,7 +473,7 @@ def page_of_corpus(contents: Contents, made: datetime, summary: Mapping[str, obj
     Returns:
         The HTML document.
     """
-    entries = entries_of(contents.read, contents.groups, _signatures_of(summary))
+    entries = make_entries(contents.read, contents.groups, _list_signatures(summary))
     ran = paces(contents.campaigns, contents.read.judgings)
     scripts = [(find_template_folder() / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     environment = templates()
@@ -98,7 +504,7 @@ def page_of_corpus(contents: Contents, made: datetime, summary: Mapping[str, obj
     )
 
 
-def _signatures_of(summary: Mapping[str, object] | None) -> dict[str, bool] | None:
+def _list_signatures(summary: Mapping[str, object] | None) -> dict[str, bool] | None:
     """The signatures that a campaign hit, each with whether it was new."""
     if summary is None:
         return None
@@ -116,7 +522,7 @@ class Filter:
     values: Sequence[tuple[str, int]]
 
 
-def _filters(entries: Sequence[Entry]) -> list[Filter]:
+def _filters(entries: Sequence[FindingEntry]) -> list[Filter]:
     known = {"severity": list(SEVERITIES), "stage": list(STAGES)}
     filters = []
     for key in ("severity", "verdict", "stage", "status"):
@@ -132,11 +538,11 @@ class Grid:
     """Findings by versions of torch; ``left_out`` findings have their answers on their own pages alone."""
 
     versions: Sequence[str]
-    rows: Sequence[Entry]
+    rows: Sequence[FindingEntry]
     left_out: int
 
 
-def _grid(entries: Sequence[Entry]) -> Grid:
+def _grid(entries: Sequence[FindingEntry]) -> Grid:
     tried = [entry for entry in entries if entry.history.torch]
     versions = sorted({version for entry in tried for version in entry.history.torch}, key=order)
     return Grid(versions, tried[:_GRID], max(0, len(tried) - _GRID))

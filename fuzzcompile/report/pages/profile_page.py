@@ -12,10 +12,10 @@ from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.templates import get_environment as templates
 from fuzzcompile.model.versions import __version__
 from fuzzcompile.report.charts import Panel, Series, chart_or_reason
-from fuzzcompile.report.pages.case_page import section_of
+from fuzzcompile.report.circumstances import versions
+from fuzzcompile.report.pages.case_page import render_section
 from fuzzcompile.report.profile_text import advice, attention_line, cells, meaning, remarks, triages
-from fuzzcompile.report.proof import figure
-from fuzzcompile.report.versions import versions
+from fuzzcompile.report.proof import format_number
 
 _FINE = ("equal", "expected_compounding")
 # What is drawn, by key of a layer; noise and rounding are what the others are held against.
@@ -45,9 +45,9 @@ def page_of_profile(profile: ProfileJson, *, name: str | CommandSubject) -> str:
             cells=cells,
             remarks=list(remarks(profile)),
             attention=[attention_line(call) for call in profile.get("attention", [])],
-            triages=[(each.what, section_of(each.report, name=each.name)) for each in triages(profile, name)],
+            triages=[(each.what, render_section(each.report, name=each.name)) for each in triages(profile, name)],
             versions=versions(profile.get("environment", {})),
-            figure=figure,
+            figure=format_number,
             fuzzcompile=__version__,
         )
     )

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.model.verdicts import Verdict
-from fuzzcompile.run.worker import say
+from fuzzcompile.run.pool.worker import say
 from fuzzcompile.triage.attribution.culprit import Ablation
 from fuzzcompile.triage.attribution.steps import ReplayCount, Step, measure_steps, select_semantic_steps
 from fuzzcompile.triage.oracle.judgement import largest_error

@@ -17,10 +17,9 @@ from fuzzcompile.compiler.watch.ledger import CallInputs, Frame, GraphRecord, La
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS, MANDATORY
 from fuzzcompile.model.stages import FREEZING, JOINT_GRAPH, POST_GRAD, PRE_GRAD
 from fuzzcompile.run import metrics
-from fuzzcompile.run.exhaustion import first_line
-from fuzzcompile.run.memory import aliases
-from fuzzcompile.run.tensors import significant_strides, storages
-from fuzzcompile.triage.oracle import value_change
+from fuzzcompile.run.device import shorten_message
+from fuzzcompile.run.tensors import find_aliases, list_significant_strides, measure_storages
+from fuzzcompile.triage.oracle import rounding
 
 # Values to replay a stage's graph on: those that the compiled program really got, or stand-ins for them.
 
@@ -157,7 +156,7 @@ class SnapshotReplays:
     def __init__(self, snapshots: Sequence[Snapshot], inputs: Sequence[object], count: ReplayCount) -> None:
         self.snapshots, self.inputs, self.count = snapshots, inputs, count
         self._done: dict[tuple[int, bool], tuple[ReplayResult, int]] = {}  # the latest to be asked for comes last
-        self._captured = set(storages(inputs))
+        self._captured = set(measure_storages(inputs))
 
     def at(self, index: int, *, double: bool) -> ReplayResult:
         """The replay of snapshot ``index``."""
@@ -168,7 +167,7 @@ class SnapshotReplays:
             self._make_room()
             self.count.replays += 1
             run = replay_graph(self.snapshots[index], self.inputs, double=double)
-            sizes = storages(_results(run))
+            sizes = measure_storages(_results(run))
             self._done[key] = run, sum(size for storage, size in sizes.items() if storage not in self._captured)
         return self._done[key][0]
 
@@ -201,7 +200,7 @@ def describe_raised(run: ReplayResult) -> str | None:
     """The error of the program in a replay; None where there is none."""
     if run.error is None or isinstance(run.error, NotReplayable):
         return None
-    return f"{type(run.error).__name__}: {first_line(run.error)}"
+    return f"{type(run.error).__name__}: {shorten_message(run.error)}"
 
 
 def measure_change(before: ReplayResult, after: ReplayResult, units: Sequence[float] = ()) -> float | None:
@@ -214,14 +213,14 @@ def measure_change(before: ReplayResult, after: ReplayResult, units: Sequence[fl
     """
     if before.error is not None or after.error is not None or len(before.outputs) != len(after.outputs):
         return None
-    return value_change.largest_change(_results(before), _results(after), units)
+    return rounding.largest_change(_results(before), _results(after), units)
 
 
 def find_smallest_units(native: ReplayResult, exact: ReplayResult) -> list[float]:
     """A smallest unit for each result: the size of the usual outputs for those that are zero by symmetry."""
     if native.error is not None or exact.error is not None:
         return []
-    sizes = sorted(size for size in map(value_change.measure_size, exact.outputs) if size)
+    sizes = sorted(size for size in map(rounding.measure_size, exact.outputs) if size)
     usual = sizes[(len(sizes) - 1) // 2] if sizes else 0.0
     return [
         0.0 if result is wide or _has_scale(result, wide, usual) else usual
@@ -231,13 +230,13 @@ def find_smallest_units(native: ReplayResult, exact: ReplayResult) -> list[float
 
 def _has_scale(native: object, exact: object, usual: float) -> bool:
     """Return whether a result has a scale of its own, and is not zero by symmetry."""
-    least = max(_SHRINKS * value_change.measure_size(native), _VANISHING * usual)
-    return _has_digits(native, exact) or value_change.measure_size(exact) > least
+    least = max(_SHRINKS * rounding.measure_size(native), _VANISHING * usual)
+    return _has_digits(native, exact) or rounding.measure_size(exact) > least
 
 
 def _has_digits(native: object, exact: object) -> bool:
     """Return whether both precisions agree on small numbers, which then are a result of that scale and not zero."""
-    size = value_change.measure_size(exact)
+    size = rounding.measure_size(exact)
     if not size or not isinstance(native, torch.Tensor) or not isinstance(exact, torch.Tensor):
         return False
     return native.shape == exact.shape and metrics.largest_distance(native, exact) <= _DIGITS * size
@@ -281,7 +280,7 @@ def find_metadata_change(before: ReplayResult, after: ReplayResult) -> str | Non
 def find_stride_change(before: ReplayResult, after: ReplayResult) -> str | None:
     """The first output whose layout is another; None if there is none, or one of the graphs does not run."""
     for index, was, now in _output_pairs(before, after):
-        strides = significant_strides(was), significant_strides(now)
+        strides = list_significant_strides(was), list_significant_strides(now)
         if was.shape == now.shape and strides[0] != strides[1]:
             return f"output {index}: stride {strides[0]} became {strides[1]}"
     return None
@@ -303,7 +302,7 @@ def find_shared_memory(run: ReplayResult | NodeRun) -> dict[str, tuple[str, ...]
     """Map each output that shares memory to the inputs and earlier outputs that it shares memory with."""
     named = {f"input {i}": value for i, value in enumerate(run.inputs)}
     named |= {f"output {i}": value for i, value in enumerate(run.outputs)}
-    return {name: owners for name, owners in aliases(named).items() if name.startswith("output")}
+    return {name: owners for name, owners in find_aliases(named).items() if name.startswith("output")}
 
 
 _AFTER_CAPTURE = (JOINT_GRAPH, FREEZING, POST_GRAD)
@@ -361,7 +360,7 @@ class Step:
     @property
     def moves_float64(self) -> bool:
         """Return whether the float64 result moved by more than float64 rounding, as this program amplifies it."""
-        return self.float64 is not None and value_change.changes_meaning(self.float64, self.float64_noise)
+        return self.float64 is not None and rounding.changes_meaning(self.float64, self.float64_noise)
 
     @property
     def is_opaque(self) -> bool:
@@ -377,7 +376,7 @@ class Step:
         """Return whether the native result moved farther than the graph's own rounding explains."""
         if self.random or self.native is None:
             return False
-        return self.native > max(value_change.NATIVE * self.native_noise, _NATIVE_LEAST)
+        return self.native > max(rounding.NATIVE * self.native_noise, _NATIVE_LEAST)
 
 
 def measure_steps(ledger: Ledger, count: ReplayCount) -> list[Step]:
@@ -480,7 +479,7 @@ def _measure_step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: Snaps
     noise = measure_change(exact_before, native_before, units)
     step = measure_change(exact_before, exact_after, units)
     amplified = 0.0
-    if step is not None and step > value_change.SEMANTIC_STEP:
+    if step is not None and step > rounding.SEMANTIC_STEP:
         amplified = measure_change(exact_before, runs.replay_perturbed(before), units) or 0.0
     return Step(
         frame,

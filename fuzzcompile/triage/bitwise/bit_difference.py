@@ -14,7 +14,7 @@ from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.model.contract import PartingJson, PromiseJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.observation import Observation, Value
-from fuzzcompile.run.tensors import dense
+from fuzzcompile.run.tensors import densify
 from fuzzcompile.triage.attribution.culprit import Culprit
 
 # Differences of bits between two values.
@@ -88,7 +88,7 @@ def compare_bits(name: str, first: torch.Tensor, second: torch.Tensor) -> BitDif
 
 def compare_runs(first: Observation, second: Observation, *, kinds: Sequence[str] = ()) -> list[BitDifference]:
     """The values of two runs that differ, by name; ``kinds`` of values, all by default."""
-    there = second.named()
+    there = second.index_by_name()
     pairs = [(value, there.get(value.name)) for value in first.values if not kinds or value.kind in kinds]
     known = {value.name for value in first.values}
     found = [_compare_values(value, paired) for value, paired in pairs]
@@ -115,7 +115,7 @@ def _compare_values(value: Value, paired: Value | None) -> BitDifference | None:
 
 def _flatten_real(tensor: torch.Tensor) -> torch.Tensor:
     """The elements in a row on the CPU, complex numbers as pairs."""
-    values = dense(tensor).detach().cpu().contiguous().reshape(-1)
+    values = densify(tensor).detach().cpu().contiguous().reshape(-1)
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj()).reshape(-1)
     return values

@@ -14,11 +14,10 @@ from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.model.facts import facts
-from fuzzcompile.run.building import build
 from fuzzcompile.run.case import Case
+from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import Observation
-from fuzzcompile.run.runs import observe
-from fuzzcompile.run.seeds import Kept
+from fuzzcompile.run.runs import SavedTensors, observe
 from fuzzcompile.triage.attribution.steps import ReplayCount
 from fuzzcompile.triage.kernels.kernel_suspects import WatchedGraph
 
@@ -99,7 +98,7 @@ class StrictCompiler:
         observations, calls = list[Observation](), list[tuple[int, ...]]()
         with open_session(case.settings, how) as session:
             program = build(case, self.device)
-            kept = Kept(case, program, self.device)
+            kept = SavedTensors(case, program, self.device)
             target = session.compile(program.model)
             for number in range(runs):
                 if number:
@@ -112,7 +111,7 @@ class StrictCompiler:
         """Run the same built program ``runs`` times in eager mode, each time from the same state."""
         case = case or self.case
         program = build(case, self.device)
-        kept = Kept(case, program, self.device)
+        kept = SavedTensors(case, program, self.device)
         observations = []
         for number in range(runs):
             if number:

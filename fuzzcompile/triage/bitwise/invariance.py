@@ -13,11 +13,10 @@ from fuzzcompile.compiler.kernels.kernel_loops import list_operators_behind
 from fuzzcompile.compiler.kernels.lowering_control import UNCHANGED, Control
 from fuzzcompile.compiler.watch.ledger import GraphCall, Kernel, LoweredGraph
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS
-from fuzzcompile.run.building import Program, build
 from fuzzcompile.run.case import Case
+from fuzzcompile.run.case_program import CaseProgram, build
 from fuzzcompile.run.metrics import within_default_tolerance
-from fuzzcompile.run.observation import Failure, Observation
-from fuzzcompile.run.promised import RANDOM_STATE
+from fuzzcompile.run.observation import RANDOM_STATE, Failure, Observation
 from fuzzcompile.run.runs import run_float64
 from fuzzcompile.run.tensors import map_tensors
 from fuzzcompile.triage.bitwise.bit_difference import (
@@ -83,7 +82,7 @@ class Batch:
         return map_tensors(narrow, inputs)
 
 
-def find_batches(case: Case, program: Program) -> list[Batch]:
+def find_batches(case: Case, program: CaseProgram) -> list[Batch]:
     """The batches that a case's first call may take, the likelier first.
 
     All inputs whose first dimension has the size of the first input's hold rows, or the first input alone does; weights
@@ -235,7 +234,7 @@ def _pair_rows(
     batch: Batch, together: Observation, alone: Observation
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """The rows of each output: its name, its part of the batch's, and the row's own."""
-    rows = alone.named()
+    rows = alone.index_by_name()
     for value in together.values:
         if value.kind != "output" or not value.is_tensor:
             continue

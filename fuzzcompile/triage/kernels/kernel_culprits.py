@@ -19,20 +19,18 @@ from fuzzcompile.triage.attribution.ablation import Ablator
 from fuzzcompile.triage.attribution.culprit import Attribution, Culprit
 from fuzzcompile.triage.kernels.code_generators import LOOPS, CodeGenerator, find_generator
 from fuzzcompile.triage.kernels.kernel_bisection import (
+    BackendFailure,
+    WrongKernel,
     attempt_ablation,
+    find_node_family,
     find_right_in_scalars,
     is_right_without_vectors,
+    list_labels,
+    list_operator_names,
     with_aten,
     with_control,
     with_isolated_kernels,
     without_fusion,
-)
-from fuzzcompile.triage.kernels.wrong_kernels import (
-    BackendFailure,
-    WrongKernel,
-    find_node_family,
-    list_labels,
-    list_operator_names,
 )
 from fuzzcompile.triage.stages.stage import AblatedCompile
 from fuzzcompile.triage.trials.case_runs import Trial

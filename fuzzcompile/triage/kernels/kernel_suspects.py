@@ -26,8 +26,7 @@ from fuzzcompile.triage.attribution.ablation import Ablator, Divergence
 from fuzzcompile.triage.attribution.culprit import Attribution, Culprit
 from fuzzcompile.triage.attribution.steps import ReplayCount, find_inputs
 from fuzzcompile.triage.kernels.code_generators import find_generator
-from fuzzcompile.triage.kernels.kernel_culprits import find_failure, list_failed_families
-from fuzzcompile.triage.kernels.wrong_kernels import (
+from fuzzcompile.triage.kernels.kernel_bisection import (
     WrongKernel,
     WrongOperator,
     WrongOutput,
@@ -35,7 +34,8 @@ from fuzzcompile.triage.kernels.wrong_kernels import (
     find_node_family,
     is_beyond_rounding,
 )
-from fuzzcompile.triage.oracle.value_change import SEMANTIC_STEP, changes_meaning, relative_change
+from fuzzcompile.triage.kernels.kernel_culprits import find_failure, list_failed_families
+from fuzzcompile.triage.oracle.rounding import SEMANTIC_STEP, changes_meaning, relative_change
 from fuzzcompile.triage.stages.stage import Stage, Suspect
 from fuzzcompile.triage.trials.case_runs import Trial
 

@@ -33,7 +33,7 @@ from fuzzcompile.triage.attribution.culprit import Culprit
 from fuzzcompile.triage.attribution.steps import ReplayCount, coarsest_epsilon, find_inputs, list_placeholders
 from fuzzcompile.triage.operators.operator_comparison import check_operators
 from fuzzcompile.triage.operators.operator_faults import Fault
-from fuzzcompile.triage.oracle import value_change
+from fuzzcompile.triage.oracle import rounding as value_change
 from fuzzcompile.triage.trials.case_runs import Trial
 
 _CONSTANTS = 2.0

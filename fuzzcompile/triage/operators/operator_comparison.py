@@ -20,7 +20,7 @@ from fuzzcompile.compiler.watch.ledger import Frame, Ledger
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS
 from fuzzcompile.model.stages import DECOMPOSITION, JOINT_GRAPH, PRE_GRAD
 from fuzzcompile.run import runs
-from fuzzcompile.run.building import build
+from fuzzcompile.run.case_program import build
 from fuzzcompile.triage.attribution.culprit import Culprit
 from fuzzcompile.triage.attribution.steps import ReplayCount, find_inputs, list_placeholders
 from fuzzcompile.triage.operators.operator_faults import (
@@ -32,7 +32,7 @@ from fuzzcompile.triage.operators.operator_faults import (
     is_far_from,
     measure_noise,
 )
-from fuzzcompile.triage.oracle import value_change
+from fuzzcompile.triage.oracle import rounding
 from fuzzcompile.triage.trials.experiments import Experiments
 
 # The line of the user's program that is under way.
@@ -143,13 +143,13 @@ def _find_matter(application: Application) -> _Matter | None:
         return "raises", "no error", describe_error(given.error), None, True
     if not any(map(_is_float, plain.results)) and has_floats(plain.arguments):
         return None  # an index: of equal values any place may be given
-    native = value_change.largest_change(*_pair_results(given, plain))
+    native = rounding.largest_change(*_pair_results(given, plain))
     exact = application.compute_in_float64() if native else None
-    step = value_change.largest_change(*_pair_results(*exact)) if exact is not None else 0.0
+    step = rounding.largest_change(*_pair_results(*exact)) if exact is not None else 0.0
     if (
         exact is not None
-        and step > value_change.SEMANTIC_STEP
-        and value_change.changes_meaning(step, measure_noise(application, exact))
+        and step > rounding.SEMANTIC_STEP
+        and rounding.changes_meaning(step, measure_noise(application, exact))
     ):
         got, expected = find_worst_element(*exact)
         return "values", expected, got, step, True

@@ -16,10 +16,10 @@ from fuzzcompile.compiler.watch.rule_labels import find_source
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION
 from fuzzcompile.run import metrics
-from fuzzcompile.run.exhaustion import first_line
-from fuzzcompile.run.tensors import same_values, significant_strides
+from fuzzcompile.run.device import shorten_message
+from fuzzcompile.run.tensors import have_same_values, list_significant_strides
 from fuzzcompile.triage.attribution.culprit import Culprit, frames_to_json
-from fuzzcompile.triage.oracle import value_change
+from fuzzcompile.triage.oracle import rounding
 
 # What is the matter: "check" that the kernel raises and the other way does not, "raises" the reverse; "numbers" that
 # both draw from one state and draw other random numbers.
@@ -126,7 +126,7 @@ def _find_undeclared_write(application: Application) -> Fault | None:
     if any(argument.alias_info is not None for argument in schema.arguments):
         return None
     for index, (before, after) in enumerate(application.pair_arguments()):
-        if before.shape == after.shape and not same_values(before, after):
+        if before.shape == after.shape and not have_same_values(before, after):
             fault = _make_fault(application, "mutation", f"argument {index} as it was", f"argument {index} written to")
             return replace(fault, stage=FUNCTIONALIZATION)
     return None
@@ -149,7 +149,7 @@ def _compare_errors(application: Application) -> Fault | None:
 
 def describe_error(error: BaseException) -> str:
     """An error's type and first line."""
-    return f"{type(error).__name__}: {first_line(error)}"
+    return f"{type(error).__name__}: {shorten_message(error)}"
 
 
 def find_difference(kind: Kind, right: OperatorOutcome, substitute: OperatorOutcome) -> tuple[str, str] | None:
@@ -182,7 +182,7 @@ _PROPERTIES: dict[Kind, Callable[[torch.Tensor], object]] = {
     "shape": _get_shape,
     "device": _get_device,
     "dtype": _get_dtype,
-    "stride": significant_strides,
+    "stride": list_significant_strides,
 }
 
 
@@ -194,13 +194,13 @@ def _describe_aliases(outcome: OperatorOutcome) -> str:
 
 def _compare_mutations(application: Application) -> Fault | None:
     """Arguments that one way writes to and the other does not, or differently."""
-    step = value_change.largest_change(application.kernel.arguments, application.other.arguments)
+    step = rounding.largest_change(application.kernel.arguments, application.other.arguments)
     if not step:
         return None
     if application.operator._schema.is_mutable:
         exact = application.compute_in_float64()
-        step = step if exact is None else value_change.largest_change(exact[0].arguments, exact[1].arguments)
-        if step <= value_change.SEMANTIC_STEP:
+        step = step if exact is None else rounding.largest_change(exact[0].arguments, exact[1].arguments)
+        if step <= rounding.SEMANTIC_STEP:
             return None
     return _make_fault(application, "mutation", "arguments as the kernel leaves them", f"off by {step:.1e}", step=step)
 
@@ -211,11 +211,11 @@ def _compare_values(application: Application) -> Fault | None:
         return _compare_random_numbers(application)
     if application.operator._schema.name.rpartition("::")[2] in facts().operators.uninitialised:
         return None  # what was not written is anything
-    native = value_change.largest_change(kernel.results, substitute.results)
+    native = rounding.largest_change(kernel.results, substitute.results)
     exact = application.compute_in_float64()
     if exact is not None:
-        step = value_change.largest_change(exact[0].results, exact[1].results)
-        if step > value_change.SEMANTIC_STEP and value_change.changes_meaning(step, measure_noise(application, exact)):
+        step = rounding.largest_change(exact[0].results, exact[1].results)
+        if step > rounding.SEMANTIC_STEP and rounding.changes_meaning(step, measure_noise(application, exact)):
             return _make_fault(application, "values", *find_worst_element(*exact), step=step)
     if not native:
         return None
@@ -228,7 +228,7 @@ def _compare_values(application: Application) -> Fault | None:
 
 def _compare_random_numbers(application: Application) -> Fault | None:
     """Other random numbers from the same state, which is a fault only where eager's own are promised."""
-    step = value_change.largest_change(application.kernel.results, application.other.results)
+    step = rounding.largest_change(application.kernel.results, application.other.results)
     if not step or step <= OTHER_NUMBERS:
         return None
     return _make_fault(application, "numbers", *find_worst_element(application.kernel, application.other), step=step)
@@ -241,7 +241,7 @@ def measure_noise(application: Application, exact: tuple[OperatorOutcome, Operat
         moved = application.compute_in_float64(noise=seed)
         if moved is None:
             continue
-        moves = (value_change.largest_change(at.results, after.results) for at, after in zip(exact, moved, strict=True))
+        moves = (rounding.largest_change(at.results, after.results) for at, after in zip(exact, moved, strict=True))
         most = max(most, *moves)
     return most
 
@@ -251,15 +251,15 @@ def is_far_from(kernel: OperatorOutcome, substitute: OperatorOutcome, exact: Ope
     truths = exact.results if exact is not None else kernel.results
     for right, value, truth in zip(kernel.results, substitute.results, truths, strict=False):
         if (
-            not value_change.are_comparable(right, value)
-            or not value_change.are_comparable(right, truth)
+            not rounding.are_comparable(right, value)
+            or not rounding.are_comparable(right, truth)
             or right.dtype != value.dtype
         ):
             continue
         apart = metrics.largest_distance(value, truth)
-        if apart > value_change.NATIVE * metrics.largest_distance(
-            right, truth
-        ) and not metrics.within_default_tolerance(value, right):
+        if apart > rounding.NATIVE * metrics.largest_distance(right, truth) and not metrics.within_default_tolerance(
+            value, right
+        ):
             return True
     return False
 
@@ -268,7 +268,7 @@ def find_worst_element(kernel: OperatorOutcome, substitute: OperatorOutcome) -> 
     """The element that differs most, as it is in both."""
     most, shown = -1.0, ("", "")
     for index, (a, b) in enumerate(zip(kernel.results, substitute.results, strict=False)):
-        if not value_change.are_comparable(a, b) or not a.numel():
+        if not rounding.are_comparable(a, b) or not a.numel():
             continue
         apart = metrics.distance(a, b)
         if float(apart.max()) > most:

@@ -30,7 +30,7 @@ from fuzzcompile.model.stages import (
     PRE_GRAD,
 )
 from fuzzcompile.model.verdicts import Verdict
-from fuzzcompile.run.exhaustion import first_line
+from fuzzcompile.run.device import shorten_message
 from fuzzcompile.triage.attribution.ablation import Ablator, Divergence
 from fuzzcompile.triage.attribution.culprit import Attribution, Culprit
 from fuzzcompile.triage.attribution.steps import ReplayCount, find_inputs
@@ -177,7 +177,7 @@ def find_unchecked_operator(trial: Trial, captured: Sequence[OperatorCheck], pro
         confidence="low",
         details={
             "kind": "check",
-            "expected": f"{type(error).__name__}: {first_line(error)}" if error is not None else "an error",
+            "expected": f"{type(error).__name__}: {shorten_message(error)}" if error is not None else "an error",
             "got": "no error",
         },
     )

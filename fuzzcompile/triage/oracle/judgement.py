@@ -123,9 +123,9 @@ def _judge_failures(eager: Observation, compiled: Observation) -> Judgement:
 
 
 def _compare_all(runs: Observations) -> list[Comparison]:
-    compiled, exact = runs.compiled.named(), runs.reference.named()
+    compiled, exact = runs.compiled.index_by_name(), runs.reference.index_by_name()
     # If eager is not deterministic, its own variation is noise like any other.
-    noisy = [run.named() for run in (*runs.noisy, runs.again) if run.failure is None]
+    noisy = [run.index_by_name() for run in (*runs.noisy, runs.again) if run.failure is None]
     vanishing = _VANISHING * _measure_largest_gradient(list(exact.values()))
     comparisons = []
     for value in runs.eager.values:
@@ -186,7 +186,7 @@ def _is_too_far(comparison: Comparison) -> bool:
 
 def reshape_like_eager(eager: Observation, values: Observation) -> Observation:
     """The values of ``values`` with the dtypes, devices, strides and aliases that eager gives them."""
-    named = values.named()
+    named = values.index_by_name()
     return replace(
         eager, values=tuple(_in_form(value, named[value.name]) for value in eager.values if value.name in named)
     )
@@ -200,7 +200,7 @@ def _in_form(form: Value, value: Value) -> Value:
 
 def with_eager_strides(eager: Observation, compiled: Observation) -> Observation:
     """The compiled run with eager's strides, so that nothing but the rest can differ."""
-    own = eager.named()
+    own = eager.index_by_name()
     return replace(
         compiled,
         values=tuple(
@@ -212,7 +212,7 @@ def with_eager_strides(eager: Observation, compiled: Observation) -> Observation
 
 def with_eager_values(eager: Observation, compiled: Observation, names: Sequence[str]) -> Observation:
     """The compiled run with eager's values under these names, so that the rest can be judged value by value."""
-    own = eager.named()
+    own = eager.index_by_name()
     return replace(
         compiled,
         values=tuple(

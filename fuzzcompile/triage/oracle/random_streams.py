@@ -103,7 +103,7 @@ def measure_floors(eager: Observation, perturbed: Sequence[Observation]) -> dict
     """The size of rounding in each floating value: what moves in perturbed runs that draw the same random numbers."""
     floors = dict[str, float]()
     for noisy in perturbed:
-        moved = noisy.named()
+        moved = noisy.index_by_name()
         for value in eager.values:
             shifted = moved.get(value.name)
             if shifted is not None and _is_comparable(value, shifted):

@@ -14,10 +14,13 @@ from fuzzcompile.triage.attribution.ablation import Ablator, Divergence
 from fuzzcompile.triage.attribution.culprit import Attribution, Culprit
 from fuzzcompile.triage.kernels.code_generators import get_generator
 from fuzzcompile.triage.kernels.kernel_bisection import (
+    BackendFailure,
+    WrongKernel,
     attempt_ablation,
     bisect_candidates,
     find_right_in_scalars,
     is_right_without_vectors,
+    list_operator_names,
     with_aten,
     with_config,
     with_isolated_kernels,
@@ -31,7 +34,6 @@ from fuzzcompile.triage.kernels.kernel_culprits import (
     without_failure,
 )
 from fuzzcompile.triage.kernels.kernel_suspects import list_kernel_suspects, watch_graphs
-from fuzzcompile.triage.kernels.wrong_kernels import BackendFailure, WrongKernel, list_operator_names
 from fuzzcompile.triage.stages.runtime import make_kernel_call_culprit
 from fuzzcompile.triage.stages.scheduler import prove_fusion
 from fuzzcompile.triage.stages.stage import AblatedCompile, Stage, Suspect

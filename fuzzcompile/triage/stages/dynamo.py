@@ -27,13 +27,13 @@ from fuzzcompile.model import stages
 from fuzzcompile.model.stages import DYNAMO, PRE_GRAD
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run import runs
-from fuzzcompile.run.building import build
+from fuzzcompile.run.case_program import build
 from fuzzcompile.triage.attribution.ablation import Ablator, Divergence
 from fuzzcompile.triage.attribution.culprit import Attribution, Culprit
 from fuzzcompile.triage.attribution.steps import ReplayCount, find_inputs
 from fuzzcompile.triage.operators.operator_comparison import iter_program_lines
 from fuzzcompile.triage.operators.operator_suspects import doubt, list_lost_check_suspects, make_operator_culprit
-from fuzzcompile.triage.oracle.value_change import relative_change
+from fuzzcompile.triage.oracle.rounding import relative_change
 from fuzzcompile.triage.stages.stage import AblatedCompile, Stage, Suspect
 from fuzzcompile.triage.trials.case_runs import Trial
 from fuzzcompile.triage.trials.experiments import Experiments

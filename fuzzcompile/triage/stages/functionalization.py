@@ -25,7 +25,7 @@ from fuzzcompile.compiler.watch.rule_labels import find_location
 from fuzzcompile.model import stages
 from fuzzcompile.model.stages import FUNCTIONALIZATION, JOINT_GRAPH, PRE_GRAD
 from fuzzcompile.model.verdicts import Verdict
-from fuzzcompile.run.tensors import significant_strides
+from fuzzcompile.run.tensors import list_significant_strides
 from fuzzcompile.triage.attribution.ablation import Ablator, Divergence
 from fuzzcompile.triage.attribution.culprit import Attribution, Culprit
 from fuzzcompile.triage.attribution.steps import ReplayCount, find_inputs, find_shared_memory
@@ -43,8 +43,8 @@ from fuzzcompile.triage.operators.operator_suspects import (
     list_operator_suspects,
     make_operator_culprit,
 )
-from fuzzcompile.triage.oracle import value_change
-from fuzzcompile.triage.oracle.value_change import SEMANTIC_STEP, relative_change
+from fuzzcompile.triage.oracle import rounding
+from fuzzcompile.triage.oracle.rounding import SEMANTIC_STEP, relative_change
 from fuzzcompile.triage.stages.stage import Stage, Suspect, format_tracing_settings, prove_by_break
 
 # Faults of AOTAutograd around its graphs: its analysis of inputs and outputs, its copies of tangents.
@@ -156,23 +156,23 @@ def _compare_paths(call: ComparedCall, verdict: Verdict) -> _Difference | None:
     for kind, differs in _iter_metadata_differences(eager, traced, verdict):
         if differs is not None:
             return kind, *differs, None
-    if verdict is Verdict.METADATA or not value_change.largest_change(eager.results, traced.results):
+    if verdict is Verdict.METADATA or not rounding.largest_change(eager.results, traced.results):
         return None
     if call.draws:
         return _compare_draws(eager, traced)
     exact = call.run_in_float64()
     known = all(outcome.error is None for outcome in exact)
-    step = value_change.largest_change(exact[0].results, exact[1].results) if known else 0.0
-    if step > value_change.SEMANTIC_STEP:
+    step = rounding.largest_change(exact[0].results, exact[1].results) if known else 0.0
+    if step > rounding.SEMANTIC_STEP:
         return "values", *find_worst_element(*exact), step
     if is_far_from(eager, traced, exact[0] if known else None):
-        return "values", *find_worst_element(eager, traced), value_change.largest_change(eager.results, traced.results)
+        return "values", *find_worst_element(eager, traced), rounding.largest_change(eager.results, traced.results)
     return None
 
 
 def _compare_draws(eager: OperatorOutcome, traced: OperatorOutcome) -> _Difference | None:
     """Other random numbers from one state, or as many but another state behind them, which moves all that follow."""
-    step = value_change.largest_change(eager.results[:-1], traced.results[:-1])
+    step = rounding.largest_change(eager.results[:-1], traced.results[:-1])
     if step > OTHER_NUMBERS:
         return "numbers", *find_worst_element(eager, traced), step
     if torch.equal(eager.results[-1], traced.results[-1]):
@@ -357,7 +357,7 @@ def _find_differing_node(graph: fx.Graph, plain: NodeRun, functional: NodeRun) -
             continue
         if _measure_change(value, functionally) > SEMANTIC_STEP:
             return laid_out or node
-        if laid_out is None and significant_strides(value) != significant_strides(functionally):
+        if laid_out is None and list_significant_strides(value) != list_significant_strides(functionally):
             laid_out = node
     return laid_out
 

@@ -13,7 +13,14 @@ from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.triage.attribution.ablation import Ablator, Divergence
 from fuzzcompile.triage.attribution.culprit import Attribution, Culprit
 from fuzzcompile.triage.kernels.code_generators import get_generator
-from fuzzcompile.triage.kernels.kernel_bisection import attempt_ablation, with_aten, with_control
+from fuzzcompile.triage.kernels.kernel_bisection import (
+    BackendFailure,
+    WrongOperator,
+    attempt_ablation,
+    find_node_family,
+    with_aten,
+    with_control,
+)
 from fuzzcompile.triage.kernels.kernel_culprits import (
     describe_kernel,
     describe_values,
@@ -27,7 +34,6 @@ from fuzzcompile.triage.kernels.kernel_culprits import (
     without_failure,
 )
 from fuzzcompile.triage.kernels.kernel_suspects import get_first_wrong_kernels, get_watched_graphs
-from fuzzcompile.triage.kernels.wrong_kernels import BackendFailure, WrongOperator, find_node_family
 from fuzzcompile.triage.operators.operator_suspects import list_aten_suspects
 from fuzzcompile.triage.stages.stage import AblatedCompile, Stage, Suspect
 

@@ -20,7 +20,7 @@ from fuzzcompile.triage.attribution.ablation import Ablator, Divergence
 from fuzzcompile.triage.attribution.culprit import Attribution, Culprit
 from fuzzcompile.triage.attribution.steps import ReplayCount, find_inputs, list_placeholders
 from fuzzcompile.triage.operators.operator_suspects import doubt, make_operator_culprit
-from fuzzcompile.triage.oracle.value_change import SEMANTIC_STEP, relative_change
+from fuzzcompile.triage.oracle.rounding import SEMANTIC_STEP, relative_change
 from fuzzcompile.triage.stages.stage import AblatedCompile, Stage, Suspect
 
 _PARTS: tuple[Direction, ...] = ("forward", "backward")

@@ -11,10 +11,9 @@ from fuzzcompile.model.stages import CUDAGRAPHS, RUNTIME
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.triage.attribution.ablation import Ablator, Divergence
 from fuzzcompile.triage.attribution.culprit import Attribution, Culprit
-from fuzzcompile.triage.kernels.kernel_bisection import attempt_ablation, with_config
+from fuzzcompile.triage.kernels.kernel_bisection import WrongKernel, WrongOutput, attempt_ablation, with_config
 from fuzzcompile.triage.kernels.kernel_culprits import describe_values, make_kernel_culprit
 from fuzzcompile.triage.kernels.kernel_suspects import get_first_wrong_kernels, get_watched_graphs, list_kernel_suspects
-from fuzzcompile.triage.kernels.wrong_kernels import WrongKernel, WrongOutput
 from fuzzcompile.triage.stages.stage import AblatedCompile, Stage, Suspect
 from fuzzcompile.triage.trials.case_runs import Trial
 

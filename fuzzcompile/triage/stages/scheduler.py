@@ -10,6 +10,8 @@ from fuzzcompile.model.stages import CODEGEN, SCHEDULER
 from fuzzcompile.triage.attribution.ablation import Ablator, Divergence
 from fuzzcompile.triage.attribution.culprit import Attribution, Culprit
 from fuzzcompile.triage.kernels.kernel_bisection import (
+    BackendFailure,
+    WrongKernel,
     attempt_ablation,
     find_right_in_scalars,
     with_config,
@@ -24,7 +26,6 @@ from fuzzcompile.triage.kernels.kernel_culprits import (
     without_failure,
 )
 from fuzzcompile.triage.kernels.kernel_suspects import list_kernel_suspects
-from fuzzcompile.triage.kernels.wrong_kernels import BackendFailure, WrongKernel
 from fuzzcompile.triage.stages.stage import AblatedCompile, Stage, Suspect
 
 _NO_REUSE: dict[str, object] = {"allow_buffer_reuse": False, "inplace_buffers": False}

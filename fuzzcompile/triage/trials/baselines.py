@@ -10,15 +10,16 @@ import torch
 
 from fuzzcompile.compiler.session import Compilation, CompileSession, find_path, list_modes, open_session
 from fuzzcompile.compiler.watch.unseen import Unseen
+from fuzzcompile.model.conditions import BASELINES, check_against
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.stages import RUNTIME
-from fuzzcompile.run import runs, seeds
-from fuzzcompile.run.building import Program, build
+from fuzzcompile.run import runs
+from fuzzcompile.run import runs as seeds
 from fuzzcompile.run.case import Case
+from fuzzcompile.run.case_program import CaseProgram, build
 from fuzzcompile.run.observation import Observation
 from fuzzcompile.triage.oracle.judgement import reshape_like_eager
-from fuzzcompile.triage.trials.baseline_names import BASELINES, check_against
 from fuzzcompile.triage.trials.case_runs import CaseRun, CaseRuns, CompileCounts
 
 # A program while it is compiled: run under its own seed, or under many.
@@ -33,10 +34,10 @@ class CompiledProgram:
     """A compiled program, callable while its session lasts; ``kept`` is the state that seeded runs begin from."""
 
     case: Case
-    program: Program
+    program: CaseProgram
     target: Callable[..., object]
     session: CompileSession
-    kept: seeds.Kept | None
+    kept: seeds.SavedTensors | None
 
     def observe(self) -> Observation:
         """Run it under the case's own seed."""
@@ -46,7 +47,7 @@ class CompiledProgram:
         """The run of a package, without the memory that its outputs cannot share with the model; others as they are."""
         if find_path(self.session.settings, self.session.how) != AOTI:
             return observation
-        adjusted = observation.sharing_as(eager, self.program.tensors())
+        adjusted = observation.copy_aliases(eager, self.program.collect_tensors())
         if adjusted != observation:
             self.session.ledger.unseen.note(_COPIED_STATE)
         return adjusted

@@ -11,11 +11,10 @@ import torch
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.run import runs
-from fuzzcompile.run.building import build
 from fuzzcompile.run.case import Case
-from fuzzcompile.run.observation import Failure, Observation
-from fuzzcompile.run.promised import asks_for_eager_numbers, keeps_promise_of
-from fuzzcompile.run.seeds import Kept, moved, observe_seeds, streams_at_start, streams_now
+from fuzzcompile.run.case_program import build
+from fuzzcompile.run.observation import Failure, Observation, are_streams_promised, asks_for_eager_numbers
+from fuzzcompile.run.runs import SavedTensors, fingerprint_start, fingerprint_streams, list_moved_streams, observe_seeds
 from fuzzcompile.triage.oracle import random_streams
 from fuzzcompile.triage.oracle.judgement import Judgement
 
@@ -34,7 +33,7 @@ class CaseRun:
     @classmethod
     def finish(cls, observation: Observation) -> CaseRun:
         """A run that has ended just now: nothing may have drawn random numbers since."""
-        return cls(observation, streams_now())
+        return cls(observation, fingerprint_streams())
 
 
 @dataclass(frozen=True)
@@ -169,12 +168,12 @@ class CaseRuns:
         """The random streams that the eager run draws from."""
         if self.eager.failure:
             return ()
-        return moved(streams_at_start(self.case), self._eager.ends)
+        return list_moved_streams(fingerprint_start(self.case), self._eager.ends)
 
     @functools.cached_property
     def promises_eager_numbers(self) -> bool:
         """Return whether the case asks for eager's own random numbers, and draws only those that torch promises."""
-        return asks_for_eager_numbers(self.case) and keeps_promise_of(self.draws)
+        return asks_for_eager_numbers(self.case) and are_streams_promised(self.draws)
 
     def draws_alike(self, run: CaseRun) -> bool:
         """Return whether ``run`` left the random streams that eager draws from where eager left them."""
@@ -202,7 +201,7 @@ class CaseRuns:
 
     def _sample_eager(self, seeds: range) -> list[random_streams.SampledRun]:
         program = build(self.case, self.device)
-        kept = Kept(self.case, program, self.device)
+        kept = SavedTensors(self.case, program, self.device)
         observations = observe_seeds(self.case, program, program.model, kept, seeds)
         return [self.sample(observation) for observation in observations if not observation.failure]
 

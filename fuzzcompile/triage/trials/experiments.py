@@ -11,16 +11,16 @@ import torch
 
 from fuzzcompile.compiler.session import Compilation, check_settings, get_effective_setting, open_session
 from fuzzcompile.compiler.target.target_process import current_target
+from fuzzcompile.model.conditions import BASELINES
 from fuzzcompile.model.contract import AOTI
 from fuzzcompile.model.tolerances import Tolerances
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run import runs
-from fuzzcompile.run.building import build
 from fuzzcompile.run.case import Case
+from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import Failure, Observation
-from fuzzcompile.run.runs import time_calls
-from fuzzcompile.run.seeds import Kept
-from fuzzcompile.run.worker import say
+from fuzzcompile.run.pool.worker import say
+from fuzzcompile.run.runs import SavedTensors, time_calls
 from fuzzcompile.triage.oracle import random_streams
 from fuzzcompile.triage.oracle.judgement import (
     Judgement,
@@ -30,7 +30,6 @@ from fuzzcompile.triage.oracle.judgement import (
     with_eager_strides,
     with_eager_values,
 )
-from fuzzcompile.triage.trials.baseline_names import BASELINES
 from fuzzcompile.triage.trials.baselines import (
     BaselineRun,
     CompiledProgram,
@@ -341,14 +340,14 @@ class Experiments:
         with open_session(self.case.settings, how) as session:
             program = build(self.case, self.device)
             # What the runs under other seeds begin from.
-            kept = Kept(self.case, program, self.device) if self.runs.draws else None
+            kept = SavedTensors(self.case, program, self.device) if self.runs.draws else None
             compiled = CompiledProgram(self.case, program, session.compile(program.model), session, kept)
             observation = compiled.observe()
             if (
                 self.device.type == "cuda"
                 and get_effective_setting(self.case.settings, how, "triton.cudagraphs") is True
             ):
-                observation = observation.reusing_memory(self.runs.eager)
+                observation = observation.drop_reused_memory(self.runs.eager)
             observation = compiled.with_own_state(observation, self.runs.eager)
             run, seconds = CaseRun.finish(observation), time.perf_counter() - start
             judgement, sampled = (None, None) if kept is None else self._judge_drawing(compiled, run, how)

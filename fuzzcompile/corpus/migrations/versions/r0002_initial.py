@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Do nothing: `fuzzcompile.corpus.schema.upgrade` makes a new corpus from the models."""
+    """Do nothing: `fuzzcompile.corpus.maintenance.upgrade` makes a new corpus from the models."""
 
 
 def downgrade() -> None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from fuzzcompile.corpus.merging import in_short
+from fuzzcompile.corpus.merge import find_umbrella, in_short, speaks_for
 from fuzzcompile.corpus.models import AnyText, UtcDateTime
-from fuzzcompile.corpus.speaking import speaks_for
-from fuzzcompile.corpus.umbrellas import umbrella_of
 from fuzzcompile.model.severity import rank, rate_severity
 
 revision = "0003"
@@ -173,7 +171,7 @@ def _choose_what_is_shown() -> None:
         own = rate_severity(shown)
         values = {name: (shown or {}).get(name) for name in ("verdict", "confidence", "culprit", "evidence")}
         values["culprit"] = in_short(values["culprit"])
-        values |= {"severity": own, "umbrella": umbrella_of(own, signature), "case_id": case_id}
+        values |= {"severity": own, "umbrella": find_umbrella(own, signature), "case_id": case_id}
         values["speaks_by_reproducer"] = speaks
         values["best_reproducer_id"] = None if best is None else best.id
         connection.execute(sa.update(_FINDINGS).where(_FINDINGS.c.id == key).values(values))

@@ -1,0 +1,421 @@
+"""What a process beside the script may not do: a fork goes on in the script's own code, and only the script may act.
+
+A fork shares its parent's open files, sockets and shared memory. It lets go of the files, runs at the lowest priority,
+is the first that the kernel kills when memory runs out, and ends at the first act that others could see: opening a file
+for writing, a connection, a process. Landlock (Linux 5.13) also stops writes that no Python code makes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import gc
+import json
+import os
+import random
+import resource
+import signal
+import struct
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import psutil
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuzzcompile.analyses.watch.step_graphs import Graphs
+from fuzzcompile.analyses.watch.step_records import JobState, WatchSettings, append_end
+from fuzzcompile.analyses.watch.step_values import StepValues
+from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
+from fuzzcompile.run.tensors import LOW_FLOATS, StorageCopier
+
+# How the runs beside the script differ: eager, in float64, perturbed, captured, followed.
+
+Kind = Literal["eager", "float64", "exact", "noise", "graphs", "followed"]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to run the step.
+
+    Attributes:
+        kind: ``eager``; ``float64`` with the program's low-precision casts and ``exact`` without; ``noise`` moves
+            every operator's result by one ulp at most; ``graphs`` captures dynamo's graphs; ``followed`` goes on for
+            several steps.
+        seed: of ``noise``; of ``followed``, the seed by which the state is moved by one ulp (0: not moved).
+    """
+
+    kind: Kind
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """What files and reports call it."""
+        return f"{self.kind}{self.seed}" if self.kind in ("noise", "followed") else self.kind
+
+
+def enter(mode: Mode) -> TorchDispatchMode | None:
+    """Have the rest of this process run in the mode; returns the dispatch mode that it entered, if any."""
+    torch.set_num_threads(1)  # a fork has none of its parent's threads
+    _leave_shared_memory()
+    if mode.kind != "graphs":
+        torch.compiler.set_stance("force_eager")
+    if mode.kind == "followed" and mode.seed:
+        _move_parameters(mode.seed)
+    if mode.kind in ("float64", "exact"):
+        entered: TorchDispatchMode = Float64Mode(keep_casts=mode.kind == "float64", native=_convert_to_float64())
+    elif mode.kind == "noise":
+        entered = UlpNoise(mode.seed)
+    else:
+        return None
+    entered.__enter__()  # type: ignore[no-untyped-call]  # for good: the process ends in it
+    return entered
+
+
+def _tensors() -> list[torch.Tensor]:
+    """Every plain tensor of this process that has memory."""
+    # By type, not isinstance: a weak proxy may be dead.
+    found = [value for value in gc.get_objects() if type(value) in (torch.Tensor, nn.Parameter)]
+    return [tensor for tensor in found if tensor.layout is torch.strided and tensor.device.type == "cpu"]
+
+
+def _leaves() -> list[torch.Tensor]:
+    """Every tensor in whose own dtype autograd accumulates a gradient."""
+    return [tensor for tensor in _tensors() if tensor.is_leaf and tensor.requires_grad]
+
+
+def _leave_shared_memory() -> None:
+    """Copy what lies in memory that the script reads too, such as the batches of a loader with workers."""
+    for tensor in _tensors():
+        if tensor.is_shared():  # type: ignore[no-untyped-call]
+            with contextlib.suppress(RuntimeError):  # inference tensors are not written to
+                tensor.data = tensor.detach().clone()
+
+
+def _convert_to_float64() -> torch.dtype:
+    """Convert what gradients accumulate in; the mode itself converts everything else on first use.
+
+    Returns:
+        The widest floating dtype that there was, float32 if there was none.
+    """
+    copier = StorageCopier(double=True)
+    dtypes = set()
+    with torch.no_grad():
+        for leaf in _leaves():
+            dtypes.add(leaf.dtype)
+            gradient, leaf.grad = leaf.grad, None
+            with contextlib.suppress(RuntimeError):  # subclasses and inference tensors keep their values
+                leaf.data = copier(leaf).detach()
+            if gradient is not None and leaf.dtype is torch.float64:
+                leaf.grad = copier(gradient).detach()
+    return next((dtype for dtype in (torch.float64, *LOW_FLOATS) if dtype in dtypes), torch.float32)
+
+
+def _move_parameters(seed: int) -> None:
+    """Move every element of every parameter by one ulp at most."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for leaf in _leaves():
+            draw = torch.randint(-1, 2, leaf.shape, generator=generator)
+            leaf.data = leaf.data * (1 + torch.finfo(leaf.dtype).eps * draw.to(leaf.dtype))
+
+
+# The processes beside the script: how many there may be, and what became of them.
+
+# Samples under way at once: each is a snapshot, which costs the memory that the script changes meanwhile.
+MOST_UNDER_WAY = 8
+_WAIT = 0.02
+
+
+class Queue:
+    """Forks of the script's process that judge samples, one after the other, in the order of the steps.
+
+    Args:
+        state: where lost samples are counted.
+    """
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self._pids: list[int] = []
+        self._others: list[int] = []
+
+    def refusal(self, state: Iterable[torch.Tensor]) -> str | None:
+        """Why no sample can be taken now of a step that can change ``state``; None if it can."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return "the script uses CUDA, whose processes cannot be forked; steps are judged on the CPU only"
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return "the script is distributed, and its steps need the other processes"
+        parameters = (tensor for tensor in state if isinstance(tensor, torch.nn.Parameter))
+        if any(parameter.is_shared() for parameter in parameters):  # type: ignore[no-untyped-call]
+            return "parameters lie in memory that other processes share, which a run beside the script would change"
+        self.reap()
+        if len(self._pids) >= MOST_UNDER_WAY:
+            return "the process beside the script is behind"
+        memory = psutil.Process().memory_info()
+        if psutil.virtual_memory().available < (len(self._pids) + 3) * (memory.rss - memory.shared):
+            return "too little memory is free for a snapshot"
+        return None
+
+    def forked(self, body: Callable[[int], Mode], lock: Path, *, counts: bool = True) -> Mode | None:
+        """Fork. The fork runs ``body`` with the descriptor of its lock, which it holds as long as it lives.
+
+        Returns:
+            None in the script; in a run beside it the mode that ``body`` returned.
+        """
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        drawn = random.getstate()
+        held = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, for processes with threads
+                pid = os.fork()
+            if pid == 0:
+                mode = body(held)
+                random.setstate(drawn)  # which Python seeds anew in every fork
+                return mode
+        finally:
+            os.close(held)
+        (self._pids if counts else self._others).append(pid)
+        self._state.processes.append(pid)
+        return None
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Wait until no sample is under way, or ``until`` holds."""
+        self.reap()
+        while self._pids and not until():
+            time.sleep(_WAIT)
+            self.reap()
+
+    def reap(self) -> None:
+        """Forget the processes that have ended, and count those that were killed."""
+        self._pids = [pid for pid in self._pids if self._runs(pid, counts=True)]
+        self._others = [pid for pid in self._others if self._runs(pid, counts=False)]
+
+    def _runs(self, pid: int, *, counts: bool) -> bool:
+        try:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:  # the script has reaped it
+            return False
+        if ended and status and counts:
+            how = (
+                f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+                if os.WIFSIGNALED(status)
+                else "ended by an error"
+            )
+            self._state.lost[how] = self._state.lost.get(how, 0) + 1
+        return not ended
+
+
+_VISIBLE = (
+    "os.chmod", "os.chown", "os.exec", "os.fork", "os.forkpty", "os.kill", "os.killpg", "os.link", "os.mkdir",
+    "os.posix_spawn", "os.remove", "os.rename", "os.rmdir", "os.spawn", "os.symlink", "os.system", "os.truncate",
+    "os.utime", "subprocess.Popen", "shutil.rmtree", "shutil.move", "socket.connect", "socket.bind", "socket.sendto",
+    "socket.sendmsg", "sqlite3.connect",
+)  # fmt: skip
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# System calls of Landlock, the same on every architecture, and the rights that write (linux/landlock.h).
+_CREATE, _ADD, _RESTRICT, _NO_NEW_PRIVILEGES = 444, 445, 446, 38
+_WRITE_RIGHTS = 0x1FF2  # everything of version 1 but executing and reading
+_PATH_BENEATH = 1
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+class _Guard:
+    """Ends the process once the script's code does something that others could see."""
+
+    def __init__(self) -> None:
+        self.on_act: Callable[[str], None] | None = None
+        self._installed = False
+
+    def watch(self, on_act: Callable[[str], None]) -> None:
+        self.on_act = on_act
+        if not self._installed:
+            self._installed = True
+            sys.addaudithook(self._audit)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens in the block is ours."""
+        kept, self.on_act = self.on_act, None
+        try:
+            yield
+        finally:
+            self.on_act = kept
+
+    def _audit(self, event: str, arguments: tuple[object, ...]) -> None:
+        on_act = self.on_act
+        if on_act is None:
+            return
+        if event in _VISIBLE:
+            self.on_act = None
+            on_act(event)
+        elif event == "open" and _writes(arguments):
+            self.on_act = None
+            on_act(f"opening {arguments[0]} for writing")
+
+
+def _writes(arguments: tuple[object, ...]) -> bool:
+    flags = arguments[2] if len(arguments) > 2 else 0
+    return isinstance(flags, int) and bool(flags & _WRITING) and arguments[0] != os.devnull
+
+
+guard = _Guard()
+
+
+def contain(keep: Collection[int]) -> None:
+    """Cut this process, a fork of the script's, off from what it shares with the script.
+
+    Args:
+        keep: descriptors that stay open.
+    """
+    with contextlib.suppress(OSError):
+        os.setsid()  # Ctrl-C is for the script
+    for caught in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM):
+        signal.signal(caught, signal.SIG_IGN if caught == signal.SIGINT else signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    with contextlib.suppress(OSError):
+        os.nice(19)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    for number in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
+        if number > 2 and number not in keep:
+            with contextlib.suppress(OSError):
+                os.dup2(nowhere, number)  # not closed: their owners close them, and abort where that fails
+    sys.dont_write_bytecode = True
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.excepthook = lambda *_: None
+
+
+def die_with_parent() -> None:
+    """End this process when its parent ends, however that ends."""
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+
+
+def only_writes_below(folder: Path) -> bool:
+    """Let this process write nowhere but below ``folder``, for good; False if the kernel cannot do that."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_CREATE, None, 0, 1) < 1:
+        return False
+    attributes = struct.pack("Q", _WRITE_RIGHTS)
+    rules = libc.syscall(_CREATE, attributes, len(attributes), 0)
+    if rules < 0:
+        return False
+    try:
+        for path in (str(folder), os.devnull):
+            place = os.open(path, os.O_PATH)
+            rights = _WRITE_RIGHTS if path != os.devnull else 0b10
+            rule = struct.pack("=Qi", rights, place)
+            libc.syscall(_ADD, rules, _PATH_BENEATH, rule, 0)
+            os.close(place)
+        libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        return bool(libc.syscall(_RESTRICT, rules, 0) == 0)
+    finally:
+        os.close(rules)
+
+
+# A run beside the script: a fork that goes on in the script's code, and ends with the step.
+
+
+class Runner:
+    """What the script's code meets in such a process.
+
+    Args:
+        mode: how the step is run.
+        path: where its values are written; None for a run that is only followed.
+        folder: the folder of the watch.
+        step: the step in which it begins.
+        settings: the watch.
+        case_settings: module-level names of the case files that a run of the kind ``graphs`` writes.
+    """
+
+    def __init__(
+        self,
+        mode: Mode,
+        path: Path | None,
+        folder: Path,
+        step: int,
+        settings: WatchSettings,
+        case_settings: Mapping[str, object],
+    ) -> None:
+        self.mode = mode
+        self._path = path
+        self._folder = folder
+        self._step = step
+        self._last = step + settings.trajectory - 1
+        self._state_bytes = settings.state_bytes
+        self._case_settings = case_settings
+        self._graphs = Graphs()
+        self._entered: TorchDispatchMode | None = None
+
+    @property
+    def trajectory(self) -> str:
+        """The name of its trajectory; empty if it has none."""
+        return "" if self.mode.kind != "followed" else "perturbed" if self.mode.seed else "eager"
+
+    def start(self, on_act: Callable[[str], None]) -> None:
+        """Enter the mode; ``on_act`` is called before the script does something that others could see."""
+        threading.excepthook = lambda arguments: None
+        atexit.register(os._exit, 0)  # none of the script's own handlers
+        only_writes_below(self._folder)
+        self._entered = enter(self.mode)
+        if self.mode.kind == "graphs":
+            self._graphs.capture()
+        guard.watch(on_act)
+
+    def begin(self, step: int) -> None:
+        """Another step begins."""
+        if self.mode.kind != "followed" or step > self._last:
+            self.end()
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """The script raises: the run ends."""
+        guard.on_act = None
+        if self._path is not None:
+            values = StepValues(failure=(type(error).__name__, " ".join(str(error).split())[:300]))
+            values.save(self._path)
+        self.end(f"the script raises {type(error).__name__} in eager mode")
+
+    def finish(self, values: StepValues) -> None:
+        """The step is complete."""
+        guard.on_act = None
+        if isinstance(self._entered, Float64Mode):
+            values.casts = self._entered.saw_cast
+            self._entered.__exit__(None, None, None)
+        elif self._entered is not None:
+            self._entered.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if self.mode.kind == "followed":
+            return
+        assert self._path is not None
+        if self.mode.kind == "graphs":
+            self._write_cases(self._path.with_suffix(".json"))
+        else:
+            values.save(self._path)
+        os._exit(0)
+
+    def _write_cases(self, path: Path) -> None:
+        folder = self._folder / f"step_{self._step}"
+        folder.mkdir(exist_ok=True)
+        cases = self._graphs.write(folder, self._case_settings, self._state_bytes)
+        draft = path.with_suffix(".part")
+        draft.write_text(json.dumps({"cases": [str(case) for case in cases], "left_out": self._graphs.left_out}))
+        draft.replace(path)
+
+    def end(self, reason: str = "") -> NoReturn:
+        """End the process."""
+        guard.on_act = None
+        if self.trajectory and reason:
+            append_end(self._folder, self.trajectory, reason)
+        os._exit(0)

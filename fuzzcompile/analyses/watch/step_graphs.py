@@ -1,0 +1,187 @@
+"""The graphs of a step as case files that need torch and safetensors only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import fx
+
+from fuzzcompile.compiler.torch_api import diff_configs
+from fuzzcompile.programs.ir.case_source import write_source
+from fuzzcompile.programs.ir.program import Input, Program, use_plain_names
+from fuzzcompile.programs.ir.tracing import Untranslatable, translate_graph
+from fuzzcompile.run.tensors import copy_tree, list_tensors
+
+MOST_GRAPHS = 8
+_IN_LAYER = "  # in layer "
+# What dynamo puts before the path of a module: where it found the root.
+_ROOT = re.compile(r"^[LG]\[[^]]*\](\.__self__|\._orig_mod)*\.?")
+# Entries of the compiler's configs that a watch or a worker sets.
+_OURS = ("fallback_random", "compile_threads")
+
+
+@dataclass
+class _Captured:
+    """One graph of dynamo, and copies of what its placeholders got at its first call."""
+
+    module: fx.GraphModule
+    inputs: list[object]
+    parameters: tuple[bool, ...]
+    grad: bool
+
+
+@dataclass
+class Graphs:
+    """The graphs that the rest of a step calls, in order; ``left_out`` says what could not be written, and why."""
+
+    captured: list[_Captured] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    def backend(self, module: fx.GraphModule, example_inputs: object) -> Callable[..., object]:
+        """A backend that runs graphs as they are and keeps them."""
+        called = False
+
+        def run(*inputs: object) -> object:
+            nonlocal called
+            if not called:
+                called = True
+                held = tuple(isinstance(value, torch.nn.Parameter) for value in inputs)
+                self.captured.append(_Captured(module, copy_tree(list(inputs)), held, torch.is_grad_enabled()))
+            return module(*inputs)
+
+        return run
+
+    def capture(self) -> None:
+        """From now on, have every compiled callable of this process run graph by graph and kept."""
+        torch.compiler.reset()
+        torch.compiler.set_stance("default", force_backend=self.backend)
+
+    def write(self, folder: Path, settings: Mapping[str, object], state_bytes: int) -> list[Path]:
+        """Write the graphs as case files, those with most operators first.
+
+        Args:
+            folder: where to write.
+            settings: module-level names of the case files (``MODE``, ``CONFIG``, …).
+            state_bytes: largest state of a case.
+
+        Returns:
+            The case files.
+        """
+        programs = [program for graph in self.captured if (program := self._program(graph, settings)) is not None]
+        programs.sort(key=lambda program: -len(program.statements))
+        if len(programs) > MOST_GRAPHS:
+            self.left_out.append(f"{len(programs) - MOST_GRAPHS} smaller graphs of the step")
+        several = len(programs) > 1
+        return [
+            write_case(program, folder / (f"case_{number}.py" if several else "case.py"), state_bytes)
+            for number, program in enumerate(programs[:MOST_GRAPHS], start=1)
+        ]
+
+    def _program(self, graph: _Captured, settings: Mapping[str, object]) -> Program | None:
+        differentiable = graph.grad and any(tensor.requires_grad for tensor in list_tensors(graph.inputs))
+        kind: dict[str, object] = {"BACKWARD": True} if differentiable else {}
+        if graph.grad and not differentiable:
+            kind = {"GRAD": "enabled"}
+        try:
+            program = translate_graph(graph.module, graph.inputs, graph.parameters, {**kind, **settings})
+        except Untranslatable as error:
+            self.left_out.append(f"a graph of the step, which no case file can hold: {error}")
+            return None
+        if not program.output_refs():
+            return None
+        return program if graph.grad else program.without_gradients()
+
+
+def case_settings(given: Mapping[str, object], before: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
+    """Module-level names of a case file by which it is compiled as a script compiles.
+
+    Args:
+        given: arguments of ``torch.compile``.
+        before: the compiler's configs from before the script changed them.
+    """
+    named = {name.upper(): value for name, value in given.items() if _is_plain(value)}
+    changed = {
+        name: {key: value for key, value in entries.items() if _is_plain(value) and key not in _OURS}
+        for name, entries in diff_configs(before).items()
+    }
+    config = {name: entries for name, entries in changed.items() if entries}
+    return {**named, **({"CONFIG": config} if config else {})}
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a case file can hold the value of a setting."""
+    if isinstance(value, dict):
+        return all(_is_plain(inner) for inner in value.values())
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def write_case(program: Program, path: Path, state_bytes: int) -> Path:
+    """Write a program as a case file that reads its values from a ``.safetensors`` file beside it.
+
+    Values beyond ``state_bytes`` in all, the largest first, are replaced by random ones.
+    """
+    from safetensors.torch import save_file
+
+    program = _bounded(use_plain_names(program), state_bytes)
+    kept = [input_ for input_ in program.inputs if input_.fill == "recorded" and input_.values is not None]
+    state = path.with_suffix(".safetensors")
+    save_file({input_.name: input_.values.contiguous().clone() for input_ in kept if input_.values is not None}, state)
+    source = _naming_layers(_reading_safetensors(write_source(program), state.name, kept), program)
+    path.write_text(source, encoding="utf-8")
+    return path
+
+
+def _bounded(program: Program, state_bytes: int) -> Program:
+    total, small = 0, set()
+    for input_ in sorted(program.inputs, key=_bytes):
+        total += _bytes(input_)
+        if total <= state_bytes:
+            small.add(input_.name)
+
+    def bounded(input_: Input) -> Input:
+        if input_.name in small or not input_.dtype.is_floating_point:
+            return input_
+        return replace(input_, fill="randn", values=None)
+
+    return program.map_inputs(bounded)
+
+
+def _bytes(input_: Input) -> int:
+    return torch.Size(input_.shape).numel() * input_.dtype.itemsize
+
+
+def _reading_safetensors(source: str, name: str, kept: Sequence[Input]) -> str:
+    """The text of a case with its values read from a file of safetensors, which holds no strides."""
+    odd = {input_.name: input_.stride for input_ in kept if input_.stride != _dense(input_.shape)}
+    lines = [f'    VALUES = load_file(Path(__file__).with_name("{name}"))']
+    for key, stride in odd.items():
+        shape = next(input_.shape for input_ in kept if input_.name == key)
+        made = f'torch.empty_strided({shape}, {stride}, dtype=VALUES["{key}"].dtype)'
+        lines.append(f'    VALUES["{key}"] = {made}.copy_(VALUES["{key}"])')
+    text = re.sub(r"^    VALUES = torch\.load\(.*\)$", lambda _: "\n".join(lines), source, flags=re.MULTILINE)
+    return text.replace("import torch\n", "import torch\nfrom safetensors.torch import load_file\n", 1)
+
+
+def _naming_layers(source: str, program: Program) -> str:
+    """The text of a case with the layer behind each statement that comes from one."""
+    layers = {s.name: layer for s in program.statements if (layer := _ROOT.sub("", s.module))}
+
+    def named(match: re.Match[str]) -> str:
+        return f"{match[0]}{_IN_LAYER}{layers[match[1]]}" if match[1] in layers else match[0]
+
+    return re.sub(r"^    (\w+) = .*$", named, source, flags=re.MULTILINE)
+
+
+def layer_at(case: Path, line: int) -> str | None:
+    """The layer behind a line of a case file that :func:`write_case` wrote; None if none is named there."""
+    lines = case.read_text(encoding="utf-8").splitlines()
+    text = lines[line - 1] if 0 < line <= len(lines) else ""
+    return text.rpartition(_IN_LAYER)[2] if _IN_LAYER in text else None
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()

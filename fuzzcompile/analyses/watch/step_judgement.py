@@ -1,0 +1,187 @@
+"""Judge one sampled step: its compiled values against those of the runs beside it. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fuzzcompile.analyses.watch.step_records import StepReport
+from fuzzcompile.analyses.watch.step_values import StepValues
+from fuzzcompile.model.verdicts import Comparison, Verdict
+from fuzzcompile.triage.oracle.judgement import Judgement, Observations, judge
+
+OWN_RANDOM = (
+    "the compiled step draws other random numbers than eager: its values are not compared; compile with "
+    "torch._inductor.config.fallback_random"
+)
+
+
+# An error that is that many times as large as those of eager and of the perturbed runs is wrong as it stands. Below,
+# values that the judge takes for wrong are suspicious: the state of a diverging program can amplify rounding in ways
+# that a few perturbed runs do not show, and triage of the step's graphs decides.
+GROSS_RATIO = 20.0
+
+
+@dataclass(frozen=True)
+class StepRuns:
+    """The values of one step: as the script computed them, and of each run beside it that ended well.
+
+    ``noisy`` are perturbed runs, ``exact`` is the float64 run without the program's own low-precision casts; ``again``
+    is a second eager run. Those that are None were not made.
+    """
+
+    compiled: StepValues
+    eager: StepValues
+    reference: StepValues | None = None
+    noisy: Sequence[StepValues] = ()
+    exact: StepValues | None = None
+    again: StepValues | None = None
+
+    @property
+    def draws_alike(self) -> bool:
+        """Whether the script's step drew the random numbers that eager draws."""
+        return self.compiled.failure is not None or self.eager.draws_alike(self.compiled)
+
+
+def judged(runs: StepRuns) -> Judgement:
+    """The judge's answer on a step."""
+    names = set(runs.compiled.values) & set(runs.eager.values)
+    first = _against(runs, runs.reference, names)
+    if runs.exact is None or not first.suspicious:
+        return first
+    # Right only without the program's own low-precision casts: computed more exactly than it asks for.
+    without = _against(runs, runs.exact, names)
+    return first if without.suspicious or without.verdict.is_bug else without
+
+
+def _against(runs: StepRuns, reference: StepValues | None, names: set[str]) -> Judgement:
+    eager = runs.eager.observation(names)
+    alike = [run for run in runs.noisy if run.failure is None and runs.eager.draws_alike(run)]
+    usable = reference is not None and reference.failure is None and runs.eager.draws_alike(reference)
+    assert reference is not None or not usable
+    exact = reference.observation(names) if usable and reference is not None else eager
+    again = runs.again.observation(names) if runs.again is not None else eager
+    noisy = [run.observation(names) for run in alike]
+    return judge(Observations(eager, again, exact, noisy, runs.compiled.observation(names)))
+
+
+def reported(step: int, runs: StepRuns, judgement: Judgement) -> StepReport:
+    """The report on a judged step."""
+    groups = runs.compiled.groups()
+    comparisons = [comparison for comparison in judgement.comparisons if comparison.name in groups]
+    worst = judgement.worst
+    return StepReport(
+        step,
+        str(_verdict(judgement, comparisons, groups)),
+        unexplained=judgement.verdict.is_bug and any(map(_is_gross, comparisons)),
+        detail=judgement.detail or _detail(judgement, comparisons),
+        made=_largest(comparisons, groups, "max_error_compiled"),
+        eager=_largest(comparisons, groups, "max_error_eager"),
+        floor=_largest(comparisons, groups, "noise_floor"),
+        worst=None if worst is None or worst.finding == "same" else _shown(worst),
+        loss=_losses(runs),
+        unseen=tuple(_unseen(runs)),
+        seconds=sum(run.seconds for run in (runs.eager, runs.reference, *runs.noisy) if run is not None),
+    )
+
+
+def _is_gross(comparison: Comparison) -> bool:
+    """Whether a value is wrong beyond doubt."""
+    if comparison.finding != "far":
+        return comparison.finding not in ("same", "close", "wild")
+    usual = max(comparison.max_error_eager, comparison.noise_floor)
+    return not comparison.within_scaled_tolerance and comparison.max_error_compiled > GROSS_RATIO * usual
+
+
+def _verdict(judgement: Judgement, comparisons: Sequence[Comparison], groups: Mapping[str, str]) -> Verdict:
+    """The verdict; parameters that are wrong because their gradients are do not make it a ``miscompile``."""
+    wrong = {groups[c.name] for c in comparisons if c.finding in ("far", "integer") and not c.within_scaled_tolerance}
+    is_gradient = "gradients" in wrong and wrong <= {"gradients", "gradient_norm", "parameters"}
+    return Verdict.WRONG_GRADIENT if judgement.verdict is Verdict.MISCOMPILE and is_gradient else judgement.verdict
+
+
+def wrong_by_value(report: Mapping[str, object]) -> bool:
+    """Whether triage found what can make a step wrong: wrong values, not a wrong stride or an error."""
+    return bool(report.get("is_bug")) and Verdict(str(report["verdict"])).kind == "values"
+
+
+def confirms(report: Mapping[str, object]) -> bool:
+    """Whether triage confirms what is merely suspicious: a proved culprit, without which the values are right."""
+    culprit = report.get("culprit")
+    return wrong_by_value(report) and isinstance(culprit, Mapping) and culprit.get("necessary") is True
+
+
+def _detail(judgement: Judgement, comparisons: Sequence[Comparison]) -> str:
+    """Which values are wrong, in the order in which the step makes them."""
+    if judgement.verdict in (Verdict.EQUAL, Verdict.ROUNDING):
+        return ""
+    wrong = [c for c in comparisons if c.finding not in ("same", "close")]
+    if not wrong:
+        return ""
+    first = wrong[0]
+    more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    return (
+        f"{first.name}{more}: off by {first.relative_error:.1e} of its size, "
+        f"where eager is off by {_relative(first, first.max_error_eager):.1e}"
+    )
+
+
+def _shown(comparison: Comparison) -> dict[str, object]:
+    return {
+        "name": comparison.name,
+        "finding": comparison.finding,
+        "max_abs_error_compiled": _number(comparison.max_error_compiled),
+        "max_abs_error_eager": _number(comparison.max_error_eager),
+        "noise_floor": _number(comparison.noise_floor),
+        "scale": _number(comparison.scale),
+        "detail": comparison.detail,
+    }
+
+
+def _largest(comparisons: Sequence[Comparison], groups: Mapping[str, str], field: str) -> dict[str, float]:
+    """The largest of an error in each group, in units of the value's own size."""
+    largest: dict[str, float] = {}
+    for comparison in comparisons:
+        error = _relative(comparison, getattr(comparison, field))
+        group = groups[comparison.name]
+        if math.isfinite(error):
+            largest[group] = max(largest.get(group, 0.0), error)
+    return largest
+
+
+def _relative(comparison: Comparison, error: float) -> float:
+    return error / comparison.scale if comparison.scale > 0 else error
+
+
+def _losses(runs: StepRuns) -> dict[str, float]:
+    named = {"compiled": runs.compiled, "eager": runs.eager, "float64": runs.reference}
+    losses = {run: values.values["loss"][1] for run, values in named.items() if values and "loss" in values.values}
+    numbers = {run: float(loss) for run, loss in losses.items() if hasattr(loss, "item")}  # type: ignore[arg-type]
+    return {run: loss for run, loss in numbers.items() if math.isfinite(loss)}
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _unseen(runs: StepRuns) -> list[str]:
+    """What was not compared, and why."""
+    unseen = []
+    if runs.reference is None or runs.reference.failure is not None:
+        why = "did not end" if runs.reference is None or runs.reference.failure is None else runs.reference.failure[1]
+        unseen.append(f"no float64 run ({why}): eager stands in for it")
+    elif not runs.eager.draws_alike(runs.reference):
+        unseen.append("the float64 run draws other random numbers: eager stands in for it")
+    if not runs.noisy:
+        unseen.append("no perturbed run ended well: the noise floor is not known")
+    if runs.eager.ended:
+        unseen.append(f"what follows in the step, where {runs.eager.ended}")
+    missing = set(runs.compiled.values) ^ set(runs.eager.values)
+    if missing and not runs.eager.ended and not runs.compiled.ended:
+        unseen.append(f"{len(missing)} values that only one of the runs has, such as {min(missing)}")
+    if runs.compiled.left_out:
+        unseen.append(f"{runs.compiled.left_out} values beyond what is kept of a step")
+    if runs.compiled.sampled:
+        unseen.append(f"of {runs.compiled.sampled} large tensors some rows only")
+    return unseen

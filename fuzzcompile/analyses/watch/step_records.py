@@ -1,0 +1,389 @@
+"""Whether trajectories part by chaos: the compiled one from eager, and eager from itself after one ulp."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean, median
+
+# The files in which a watch keeps its results, and what stands in them.
+
+STEPS = "steps.jsonl"
+TRAJECTORY = "trajectory.jsonl"
+JOB = "job.json"
+STOP = "stop"
+WORK = ".work"
+"""Folder of values that processes hand to each other; removed at the end."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One sampled step.
+
+    Errors are relative: largest distance from the float64 run, in units of the value's own RMS, the largest of each
+    group (``outputs``, ``loss``, ``gradients``, ``gradient_norm``, ``buffers``, ``parameters``). All runs start from
+    the compiled trajectory's own state, so that each error was made in this step.
+
+    Attributes:
+        step: number of the step, counted from 1.
+        verdict: the judge's verdict; None if the step could not be judged, ``suspicious`` if its values look wrong and
+            nothing confirms it.
+        unexplained: rounding does not explain the step.
+        detail: one sentence: what is wrong, or why there is no verdict.
+        made: error of the compiled step, by group.
+        eager: error of the eager step, by group.
+        floor: largest distance of a perturbed eager step from the eager step, by group.
+        worst: the value that decides, with its finding and its errors.
+        loss: the loss in the compiled, eager and float64 step.
+        unseen: what was not looked at, and why.
+        cases: case files written for this step.
+        report: what triage says of the step, if it was asked (``triage --json``).
+        layer: the module to which the culprit's site belongs.
+        seconds: wall time of the runs beside the script.
+    """
+
+    step: int
+    verdict: str | None
+    unexplained: bool = False
+    detail: str = ""
+    made: dict[str, float] = field(default_factory=dict)
+    eager: dict[str, float] = field(default_factory=dict)
+    floor: dict[str, float] = field(default_factory=dict)
+    worst: dict[str, object] | None = None
+    loss: dict[str, float] = field(default_factory=dict)
+    unseen: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    report: dict[str, object] | None = None
+    layer: str | None = None
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, object]:
+        """The report as a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, object]) -> StepReport:
+        """The report that :meth:`to_json` made."""
+        known = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
+        return cls(**{**known, "unseen": tuple(known.get("unseen", ())), "cases": tuple(known.get("cases", ()))})  # type: ignore[arg-type]
+
+
+@dataclass
+class JobState:
+    """What the script's process counts.
+
+    Attributes:
+        callables: the compiled callables that it made.
+        calls: outermost calls of compiled callables.
+        steps: steps begun.
+        sampled: steps of which a sample was taken.
+        skipped: samples that were not taken, by reason.
+        lost: samples whose process ended without a result, by reason.
+        processes: the processes beside the script, each the leader of a session.
+        ended: the script has ended.
+        error: our own failure, after which nothing was watched any more.
+    """
+
+    callables: list[str] = field(default_factory=list)
+    calls: int = 0
+    steps: int = 0
+    sampled: list[int] = field(default_factory=list)
+    skipped: dict[str, int] = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)
+    processes: list[int] = field(default_factory=list)
+    ended: bool = False
+    error: str | None = None
+
+
+def append(path: Path, entry: object) -> None:
+    """Append one JSON line, in one write: several processes append to the same file."""
+    with path.open("ab", buffering=0) as file:
+        file.write((json.dumps(entry) + "\n").encode())
+
+
+def lines(path: Path) -> Iterator[dict[str, object]]:
+    """The JSON lines of a file; a line that is still being written is left out."""
+    if not path.exists():
+        return
+    for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if text.endswith("\n"):
+            yield json.loads(text)
+
+
+def write_job(folder: Path, state: JobState) -> None:
+    """Write what the script's process counted, whole or not at all."""
+    draft = folder / f".{JOB}.part"
+    draft.write_text(json.dumps(asdict(state)), encoding="utf-8")
+    draft.replace(folder / JOB)
+
+
+def read_job(folder: Path) -> JobState:
+    """What the script's process has counted so far."""
+    try:
+        return JobState(**json.loads((folder / JOB).read_text(encoding="utf-8")))
+    except OSError:  # it has not written anything yet
+        return JobState()
+
+
+def append_loss(folder: Path, run: str, step: int, loss: float) -> None:
+    """Keep the loss of one step of a trajectory (``compiled``, ``eager`` or ``perturbed``)."""
+    append(folder / TRAJECTORY, {"run": run, "step": step, "loss": loss})
+
+
+def append_end(folder: Path, run: str, reason: str) -> None:
+    """Keep why a trajectory ended before its time."""
+    append(folder / TRAJECTORY, {"run": run, "ended": reason})
+
+
+# What a watch was asked for. Needs no torch: the script's process reads it before the script imports torch.
+
+DEFAULT_EVERY = 100
+"""Steps from one sample to the next."""
+
+
+@dataclass(frozen=True)
+class WatchSettings:
+    """How a script is watched.
+
+    Attributes:
+        folder: where results are written; it exists.
+        every: sample the steps ``every``, ``2 * every``, …
+        steps: end the script after that many steps; None for as many as it makes.
+        stop_at_first: end the script at the first step that rounding does not explain. The script then waits at the
+            end of each sampled step for the verdict.
+        plants: files to run once the script has imported torch.
+        own_random: leave the compiler's own random stream to the script: steps that draw are then not judged.
+        trajectory: steps for which eager trajectories beside the script are followed.
+        seconds: time limit of each run beside the script, and of attributing one step.
+        state_bytes: largest state of a written case; values beyond it are replaced by random ones.
+    """
+
+    folder: str
+    every: int = DEFAULT_EVERY
+    steps: int | None = None
+    stop_at_first: bool = False
+    plants: tuple[str, ...] = ()
+    own_random: bool = False
+    trajectory: int = 64
+    seconds: float = 300.0
+    state_bytes: int = 2**30
+
+    @property
+    def path(self) -> Path:
+        """The folder as a path."""
+        return Path(self.folder)
+
+    def to_json(self) -> str:
+        """The settings as text for another process."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> WatchSettings:
+        """The settings that :meth:`to_json` wrote."""
+        fields = json.loads(text)
+        return cls(**{**fields, "plants": tuple(fields["plants"])})
+
+
+# Losses that differ by less, relative to their size, have not parted visibly.
+VISIBLE = 1e-4
+# The compiled trajectory is moved by rounding in every operator of every step, the other once: by how much farther it
+# may be from eager and still part for the same reason.
+_ALLOWED = 30.0
+_LEAST = 1e-9  # a relative difference of losses below float32's own rounding says nothing
+_FEWEST = 6  # steps that a rate of growth needs
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """How the losses of three trajectories from one state differ, relative to the loss of eager.
+
+    Attributes:
+        first: the step from whose state all of them start; ``last`` is the last that all of them reached.
+        compiled: largest difference of compiled and eager over the last quarter of the steps.
+        perturbed: the same of eager and eager from a state moved by one ulp.
+        compiled_growth: the factor by which the difference grows per step; None over too few steps.
+        perturbed_growth: the same of the perturbed trajectory.
+        chaotic: they part visibly, and the perturbed one does as well: the compiler is not needed to explain it.
+        parted: the compiled trajectory parts visibly.
+        said: the finding in a sentence.
+        ended: why a trajectory was not followed further.
+    """
+
+    first: int
+    last: int
+    compiled: float
+    perturbed: float
+    compiled_growth: float | None
+    perturbed_growth: float | None
+    chaotic: bool
+    parted: bool
+    said: str
+    ended: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        """As a JSON object; an infinite distance is None."""
+        infinite = {name: None for name in ("compiled", "perturbed") if math.isinf(getattr(self, name))}
+        return {**asdict(self), **infinite}
+
+
+def losses(folder: Path) -> tuple[dict[str, dict[int, float]], str]:
+    """The loss by step of each trajectory in a watch's folder, and why one ended early."""
+    seen: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    ended = ""
+    for entry in lines(folder / TRAJECTORY):
+        if "loss" in entry:
+            seen[str(entry["run"])][int(str(entry["step"]))].append(float(str(entry["loss"])))
+        else:
+            ended = str(entry["ended"])
+    return {run: {step: fmean(values) for step, values in steps.items()} for run, steps in seen.items()}, ended
+
+
+def compared(losses: Mapping[str, Mapping[int, float]], ended: str = "") -> Trajectories | None:
+    """What the losses show; None if the trajectories have too few steps in common."""
+    runs = [losses.get(run, {}) for run in ("compiled", "eager", "perturbed")]
+    steps = sorted(set.intersection(*(set(run) for run in runs)))
+    if len(steps) < 2:
+        return None
+    compiled, perturbed = (_apart(run, runs[1], steps) for run in (runs[0], runs[2]))
+    late = max(1, len(steps) // 4)
+    apart, moved = max(compiled[-late:]), max(perturbed[-late:])
+    growth, moved_growth = _growth(steps, compiled), _growth(steps, perturbed)
+    parted = apart >= VISIBLE
+    chaotic = parted and apart <= _ALLOWED * moved
+    said = _said(steps, (apart, moved), (growth, moved_growth), parted=parted, chaotic=chaotic)
+    return Trajectories(
+        steps[0], steps[-1], apart, moved, growth, moved_growth, chaotic=chaotic, parted=parted, said=said, ended=ended
+    )
+
+
+def _apart(run: Mapping[int, float], eager: Mapping[int, float], steps: Sequence[int]) -> list[float]:
+    return [_relative(run[step], eager[step]) for step in steps]
+
+
+def _relative(value: float, eager: float) -> float:
+    if not (math.isfinite(value) and math.isfinite(eager)):
+        return 0.0 if math.isfinite(value) == math.isfinite(eager) else math.inf
+    return abs(value - eager) / max(abs(eager), 1e-30)
+
+
+def _growth(steps: Sequence[int], apart: Sequence[float]) -> float | None:
+    """The factor per step: the median slope between pairs of steps (Theil 1950), in logarithms, up to saturation."""
+    usable = [(step, math.log(gap)) for step, gap in zip(steps, apart, strict=True) if _LEAST < gap < 0.1]
+    if len(usable) < _FEWEST:
+        return None
+    half = len(usable) // 2
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(usable[:half], usable[-half:], strict=True)]
+    return math.exp(median(slopes))
+
+
+def _said(
+    steps: Sequence[int],
+    apart: tuple[float, float],
+    growth: tuple[float | None, float | None],
+    *,
+    parted: bool,
+    chaotic: bool,
+) -> str:
+    over = f"from the state of step {steps[0]} to step {steps[-1]}"
+    numbers = (
+        f"the loss of the compiled trajectory parts from that of eager by {apart[0]:.1e} of its size"
+        f"{_rate(growth[0])}, that of eager from a state moved by one ulp by {apart[1]:.1e}{_rate(growth[1])}"
+    )
+    if chaotic:
+        return f"Chaos alone: {over}, {numbers}. No compiler is needed for that."
+    if parted:
+        return f"More than chaos: {over}, {numbers}. Sample more steps (a smaller --every) to find where that is made."
+    return f"No visible divergence: {over}, {numbers}."
+
+
+def _rate(growth: float | None) -> str:
+    return "" if growth is None else f" (times {growth:.2f} per step)"
+
+
+# What a watch found, over all sampled steps.
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result of a watch.
+
+    Attributes:
+        script: the script, as it was named.
+        folder: where its files are.
+        job: what the script's process counted.
+        steps: the sampled steps in their order.
+        trajectories: how trajectories part; None if the script trains nothing, or for too few steps.
+        script_status: the script's own exit status; None if it was ended by this program, or did not end.
+        interrupted: the user ended it.
+        report: what triage says of the first unexplained step.
+        case: the case file that ``report`` is about.
+        alone: whether a fresh process finds the same bug in the case file; None if it was not tried.
+    """
+
+    script: str
+    folder: Path
+    job: JobState
+    steps: tuple[StepReport, ...]
+    trajectories: Trajectories | None = None
+    script_status: int | None = None
+    interrupted: bool = False
+    report: Mapping[str, object] | None = None
+    case: Path | None = None
+    alone: bool | None = None
+
+    @property
+    def unexplained(self) -> list[StepReport]:
+        """Steps that rounding does not explain."""
+        return [step for step in self.steps if step.unexplained]
+
+    @property
+    def judged(self) -> list[StepReport]:
+        """Steps with a verdict."""
+        return [step for step in self.steps if step.verdict is not None]
+
+    @property
+    def exit_status(self) -> int:
+        """1 for an unexplained step, 3 if the script failed by itself or no step could be judged, else 0."""
+        if self.unexplained:
+            return 1
+        return 3 if self.script_status or self.job.error is not None or not self.judged else 0
+
+    def to_json(self) -> dict[str, object]:
+        """As a JSON object, without the steps, which have lines of their own."""
+        return {
+            "summary": True,
+            "script": self.script,
+            "folder": str(self.folder),
+            **{key: value for key, value in asdict(self.job).items() if key not in ("processes", "ended")},
+            "judged": len(self.judged),
+            "unjudged": dict(Counter(step.detail for step in self.steps if step.verdict is None)),
+            "unexplained": [step.step for step in self.unexplained],
+            "trajectories": None if self.trajectories is None else self.trajectories.to_json(),
+            "script_status": self.script_status,
+            "interrupted": self.interrupted,
+            "case": None if self.case is None else str(self.case),
+            "alone": self.alone,
+            "report": self.report,
+            "exit_status": self.exit_status,
+        }
+
+
+def steps_in(folder: Path) -> list[StepReport]:
+    """The sampled steps of a watch so far, in the order of the steps."""
+    return sorted((StepReport.from_json(entry) for entry in lines(folder / STEPS)), key=lambda report: report.step)
+
+
+def summarised(script: str, folder: Path, steps: Sequence[StepReport] | None = None) -> Summary:
+    """What the files of a watch show."""
+    found = tuple(steps_in(folder) if steps is None else steps)
+    first = next((step for step in found if step.unexplained and step.report is not None), None)
+    report = None if first is None else first.report
+    case = None
+    if first is not None and report is not None:
+        named = [Path(path) for path in first.cases if Path(path).stem == report.get("case")]
+        case = named[0] if named else None
+    return Summary(script, folder, read_job(folder), found, compared(*losses(folder)), report=report, case=case)

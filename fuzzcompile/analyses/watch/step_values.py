@@ -1,0 +1,248 @@
+"""The values of one step: what is kept of it in the script's process and in each run beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy
+import torch
+from torch.optim.optimizer import Optimizer
+from torch.utils import _pytree as pytree
+
+from fuzzcompile.run.case import Arguments
+from fuzzcompile.run.observation import Failure, Observation, Value
+from fuzzcompile.run.reachable_state import ReachedObjects
+from fuzzcompile.run.tensors import densify, name_leaves
+
+# Elements kept of one tensor and of one step: rows at equal distances of what is larger.
+MOST_ELEMENTS, MOST_IN_STEP = 2**21, 2**25
+_PLAIN = (bool, int, float, complex, str, type(None))
+
+
+@dataclass
+class StepValues:
+    """Named values in the order in which the step makes them, each with its group.
+
+    A group is what reports sum up by: ``outputs``, ``loss``, ``gradients``, ``gradient_norm``, ``buffers``,
+    ``parameters``.
+
+    Attributes:
+        values: group and value (a tensor on the CPU, or a plain object) by name.
+        ended: why the run ended before the step did; empty if it did not.
+        failure: type and message of the exception that ended the run.
+        streams: digests of the random generators' states, by generator: at the start, after each call, at the end.
+        casts: the program casts to bfloat16 or float16 (of a float64 run).
+        seconds: wall time of the run.
+        left_out: values that were too many to keep.
+        sampled: values of which some rows were kept.
+    """
+
+    values: dict[str, tuple[str, object]] = field(default_factory=dict)
+    ended: str = ""
+    failure: tuple[str, str] | None = None
+    streams: list[dict[str, str]] = field(default_factory=list)
+    casts: bool = False
+    seconds: float = 0.0
+    left_out: int = 0
+    sampled: int = 0
+    _elements: int = 0
+
+    @classmethod
+    def begun(cls) -> StepValues:
+        """The values of a step that begins now."""
+        return cls(streams=[_streams()])
+
+    def add(self, group: str, name: str, value: object) -> None:
+        """Keep a value: a copy of a tensor or of rows of it, or a plain object; anything else by its type."""
+        while name in self.values:
+            name = f"{name}'"
+        if isinstance(value, torch.Tensor):
+            kept = _rows(densify(value.detach()))
+            self.sampled += kept.numel() < value.numel()
+            if self._elements + kept.numel() > MOST_IN_STEP:
+                self.left_out += 1
+                return
+            self._elements += kept.numel()
+            # A copy on the CPU, because the script goes on writing to the original.
+            self.values[name] = group, kept.to("cpu", copy=True)
+        elif isinstance(value, _PLAIN):
+            self.values[name] = group, value
+        else:
+            self.values[name] = group, type(value).__qualname__
+
+    def add_outputs(self, prefix: str, output: object) -> None:
+        """Keep the leaves of what a call returned."""
+        for name, leaf in name_leaves(f"{prefix}out", output):
+            self.add("outputs", name, leaf)
+        self.streams.append(_streams())
+
+    def add_gradients(self, named: Mapping[str, torch.Tensor], when: str) -> None:
+        """Keep the gradients of named tensors, and their norm."""
+        graded = {name: tensor.grad for name, tensor in named.items() if tensor.grad is not None}
+        for name, gradient in graded.items():
+            self.add("gradients", f"gradient of {name}{when}", gradient)
+        self.add_norm(graded, when)
+
+    def add_norm(self, gradients: Mapping[str, torch.Tensor], when: str) -> None:
+        """Keep the norm of gradients."""
+        if gradients:
+            norms = [torch.linalg.vector_norm(densify(gradient)) for gradient in gradients.values()]
+            self.add("gradient_norm", f"gradient norm{when}", torch.linalg.vector_norm(torch.stack(norms)))
+
+    def end(self, reason: str = "") -> None:
+        """The step is over, or the run ends within it for a reason."""
+        self.ended = reason
+        if not reason:
+            self.streams.append(_streams())
+
+    def draws_alike(self, other: StepValues) -> bool:
+        """Whether another run, as far as both went, left the generators that this one draws from where it left them."""
+        if not self.streams or not other.streams:
+            return False
+        last = min(len(self.streams), len(other.streams)) - 1
+        start, here, there = self.streams[0], self.streams[last], other.streams[last]
+        return all(there.get(name) == state for name, state in here.items() if state != start.get(name))
+
+    def save(self, path: Path) -> None:
+        """Write the values, whole or not at all."""
+        draft = path.with_name(f"{path.name}.part")
+        torch.save(vars(self), draft)
+        draft.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> StepValues:
+        """The values that :meth:`save` wrote."""
+        made = cls()
+        vars(made).update(torch.load(path, weights_only=True))
+        return made
+
+    def groups(self) -> dict[str, str]:
+        """The group of each name."""
+        return {name: group for name, (group, _) in self.values.items()}
+
+    def observation(self, names: set[str]) -> Observation:
+        """Those of the values as the judge reads them."""
+        if self.failure is not None:
+            return Observation(failure=Failure(*self.failure))
+        kept = ((name, *self.values[name]) for name in self.values if name in names)
+        return Observation(tuple(_value(name, group, value) for name, group, value in kept), seconds=self.seconds)
+
+
+def _value(name: str, group: str, value: object) -> Value:
+    if group in ("gradients", "gradient_norm"):
+        return Value(name, value, "gradient")
+    return Value(name, value, "mutation" if group in ("buffers", "parameters") else "output")
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or slices of it at equal distances along its longest dimensions."""
+    while tensor.numel() > MOST_ELEMENTS:
+        longest = max(range(tensor.dim()), key=lambda dimension: tensor.shape[dimension])
+        step = min(tensor.shape[longest], -(-tensor.numel() // MOST_ELEMENTS))
+        tensor = tensor[(slice(None),) * longest + (slice(None, None, max(2, step)),)]
+    return tensor
+
+
+def _streams() -> dict[str, str]:
+    return {
+        "torch": _digest(torch.get_rng_state().numpy().tobytes()),
+        "python": _digest(repr(random.getstate()).encode()),
+        "numpy": _digest(repr(numpy.random.get_state(legacy=False)).encode()),
+    }
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def named_state(target: object, arguments: Arguments) -> dict[str, torch.Tensor]:
+    """The tensors that a call can change, by the name that a user knows them by: parameters, buffers, inputs."""
+    leaves = pytree.tree_leaves(arguments)
+    holders = {f"argument{i}": leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
+    inputs = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    named = {f"input{i}": leaf for i, leaf in enumerate(inputs)}
+    own = {id(tensor) for tensor in named.values()}
+    reached = ReachedObjects({"": target, **holders}).tensors
+    return {**named, **{name: tensor for name, tensor in reached.items() if id(tensor) not in own}}
+
+
+# What is kept of one sampled step as it goes on, in the script's process and in each run beside it.
+
+
+@dataclass
+class StepRecording:
+    """A sampled step.
+
+    Attributes:
+        named: the tensors that the step can change, by name.
+        path: where its values go in the script's process.
+        optimized: its ``optimizer.step()`` has been called.
+    """
+
+    named: Mapping[str, torch.Tensor]
+    path: Path
+    values: StepValues = field(default_factory=StepValues.begun)
+    optimized: bool = False
+    _started: float = field(default_factory=time.monotonic)
+    _calls: int = 0
+    _backwards: int = 0
+    _accumulated: bool = False
+
+    def returned(self, output: object) -> None:
+        """A watched callable has returned."""
+        self._calls += 1
+        self.values.add_outputs(f"call{self._calls}." if self._calls > 1 else "", output)
+
+    def differentiated(self) -> None:
+        """A backward pass is over. The gradients of the first one are kept before anything clips them."""
+        self._backwards += 1
+        if self._backwards == 1:
+            self.values.add_gradients(self._leaves(), "")
+
+    def accumulated(self, optimizer: Optimizer) -> None:
+        """An optimizer gets its gradients: kept if several backward passes made them; their norm in any case."""
+        if self._accumulated:
+            return  # seen already, by its hook or by its watched step()
+        self._accumulated = True
+        named = self._held(optimizer)
+        if self._backwards == 1:
+            graded = {name: tensor.grad for name, tensor in named.items() if tensor.grad is not None}
+            self.values.add_norm(graded, " before the optimizer")
+        else:
+            self.values.add_gradients(named, " before the optimizer")
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """An optimizer has changed its parameters."""
+        if not self.optimized:  # as above
+            self.optimized = True
+            self._add("parameters", self._held(optimizer))
+
+    def end(self, reason: str) -> None:
+        """The step is over, or the run ends within it for a ``reason``: then its state belongs to another moment."""
+        if not reason and not self.optimized:
+            if self._backwards != 1:
+                self.values.add_gradients(self._leaves(), "")
+            self._add("parameters", self._leaves())
+        if not reason:
+            self._add("buffers", {n: t for n, t in self.named.items() if not isinstance(t, torch.nn.Parameter)})
+        self.values.seconds = time.monotonic() - self._started
+        self.values.end(reason)
+
+    def _add(self, group: str, named: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in named.items():
+            self.values.add(group, f"{name} after the step", tensor)
+
+    def _leaves(self) -> dict[str, torch.Tensor]:
+        """The tensors in which gradients accumulate."""
+        return {name: tensor for name, tensor in self.named.items() if tensor.requires_grad and tensor.is_leaf}
+
+    def _held(self, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+        """The parameters of an optimizer."""
+        known = {id(tensor): name for name, tensor in self.named.items()}
+        held = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        return {known.get(id(tensor), f"parameter {number}"): tensor for number, tensor in enumerate(held)}

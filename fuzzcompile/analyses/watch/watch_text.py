@@ -1,0 +1,151 @@
+"""A watch for the terminal: a table of the steps, and what they mean."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import cast
+
+from rich.console import Console
+from rich.table import Table
+
+from fuzzcompile.analyses.watch.step_judgement import wrong_by_value
+from fuzzcompile.analyses.watch.step_records import StepReport, Summary
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.hints import format_command
+from fuzzcompile.report.proof import format_number
+from fuzzcompile.report.verdict_text import print_report
+
+GROUPS = {
+    "outputs": "outputs", "loss": "loss", "gradients": "gradients", "gradient_norm": "grad norm",
+    "buffers": "buffers", "parameters": "parameters",
+}  # fmt: skip
+"""The groups of values of a step, with their headings."""
+_ROWS = 40
+
+
+def step_line(step: StepReport) -> str:
+    """One step in a line, as it is judged."""
+    if step.verdict is None:
+        return f"step {step.step}: not judged: {step.detail}"
+    made = ", ".join(f"{GROUPS[group]} {format_number(error)}" for group, error in step.made.items() if error)
+    found = "NOT EXPLAINED BY ROUNDING" if step.unexplained else "explained by rounding"
+    detail = f"; {step.detail}" if step.detail else ""
+    return f"step {step.step}: {step.verdict}, {found}{detail}" + (f" [made here: {made}]" if made else "")
+
+
+def print_summary(console: Console, summary: Summary) -> None:
+    """Print the table of steps, the conclusions, the triage of the first unexplained step, and what to do."""
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    if summary.judged:
+        console.print(make_steps_table(summary))
+        say("  errors made in the step, against its float64 run, in units of the value's size: compiled/eager;")
+        say("  same: the compiled values are eager's bit for bit, as are all groups that have no column")
+        if len(summary.judged) > _ROWS:
+            say(f"  and {len(summary.judged) - _ROWS} more steps (--json, or steps.jsonl, has all)")
+    for line in conclusions(summary):
+        say(line)
+    if summary.report is not None:
+        name = "CASE" if summary.case is None else str(summary.case)
+        print_report(console, cast(ReportJson, summary.report), name=name)
+    for line in advice(summary):
+        say(line)
+
+
+def make_steps_table(summary: Summary) -> Table:
+    """The judged steps; the unexplained ones are kept when there are too many."""
+    shown = summary.judged
+    if len(shown) > _ROWS:
+        kept = {step.step for step in [*summary.unexplained, *shown][:_ROWS]}
+        shown = [step for step in shown if step.step in kept]
+    groups = [group for group in GROUPS if any(step.made.get(group) or step.eager.get(group) for step in shown)]
+    table = Table("step", "loss", "verdict", box=None, pad_edge=False)
+    for group in groups:
+        table.add_column(GROUPS[group], no_wrap=True)
+    for step in shown:
+        loss = step.loss.get("compiled")
+        errors = (format_errors(step, group) for group in groups)
+        style = "bold red" if step.unexplained else None
+        table.add_row(str(step.step), "" if loss is None else f"{loss:.6g}", step.verdict, *errors, style=style)
+    return table
+
+
+def format_errors(step: StepReport, group: str) -> str:
+    """The compiled and the eager error of one group."""
+    if group not in step.made:
+        return "-"
+    made, eager = step.made[group], step.eager.get(group, 0.0)
+    return "same" if made == eager == 0 else f"{made:.1e}/{eager:.1e}"
+
+
+def conclusions(summary: Summary) -> Iterator[str]:
+    """What the watch shows, in sentences."""
+    job = summary.job
+    names = ", ".join(dict.fromkeys(job.callables)) or "no compiled callable"
+    ending = "; interrupted" if summary.interrupted else ""
+    judged = f"{len(summary.judged)} of {len(job.sampled)} samples judged"
+    yield f"{summary.script}: {job.steps} steps ({job.calls} calls of {names}), {judged}{ending}"
+    for reason, count in job.skipped.items():
+        yield f"  {count} samples skipped: {reason}"
+    for reason, count in job.lost.items():
+        yield f"  {count} samples lost: their process was {reason}"
+    for reason, count in Counter(step.detail for step in summary.steps if step.verdict is None).items():
+        yield f"  {count} samples not judged: {reason}"
+    for unseen, count in Counter(unseen for step in summary.judged for unseen in step.unseen).items():
+        yield f"  not looked at in {count} samples: {unseen}"
+    if job.error is not None:
+        yield f"  watching ended with an internal error ({job.error}); report it to the fuzzcompile developers"
+    if summary.script_status:
+        yield f"  the script ended by itself with exit status {summary.script_status}"
+    yield from _found(summary)
+    if summary.trajectories is not None:
+        yield summary.trajectories.said
+        if summary.trajectories.ended:
+            yield f"  trajectories were not followed further: {summary.trajectories.ended}"
+
+
+def _found(summary: Summary) -> Iterator[str]:
+    if summary.unexplained:
+        first = summary.unexplained[0]
+        yield (
+            f"Step {first.step} is the first sampled step that rounding does not explain: {first.verdict}; "
+            f"{first.detail}. All runs started from the state of that step, so that the error was made in it."
+        )
+        if first.layer is not None:
+            yield f"  the culprit's site is in layer {first.layer}"
+        if first.report is not None and not wrong_by_value(first.report) and not summary.alone:
+            yield (
+                "  no graph of the step shows it when compiled anew: look at recompiles, dynamic shapes, another "
+                "backend, and code outside of graphs"
+            )
+        elif summary.alone is not None:
+            alone = "finds the same" if summary.alone else "does not: it takes the state of the script's process"
+            yield f"  {summary.case}: a fresh process {alone}"
+    elif summary.judged:
+        doubtful = [str(step.step) for step in summary.judged if step.verdict == "suspicious"]
+        if doubtful:
+            yield f"Suspicious, and not confirmed: step {', '.join(doubtful)}."
+        else:
+            yield "Rounding explains every step that was judged."
+
+
+def advice(summary: Summary) -> Iterator[str]:
+    """What to do next."""
+    if summary.case is not None:
+        yield f"Next: {format_command('triage', summary.case)}; {format_command('minimize', summary.case)}"
+    elif summary.unexplained:
+        step = summary.unexplained[0].step
+        again = format_command("watch", summary.script, every=step, steps=step)
+        yield f"Next, with more time (--timeout) and the script's arguments: {again}"
+    elif not summary.job.calls:
+        yield "Next: call torch.compile in this process, before the first step; or wrap a step with fuzzcompile.watch."
+    elif not summary.job.sampled and not summary.job.skipped:
+        every = max(1, summary.job.steps // 5)
+        yield f"Next: the script made fewer steps than --every asks for; use --every {every}."
+    elif summary.trajectories is not None and summary.trajectories.parted and not summary.trajectories.chaotic:
+        yield "Next: sample more steps, with a smaller --every."
+    elif summary.judged:
+        yield "Next: nothing; where losses differ between eager and compiled, the trajectories above say how far."

@@ -1,0 +1,155 @@
+"""Writes a finding as files that need no corpus."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzzcompile.corpus.records import (
+    CorpusError,
+    Finding,
+    FolderTakenError,
+    Related,
+    Reproducer,
+    StoredReplay,
+    Umbrella,
+)
+
+REPORT_FILE = "finding.json"
+SOURCE_FILES = ("case.py", "repro.py", "neighbour.py")
+# What finding.json says of a finding in these very words. An export of an older version lacks some of them.
+SAID = ("signature", "status", "issue", "note", "umbrella", "severity", "verdict", "confidence", "hits")
+_OF_REPRODUCER = ("sha256", "lines", "kind", "confirmed", "torch", "report", "program", "shown", "environment")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """All that is exported of a finding: nothing else of its corpus is needed to import it elsewhere.
+
+    ``names`` are the signatures that it has and had; ``original`` is the finding of which it is a duplicate.
+    """
+
+    finding: Finding
+    names: Sequence[str]
+    reproducer: Reproducer | None
+    environment: Mapping[str, object]
+    related: Sequence[Related]
+    replays: Sequence[StoredReplay]
+    umbrella: Umbrella | None
+    original: Finding | None
+
+
+def export(exported: Exported, folder: Path) -> list[Path]:
+    """Write case, reproducer, its passing neighbour and report into a folder; return the paths.
+
+    Only files that an earlier export of this finding wrote, unchanged since, are replaced.
+
+    Raises:
+        FolderTakenError: the folder holds other files of these names.
+        CorpusError: the folder cannot be written.
+    """
+    finding, sources = exported.finding, _sources(exported.finding, exported.reproducer)
+    files = {name: text.encode(errors="surrogatepass") for name, text in sources}
+    summary = _summary(exported) | {"files": {name: _sha256(data) for name, data in files.items()}}
+    report = json.dumps(summary, indent=2, allow_nan=False) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = _earlier_export(exported, folder)
+        _refuse_foreign_files(finding, folder, files, earlier)
+        for name in earlier.keys() - files.keys():
+            (folder / name).unlink(missing_ok=True)
+        # The report comes last: it says what the folder holds.
+        for name, data in [*files.items(), (REPORT_FILE, report.encode())]:
+            _replace(folder / name, data)
+    except OSError as error:
+        raise CorpusError(
+            f"{finding.public_id} cannot be exported to {folder} ({error.strerror}): name a writable folder."
+        ) from error
+    return [folder / name for name in [*files, REPORT_FILE]]
+
+
+def _sources(finding: Finding, reproducer: Reproducer | None) -> Iterator[tuple[str, str]]:
+    yield "case.py", finding.source
+    if reproducer is not None:
+        yield "repro.py", reproducer.source
+        if reproducer.neighbour is not None:
+            yield "neighbour.py", reproducer.neighbour
+
+
+def _summary(exported: Exported) -> dict[str, object]:
+    finding, reproducer, group = exported.finding, exported.reproducer, exported.umbrella
+    return {
+        "schema": 2,
+        "id": finding.public_id,
+        "names": list(exported.names),
+        **{name: getattr(finding, name) for name in SAID},
+        "umbrella_mark": None if group is None else vars(group),
+        "duplicate_of": None if exported.original is None else exported.original.signature,
+        "first_seen": finding.first_seen.isoformat(),
+        "last_seen": finding.last_seen.isoformat(),
+        "searched": finding.searched and finding.searched.isoformat(),
+        "queries": finding.queries,
+        "torch_versions": list(finding.torch_versions),
+        "devices": list(finding.devices),
+        "case_sha256": finding.source_sha256,
+        "drawn_from": finding.drawn_from,
+        "features": list(finding.features),
+        "environment": dict(exported.environment),
+        "reproducer": reproducer and {name: getattr(reproducer, name) for name in _OF_REPRODUCER},
+        "related": [vars(link) for link in exported.related],
+        "replays": [_replay(replay) for replay in exported.replays],
+        "report": finding.report,
+    }
+
+
+def _replay(replay: StoredReplay) -> dict[str, object]:
+    kept = {name: value for name, value in vars(replay).items() if name != "finding_id"}
+    return {**kept, "runs": list(replay.runs), "created": replay.created.isoformat()}
+
+
+def _earlier_export(exported: Exported, folder: Path) -> dict[str, str]:
+    """Names and hashes of the files that an earlier export of this finding wrote into the folder."""
+    path = folder / REPORT_FILE
+    try:
+        earlier = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        earlier = None
+    if not isinstance(earlier, dict) or earlier.get("signature") not in exported.names:
+        raise _taken(exported.finding, path)
+    files = earlier.get("files")
+    # Anyone may have edited the file: only names that an export writes count.
+    return {name: files[name] for name in SOURCE_FILES if name in files} if isinstance(files, dict) else {}
+
+
+def _refuse_foreign_files(finding: Finding, folder: Path, files: dict[str, bytes], earlier: dict[str, str]) -> None:
+    for name in files.keys() | earlier.keys():
+        path = folder / name
+        if path.exists() and _sha256(path.read_bytes()) not in (
+            earlier.get(name),
+            _sha256(files.get(name, b"")),
+        ):
+            raise _taken(finding, path)
+
+
+def _taken(finding: Finding, path: Path) -> FolderTakenError:
+    return FolderTakenError(
+        f"{path} does not belong to {finding.public_id}, or was changed since its export: "
+        "export to another folder, or move that file away."
+    )
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Replace a file atomically: a reader sees the old or the new one, never a half."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_bytes(data)
+    partial.replace(path)

@@ -1,0 +1,463 @@
+"""Takes findings into a corpus: exports (`fuzzcompile.corpus.export`), from folders or from a zip of them.
+
+Nothing that is imported is executed; its sources are marked (`fuzzcompile.corpus.queries`). What comes twice changes
+nothing: the hits of a finding are the greater of both numbers, and what a person said in this corpus stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from fuzzcompile.corpus import merge, transactions
+from fuzzcompile.corpus.export import REPORT_FILE, SOURCE_FILES
+from fuzzcompile.corpus.merge import best_report, find_finding
+from fuzzcompile.corpus.models import (
+    CampaignRow,
+    CaseRow,
+    CoverageRow,
+    EnvironmentRow,
+    FindingRow,
+    FormerNameRow,
+    RelatedRow,
+    ReplayRow,
+    ReproducerRow,
+    RunRow,
+    UmbrellaRow,
+)
+from fuzzcompile.corpus.queries import make_record, reproducer_record
+from fuzzcompile.corpus.records import CaseRecord, Related, Replay, Reproducer, Umbrella, public_id
+from fuzzcompile.corpus.transactions import Mark, get_status
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.severity import rate_severity
+from fuzzcompile.model.signatures import PROGRAM, agree, drop_fingerprint, replace_fingerprint
+
+if TYPE_CHECKING:
+    from fuzzcompile.model.contract import ReportJson
+
+
+ORIGIN = "import"
+# A finding and its sources are some hundred kilobytes.
+MOST_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Export:
+    """The files of one exported finding; ``name`` is where they lie."""
+
+    name: str
+    files: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What became of an imported finding: ``finding`` is its public id here, ``why`` a reason or a remark.
+
+    It is "new", "known" (something of it may have been new), or it was "refused".
+    """
+
+    name: str
+    how: Literal["new", "known", "refused"]
+    finding: str | None = None
+    why: str = ""
+    merged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Said:
+    """What is known of a finding beside its runs and reproducers."""
+
+    names: tuple[str, ...] = ()
+    hits: int = 1
+    first_seen: datetime | None = None
+    last_seen: datetime | None = None
+    mark: Mark | None = None
+    group: Umbrella | None = None
+    searched: datetime | None = None
+    queries: tuple[str, ...] = ()
+    related: tuple[Related, ...] = ()
+    replays: tuple[tuple[Replay, datetime], ...] = ()
+
+
+def exports_in_folder(folder: Path) -> Iterator[Export]:
+    """Every export in a folder or below it, in the order of their paths."""
+    for path in sorted(folder.rglob(REPORT_FILE)):
+        beside = {name: path.with_name(name) for name in (REPORT_FILE, *SOURCE_FILES)}
+        try:
+            files = {name: file.read_bytes() for name, file in beside.items() if file.is_file()}
+        except OSError:
+            files = {}
+        yield Export(str(path.parent), files)
+
+
+def exports_in_zip(archive: zipfile.ZipFile) -> Iterator[Export]:
+    """Every export in an archive, in the order of their paths; nothing is unpacked onto the disk."""
+    members = {info.filename: info for info in archive.infolist() if info.file_size <= MOST_BYTES}
+    for name in sorted(members):
+        path = PurePosixPath(name)
+        if path.name != REPORT_FILE:
+            continue
+        beside = {file: members.get(str(path.with_name(file))) for file in (REPORT_FILE, *SOURCE_FILES)}
+        try:
+            files = {file: archive.read(info) for file, info in beside.items() if info is not None}
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            RuntimeError,
+            NotImplementedError,
+        ):  # damaged, encrypted, or packed anew
+            files = {}
+        yield Export(str(path.parent), files)
+
+
+def put_export(session: Session, export: Export, *, trusted: bool) -> Arrived:
+    """Store one export; unless ``trusted``, the sources of it that are not here yet are marked.
+
+    Raises:
+        ValueError: it is none, or lacks what a finding needs; the message says what.
+    """
+    if not export.files:
+        raise ValueError("its files cannot be read")
+    try:
+        told: dict[str, Any] = json.loads(export.files[REPORT_FILE])
+        sources = {
+            name: data.decode(errors="surrogatepass") for name, data in export.files.items() if name in SOURCE_FILES
+        }
+        signature = str(told["signature"])
+        if not signature or not told["report"]["is_bug"] or rate_severity(told["report"]) is None:
+            raise ValueError("its report shows no bug")
+        known, signature = _known(session, signature, content_hash(sources["case.py"]), rate_severity(told["report"]))
+        before = 0 if known is None else known.hits
+        finding_id = _put_case(session, told, sources["case.py"], known, signature, trusted=trusted)
+        put_said(session, finding_id, _said(told), before)
+        gone: tuple[int, ...] = ()
+        if "repro.py" in sources and told.get("reproducer"):
+            reproducer = _reproducer(told["reproducer"], sources)
+            kept = transactions.put_reproducer(session, finding_id, reproducer, imported=not trusted)
+            finding_id, gone = kept.finding_id, kept.merged
+    except KeyError as error:
+        raise ValueError(f"it has no {error.args[0]}") from error
+    except UsageError as error:
+        raise ValueError(str(error)) from error
+    except (TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"its {REPORT_FILE} is not one that fuzzcompile wrote ({error})") from error
+    how: Literal["new", "known"] = "new" if known is None else "known"
+    return Arrived(export.name, how, public_id(finding_id), _changed(told, export), tuple(map(public_id, gone)))
+
+
+def original_in(export: Export) -> tuple[str, str | None]:
+    """The signature of an export that was stored, and that of the finding of which it is a duplicate."""
+    told: dict[str, Any] = json.loads(export.files[REPORT_FILE])
+    return told["signature"], told.get("duplicate_of")
+
+
+def settle_duplicates(session: Session, originals: Iterable[tuple[str, str | None]]) -> None:
+    """Link imported duplicates to their originals, which may have come after them; both are named by signature."""
+    for signature, original in originals:
+        row = find_finding(session, signature)
+        if original and row is not None and row.status == "dup" and row.duplicate_of_id is None:
+            found = find_finding(session, original)
+            row.duplicate_of_id = None if found is None or found.id == row.id else found.id
+
+
+def put_said(session: Session, finding_id: int, said: Said, before: int) -> None:
+    """Add what is known of a finding elsewhere; ``before`` are the hits that it had here."""
+    row = session.get_one(FindingRow, finding_id)
+    row.hits = max(before, said.hits)
+    row.first_seen = min(filter(None, (row.first_seen, said.first_seen)))
+    row.last_seen = max(filter(None, (row.last_seen, said.last_seen)))
+    row.searched = max(filter(None, (row.searched, said.searched)), default=None)
+    row.queries = list(dict.fromkeys([*(row.queries or ()), *said.queries])) or None
+    if said.mark is not None and row.status == merge.OPEN:
+        row.status, row.issue, row.note = said.mark.status, said.mark.issue or row.issue, said.mark.note or row.note
+    if said.group is not None and session.get(UmbrellaRow, said.group.name) is None:
+        session.add(UmbrellaRow(**vars(said.group)))
+    _put_links(session, row, said)
+    names = set(session.scalars(select(FormerNameRow.signature).where(FormerNameRow.finding_id == row.id)))
+    for name in set(said.names) - names - {row.signature}:
+        session.add(FormerNameRow(finding_id=row.id, signature=name, merged_id=None))
+    session.flush()
+
+
+def _known(session: Session, signature: str, case: str, own: str | None) -> tuple[FindingRow | None, str]:
+    """The finding of an export, None for a new one, and the signature to give to that.
+
+    Before signatures named a cause, two bugs of one place could have the same one. An export that shows another kind of
+    symptom than the finding of its place is therefore kept apart until it has been judged anew.
+    """
+    of_case = select(RunRow.finding_id).join(CaseRow, RunRow.case_id == CaseRow.id).where(CaseRow.sha256 == case)
+    for row in session.scalars(select(FindingRow).where(FindingRow.id.in_(of_case)).order_by(FindingRow.id)):
+        if agree(row.signature, signature):
+            return row, signature
+    known = find_finding(session, signature)
+    if known is None or known.severity == own or drop_fingerprint(signature) != signature:
+        return known, signature
+    apart = replace_fingerprint(signature, f"{PROGRAM}{case[:12]}")
+    return (known, signature) if apart == signature else (find_finding(session, apart), apart)
+
+
+def _texts(listed: object) -> tuple[str, ...]:
+    return tuple(map(str, listed)) if isinstance(listed, list) else ()
+
+
+def _put_case(
+    session: Session, told: Mapping[str, Any], source: str, known: FindingRow | None, signature: str, *, trusted: bool
+) -> int:
+    """Store the exported case as a run of its finding, unless it is there; the finding's id."""
+    case = CaseRecord(content_hash(source), source, ORIGIN, features=_texts(told.get("features")))
+    if known is not None:
+        of_case = select(RunRow.id).join(CaseRow, RunRow.case_id == CaseRow.id).where(CaseRow.sha256 == case.sha256)
+        if session.scalar(of_case.where(RunRow.finding_id == known.id).limit(1)) is not None:
+            return known.id
+    report = told["report"]
+    environment = told.get("environment") or {"torch": report["torch"], "device": report["device"]}
+    created = _time(told.get("last_seen"))
+    stored = transactions.put_run(
+        session, None, case, environment, report, (), created=created, signature=signature, imported=not trusted
+    )
+    return cast(int, stored.finding_id)
+
+
+def _reproducer(told: Mapping[str, Any], sources: Mapping[str, str]) -> Reproducer:
+    return Reproducer(
+        source=sources["repro.py"],
+        sha256=content_hash(sources["repro.py"]),
+        lines=int(told["lines"]),
+        kind=str(told["kind"]),
+        confirmed=told["confirmed"] is True,
+        torch=str(told["torch"]),
+        report=told.get("report"),
+        neighbour=sources.get("neighbour.py"),
+        program=told.get("program"),
+        shown=told.get("shown"),
+        case_sha256=content_hash(sources["case.py"]),
+        environment=told.get("environment"),
+    )
+
+
+def _said(told: Mapping[str, Any]) -> Said:
+    """What finding.json says beside the report; an export of an older version says less."""
+    status, group = str(told.get("status") or merge.OPEN), told.get("umbrella_mark")
+    note = told.get("note")
+    marked = status != merge.OPEN or note is not None
+    return Said(
+        names=tuple(map(str, told.get("names") or ())),
+        hits=max(1, int(told.get("hits") or 1)),
+        first_seen=_time(told.get("first_seen")),
+        last_seen=_time(told.get("last_seen")),
+        mark=Mark(get_status(status), told.get("issue"), told.get("duplicate_of"), note) if marked else None,
+        group=Umbrella(**group) if group else None,
+        searched=_time(told.get("searched")),
+        queries=tuple(map(str, told.get("queries") or ())),
+        related=tuple(Related(**link) for link in told.get("related") or ()),
+        replays=tuple(_replay(dict(replay)) for replay in told.get("replays") or ()),
+    )
+
+
+def _replay(told: dict[str, Any]) -> tuple[Replay, datetime]:
+    created = _time(told.pop("created"))
+    return Replay(**told), cast(datetime, created)
+
+
+def _put_links(session: Session, row: FindingRow, said: Said) -> None:
+    urls = set(session.scalars(select(RelatedRow.url).where(RelatedRow.finding_id == row.id)))
+    session.add_all(RelatedRow(finding_id=row.id, **vars(link)) for link in said.related if link.url not in urls)
+    made = set(session.scalars(select(ReplayRow.created).where(ReplayRow.finding_id == row.id)))
+    for replay, created in said.replays:
+        if created not in made:
+            session.add(ReplayRow(finding_id=row.id, created=created, **{**vars(replay), "runs": list(replay.runs)}))
+
+
+def _changed(told: Mapping[str, Any], export: Export) -> str:
+    """What was changed by hand since the export: it is imported as it is now, and its report is of before."""
+    written = told.get("files")
+    hashes = written if isinstance(written, dict) else {}
+    changed = [
+        name
+        for name in SOURCE_FILES
+        if name in hashes and name in export.files and hashlib.sha256(export.files[name]).hexdigest() != hashes[name]
+    ]
+    return f"{' and '.join(changed)} changed since the export" if changed else ""
+
+
+def content_hash(source: str) -> str:
+    """The SHA-256 of a source, whatever characters it holds: what it is recognised by."""
+    return hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()
+
+
+def _time(text: object) -> datetime | None:
+    if text is None:
+        return None
+    moment = datetime.fromisoformat(str(text))
+    if moment.tzinfo is None:
+        raise ValueError(f"the time {text} has no zone")
+    return moment
+
+
+# Takes another corpus into this one: its campaigns, judged cases, findings and coverage.
+
+CHUNK = 200
+# How a campaign ended that had not when it came here.
+IMPORTED = "imported"
+
+
+@dataclass
+class Copied:
+    """What has come so far; ``runs`` counts the new ones, ``of`` those of the other corpus that were looked at."""
+
+    trusted: bool
+    runs: int = 0
+    of: int = 0
+    cases: int = 0
+    environments: dict[int, int] = field(default_factory=dict)
+    campaigns: dict[int, int] = field(default_factory=dict)
+
+
+def put_campaigns(session: Session, other: Session, copied: Copied) -> None:
+    """Store the other corpus's environments and campaigns."""
+    for environment in other.scalars(select(EnvironmentRow)):
+        copied.environments[environment.id] = transactions.put_environment(session, environment.details)
+    for row in other.scalars(select(CampaignRow).order_by(CampaignRow.id)):
+        same = (CampaignRow.started == row.started, CampaignRow.seed == row.seed, CampaignRow.command == row.command)
+        known = session.scalar(select(CampaignRow).where(*same))
+        if known is None:
+            known = CampaignRow(**_columns(row, "id", "environment_id", "token"))
+            known.environment_id = copied.environments[row.environment_id]
+            known.ended = row.ended or IMPORTED  # it does not run here, and holds no part of a stream
+            if not copied.trusted:
+                known.counters = {name: value for name, value in row.counters.items() if name != "left_over"}
+            session.add(known)
+            session.flush()
+        copied.campaigns[row.id] = known.id
+
+
+def runs_after(other: Session, last: int) -> Sequence[tuple[RunRow, CaseRow, str | None]]:
+    """The next runs of the other corpus, each with its case and the signature of its finding."""
+    query = (
+        select(RunRow, CaseRow, FindingRow.signature)
+        .join(CaseRow, RunRow.case_id == CaseRow.id)
+        .outerjoin(FindingRow, RunRow.finding_id == FindingRow.id)
+        .where(RunRow.id > last)
+        .order_by(RunRow.id)
+        .limit(CHUNK)
+    )
+    return [(run, case, signature) for run, case, signature in other.execute(query)]
+
+
+def put_copies(session: Session, runs: Sequence[tuple[RunRow, CaseRow, str | None]], copied: Copied) -> Copied:
+    """Store runs of another corpus, as far as they are not there; return what has come with them."""
+    now = replace(copied)  # what an outage undoes is done again, and counted once
+    for run, case, signature in runs:
+        put_copy(session, run, case, signature, now)
+    return now
+
+
+def put_copy(session: Session, run: RunRow, case: CaseRow, signature: str | None, copied: Copied) -> None:
+    """Store a run of another corpus, unless it is there."""
+    copied.of += 1
+    # A case passes for one that is here by its hash: that of what it holds, whatever the other corpus says.
+    sha256 = content_hash(case.source) if case.source else case.sha256
+    environment = copied.environments[run.environment_id]
+    same = (CaseRow.sha256 == sha256, RunRow.environment_id == environment, RunRow.created == run.created)
+    if session.scalar(select(RunRow.id).join(CaseRow, RunRow.case_id == CaseRow.id).where(*same).limit(1)) is not None:
+        return
+    fresh = session.scalar(select(CaseRow.id).where(CaseRow.sha256 == sha256)) is None
+    record = make_record(CaseRecord, case, sha256=sha256, stream=run.stream, index=run.stream_index)
+    campaign = None if run.campaign_id is None else copied.campaigns[run.campaign_id]
+    row = session.get_one(EnvironmentRow, environment)
+    report = cast("ReportJson", run.report)
+    transactions.put_run(
+        session, campaign, record, row.details, report, (),
+        screened=run.screened, created=run.created, signature=signature, imported=not copied.trusted,
+    )  # fmt: skip
+    copied.runs, copied.cases = copied.runs + 1, copied.cases + fresh
+
+
+def list_findings(other: Session) -> Iterator[FindingRow]:
+    """The findings of the other corpus, oldest first."""
+    yield from other.scalars(select(FindingRow).order_by(FindingRow.id))
+
+
+def put_finding(session: Session, other: Session, row: FindingRow, *, trusted: bool) -> Arrived:
+    """Add what the other corpus knows of a finding whose runs have been copied.
+
+    Raises:
+        ValueError: none of its runs is here.
+    """
+    report = best_report(other, row)
+    known = find_finding(session, row.signature, report)
+    if known is None:
+        raise ValueError("it has no runs")
+    put_said(session, known.id, _describe_copied(other, row), known.hits)
+    finding_id, merged = known.id, list[int]()
+    for reproducer in other.scalars(select(ReproducerRow).where(ReproducerRow.finding_id == row.id)):
+        record = reproducer_record(other, reproducer)
+        record = replace(record, sha256=content_hash(record.source))
+        kept = transactions.put_reproducer(session, finding_id, record, imported=not trusted)
+        merged += kept.merged
+    left = find_finding(session, row.signature, report)
+    name = public_id(known.id if left is None else left.id)
+    return Arrived(f"{public_id(row.id)} {row.signature}", "known", name, merged=tuple(map(public_id, merged)))
+
+
+def put_coverage(session: Session, other: Session) -> None:
+    """Add what the other corpus reached; a count that both have is the greater."""
+    identity = ("torch", "stage", "pass_name", "rewrite", "outcome")
+    known = {tuple(getattr(row, name) for name in identity): row for row in session.scalars(select(CoverageRow))}
+    first = select(CoverageRow, CaseRow.sha256).join(CaseRow, CoverageRow.first_case_id == CaseRow.id)
+    for row, sha256 in other.execute(first):
+        have = known.get(tuple(getattr(row, name) for name in identity))
+        if have is not None:
+            have.count = max(have.count, row.count)
+            continue
+        case = session.scalar(select(CaseRow.id).where(CaseRow.sha256 == sha256))
+        if case is not None:
+            session.add(CoverageRow(**_columns(row, "id", "first_case_id"), first_case_id=case))
+
+
+def put_groups(session: Session, other: Session) -> None:
+    """Add what a person said of groups of findings, where nothing is said of them here."""
+    for row in other.scalars(select(UmbrellaRow)):
+        if session.get(UmbrellaRow, row.name) is None:
+            session.add(UmbrellaRow(**_columns(row)))
+
+
+def number_of_runs(other: Session) -> int:
+    """How many runs the other corpus has."""
+    return other.scalar(select(func.count()).select_from(RunRow)) or 0
+
+
+def find_original(other: Session, row: FindingRow) -> str | None:
+    """The signature of the finding of which the row's is a duplicate."""
+    return None if row.duplicate_of_id is None else other.get_one(FindingRow, row.duplicate_of_id).signature
+
+
+def _describe_copied(other: Session, row: FindingRow) -> Said:
+    marked = row.status != merge.OPEN or row.note is not None
+    related = other.scalars(select(RelatedRow).where(RelatedRow.finding_id == row.id))
+    replays = other.scalars(select(ReplayRow).where(ReplayRow.finding_id == row.id).order_by(ReplayRow.id))
+    return Said(
+        names=tuple(other.scalars(select(FormerNameRow.signature).where(FormerNameRow.finding_id == row.id))),
+        hits=row.hits,
+        first_seen=row.first_seen,
+        last_seen=row.last_seen,
+        mark=Mark(get_status(row.status), row.issue, find_original(other, row), row.note) if marked else None,
+        searched=row.searched,
+        queries=tuple(row.queries or ()),
+        related=tuple(make_record(Related, link) for link in related),
+        replays=tuple((make_record(Replay, replay), replay.created) for replay in replays),
+    )
+
+
+def _columns(row: EnvironmentRow | CampaignRow | CoverageRow | UmbrellaRow, *left_out: str) -> dict[str, object]:
+    return {column.key: getattr(row, column.key) for column in row.__table__.columns if column.key not in left_out}

@@ -1,0 +1,443 @@
+"""What a finding shows, whose a reproducer is, and how two findings become one.
+
+Four rules (ARCHITECTURE.md, "Contracts"). A signature that was refined replaces a coarse one of the same place. Two
+findings that get the same signature are one, and so are two whose confirmed reproducers are the same program up to
+names, unless one raises where the other runs. Two findings of one proved culprit that raise alike are one. And a
+reproducer that shows another cause than its finding is no reproducer of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.orm import Session
+
+from fuzzcompile.corpus.models import CaseRow, FindingRow, FormerNameRow, RelatedRow, ReplayRow, ReproducerRow, RunRow
+from fuzzcompile.corpus.queries import starts_with
+from fuzzcompile.corpus.records import public_id
+from fuzzcompile.model.severity import Severity, rank, rate_severity
+from fuzzcompile.model.signatures import (
+    agree,
+    drop_fingerprint,
+    is_provisional,
+    is_unproved,
+    name_same_place,
+    parse_fingerprint,
+    parse_stage,
+    raise_alike,
+    renew,
+)
+
+if TYPE_CHECKING:
+    from fuzzcompile.model.contract import ReportJson
+
+
+# Which finding a report is a hit of (ARCHITECTURE.md, "Contracts").
+
+
+def find_finding(session: Session, signature: str, report: ReportJson | None = None) -> FindingRow | None:
+    """The finding that a report of this signature is a hit of; None if it is a new one.
+
+    With the report, an error is a hit of a finding at the same place that raises alike, whatever the causes are called.
+    Else a coarse signature is a hit of the only refined one of its place; where there are several, nobody can say which
+    until the case has been minimized.
+    """
+    exact = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
+    if exact is not None:
+        return exact
+    rows = _of_place(session, signature)
+    alike = raising_alike(session, report, rows) if report is not None else []
+    if alike:
+        return alike[0]
+    cause = parse_fingerprint(signature)
+    near = [
+        row
+        for row in rows
+        if cause in (None, parse_fingerprint(row.signature)) and agree(renew(row.signature), signature)
+    ]
+    if near:
+        return near[0] if len(near) == 1 else None
+    former = select(FormerNameRow.finding_id).where(FormerNameRow.signature == signature).distinct()
+    names = session.scalars(former.limit(2)).all()
+    return session.get_one(FindingRow, names[0]) if len(names) == 1 else None
+
+
+def find_twins(session: Session, finding: FindingRow, report: ReportJson) -> list[FindingRow]:
+    """The other findings of the same proved culprit that raise as this report on ``finding`` says."""
+    rows = [row for row in _of_place(session, finding.signature) if row.id != finding.id]
+    return raising_alike(session, report, rows)
+
+
+def raising_alike(session: Session, report: ReportJson, rows: list[FindingRow]) -> list[FindingRow]:
+    """Those of the findings whose best run raises as the report says."""
+    return [row for row in rows if raise_alike(report, best_report(session, row))]
+
+
+def best_report(session: Session, finding: FindingRow) -> ReportJson:
+    """The report on the finding's best run, whose details the finding itself leaves out."""
+    return cast("ReportJson", session.get_one(RunRow, finding.best_run_id).report)
+
+
+def keep_name(session: Session, finding: FindingRow, signature: str) -> None:
+    """Let the signature of a hit go on naming the finding.
+
+    A finding under the signature that an earlier version gave it takes the present one.
+    """
+    if signature == renew(finding.signature) != finding.signature:
+        session.add(FormerNameRow(finding_id=finding.id, signature=finding.signature, merged_id=None))
+        finding.signature = signature
+    elif parse_fingerprint(signature) is not None and not _is_named(session, finding, signature):
+        session.add(FormerNameRow(finding_id=finding.id, signature=signature, merged_id=None))
+    session.flush()
+
+
+def _is_named(session: Session, finding: FindingRow, signature: str) -> bool:
+    named = (FormerNameRow.finding_id == finding.id, FormerNameRow.signature == signature)
+    former = select(FormerNameRow.id).where(*named).limit(1)
+    return signature == finding.signature or session.scalar(former) is not None
+
+
+def _of_place(session: Session, signature: str) -> list[FindingRow]:
+    """The findings of the same place in the compiler, oldest first; of an error without one, of the same message."""
+    if is_unproved(signature):
+        return []
+    place = drop_fingerprint(signature)
+    begins = ":".join(place.split(":")[:2])
+    rows = session.scalars(select(FindingRow).where(starts_with(f"{begins}:")).order_by(FindingRow.id))
+    return [row for row in rows if name_same_place(renew(row.signature), signature)]
+
+
+# Whose report a finding shows.
+
+
+def speaks_for(signature: str, reproduced: Mapping[str, object], judged: Mapping[str, object]) -> bool:
+    """Whether a finding shows the report on its confirmed reproducer, rather than that on its best run.
+
+    It does, so that all that is said of it is about the script that is shown. Only a report that lost the place in the
+    compiler on the way, where the run proved it, gives way.
+
+    Args:
+        signature: the finding's.
+        reproduced: the report on the reproducer.
+        judged: the report on the best run.
+    """
+    if not reproduced.get("is_bug"):
+        return False
+    return agree(str(reproduced.get("signature") or signature), signature) or not _proves(judged)
+
+
+def _proves(report: Mapping[str, object]) -> bool:
+    culprit = report.get("culprit")
+    return isinstance(culprit, Mapping) and culprit.get("necessary") is True
+
+
+# Groups of findings that one issue stands for.
+
+VALIDATION = "validation"
+LAYOUT = "layout"
+
+
+def find_umbrella(severity: str | None, signature: str) -> str | None:
+    """The group of a finding, None for one that stands alone.
+
+    What eager refuses and the compiler accepts is one group (``validation``): each operator whose decomposition forgot
+    a check shows it anew. Layouts that nobody is hurt by are one for each stage (``layout-decomposition``).
+    """
+    if severity == Severity.ACCEPTS_INVALID:
+        return VALIDATION
+    return f"{LAYOUT}-{parse_stage(signature)}" if severity == Severity.LAYOUT else None
+
+
+# How well a run shows its finding; the least is the best.
+Rank: TypeAlias = tuple[tuple[int, bool], bool, bool, bool, int]
+
+OPEN = "open"
+
+
+# -- whose a reproducer is ----------------------------------------------------------------------------------
+
+
+def new_finding(session: Session, signature: str, run: RunRow) -> FindingRow:
+    """A finding without hits, under an id that none had before: reports and drafts out in the world name it."""
+    highest = (session.scalar(select(func.max(column))) or 0 for column in (FindingRow.id, FormerNameRow.merged_id))
+    row = FindingRow(id=max(highest) + 1, signature=signature, status=OPEN, verdict=run.verdict, hits=0)
+    row.first_seen = row.last_seen = run.created
+    session.add(row)
+    session.flush()
+    return row
+
+
+def settle(
+    session: Session, finding: FindingRow, reproducer: ReproducerRow, *, anew: bool = False
+) -> tuple[FindingRow, tuple[int, ...]]:
+    """Refine the finding by what its confirmed reproducer showed, and merge it with those that are the same bug.
+
+    Args:
+        session: the transaction.
+        finding: the finding.
+        reproducer: one of its reproducers.
+        anew: the reproducer was the finding's own and was judged again, so that its signature is the finding's.
+
+    Returns:
+        The finding that is left, and the ids of those that vanished into it.
+    """
+    if not reproducer.confirmed:
+        return finding, ()
+    merged: list[int] = []
+    signature = _signature(reproducer)
+    if signature is not None and (
+        (anew and signature != finding.signature and not _says_more(finding.signature, signature))
+        or _replaces(session, signature, finding, reproducer)
+    ):
+        namesake = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
+        _remember(session, finding)
+        if namesake is not None:
+            finding = _merge(session, [finding, namesake], merged)
+        finding.signature = signature
+        session.flush()
+    report = cast("ReportJson", reproducer.report or {})
+    twins = [*_of_the_same_program(session, finding, reproducer), *find_twins(session, finding, report)]
+    if twins := list(dict.fromkeys(twins)):
+        finding = _merge(session, [finding, *twins], merged)
+    return finding, tuple(merged)
+
+
+def belongs_apart(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> bool:
+    """Whether the reproducer shows another cause than the finding it was made for, at the same place."""
+    signature = _signature(reproducer) or finding.signature
+    if not name_same_place(signature, finding.signature) or agree(signature, finding.signature):
+        return False
+    return not raise_alike(cast("ReportJson", reproducer.report), best_report(session, finding))
+
+
+def move_apart(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> tuple[FindingRow, bool]:
+    """Give a reproducer of another cause, and the runs of its case, to the finding of that cause.
+
+    It stays, and is never the best, where neither that finding nor the case is known.
+
+    Returns:
+        The finding of the reproducer, and whether it is new.
+    """
+    signature = _signature(reproducer) or finding.signature
+    target = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
+    of_case = (RunRow.finding_id == finding.id, RunRow.case_id == reproducer.case_id)
+    runs = session.scalars(select(RunRow).where(*of_case)).all()
+    if _is_all_there_is(session, finding, reproducer) or (target is None and not runs):
+        return finding, False
+    is_new = target is None
+    target = target or new_finding(session, signature, runs[0])
+    reproducer.finding_id = target.id
+    for run in runs:
+        run.finding_id = target.id
+    target.hits, finding.hits = target.hits + len(runs), finding.hits - len(runs)
+    session.flush()
+    for row in (finding, target):
+        _recount(session, row)
+    return target, is_new
+
+
+# -- what a finding shows ---------------------------------------------------------------------------
+
+
+def choose(session: Session, finding: FindingRow) -> None:
+    """Let the finding speak of its best reproducer, or of its best run if no confirmed one shows it."""
+    rows = session.scalars(select(ReproducerRow).where(ReproducerRow.finding_id == finding.id)).all()
+    best = min(rows, key=lambda row: _place_of_reproducer(session, finding, row), default=None)
+    finding.best_reproducer_id = None if best is None else best.id
+    run = session.get_one(RunRow, finding.best_run_id)
+    finding.speaks_by_reproducer = (
+        best is not None and best.confirmed and speaks_for(finding.signature, best.report or {}, run.report)
+    )
+    shown = best if finding.speaks_by_reproducer else None
+    if shown is None:
+        report, finding.case_id = run.report, run.case_id
+    else:
+        report = shown.report or {}
+        alike = run.verdict == report["verdict"] and agree(*(str(r.get("signature")) for r in (run.report, report)))
+        finding.case_id = shown.case_id or (run.case_id if alike else None)
+    finding.verdict, finding.confidence = str(report["verdict"]), cast("str | None", report.get("confidence"))
+    finding.culprit, finding.evidence = in_short(report.get("culprit")), _object(report.get("evidence"))
+    finding.severity = rate_severity(cast("ReportJson", report))
+    finding.umbrella = find_umbrella(finding.severity, finding.signature)
+    session.flush()
+
+
+def take_if_better(session: Session, finding: FindingRow, run: RunRow, source: str) -> bool:
+    """Make the run the finding's best if it shows the bug better than what is the best so far."""
+    if finding.best_run_id is not None:
+        report, other = session.execute(
+            select(RunRow.report, CaseRow.source)
+            .join(CaseRow, RunRow.case_id == CaseRow.id)
+            .where(RunRow.id == finding.best_run_id)
+        ).one()
+        if run_rank(cast("ReportJson", run.report), source) >= run_rank(cast("ReportJson", report), other):
+            return False
+    finding.best_run_id = run.id
+    return True
+
+
+def run_rank(report: ReportJson, source: str) -> Rank:
+    """How well a run shows its finding: the worst symptom first, then proof, then the shorter program."""
+    culprit = report.get("culprit") or {}
+    return (
+        rank(report),
+        report.get("confidence") != "high",
+        culprit.get("necessary") is not True,
+        culprit.get("sufficient") is not True,
+        len(source),
+    )
+
+
+def _place_of_reproducer(
+    session: Session, finding: FindingRow, row: ReproducerRow
+) -> tuple[bool, bool, tuple[int, bool], int, int]:
+    return (
+        belongs_apart(session, finding, row),
+        not row.confirmed,
+        rank(cast("ReportJson | None", row.report)),
+        row.lines,
+        row.id,
+    )
+
+
+# -- two become one ---------------------------------------------------------------------------------
+
+
+def _replaces(session: Session, signature: str, finding: FindingRow, reproducer: ReproducerRow) -> bool:
+    """Whether the signature of a finding's reproducer becomes that of the finding."""
+    if signature == finding.signature:
+        return False
+    if is_unproved(finding.signature) or _says_more(signature, finding.signature):
+        return True
+    return belongs_apart(session, finding, reproducer) and _is_all_there_is(session, finding, reproducer)
+
+
+def _says_more(signature: str, known: str) -> bool:
+    """Whether a signature says more of a bug than the one that is known."""
+    if is_unproved(known):
+        return not is_unproved(signature)
+    known_cause = parse_fingerprint(known) is not None and not is_provisional(known)
+    own_cause = parse_fingerprint(signature) is not None and not is_provisional(signature)
+    return name_same_place(signature, known) and own_cause and not known_cause
+
+
+def _is_all_there_is(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> bool:
+    """Whether nothing else is known to show what the finding was named for: no other reproducer, no other case."""
+    others = select(ReproducerRow.id).where(
+        ReproducerRow.finding_id == finding.id, ReproducerRow.id != reproducer.id, ReproducerRow.confirmed
+    )
+    if session.scalar(others.limit(1)) is not None:
+        return False
+    if reproducer.case_id is None:
+        return True
+    elsewhere = select(RunRow.id).where(RunRow.finding_id == finding.id, RunRow.case_id != reproducer.case_id)
+    return session.scalar(elsewhere.limit(1)) is None
+
+
+def _of_the_same_program(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> list[FindingRow]:
+    if reproducer.program is None:
+        return []
+    alike = select(ReproducerRow.finding_id).where(
+        ReproducerRow.program == reproducer.program,
+        ReproducerRow.confirmed,
+        ReproducerRow.finding_id != finding.id,
+    )
+    rows = session.scalars(select(FindingRow).where(FindingRow.id.in_(alike)).order_by(FindingRow.id)).all()
+    own = _nature(rate_severity(cast("ReportJson | None", reproducer.report)))
+    return [row for row in rows if _nature(row.severity) == own]
+
+
+def _nature(own: str | None) -> str | None:
+    """What keeps two findings of one program apart: that one raises, or accepts what eager refuses."""
+    return own if own in (Severity.ERROR, Severity.ACCEPTS_INVALID) else None
+
+
+def _merge(session: Session, findings: Sequence[FindingRow], merged: list[int]) -> FindingRow:
+    """Make one of several findings: the oldest, under its signature unless another's says more."""
+    survivor, *others = sorted(findings, key=lambda row: row.id)
+    for row in others:
+        said = row.signature
+        merged.append(row.id)
+        _absorb(session, survivor, row)
+        if _says_more(said, survivor.signature):
+            _remember(session, survivor)
+            survivor.signature = said
+            session.flush()
+    return survivor
+
+
+def _absorb(session: Session, survivor: FindingRow, vanishing: FindingRow) -> None:
+    """Give everything of one finding to an older one, and remember what it was called."""
+    key, old = survivor.id, vanishing.id
+    _keep_marks(survivor, vanishing)
+    own_scripts = select(ReproducerRow.sha256).where(ReproducerRow.finding_id == key)
+    own_links = select(RelatedRow.url).where(RelatedRow.finding_id == key)
+    better = session.get_one(RunRow, vanishing.best_run_id)
+    vanishing.best_reproducer_id = vanishing.best_run_id = None
+    session.flush()
+    of_old = ReproducerRow.finding_id == old
+    session.execute(delete(ReproducerRow).where(of_old, ReproducerRow.sha256.in_(own_scripts)))
+    session.execute(delete(RelatedRow).where(RelatedRow.finding_id == old, RelatedRow.url.in_(own_links)))
+    for kind in (ReproducerRow, RunRow, ReplayRow, RelatedRow, FormerNameRow):
+        session.execute(update(kind).where(kind.finding_id == old).values(finding_id=key))
+    session.execute(update(FindingRow).where(FindingRow.duplicate_of_id == old).values(duplicate_of_id=key))
+    session.add(FormerNameRow(finding_id=key, signature=vanishing.signature, merged_id=old))
+    survivor.hits += vanishing.hits
+    survivor.first_seen = min(survivor.first_seen, vanishing.first_seen)
+    survivor.last_seen = max(survivor.last_seen, vanishing.last_seen)
+    survivor.searched = max(filter(None, (survivor.searched, vanishing.searched)), default=None)
+    survivor.queries = list(dict.fromkeys([*(survivor.queries or ()), *(vanishing.queries or ())])) or None
+    session.delete(vanishing)
+    session.flush()
+    take_if_better(session, survivor, better, session.get_one(CaseRow, better.case_id).source)
+    if survivor.duplicate_of_id == key:
+        survivor.duplicate_of_id, survivor.status = None, OPEN
+
+
+def _keep_marks(survivor: FindingRow, vanishing: FindingRow) -> None:
+    """What a person said of either is kept: the older finding's mark first, the other's in its note."""
+    if vanishing.status == OPEN:
+        said = vanishing.note
+    elif survivor.status == OPEN:
+        survivor.status, survivor.duplicate_of_id = vanishing.status, vanishing.duplicate_of_id
+        survivor.issue, said = vanishing.issue or survivor.issue, vanishing.note
+    else:
+        mark = " ".join(filter(None, (vanishing.status, vanishing.issue, vanishing.note)))
+        said = f"{public_id(vanishing.id)}, merged into this: {mark}"
+    survivor.note = "; ".join(dict.fromkeys(filter(None, (survivor.note, said)))) or None
+
+
+def _remember(session: Session, finding: FindingRow) -> None:
+    session.add(FormerNameRow(finding_id=finding.id, signature=finding.signature, merged_id=None))
+
+
+def _recount(session: Session, finding: FindingRow) -> None:
+    """After runs came or went: when the finding was seen, and its best run."""
+    rows = session.execute(
+        select(RunRow, CaseRow.source)
+        .join(CaseRow, RunRow.case_id == CaseRow.id)
+        .where(RunRow.finding_id == finding.id)
+    ).all()
+    finding.first_seen, finding.last_seen = (end(run.created for run, _ in rows) for end in (min, max))
+    best = min(rows, key=lambda row: run_rank(cast("ReportJson", row[0].report), row[1]))
+    finding.best_run_id = best[0].id
+    choose(session, finding)
+
+
+def _signature(reproducer: ReproducerRow) -> str | None:
+    """What the reproducer's report says it is; None where it says nothing, or no bug."""
+    report = reproducer.report or {}
+    signature = report.get("signature")
+    return signature if isinstance(signature, str) and signature and report.get("is_bug") else None
+
+
+def in_short(culprit: object) -> dict[str, object] | None:
+    """A culprit without its details, which are most of it and which lists do not show."""
+    given = _object(culprit)
+    return None if given is None else {key: value for key, value in given.items() if key != "details"}
+
+
+def _object(value: object) -> dict[str, object] | None:
+    return value if isinstance(value, dict) else None

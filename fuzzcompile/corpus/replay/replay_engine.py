@@ -1,0 +1,506 @@
+"""What one run of a reproducer shows, from its exit status and what it printed.
+
+A reproducer ends with a line ``BUG: …`` and status 1, with ``OK: …`` and status 0, or with 3 where its device is not
+there. Whatever else it does, it was not written to do: then the Python stack says whether the compiled program is at
+fault or something before it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from fuzzcompile.corpus.records import Finding, Replay, Reproducer, Status
+from fuzzcompile.corpus.replay.environments import Torch
+from fuzzcompile.corpus.replay.replay_history import ReplayStatus
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.model import hints
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.privacy import scrub
+from fuzzcompile.model.severity import Severity, rate_severity
+from fuzzcompile.run.subprocesses import run_command
+
+# A script in a process and a folder of its own, run by whichever Python.
+
+_SCRIPT, _OUTPUT = "repro.py", "output.txt"
+_TAIL = 200_000  # bytes of output that are read
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a script ended: ``status`` is negative for a signal, and None if it was still running after its time."""
+
+    status: int | None
+    output: str
+    seconds: float
+
+
+def run_script(
+    python: Path, source: str, environment: Mapping[str, str], *, timeout: float, stop: threading.Event
+) -> Ended:
+    """Run a script alone, with what it prints on either stream.
+
+    A script that crashes prints its Python stack, and so does one that is still running after ``timeout`` seconds.
+
+    Raises:
+        Stopped: ``stop`` was set; the script and what it had started have been ended.
+    """
+    started = time.monotonic()
+    command = [str(python), "-X", "faulthandler", _SCRIPT]
+    # The compiler's own workers may write a last file after they were told to end.
+    with tempfile.TemporaryDirectory(prefix="fuzzcompile-", ignore_cleanup_errors=True) as folder:
+        Path(folder, _SCRIPT).write_text(source, encoding="utf-8")
+        # A file, not a pipe: the compiler's own workers may outlive the script and hold a pipe open.
+        with Path(folder, _OUTPUT).open("w+b") as out:
+            status = run_command(command, folder, environment, out, timeout, stop=stop, stack=True)
+            size = out.seek(0, os.SEEK_END)
+            out.seek(max(0, size - _TAIL))
+            output = out.read().decode(errors="replace")
+    return Ended(status, output, time.monotonic() - started)
+
+
+BUG = "BUG: "
+_NO_DEVICE = 3
+# Code that runs only for a compiled program: the compiler's, what it generated, and torch.compile itself.
+_COMPILED = re.compile(
+    r'File "[^"]*(?:\btorch/_(?:dynamo|inductor|functorch)/|torchinductor)[^"]*"'
+    r'|File "[^"]*\btorch/__init__\.py", line \d+,? in compile\b'
+)
+_RAISED = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Failed|Failure|Interrupt|Unsupported)\w*)(?:: (.*))?$", re.M)
+_BOTH = re.compile(r"eager raises (?P<eager>.+?); compiled raises (?P<compiled>.+)$", re.M)
+_ENDING = re.compile(r"exit status of compiled: (?P<status>-?\d+|none)")
+_NOTHING = "nothing"
+# The machine or the installation is at fault, not the program.
+_UNFIT = re.compile(
+    r"\b(?:ImportError|ModuleNotFoundError)\b|InvalidCxxCompiler|No working C\+\+ compiler|No space left on device"
+    r"|Cannot find a working triton|Unexpected optimization option|\bMemoryError\b|out of memory"
+)
+# A version may lack what the program calls.
+_ABSENT = ("AttributeError", "NameError", "TypeError")
+_ERRORS, _ACCEPTS, _CRASH, _TIMEOUT = ("compile_error", "runtime_error"), "accepts_invalid", "crash", "timeout"
+_COMPARED = 60  # characters of a normalised message
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a reproducer was made to show: a verdict, and the error that compiled (or, if it accepts, eager) raised."""
+
+    verdict: str
+    error: str = ""
+
+    @classmethod
+    def of(cls, report: ReportJson) -> Expected:
+        """From the report on the reproducer."""
+        said = re.sub(r"^eager raises (.*); compiled runs$", r"\1", str(report.get("detail") or ""), flags=re.S)
+        return cls(str(report.get("verdict")), said.partition("\n")[0])
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run shows, and why in a few words."""
+
+    status: ReplayStatus
+    why: str
+    output: str
+
+
+def read(ended: Ended, expected: Expected) -> Run:
+    """What a run shows of the bug for which the reproducer was made."""
+    status, why = _read(ended, expected)
+    return Run(status, why, ended.output)
+
+
+def _read(ended: Ended, expected: Expected) -> tuple[ReplayStatus, str]:
+    if ended.status is None:
+        return _hung(ended, expected)
+    if ended.status < 0:
+        return _killed(ended, expected)
+    said = next((line for line in ended.output.splitlines() if line.startswith(BUG)), None)
+    if ended.status == 1 and said is not None:
+        return _shown(ended.output, expected, said)
+    if ended.status == 0 and said is None:
+        return _passed(ended.output, expected)
+    if ended.status == _NO_DEVICE:
+        return ReplayStatus.NOT_RUN, _last_line(ended.output) or "it needs a device that is not here"
+    return _raised(ended.output, f"exit status {ended.status} without a verdict")
+
+
+def _shown(output: str, expected: Expected, said: str) -> tuple[ReplayStatus, str]:
+    """It says that the bug is there: of an error or a crash, whether it is the same."""
+    both, ending = _BOTH.search(output), _ENDING.search(output)
+    if both is not None and expected.verdict in _ERRORS:
+        return _compared(both["compiled"], expected)
+    if both is not None and expected.verdict == _ACCEPTS and _lacks(both["eager"], expected):
+        return ReplayStatus.ERRORED, f"eager raises {both['eager']}"
+    if ending is not None:
+        return _ended(ending["status"], output, expected)
+    return ReplayStatus.FAILING, said.removeprefix(BUG)
+
+
+def _compared(compiled: str, expected: Expected) -> tuple[ReplayStatus, str]:
+    if _UNFIT.search(compiled):
+        return ReplayStatus.ERRORED, f"compiled raises {compiled}"
+    same = not expected.error or _same_error(compiled, expected.error)
+    return ReplayStatus.FAILING if same else ReplayStatus.DIFFERENT, f"compiled raises {compiled}"
+
+
+def _ended(status: str, output: str, expected: Expected) -> tuple[ReplayStatus, str]:
+    """The compiled program ran in a process of its own, which did not end well."""
+    why = "the compiled program does not end" if status == "none" else f"the compiled program ends with {status}"
+    if expected.verdict not in (_CRASH, _TIMEOUT) or (status == "none") == (expected.verdict == _TIMEOUT):
+        if status == "1" and "Traceback" in output:  # an exception is no crash
+            return _raised(output, why)
+        return ReplayStatus.FAILING, why
+    return (ReplayStatus.ERRORED if _UNFIT.search(output) else ReplayStatus.DIFFERENT), why
+
+
+def _passed(output: str, expected: Expected) -> tuple[ReplayStatus, str]:
+    """It says that all is well: but it may have compared one failure with another."""
+    both = _BOTH.search(output)
+    eager, compiled = (both["eager"], both["compiled"]) if both is not None else (_NOTHING, _NOTHING)
+    if eager != _NOTHING and (expected.verdict in _ERRORS or _lacks(eager, expected)):
+        return ReplayStatus.ERRORED, f"eager raises {eager}"
+    if eager == _NOTHING and compiled != _NOTHING:
+        status = ReplayStatus.ERRORED if _UNFIT.search(compiled) else ReplayStatus.DIFFERENT
+        return status, f"eager runs and compiled raises {compiled}"
+    return ReplayStatus.FIXED, (_last_line(output) or "it passes").removeprefix("OK: ")
+
+
+def _lacks(eager: str, expected: Expected) -> bool:
+    """Whether eager raises because this torch lacks what the program calls, and not as it did then."""
+    kind, recorded = eager.partition(":")[0], expected.error.partition(":")[0]
+    return kind != recorded and (kind in _ABSENT or _UNFIT.search(eager) is not None)
+
+
+def _hung(ended: Ended, expected: Expected) -> tuple[ReplayStatus, str]:
+    why = f"still running after {ended.seconds:.0f} s"
+    if expected.verdict == _TIMEOUT:
+        return ReplayStatus.FAILING, why
+    return (ReplayStatus.DIFFERENT if _COMPILED.search(ended.output) else ReplayStatus.ERRORED), why
+
+
+def _killed(ended: Ended, expected: Expected) -> tuple[ReplayStatus, str]:
+    number = -(ended.status or 0)
+    names = {member.value: member.name for member in signal.Signals}
+    why = f"ended by {names.get(number, f'signal {number}')}"
+    if expected.verdict == _CRASH:
+        return ReplayStatus.FAILING, why
+    return (ReplayStatus.DIFFERENT if _COMPILED.search(ended.output) else ReplayStatus.ERRORED), why
+
+
+def _raised(output: str, otherwise: str) -> tuple[ReplayStatus, str]:
+    """It ended with an exception that it does not handle."""
+    errors = [match[0] for match in _RAISED.finditer(output)]
+    if not errors:
+        return ReplayStatus.ERRORED, _last_line(output) or otherwise
+    unfit = any(_UNFIT.search(error) for error in errors)
+    compiled = _COMPILED.search(output) is not None and not unfit
+    return (ReplayStatus.DIFFERENT if compiled else ReplayStatus.ERRORED), errors[-1]
+
+
+def _same_error(said: str, recorded: str) -> bool:
+    """Whether two errors have one type, under whatever wrappers of the compiler, and one message."""
+    if said.rstrip().endswith("raised:"):  # a wrapper, and the rest is on the next line
+        return True
+    kind, _, message = recorded.partition(":")
+    wrapped = re.search(rf"\b{re.escape(kind.strip())}\b:?(.*)", said, re.S)
+    if wrapped is None:
+        return False
+    now, then = (_normalised(text)[:_COMPARED] for text in (wrapped[1], message))
+    return now.startswith(then) or then.startswith(now)
+
+
+def _normalised(message: str) -> str:
+    """A message without what changes from run to run: addresses, quoted names, numbers."""
+    text = re.sub(r"0x[0-9a-fA-F]+|'[^']*'|\"[^\"]*\"", "…", message)
+    return " ".join(re.sub(r"-?\d+(\.\d+)?", "N", text).split())
+
+
+def _last_line(output: str) -> str:
+    return next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
+
+
+# What is replayed: findings with their best reproducers, and which of them were asked for.
+
+_SYMPTOMS = {
+    "miscompile": "wrong values",
+    "wrong_gradient": "wrong gradients",
+    "nonfinite": "NaN or infinity",
+    "metadata": "wrong metadata",
+    "aliasing": "wrong aliasing or mutation",
+    "precision_loss": "lost precision",
+    "compile_error": "does not compile",
+    "runtime_error": "raises at run time",
+    "accepts_invalid": "accepts what eager refuses",
+    "crash": "crashes",
+    "timeout": "does not end",
+    "nondeterministic": "changes from run to run",
+}
+_GLOB = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A finding, and the script that shows it."""
+
+    finding: Finding
+    reproducer: Reproducer | None
+
+    @property
+    def expected(self) -> Expected:
+        """What the script was made to show."""
+        report = self.reproducer.report if self.reproducer is not None else None
+        return Expected.of(report or self.finding.report)
+
+    @property
+    def severity(self) -> Severity | None:
+        """How bad the bug is that the script shows."""
+        report = self.reproducer.report if self.reproducer is not None else None
+        return rate_severity(report or self.finding.report)
+
+    @property
+    def what(self) -> str:
+        """The bug in a few words: the operation in the user's words, or else the rewrite at fault, and the symptom."""
+        shown = (self.reproducer.shown if self.reproducer is not None else None) or {}
+        layout = self.severity in (Severity.LAYOUT, Severity.RAISING_LAYOUT)
+        symptom = "other strides" if layout else _SYMPTOMS.get(self.expected.verdict, self.expected.verdict)
+        if shown.get("expression"):
+            return f"{shown['expression']}: {symptom}"
+        culprit = self.finding.culprit or {}
+        name = culprit.get("rewrite") or culprit.get("pass")
+        return f"{name}: {symptom}" if name else symptom
+
+    @property
+    def not_replayable(self) -> str | None:
+        """Why there is nothing to run; None if there is."""
+        if self.reproducer is None:
+            return "it has no reproducer yet"
+        if BUG not in self.reproducer.source:
+            return "its script is the user's own, which does not say whether the bug shows"
+        return None
+
+
+def subjects(store: Store, selection: Sequence[str] = ()) -> list[Subject]:
+    """The selected findings, the worst first.
+
+    Args:
+        store: the corpus.
+        selection: ids (F3), signatures, their beginnings or globs of them, and KEY=VALUE with the key severity,
+            status, stage or umbrella. Those of one key are alternatives, and so are names; each key given must hold.
+
+    Raises:
+        UsageError: something was selected that the corpus does not have.
+    """
+    chosen = selected(store.findings(), selection)
+    replayed = [Subject(finding, store.best_reproducer(finding.id)) for finding in chosen]
+    return sorted(replayed, key=lambda subject: (_rank(subject.severity), subject.finding.id))
+
+
+def selected(findings: Sequence[Finding], selection: Sequence[str]) -> list[Finding]:
+    """The findings that a selection names (`subjects`)."""
+    wanted: dict[str, set[int]] = {}
+    for text in selection:
+        key, ids = _named(findings, text)
+        wanted.setdefault(key, set()).update(ids)
+    return [finding for finding in findings if all(finding.id in ids for ids in wanted.values())]
+
+
+def _rank(bad: Severity | None) -> int:
+    return len(Severity) if bad is None else bad.rank
+
+
+def _named(findings: Sequence[Finding], text: str) -> tuple[str, set[int]]:
+    key, equals, value = text.partition("=")
+    if equals and key in _KEYS:
+        return key, set(_by_key(findings, key, value))
+    matches = {finding.id for finding in findings if _is_named(finding, text)}
+    if not matches:
+        raise UsageError(
+            f"--select {text}: the corpus has no such finding; give an id, a signature or its beginning, a glob, or "
+            f"{', '.join(f'{name}=…' for name in _KEYS)} (`{hints.format_command('corpus', 'list')}` shows the "
+            "findings)."
+        )
+    return "name", matches
+
+
+def _is_named(finding: Finding, text: str) -> bool:
+    if re.fullmatch(r"[fF]?\d+", text):
+        return finding.public_id == f"F{text.lstrip('fF')}"
+    if _GLOB.search(text):
+        return fnmatch.fnmatchcase(finding.signature, text)
+    return bool(text) and finding.signature.startswith(text)
+
+
+def _by_key(findings: Sequence[Finding], key: str, value: str) -> Iterator[int]:
+    read = _KEYS[key]
+    known = _WORDS.get(key) or sorted({name for finding in findings if (name := read(finding))})
+    if value not in known:
+        raise UsageError(
+            f"--select {key}={value}: write one of {', '.join(known) or 'nothing, as the corpus has none'}."
+        )
+    return (finding.id for finding in findings if read(finding) == value)
+
+
+def _stage(finding: Finding) -> str | None:
+    return (finding.culprit or {}).get("stage")
+
+
+_KEYS: dict[str, Callable[[Finding], str | None]] = {
+    "severity": lambda finding: finding.severity or rate_severity(finding.report),
+    "status": lambda finding: finding.status,
+    "stage": _stage,
+    "umbrella": lambda finding: finding.umbrella,
+}
+# The keys whose words are fixed; the others' are those that the corpus has.
+_WORDS: dict[str, Sequence[str]] = {"severity": list(Severity), "status": get_args(Status)}
+
+
+# Replays of many findings on one torch: each several times, several at a time.
+
+_KEPT = 4000  # characters of output that are stored
+_WAIT = 0.5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How scripts are run: how often each, for how long, how many at a time, and whether they may see GPUs."""
+
+    runs: int = 3
+    timeout: float = 180.0
+    jobs: int = 1
+    hide_gpus: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finding's reproducer did on one torch; ``why`` is in a few words."""
+
+    subject: Subject
+    replay: Replay
+    why: str
+
+
+def replay_on(torch: Torch, subjects: Sequence[Subject], settings: Settings) -> Generator[Result, None, None]:
+    """Run the reproducers; each result comes as soon as it is believed.
+
+    Kernels are kept for the later runs, in a folder of this call. Graphs are not: each run compiles anew.
+    """
+    stop, caches = threading.Event(), _Caches()
+    executor = ThreadPoolExecutor(settings.jobs, thread_name_prefix="replay")
+
+    def task(subject: Subject) -> Result:
+        return _replayed(torch, subject, settings, caches, stop)
+
+    with caches:
+        try:
+            yield from _as_completed([executor.submit(task, subject) for subject in subjects])
+        finally:  # also where the caller goes no further, and on Ctrl-C
+            stop.set()
+            executor.shutdown(cancel_futures=True)
+
+
+def judged(runs: Sequence[Run]) -> ReplayStatus:
+    """What several runs show together."""
+    statuses = {run.status for run in runs}
+    if ReplayStatus.NOT_RUN in statuses:
+        return ReplayStatus.NOT_RUN
+    return statuses.pop() if len(statuses) == 1 else ReplayStatus.FLAKY
+
+
+def _replayed(torch: Torch, subject: Subject, settings: Settings, caches: _Caches, stop: threading.Event) -> Result:
+    reproducer = subject.reproducer
+    if reproducer is None:
+        raise ValueError(f"{subject.finding.public_id} has no reproducer")
+    runs: list[Run] = []
+    seconds = 0.0
+    while len(runs) < settings.runs and not any(run.status is ReplayStatus.NOT_RUN for run in runs):
+        with caches.lent() as folder:
+            ended = run_script(
+                torch.python, reproducer.source, _environment(folder, settings), timeout=settings.timeout, stop=stop
+            )
+            if ended.status is None or ended.status < 0:  # it may have left a truncated kernel
+                shutil.rmtree(folder, ignore_errors=True)
+        seconds += ended.seconds
+        runs.append(read(ended, subject.expected))
+    status = judged(runs)
+    decisive = _decisive(runs, status)
+    replay = Replay(
+        reproducer.sha256,
+        torch.version,
+        torch.git,
+        str(status),
+        tuple(str(run.status) for run in runs),
+        scrub(decisive.output)[-_KEPT:],
+        round(seconds, 2),
+    )
+    return Result(subject, replay, scrub(decisive.why))
+
+
+def _decisive(runs: Sequence[Run], status: ReplayStatus) -> Run:
+    """The last run of that status; of a flaky reproducer the last that did not pass."""
+    wanted = [run for run in runs if run.status is status] or [
+        run for run in runs if run.status is not ReplayStatus.FIXED
+    ]
+    return wanted[-1]
+
+
+def _environment(cache: Path, settings: Settings) -> dict[str, str]:
+    variables = {
+        "TORCHINDUCTOR_CACHE_DIR": str(cache),
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+        # Without a pool of compile workers, each of which would import torch.
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""} if settings.hide_gpus else {}
+    return variables | hidden
+
+
+def _as_completed(futures: Sequence[Future[Result]]) -> Iterator[Result]:
+    """Like ``concurrent.futures.as_completed``, and open to Ctrl-C all the time."""
+    left = set(futures)
+    while left:
+        done, left = wait(left, timeout=_WAIT, return_when=FIRST_COMPLETED)
+        for future in done:
+            yield future.result()
+
+
+class _Caches:
+    """Folders for compiled kernels, each lent to one script at a time, so that a killed one spoils only its own."""
+
+    def __enter__(self) -> _Caches:
+        self._root = tempfile.mkdtemp(prefix="fuzzcompile-torchinductor-")
+        self._free: deque[Path] = deque()
+        self._made = 0
+        self._lock = threading.Lock()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    @contextmanager
+    def lent(self) -> Iterator[Path]:
+        with self._lock:
+            if not self._free:
+                self._made += 1
+                self._free.append(Path(self._root, f"torchinductor-{self._made}"))
+            folder = self._free.pop()
+        try:
+            yield folder
+        finally:
+            with self._lock:
+                self._free.append(folder)

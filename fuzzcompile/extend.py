@@ -1,0 +1,80 @@
+"""Extension points: what a package of your own imports to add idioms, productions, reducers and stages.
+
+CONTRIBUTING.md has an executed example of each. Names are loaded from their rooms at first use: idioms and productions
+need no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fuzzcompile.compiler.session import Compilation
+    from fuzzcompile.fuzz.generation.spec import Attention, Choices, Mask, Pen
+    from fuzzcompile.fuzz.idioms.registry import AttentionTraits, attention_idiom
+    from fuzzcompile.fuzz.near_misses.near_miss_registry import detour, never
+    from fuzzcompile.fuzz.operator_programs.production import production
+    from fuzzcompile.model.facts import find_facts
+    from fuzzcompile.model.verdicts import Verdict
+    from fuzzcompile.programs.ir.case_source import CaseText
+    from fuzzcompile.programs.ir.program import Input, Program, Ref, Statement
+    from fuzzcompile.programs.shrink.outcome import ProbeResult
+    from fuzzcompile.programs.shrink.search import CandidateTests, ProgramSearch, SearchBudget
+    from fuzzcompile.triage.attribution.ablation import Divergence
+    from fuzzcompile.triage.attribution.culprit import Culprit
+    from fuzzcompile.triage.stages.stage import AblatedCompile, Stage, Suspect
+
+__all__ = [
+    "AblatedCompile",
+    "Attention",
+    "AttentionTraits",
+    "CandidateTests",
+    "CaseText",
+    "Choices",
+    "Compilation",
+    "Culprit",
+    "Divergence",
+    "Input",
+    "Mask",
+    "Pen",
+    "ProbeResult",
+    "Program",
+    "ProgramSearch",
+    "Ref",
+    "SearchBudget",
+    "Stage",
+    "Statement",
+    "Suspect",
+    "Verdict",
+    "attention_idiom",
+    "detour",
+    "find_facts",
+    "never",
+    "production",
+]
+
+_ROOMS = {
+    "fuzzcompile.compiler.session": ("Compilation",),
+    "fuzzcompile.fuzz.generation.spec": ("Attention", "Choices", "Mask", "Pen"),
+    "fuzzcompile.fuzz.idioms.registry": ("AttentionTraits", "attention_idiom"),
+    "fuzzcompile.fuzz.near_misses.near_miss_registry": ("detour", "never"),
+    "fuzzcompile.fuzz.operator_programs.production": ("production",),
+    "fuzzcompile.model.facts": ("find_facts",),
+    "fuzzcompile.model.verdicts": ("Verdict",),
+    "fuzzcompile.programs.ir.case_source": ("CaseText",),
+    "fuzzcompile.programs.ir.program": ("Input", "Program", "Ref", "Statement"),
+    "fuzzcompile.programs.shrink.outcome": ("ProbeResult",),
+    "fuzzcompile.programs.shrink.search": ("CandidateTests", "ProgramSearch", "SearchBudget"),
+    "fuzzcompile.triage.attribution.ablation": ("Divergence",),
+    "fuzzcompile.triage.attribution.culprit": ("Culprit",),
+    "fuzzcompile.triage.stages.stage": ("AblatedCompile", "Stage", "Suspect"),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load an extension point from the module that defines it."""
+    for module, names in _ROOMS.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

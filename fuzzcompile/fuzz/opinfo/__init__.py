@@ -1,1 +1,0 @@
-"""Cases from torch's own tables of operators."""

@@ -1,0 +1,583 @@
+"""Case files of a sweep over torch's operators, each run in eager mode before it is handed out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from types import EllipsisType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fuzzcompile.fuzz.opinfo_cells import DTYPES, SAMPLES, CellSource, OpInfoCell, OpInfoOperator
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.model.templates import get_template
+from fuzzcompile.run.device import seed_everything
+
+# Torch's own tables of operators, as `torch.testing._internal` has them.
+
+
+def list_operators(only: Sequence[str] = ()) -> tuple[OpInfoOperator, ...]:
+    """The entries of the tables that run on the CPU, in their order.
+
+    Args:
+        only: names of operators, with or without a variant (``add``, ``nn.functional.gelu``); all by default.
+
+    Raises:
+        EnvironmentUnfit: the tables cannot be imported.
+        UsageError: there is no operator of a name.
+    """
+    entries = {key: entry for key, entry in _load_database().items() if _can_run(entry)}
+    for name in only:
+        if not any(name in _list_names(*key) for key in entries):
+            raise UsageError(f"Torch's tables have no operator {name}; names are such as add and nn.functional.gelu.")
+    chosen = [entry for key, entry in entries.items() if not only or set(_list_names(*key)) & set(only)]
+    with suppress_warnings():
+        return tuple(_make_operator(entry) for entry in chosen)
+
+
+def find_entry(name: str, variant: str) -> Any:
+    """The OpInfo of an operator.
+
+    Raises:
+        EnvironmentUnfit: the tables cannot be imported.
+        KeyError: they have no such entry.
+    """
+    return _load_database()[name, variant]
+
+
+def iter_samples(entry: Any, dtype: str, *, gradients: bool = False) -> Iterator[Any]:
+    """The table's sample inputs on the CPU, the same ones each time."""
+    torch.manual_seed(0)
+    yield from entry.sample_inputs("cpu", getattr(torch, dtype), requires_grad=gradients)
+
+
+def list_errors(entry: Any) -> Sequence[Any]:
+    """The table's calls that eager refuses; none where the table has none for the CPU, or cannot make them here."""
+    if entry.error_inputs_func is None:
+        return ()
+    torch.manual_seed(0)
+    try:
+        return tuple(entry.error_inputs("cpu"))
+    except (RuntimeError, NotImplementedError):  # some need a device that is not there
+        return ()
+
+
+@contextlib.contextmanager
+def suppress_warnings() -> Iterator[None]:
+    """Without the warnings that making samples of deprecated or beta functions gives."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@cache
+def _load_database() -> dict[tuple[str, str], Any]:
+    try:
+        with suppress_warnings():
+            from torch.testing._internal.common_methods_invocations import op_db
+    except ImportError as error:
+        raise EnvironmentUnfit(
+            f"Torch's tables of operators cannot be imported ({error}): pip install 'fuzzcompile[opinfo]'."
+        ) from error
+    return {(entry.name, entry.variant_test_name): entry for entry in op_db}
+
+
+def _list_names(name: str, variant: str) -> tuple[str, ...]:
+    return (name, f"{name}.{variant}") if variant else (name,)
+
+
+def _can_run(entry: Any) -> bool:
+    """Whether the CPU runs it: jiterated functions are CUDA's own."""
+    return bool(_list_dtypes(entry)) and not entry.name.startswith("jiterator")
+
+
+def _list_dtypes(entry: Any) -> tuple[str, ...]:
+    supported = entry.supported_dtypes("cpu")
+    return tuple(name for name in DTYPES if getattr(torch, name) in supported)
+
+
+def _make_operator(entry: Any) -> OpInfoOperator:
+    dtypes = _list_dtypes(entry)
+    backward = entry.supported_backward_dtypes("cpu") if entry.supports_autograd else ()
+    differentiable = tuple(name for name in dtypes if getattr(torch, name) in backward)
+    count = sum(1 for _ in itertools.islice(iter_samples(entry, dtypes[0]), 10_000))
+    in_place = entry.inplace_variant is not None
+    return OpInfoOperator(
+        entry.name, entry.variant_test_name, dtypes, differentiable, in_place, count, len(list_errors(entry))
+    )
+
+
+# How an operator of the tables is called in a program: as a function of torch, a method, an operator, a property.
+
+
+def iter_forms(entry: Any, form: str) -> Iterator[str]:
+    """Ways to call it, likely ones first, as text with ``{first}`` and ``{arguments}`` (those after the first).
+
+    The tables often have a function of the test suite in the operator's place. Which of these is the same function is
+    found by calling them.
+    """
+    if form == "in_place":
+        name = entry.name.rpartition(".")[2]
+        for method in (getattr(entry.inplace_variant, "__name__", ""), f"{name}_"):
+            if hasattr(torch.Tensor, method):
+                yield f"{{first}}.{method}({{rest}})"
+        yield f"torch.{entry.name}({{all}}, inplace=True)"
+        return
+    for path in (entry.name.removeprefix("torch."), _find_native_path(entry)):
+        if path is not None and callable(_resolve_path(path)):
+            yield f"torch.{path}({{all}})"
+    method = entry.name.rpartition(".")[2]
+    attribute = getattr(torch.Tensor, method, None)
+    if callable(attribute):
+        yield f"{{first}}.{method}({{rest}})"
+    elif attribute is not None:
+        yield f"{{first}}.{method}"
+    if callable(_resolve_path(f"ops.aten.{method}")):
+        yield f"torch.ops.aten.{method}({{all}})"
+
+
+def write_call(form: str, first: str, rest: list[str]) -> str:
+    """The text of a call."""
+    return form.format(first=first, rest=", ".join(rest), all=", ".join([first, *rest]))
+
+
+def _find_native_path(entry: Any) -> str | None:
+    """The path below ``torch`` of a function that says where it is from."""
+    module, name = getattr(entry.op, "__module__", None), getattr(entry.op, "__name__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or not module.startswith("torch"):
+        return None
+    path = f"{module}.{name}".removeprefix("torch.").removeprefix("_ops.aten").lstrip(".")
+    return path if "testing" not in path and _resolve_path(path) is entry.op else None
+
+
+def _resolve_path(path: str) -> object:
+    value: object = torch
+    for part in path.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+# Sample inputs in other places of memory: transposed, expanded, behind an offset, with gaps, channels last.
+
+
+def _transpose(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(-1, -2).contiguous().transpose(-1, -2) if x.dim() > 1 else x
+
+
+def _expand(x: torch.Tensor) -> torch.Tensor:
+    """Stride 0 in the first dimension that has more than one element: all along it become equal."""
+    long = next((dimension for dimension, size in enumerate(x.shape) if size > 1), None)
+    return x if long is None else x.narrow(long, 0, 1).expand(x.shape)
+
+
+def _shift_offset(x: torch.Tensor) -> torch.Tensor:
+    base = torch.cat([x.new_zeros(1), x.flatten()])
+    return base[1:].view(x.shape)
+
+
+def _insert_gaps(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x, torch.zeros_like(x)], -1)[..., 0] if x.dim() else x
+
+
+def _make_channels_last(x: torch.Tensor) -> torch.Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=formats[x.dim()]) if x.dim() in formats else x
+
+
+_LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": _transpose,
+    "expanded": _expand,
+    "offset": _shift_offset,
+    "gaps": _insert_gaps,
+    "channels_last": _make_channels_last,
+}
+
+
+def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """Return ``tensor`` in a layout of `LAYOUTS`, as a leaf; itself where that changes nothing."""
+    plain = tensor.detach()
+    if layout not in _LAYOUTS or not plain.numel() or plain.layout != torch.strided or plain.is_conj():
+        return tensor
+    moved = _LAYOUTS[layout](plain)
+    if (moved.stride(), moved.storage_offset()) == (plain.stride(), plain.storage_offset()):
+        return tensor
+    return moved.requires_grad_(tensor.requires_grad)
+
+
+# Sample inputs as Python text that needs torch alone.
+
+# Beyond this many stored elements, values are drawn by a seeded generator in the range of the sample's.
+_VERBATIM = 512
+# Floating numbers are rounded to this many digits before they are spelled.
+_DIGITS = 3
+_PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class Unspellable(Exception):
+    """An argument that has no short text; the message says of what kind it is."""
+
+
+@dataclass
+class Speller:
+    """Spells arguments. Tensors become variables ``x0``, ``x1`` … in order; one that comes twice is one variable.
+
+    Attributes:
+        gradients: whether tensors that require a gradient do so in the text.
+        start: the number of the first variable.
+        tensors: the expression of each variable.
+    """
+
+    gradients: bool = False
+    start: int = 0
+    tensors: dict[str, str] = field(default_factory=dict)
+    _names: dict[int, str] = field(default_factory=dict)
+    _kept: list[torch.Tensor] = field(default_factory=list)
+
+    def value(self, value: object) -> str:
+        """The text of any argument.
+
+        Raises:
+            Unspellable: it is of a kind that has none.
+        """
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, slice):
+            return f"slice({', '.join(self.value(part) for part in (value.start, value.stop, value.step))})"
+        if isinstance(value, (list, tuple)) and type(value) in (list, tuple, torch.Size):
+            inner = ", ".join(map(self.value, value))
+            return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{key!r}: {self.value(inner)}" for key, inner in value.items()) + "}"
+        return _write_scalar(value)
+
+    def _tensor(self, tensor: torch.Tensor) -> str:
+        if id(tensor) not in self._names:
+            number = self.start + len(self.tensors)
+            text, name = write_tensor(tensor, seed=number), f"x{number}"
+            wants = self.gradients and tensor.requires_grad
+            self.tensors[name] = text + (".requires_grad_()" if wants else "")
+            self._names[id(tensor)] = name
+            self._kept.append(tensor)  # or the next tensor may get its id
+        return self._names[id(tensor)]
+
+
+def write_tensor(tensor: torch.Tensor, *, seed: int = 0) -> str:
+    """An expression for a tensor of the same dtype, shape, strides, offset and, if it is small, values.
+
+    It uses ``strided`` and ``drawn``, functions of the case's template. Floating values are rounded to three digits.
+
+    Raises:
+        Unspellable: it is sparse, quantized, nested, or of another kind that has no strides.
+    """
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise Unspellable(f"a tensor of class {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        raise Unspellable(f"a {kind} tensor")
+    if tensor.is_conj() or tensor.is_neg() or tensor.device.type == "meta":
+        raise Unspellable("a tensor with a lazy conjugate or sign, or without values")
+    plain = tensor.detach()
+    size, stride, offset, dtype = tuple(plain.shape), plain.stride(), plain.storage_offset(), str(plain.dtype)
+    stored = _find_extent(size, stride) + offset
+    if not plain.numel():
+        dense = plain.is_contiguous() and not offset
+        return (
+            f"torch.empty({size}, dtype={dtype})" if dense else f"torch.empty_strided({size}, {stride}, dtype={dtype})"
+        )
+    flat = plain.as_strided((stored,), (1,), 0)
+    if stored > _VERBATIM:
+        low, high = _find_range(plain)
+        return f"drawn({size}, {stride}, {offset}, {dtype}, seed={seed}, low={low}, high={high})"
+    values = _list_numbers(flat)
+    if plain.is_contiguous() and not offset:
+        return f"torch.tensor({_nest_values(values, size)}, dtype={dtype})"
+    return f"strided({size}, {stride}, {offset}, torch.tensor([{', '.join(values)}], dtype={dtype}))"
+
+
+def _find_extent(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Elements from the first to the last that a tensor of that form reaches."""
+    return 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True)) if math.prod(size) else 0
+
+
+def _find_range(tensor: torch.Tensor) -> tuple[str, str]:
+    """The least and the largest finite value, as text."""
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    values = real.double()
+    finite = values[values.isfinite()]
+    return (
+        ("0", "1") if not finite.numel() else (_write_number(finite.min().item()), _write_number(finite.max().item()))
+    )
+
+
+def _list_numbers(flat: torch.Tensor) -> list[str]:
+    short: Callable[[object], str] = _write_scalar if not flat.dtype.is_floating_point else _write_number
+    return [short(value) for value in flat.tolist()]
+
+
+def _write_number(value: object) -> str:
+    """A floating number, rounded; ``inf`` and ``nan`` are names of the template."""
+    return _write_scalar(float(value))  # type: ignore[arg-type]
+
+
+def _nest_values(values: list[str], size: tuple[int, ...]) -> str:
+    if not size:
+        return values[0]
+    step = len(values) // size[0]
+    return "[" + ", ".join(_nest_values(values[at : at + step], size[1:]) for at in range(0, len(values), step)) + "]"
+
+
+def _write_scalar(value: object) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, complex):
+        return f"complex({_write_scalar(value.real)}, {_write_scalar(value.imag)})"
+    if type(value) is float:
+        return repr(float(f"{value:.{_DIGITS}g}"))
+    if value is None or type(value) in (bool, int, float, str):
+        return repr(value)
+    if isinstance(value, _PLAIN):
+        return f"torch.device({str(value)!r})" if isinstance(value, torch.device) else str(value)
+    if isinstance(value, EllipsisType):
+        return "..."
+    raise Unspellable(f"an argument of type {type(value).__name__}")
+
+
+# The tables seed random functions themselves, with this number (`wrapper_set_seed`).
+_SEED = 42
+
+
+class UnusableSample(Exception):
+    """A sample that makes no case; the message says why."""
+
+
+@dataclass(frozen=True)
+class SampleCall:
+    """One sample as text: the expressions of the tensors that it needs, by name, and the call."""
+
+    tensors: Mapping[str, str]
+    expression: str
+
+
+def write_cell(cell: OpInfoCell) -> CellSource:
+    """The case of a cell: up to `SAMPLES` samples of the table that can be spelled, or one call that eager refuses.
+
+    Raises:
+        EnvironmentUnfit: torch's tables cannot be imported.
+    """
+    entry, left_out = find_entry(cell.name, cell.variant), Counter[str]()
+    calls: list[SampleCall] = []
+    with suppress_warnings():
+        for sample in _iter_samples(entry, cell):
+            try:
+                call = _spell_sample(entry, cell, sample, sum(len(call.tensors) for call in calls))
+                calls += [] if call is None else [call]
+            except (Unspellable, UnusableSample) as error:
+                left_out[str(error)] += 1
+    return CellSource(_write_source(cell, calls) if calls else None, len(calls), dict(left_out))
+
+
+def write_cells(cells: Sequence[OpInfoCell]) -> list[CellSource]:
+    """The cases of several cells."""
+    return [write_cell(cell) for cell in cells]
+
+
+def iter_calls(entry: Any, cell: OpInfoCell) -> Iterator[SampleCall]:
+    """The samples of a cell that can be spelled and do in eager mode what the table does; names begin anew for each."""
+    for sample in _iter_samples(entry, cell):
+        try:
+            call = _spell_sample(entry, cell, sample, 0)
+        except (Unspellable, UnusableSample):
+            continue
+        if call is not None:
+            yield call
+
+
+def _iter_samples(entry: Any, cell: OpInfoCell) -> Iterator[Any]:
+    if cell.form == "error":
+        yield from (error.sample_input for error in list_errors(entry)[cell.chunk : cell.chunk + 1])
+        return
+    chosen = iter_samples(entry, cell.dtype, gradients=cell.backward)
+    yield from itertools.islice(chosen, cell.chunk * SAMPLES, (cell.chunk + 1) * SAMPLES)
+
+
+def _spell_sample(entry: Any, cell: OpInfoCell, sample: Any, start: int) -> SampleCall | None:
+    """A sample as text; None where the cell's layout is that of the sample itself.
+
+    Raises:
+        Unspellable: an argument has no text.
+        LeftOut: the text does not do in eager mode what the table does.
+    """
+    if cell.backward and not _is_identity(sample.output_process_fn_grad):
+        raise UnusableSample("gradients that the table compares only after a function of the test suite")
+    arguments, keywords = _move_sample(sample, cell.layout)
+    if cell.layout != "contiguous" and arguments is None:
+        return None
+    speller = Speller(cell.backward, start)
+    first, *rest = [speller.value(argument) for argument in arguments or (sample.input, *sample.args)]
+    rest += [f"{name}={speller.value(value)}" for name, value in keywords.items()]
+    ways = [write_call(way, first, rest) for way in iter_forms(entry, cell.form)]
+    if cell.form == "in_place" and first not in speller.tensors:
+        raise UnusableSample("a first operand that is no tensor")
+    check = _check_refused if cell.form == "error" else _check_equal
+    return SampleCall(speller.tensors, check(entry, cell, speller.tensors, ways, [first, *rest]))
+
+
+def _move_sample(sample: Any, layout: str) -> tuple[tuple[object, ...] | None, Mapping[str, object]]:
+    """Arguments and keywords with their tensors in a layout; no arguments if that changes none of them."""
+    leaves, structure = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
+    moved = [lay_out(leaf, layout) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    if layout != "contiguous" and all(new is old for new, old in zip(moved, leaves, strict=True)):
+        return None, sample.kwargs
+    arguments, keywords = pytree.tree_unflatten(moved, structure)
+    return arguments, keywords
+
+
+def _check_equal(
+    entry: Any, cell: OpInfoCell, tensors: Mapping[str, str], ways: list[str], arguments: list[str]
+) -> str:
+    """The first way to call the operator that gives what the table's function gives.
+
+    The table's function runs with memory filled before use, so that what is never written differs.
+    """
+    function = entry.inplace_variant if cell.form == "in_place" else entry.op
+    wanted = _run_expression(tensors, f"_function({', '.join(arguments)})", cell, _function=function, filled=True)
+    if isinstance(wanted, Exception):
+        raise UnusableSample("calls that eager mode refuses in this dtype and layout")
+    for way in ways:
+        _spoil_memory(wanted)
+        result = _run_expression(tensors, way, cell)
+        if not isinstance(result, Exception) and _are_alike(wanted, result):
+            return way
+    raise UnusableSample("functions of the test suite, and values that are not determined")
+
+
+def _spoil_memory(result: object) -> None:
+    """Leave other values in free memory of the result's sizes, which the next run may be given."""
+    for leaf in pytree.tree_leaves(result):
+        if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
+            torch.full((leaf.numel() * leaf.element_size(),), 0x5A, dtype=torch.uint8)
+
+
+def _check_refused(
+    entry: Any, cell: OpInfoCell, tensors: Mapping[str, str], ways: list[str], arguments: list[str]
+) -> str:
+    for way in ways:
+        if isinstance(_run_expression(tensors, way, cell), (RuntimeError, ValueError, IndexError, TypeError)):
+            return way
+    raise UnusableSample("error inputs that eager mode accepts once they are spelled")
+
+
+def _run_expression(
+    tensors: Mapping[str, str], expression: str, cell: OpInfoCell, *, filled: bool = False, **names: object
+) -> object:
+    """What an expression gives in eager mode, with the gradients of its tensors if the cell has them; or its error."""
+    space: dict[str, Any] = {**_load_functions(), **names}
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    try:
+        for name, text in tensors.items():
+            space[name] = eval(text, space)
+        seed_everything(_SEED)
+        torch.use_deterministic_algorithms(filled, warn_only=True)  # which fills uninitialised memory
+        with torch.set_grad_enabled(cell.backward):
+            forms = [space[name].shape for name in tensors]
+            result = eval(expression, space)
+            _refuse_writes([space[name] for name in tensors], forms)
+            return (result, _compute_gradients(result, [space[name] for name in tensors])) if cell.backward else result
+    except UnusableSample:
+        raise
+    except Exception as error:  # whatever the operator raises is its answer
+        return error
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+
+
+def _refuse_writes(tensors: list[torch.Tensor], shapes: list[torch.Size]) -> None:
+    """Of writes, refuse those that are undefined, although some operators let them pass, or are not captured.
+
+    Raises:
+        LeftOut: one of these tensors was written to and its elements share memory, or it has another shape than before.
+    """
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        if tensor.shape != shape:
+            raise UnusableSample("calls that change the shape of an input, which dynamo does not capture")
+        if tensor._version and any(
+            size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            raise UnusableSample("writes to elements that share memory")
+
+
+def _compute_gradients(result: object, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    inputs = [tensor for tensor in tensors if tensor.requires_grad]
+    if not outputs or not inputs:
+        raise RuntimeError("no gradient flows")
+    weights = [torch.ones_like(output) for output in outputs]
+    return list(torch.autograd.grad(outputs, inputs, weights, allow_unused=True))
+
+
+def _are_alike(left: object, right: object) -> bool:
+    """Whether two results are equal up to what the order of additions makes."""
+    try:
+        torch.testing.assert_close(left, right, equal_nan=True, check_stride=False)
+    except (AssertionError, TypeError):  # one of them may be of any type
+        return False
+    return True
+
+
+def _is_identity(function: Callable[[object], object]) -> bool:
+    token = object()
+    try:
+        return function(token) is token
+    except Exception:  # a function of tensors may raise anything on what is none
+        return False
+
+
+@functools.cache
+def _load_functions() -> dict[str, Any]:
+    """The names that the texts use, as the template defines them."""
+    names: dict[str, Any] = {"torch": torch}
+    exec(
+        _render_case("", OpInfoCell("", "", "function"), (SampleCall({"x0": "strided drawn inf"}, ""),)).split(
+            "def program"
+        )[0],
+        names,
+    )
+    return names
+
+
+def _is_shaped_by_values(name: str) -> bool:
+    """Whether the shape of a result depends on values: dynamo captures such an operator only where it is told to."""
+    packet = getattr(torch.ops.aten, name.rpartition("nn.functional.")[2].replace(".", "_"), None)
+    overloads = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
+    return any(torch.Tag.dynamic_output_shape in overload.tags for overload in overloads)
+
+
+def _write_source(cell: OpInfoCell, calls: Iterable[SampleCall]) -> str:
+    words = (cell.form.replace("_", " "), cell.dtype, cell.layout, "with gradients" if cell.backward else "")
+    what = ", ".join(word for word in words if word)
+    return _render_case(f"Samples of `{cell.label}` from torch's tables of operators: {what}.", cell, tuple(calls))
+
+
+def _render_case(title: str, cell: OpInfoCell, calls: tuple[SampleCall, ...]) -> str:
+    tensors = {name: text for call in calls for name, text in call.tensors.items()}
+    text = " ".join([*tensors.values(), *(call.expression for call in calls)])
+    return get_template("opinfo/case.py.j2").render(
+        title=title,
+        backward=cell.backward,
+        shaped_by_values=_is_shaped_by_values(cell.name),
+        tensors=tensors,
+        statements=[f"r{number} = {call.expression}" for number, call in enumerate(calls)],
+        results=[f"r{number}" for number in range(len(calls))],
+        uses_strided="strided" in text,
+        uses_drawn="drawn" in text,
+        uses_numbers="inf" in text or "nan" in text,
+    )

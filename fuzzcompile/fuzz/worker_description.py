@@ -1,0 +1,45 @@
+"""What a worker tells of itself before its first case, so that the campaign's own process needs no torch."""
+
+from __future__ import annotations
+
+import torch
+
+from fuzzcompile.compiler.custom_code import list_loaded
+from fuzzcompile.compiler.facts.inductor_toggles import FOR_GPU, TOGGLES
+from fuzzcompile.compiler.facts.operator_table import load_operator_table
+from fuzzcompile.compiler.torch_config import find_unknown_options
+from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.model.judge_task import WorkerDescription
+from fuzzcompile.run.device import Numerics, describe_environment
+from fuzzcompile.run.pool.worker import get_current_device
+from fuzzcompile.run.subprocesses import find_toolchain_fault
+
+
+def describe_worker(target: str | None) -> WorkerDescription:
+    """Describe this worker, whose compiler is told ``target``.
+
+    Raises:
+        EnvironmentUnfit: there is no C++ compiler that works, which compiling for the CPU takes.
+    """
+    device = torch.device(get_current_device())
+    if device.type == "cpu" and (fault := find_toolchain_fault()) is not None:
+        raise EnvironmentUnfit(f"torch.compile needs a C++ compiler on the CPU: {fault}.")
+    return WorkerDescription(
+        describe_environment(device, target), device.type, list_lacking(target), Numerics().to_json(), list_loaded()
+    )
+
+
+def list_lacking(target: str | None) -> tuple[str, ...]:
+    """Names of the generator's settings and operators that the installed torch does not have."""
+    toggles = TOGGLES if target is None else (*TOGGLES, *FOR_GPU)
+    unknown = [toggle.name for toggle in toggles if find_unknown_options(dict(toggle.options))]
+    return (*unknown, *(name for name in load_operator_table().names if not _torch_has(name)))
+
+
+def _torch_has(name: str) -> bool:
+    """Whether the installed torch has the function that a call names ``torch.f``, ``F.f`` or ``Tensor.f``."""
+    root, *path = name.split(".")
+    value: object = {"torch": torch, "F": torch.nn.functional, "Tensor": torch.Tensor}.get(root)
+    for part in path:
+        value = getattr(value, part, None)
+    return value is not None

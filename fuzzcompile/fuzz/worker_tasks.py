@@ -1,0 +1,45 @@
+"""Functions of a campaign that run in a worker, by name: the process that submits them needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fuzzcompile.model.focus_plan import FocusPlan, FocusQuestion
+from fuzzcompile.model.judge_task import NamedFunction
+
+if TYPE_CHECKING:
+    from fuzzcompile.fuzz.case_survey import Survey
+    from fuzzcompile.fuzz.opinfo_cells import CellSource, OpInfoCell, OpInfoOperator
+    from fuzzcompile.programs.edits.pattern_program import PatternProgram
+
+
+@dataclass(frozen=True)
+class PatternTask:
+    """Rules of the compiler, as (stage, name), to make programs for, and the seconds that each may take."""
+
+    rules: tuple[tuple[str, str], ...]
+    seconds: float = 12.0
+
+
+LIST_OPERATORS: Callable[[tuple[str, ...]], tuple[OpInfoOperator, ...]] = NamedFunction(
+    "fuzzcompile.fuzz.opinfo_cases:list_operators"
+)
+"""The operators of torch's own tables: those named, or all."""
+
+WRITE_CELLS: Callable[[Sequence[OpInfoCell]], list[CellSource]] = NamedFunction(
+    "fuzzcompile.fuzz.opinfo_cases:write_cells"
+)
+"""The case files of cells of a sweep over these operators."""
+
+SURVEY: Callable[[str], Survey] = NamedFunction("fuzzcompile.fuzz.case_survey:survey_case_file")
+"""What can be varied of a case file, found on the worker's device."""
+
+PATTERNS: Callable[[PatternTask], tuple[PatternProgram, ...]] = NamedFunction(
+    "fuzzcompile.fuzz.focus.focus_worker:make_task_programs"
+)
+"""Programs that make rules of the compiler fire, made on the worker's device."""
+
+FOCUS: Callable[[FocusQuestion], FocusPlan] = NamedFunction("fuzzcompile.fuzz.focus.focus_worker:find_focus_plan")
+"""What a focus aims at in the installed torch, on the worker's device."""

@@ -1,0 +1,114 @@
+"""What a pool hands to a worker that judges, and what comes back. Plain data: needs no torch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fuzzcompile.model.conditions import Question
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.custom import Custom, LoadedCustom
+from fuzzcompile.model.focus_plan import FocusObservation, FocusWatch
+from fuzzcompile.model.verdicts import CoverageCount
+
+# Functions for a worker by their names, so that a process which only submits them need not import their modules.
+
+
+@dataclass(frozen=True)
+class NamedFunction:
+    """The function ``module:name``, imported where and when it is called."""
+
+    name: str
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Call the function."""
+        module, _, name = self.name.partition(":")
+        return getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What `prepare` needs.
+
+    Attributes:
+        plants: files to run.
+        threads: torch's intra-op threads.
+        target: the device that the compiler is told, by its name; None for the one that runs.
+        custom: the user's own passes and backend.
+    """
+
+    plants: tuple[str, ...] = ()
+    threads: int = 1
+    target: str | None = None
+    custom: Custom = field(default_factory=Custom)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeTask(Question):
+    """One case to judge, and what is asked about it.
+
+    Attributes:
+        path: the case file; with ``source``, only its name.
+        source: the case itself, for a worker that may run on another machine.
+        vetoes: rewrites to refuse.
+        known: (signature, kind of verdict) pairs that need no further proof.
+        seconds: time after which attribution starts no further compile.
+        memory: bytes of this process beyond which a case is refused before it runs.
+        screen: judge without generated code, and in full only if that shows a bug.
+        describe: also describe the machine, for a page.
+        watch: what to look at for a campaign's focus.
+    """
+
+    path: str
+    source: str | None = None
+    vetoes: tuple[str, ...] = ()
+    known: tuple[tuple[str, str], ...] = ()
+    seconds: float | None = None
+    memory: int | None = None
+    screen: bool = False
+    describe: bool = False
+    watch: FocusWatch = field(default_factory=FocusWatch)
+
+
+@dataclass(frozen=True)
+class JudgeResult:
+    """A report in its JSON form, what the compile covered, and the machine if the task asked for it.
+
+    ``seen`` is what the judged compile showed of the task's `FocusWatch`.
+    """
+
+    report: ReportJson
+    coverage: tuple[CoverageCount, ...] = ()
+    screened: bool = False
+    machine: Mapping[str, object] | None = None
+    seen: FocusObservation = field(default_factory=FocusObservation)
+
+
+@dataclass(frozen=True)
+class WorkerDescription:
+    """Where a worker runs.
+
+    Attributes:
+        environment: what results depend on.
+        device: the type of its device.
+        lacks: settings of the generator that its torch does not have.
+        numerics: the switches under which floating-point results are made.
+        custom: the user's own passes and backend, as the worker loaded them.
+    """
+
+    environment: Mapping[str, object]
+    device: str
+    lacks: tuple[str, ...] = ()
+    numerics: Mapping[str, object] = field(default_factory=dict)
+    custom: tuple[LoadedCustom, ...] = ()
+
+
+JUDGE: Callable[[JudgeTask], JudgeResult] = NamedFunction("fuzzcompile.triage.worker.judge:judge_file")
+"""Judge one case file on the worker's device."""
+
+DESCRIBE: Callable[[str | None], WorkerDescription] = NamedFunction(
+    "fuzzcompile.fuzz.worker_description:describe_worker"
+)
+"""What a worker tells of itself, given the target."""

@@ -1,0 +1,288 @@
+"""SARIF 2.1.0, the format in which code scanners hand their results to others (an OASIS standard).
+
+The object is small and flat, so that it is written here; the libraries for it are class models without checks.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import quote
+
+from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+
+from fuzzcompile.corpus.replay.replay_engine import Result
+from fuzzcompile.corpus.replay.replay_history import ReplayStatus
+from fuzzcompile.corpus.replay.replay_record import Record, Records
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.hints import CommandSubject
+from fuzzcompile.model.severity import Severity, rate_severity
+from fuzzcompile.report.circumstances import stages_looked_at
+from fuzzcompile.report.proof import name_role
+from fuzzcompile.report.verdict_text import advice, describe_culprit, meaning
+
+# JUnit XML: what every document of it needs.
+
+# Characters that XML 1.0 cannot hold at all; an error's message may contain them.
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def document(cases: Iterable[TestCase]) -> bytes:
+    """One suite of test cases."""
+    suite = TestSuite("fuzzcompile")
+    suite.add_testcases(list(cases))
+    whole, encoded = JUnitXml("fuzzcompile"), io.BytesIO()
+    whole.add_testsuite(suite)
+    whole.write(encoded, pretty=True)
+    return encoded.getvalue()
+
+
+def result(
+    kind: type[Error] | type[Failure] | type[Skipped],
+    message: object,
+    type_: str | None = None,
+    text: str | None = None,
+) -> Error | Failure | Skipped:
+    """A result that is no success; ``text`` is its body."""
+    made = kind(clean(message), type_)
+    if text is not None:
+        made.text = clean(text)
+    return made
+
+
+def clean(text: object) -> str:
+    """The text without characters that XML cannot hold."""
+    return _FORBIDDEN.sub("\ufffd", str(text or ""))
+
+
+# JUnit XML for continuous integration: a test case per judged file.
+
+
+@dataclass(frozen=True)
+class TestCaseEntry:
+    """The result for one file: a report, or the error where there is none; ``seconds`` is wall time."""
+
+    path: Path
+    report: ReportJson | None
+    error: str | None = None
+    known: bool = False
+    seconds: float = 0.0
+
+
+def format_triage_junit(entries: Sequence[TestCaseEntry]) -> bytes:
+    """The document: failures are bugs, errors are files that could not be judged, skipped are known bugs."""
+    return document(_case(entry) for entry in entries)
+
+
+def _case(entry: TestCaseEntry) -> TestCase:
+    case = TestCase(clean(entry.path), "fuzzcompile", round(entry.seconds, 3))
+    report = entry.report
+    if report is None:
+        case.result = [result(Error, entry.error, "unjudged", entry.error)]
+        return case
+    line = f"{report['verdict']}: {meaning(report)}"
+    if report["is_bug"] and not entry.known:
+        case.result = [result(Failure, line, report["verdict"], _failure(entry.path, report))]
+        return case
+    if entry.known:
+        case.result = [result(Skipped, f"known: {report['signature']}")]
+    case.system_out = clean("\n".join([line, *stages_looked_at(report)]))
+    return case
+
+
+def _failure(path: Path, report: ReportJson) -> str:
+    culprit = report.get("culprit")
+    lines = [
+        str(report.get("detail") or ""),
+        f"{name_role(culprit)}: {describe_culprit(culprit)}" if culprit else "culprit: not attributed",
+        f"signature: {report['signature']}",
+        *stages_looked_at(report),
+        f"what to do: {advice(report, CommandSubject(str(path), published=True))}",
+    ]
+    return "\n".join(filter(None, lines))
+
+
+# A replay as JUnit XML: a test case per finding and version of torch.
+
+
+def format_replay_junit(records: Records) -> bytes:
+    """The document: regressions fail, and so does each failing finding; what gives no answer is an error.
+
+    Skipped are bugs that a person has marked as known, and what was not run.
+    """
+    return document(case for record in records.all for case in _cases(record))
+
+
+def _cases(record: Record) -> Iterator[TestCase]:
+    finding = record.subject.finding
+    name = f"{finding.public_id} {finding.signature}"
+    if record.subject.not_replayable is not None:
+        skipped = TestCase(clean(name), "fuzzcompile.replay")
+        skipped.result = [result(Skipped, record.subject.not_replayable)]
+        yield skipped
+    for version, replayed in record.results.items():
+        case = TestCase(clean(name), clean(f"torch-{version}"), replayed.replay.seconds)
+        case.result = list(_outcome(record, version, replayed))
+        case.system_out = clean(replayed.replay.output)
+        yield case
+
+
+def _outcome(record: Record, version: str, replayed: Result) -> Iterator[Error | Failure | Skipped]:
+    status, finding = ReplayStatus(replayed.replay.status), record.subject.finding
+    message = f"{status}: {replayed.why}"
+    if version in record.regressions:
+        yield result(Failure, f"regression, {message}", "regression", replayed.replay.output)
+    elif status is ReplayStatus.NOT_RUN:
+        yield result(Skipped, message)
+    elif status is ReplayStatus.ERRORED:
+        yield result(Error, message, str(status), replayed.replay.output)
+    elif status is not ReplayStatus.FIXED and finding.status in ("known", "dup", "invalid", "wontfix"):
+        yield result(Skipped, f"{finding.status}, {message}")
+    elif status is not ReplayStatus.FIXED:
+        yield result(Failure, message, str(status), replayed.replay.output)
+
+
+Json: TypeAlias = dict[str, object]
+
+_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_LEVELS = {
+    Severity.SILENT: "error",
+    Severity.ERROR: "error",
+    Severity.ALIASING: "error",
+    Severity.RAISING_LAYOUT: "warning",
+    Severity.LAYOUT: "note",
+    Severity.ACCEPTS_INVALID: "note",
+}
+# The folder that holds torch; it is not named, because it is another one on each machine.
+_TORCH = "PACKAGES"
+_SITE = re.compile(r"([^:\s]+):(\d+)")
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """A case and what was judged of it.
+
+    Attributes:
+        path: of the case, as it was given; a name where there is no file.
+        report: None where the case could not be judged.
+        error: why it could not.
+        known: whether a baseline lists the bug.
+        finding: the public id of a finding in a corpus.
+        content: the program, where there is no file.
+    """
+
+    path: Path
+    report: ReportJson | None
+    error: str | None = None
+    known: bool = False
+    finding: str | None = None
+    content: str | None = None
+
+
+def sarif(scanned: Sequence[Scanned], version: str) -> bytes:
+    """The log file: a result for each bug, a rule for each place of the compiler that they blame.
+
+    Cases that could not be judged are notifications of the invocation. Paths are relative to the working folder, as far
+    as they lie in it.
+
+    Args:
+        scanned: the cases.
+        version: of fuzzcompile.
+    """
+    bugs = [(case, case.report) for case in scanned if case.report is not None and case.report["is_bug"]]
+    rules = {make_rule(report): report for _, report in reversed(bugs)}
+    errors = [_notification(case) for case in scanned if case.report is None]
+    driver = {"name": "fuzzcompile", "version": version, "rules": [_rule(name, rules[name]) for name in sorted(rules)]}
+    run: Json = {
+        "tool": {"driver": driver},
+        "invocations": [{"executionSuccessful": not errors, "toolExecutionNotifications": errors}],
+        "originalUriBaseIds": {_TORCH: {"description": {"text": "The folder that holds the package torch."}}},
+        "artifacts": [_artifact(case) for case in scanned if case.content is not None],
+        "results": [_result(case, report, sorted(rules)) for case, report in bugs],
+    }
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1, allow_nan=False).encode()
+
+
+def make_rule(report: ReportJson) -> str:
+    """What a bug is filed under: the compiler's stage and the family of the rewrite, else the kind of verdict."""
+    culprit = report.get("culprit")
+    if not culprit:
+        return f"unattributed/{report['verdict']}"
+    return f"{culprit['stage']}/{culprit.get('family') or culprit.get('rewrite') or report['verdict']}"
+
+
+def _rule(name: str, report: ReportJson) -> Json:
+    culprit = report.get("culprit")
+    stage, _, family = name.partition("/")
+    says = f"{family} in {stage}" if culprit else f"{report['verdict']}, not attributed"
+    return {
+        "id": name,
+        "shortDescription": {"text": f"torch.compile is wrong: {says}."},
+        "help": {"text": "fuzzcompile triage gives the proof of a file, fuzzcompile minimize its reproducer."},
+        "properties": {"tags": ["torch.compile", stage]},
+    }
+
+
+def _result(case: Scanned, report: ReportJson, rules: Sequence[str]) -> Json:
+    rule, culprit, rank = make_rule(report), report.get("culprit"), rate_severity(report)
+    message = f"{report['verdict']}: {meaning(report)}"
+    if culprit:
+        message += f"; {name_role(culprit)}: {describe_culprit(culprit)}"
+    properties = {
+        "verdict": report["verdict"],
+        "severity": rank,
+        "confidence": report.get("confidence"),
+        "torch": report.get("torch"),
+        "device": report.get("device"),
+        "finding": case.finding,
+    }
+    result: Json = {
+        "ruleId": rule,
+        "ruleIndex": rules.index(rule),
+        "level": "warning" if rank is None else _LEVELS[rank],
+        "message": {"text": f"{message}."},
+        "locations": [_location({"uri": _uri(case.path)}, _line(case.path, report))],
+        "relatedLocations": list(_in_torch(report)),
+        "partialFingerprints": {"signature/v1": report.get("signature") or rule},
+        "properties": {key: value for key, value in properties.items() if value is not None},
+    }
+    if case.known:
+        result["suppressions"] = [{"kind": "external", "justification": "The baseline lists its signature."}]
+    return result
+
+
+def _in_torch(report: ReportJson) -> Iterator[Json]:
+    culprit = report.get("culprit")
+    if culprit and culprit.get("source"):
+        place = _location({"uri": quote(str(culprit["source"])), "uriBaseId": _TORCH}, culprit.get("line") or 1)
+        yield {**place, "message": {"text": "The compiler's code at fault."}}
+
+
+def _location(artifact: Mapping[str, str], line: int) -> Json:
+    return {"physicalLocation": {"artifactLocation": dict(artifact), "region": {"startLine": line}}}
+
+
+def _line(path: Path, report: ReportJson) -> int:
+    """The user's line in the case; the first where the culprit names none, since readers of SARIF ask for a line."""
+    site = _SITE.search(str((report.get("culprit") or {}).get("site") or ""))
+    # What is in the corpus was compiled under a name of its own.
+    return int(site[2]) if site and Path(site[1]).stem in (path.stem, report.get("case")) else 1
+
+
+def _uri(path: Path) -> str:
+    absolute, here = path.resolve(), Path.cwd()
+    return quote(absolute.relative_to(here).as_posix()) if absolute.is_relative_to(here) else absolute.as_uri()
+
+
+def _artifact(case: Scanned) -> Json:
+    return {"location": {"uri": _uri(case.path)}, "contents": {"text": case.content}, "sourceLanguage": "python"}
+
+
+def _notification(case: Scanned) -> Json:
+    where = {"physicalLocation": {"artifactLocation": {"uri": _uri(case.path)}}}
+    return {"level": "error", "message": {"text": case.error or "It could not be judged."}, "locations": [where]}

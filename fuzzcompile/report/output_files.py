@@ -1,0 +1,132 @@
+"""Files that a user named: checked before any work is done, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, UsageError
+
+
+def check_writable(path: Path, option: str, *, parents: bool = False) -> None:
+    """Check before any work that the file can be written.
+
+    Args:
+        path: the file.
+        option: which gave the path, for the message.
+        parents: the folders above it are made when it is written, and need not be there yet.
+
+    Raises:
+        UsageError: it cannot; the message names ``option``, the one that gave the path.
+    """
+    if path.is_dir():
+        raise UsageError(f"Cannot write {path}: it is a folder; name a file for {option}.")
+    draft = _draft(path)
+    try:
+        if parents:
+            draft = next(above for above in path.parents if above.exists()) / draft.name
+        draft.touch()
+        draft.unlink()
+    except OSError as error:
+        raise _unwritable(path, error, option) from error
+
+
+def write_whole(path: Path, content: bytes, option: str) -> None:
+    """Write the file whole or not at all.
+
+    Raises:
+        EnvironmentUnfit: its disk is full.
+        UsageError: it cannot be written; both messages name ``option``, the one that gave the path.
+    """
+    draft = _draft(path)
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise _unwritable(path, error, option) from error
+
+
+def make_empty_folder(path: Path, option: str) -> None:
+    """Make the folder, or accept one that is there and empty.
+
+    Raises:
+        UsageError: it cannot be made or written, or is not empty; the message names ``option``, which gave the path.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        taken = any(path.iterdir())
+        draft = _draft(path / "index")
+        draft.touch()
+        draft.unlink()
+    except OSError as error:
+        raise UsageError(f"Cannot write into {path}: {error.strerror}; name another folder for {option}.") from error
+    if taken:
+        raise UsageError(f"{path} is not empty; name a new or an empty folder for {option}.")
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def _unwritable(path: Path, error: OSError, option: str) -> FuzzcompileError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EnvironmentUnfit(f"Cannot write {path}: {error.strerror}; make room, or name another {option}.")
+    return UsageError(f"Cannot write {path}: {error.strerror}; name another file for {option}.")
+
+
+# A log of what a command does, as JSON Lines: an object for each event, written when it happens.
+
+
+class EventLog:
+    """Appends to a file, a line at a time, so that whatever ends the program leaves what happened before.
+
+    Every object has ``time`` (UTC, ISO 8601 with microseconds) and ``event``, the event's name. Without a path, nothing
+    is written.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """Open the file.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        self._path = path
+        try:
+            self._file = path.open("a", encoding="utf-8", buffering=1) if path is not None else None
+        except OSError as error:
+            raise UsageError(f"Cannot write {path}: {error.strerror}; name another file for --log.") from error
+
+    def write(self, event: str, fields: Mapping[str, object]) -> None:
+        """Append an event.
+
+        Raises:
+            EnvironmentUnfit: it cannot be written, such as on a full disk.
+        """
+        if self._file is None:
+            return
+        moment = datetime.now(UTC).isoformat(timespec="microseconds")
+        line = json.dumps({"time": moment, "event": event, **fields}, allow_nan=False)
+        try:
+            self._file.write(f"{line}\n")
+        except OSError as error:
+            raise EnvironmentUnfit(
+                f"Cannot write {self._path}: {error.strerror}; make room, or leave out --log."
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -1,1 +1,0 @@
-"""Search of PyTorch's issues and pull requests for reports of a finding."""

@@ -1,0 +1,420 @@
+"""A triage report for the terminal: the verdict, the numbers, the culprit, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fuzzcompile.model.contract import CulpritJson, OutputJson, PromiseJson, ReportJson, read_target
+from fuzzcompile.model.custom import is_custom
+from fuzzcompile.model.hints import CommandSubject
+from fuzzcompile.report.circumstances import advice_for, circumstances, meaning_for, several
+from fuzzcompile.report.proof import (
+    find_step,
+    format_number,
+    format_shown,
+    format_workaround,
+    get_diff,
+    has_errors,
+    list_proof_facts,
+    matched,
+    name_role,
+    role_of_contributor,
+    tried,
+    workaround_with_cost,
+)
+
+# The proof of a culprit as lines for a terminal.
+
+_MATCHED = 6  # lines of the program shown
+_LINES = 30  # lines of a diff or a kernel shown
+
+
+def proof_lines(culprit: CulpritJson) -> Iterator[str]:
+    """What a culprit matched, how far it moved the result, and the graph before and after it."""
+    yield from (f"matched {line}" for line in matched(culprit)[:_MATCHED])
+    step = find_step(culprit)
+    if step:
+        yield f"moves the result, in units of its size, by {step}"
+    for fact in list_proof_facts(culprit):
+        yield f"{fact.label}:" if fact.is_block else f"{fact.label}: {fact.text}"
+        if fact.is_block:
+            yield from (f"  {line}" for line in _cut(fact.text.splitlines()))
+    diff = get_diff(culprit)
+    if diff:
+        yield "graph before (-) and after (+):"
+        yield from (f"  {line}" for line in _cut(diff))
+
+
+def ablation_table(report: ReportJson) -> Table:
+    """Each ablation, and whether it removed the divergence."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("  tried", overflow="fold")
+    table.add_column("bug gone", no_wrap=True)
+    with_errors = has_errors(report)
+    if with_errors:
+        table.add_column("error left", justify="right", no_wrap=True)
+    for row in tried(report):
+        errors = [row.error] if with_errors else []
+        table.add_row(Text(f"  {row.toggle.replace('`', '')}"), "yes" if row.repairs else "no", *errors)
+    return table
+
+
+def _cut(lines: Sequence[str]) -> list[str]:
+    """The first lines, and how many more there are."""
+    shown = list(lines[:_LINES])
+    return [*shown, f"... and {len(lines) - _LINES} more lines (--json has all)"] if len(lines) > _LINES else shown
+
+
+# What a report says of a contract: the settings in force, and what became of each promise of equal bits.
+
+_PLACES = 3  # places without a promise that are shown
+_NAMES = {
+    "eager": "compiled equals eager",
+    "batch": "a row alone equals its row in a batch",
+    "run_to_run": "run to run",
+}
+
+
+def broken_promise(report: ReportJson) -> PromiseJson | None:
+    """The broken promise that the report's verdict is about; None if the verdict has another reason."""
+    contract = report.get("contract")
+    if contract is None or not report.get("detail", "").startswith(f"{contract['name']} contract"):
+        return None
+    return next((promise for promise in contract["promises"] if promise["holds"] is False), None)
+
+
+def promise_lines(report: ReportJson) -> Iterator[str]:
+    """The contract for the reader; nothing where none was asked about."""
+    contract = report.get("contract")
+    if contract is None:
+        return
+    settings = ", ".join(f"{entry} = {value}" for entry, value in contract["settings"].items())
+    yield f"{contract['name']} contract under {settings}:"
+    for promise in contract["promises"]:
+        yield f"  {_NAMES.get(promise['promise'], promise['promise'])}: {_state(promise)}: {promise['why']}"
+        others = [place for place in promise["unpromised"] if place != promise["first"]]
+        for place in others[:_PLACES]:
+            kernel = f", kernel {place['kernel']}" if place["kernel"] else ""
+            yield f"    bits part here too{kernel}: {place['operator']} at {place['site']}: {place['why']}"
+        if len(others) > _PLACES:
+            yield f"    and at {len(others) - _PLACES} more places without a promise (--json has them)"
+
+
+def contract_meaning(promise: PromiseJson) -> str:
+    """What a broken promise means, in a few words."""
+    if promise["promise"] == "run_to_run":
+        return "compiled gives other bits from run to run"
+    against = "eager" if promise["promise"] == "eager" else "the same row alone"
+    return f"bits differ from {against} where torch's settings promise that they do not"
+
+
+def contract_advice(report: ReportJson) -> str:
+    """What to do about a broken promise: no reducer keeps bits."""
+    return (
+        "report it with the case, the settings above, and the operator and kernel named "
+        f"(torch {report['torch']}); minimizing keeps wrong values, not wrong bits"
+    )
+
+
+def _state(promise: PromiseJson) -> str:
+    if promise["holds"] is None:
+        return "not promised" if promise["outputs"] else "no answer"
+    return "holds" if promise["holds"] else "BROKEN"
+
+
+_MEANING = {
+    "equal": "compiled equals eager bit for bit",
+    "rounding": "compiled and eager differ by rounding only",
+    "unstable": "eager itself has no correct digits here (ill-conditioned, discontinuous or random)",
+    "precision_casts": "low-precision casts written in the program are elided",
+    "invalid": "eager and compiled both raise",
+    "miscompile": "compiled computes wrong values",
+    "wrong_gradient": "compiled computes wrong gradients",
+    "nonfinite": "compiled is NaN or infinite in other elements than eager and float64",
+    "metadata": "dtype, shape or stride of an output differs",
+    "aliasing": "a mutation or alias that eager shows is lost",
+    "precision_loss": "compiled is far less accurate than eager",
+    "compile_error": "compiling raises, eager runs",
+    "runtime_error": "the compiled program raises, eager runs",
+    "accepts_invalid": "eager raises, compiled runs",
+    "crash": "the process crashed while compiling or running the compiled program",
+    "timeout": "compiling or the compiled program did not end in time",
+    "nondeterministic": "compiled gives different results for the same program",
+}
+_SETTING = "torch._inductor.config.emulate_precision_casts = True"
+_ADVICE = {
+    "equal": "nothing: the bits are the same",
+    "precision_casts": f"nothing, or set {_SETTING} if the casts matter: the results agree then",
+    "invalid": "fix the program: it raises in eager mode too",
+    "unstable": "nothing to report: these inputs amplify rounding; use better conditioned ones, or test in float64",
+}
+# Bugs that may not show in another run.
+_RUN_AGAIN = {
+    "crash": "run it again: if it crashes again, ",
+    "timeout": "run it again with a larger --timeout: if it hangs, ",
+    "nondeterministic": "run it again: if it differs again, ",
+}
+_WIDTH = 120  # where standard output is no terminal
+_ROWS = 12  # wrong outputs shown
+_CLOSE = ("close", "wild")  # by rounding, or without a digit in eager either
+_FEW = 3  # outputs shown that differ by rounding, and outputs whose values are shown
+# What differs is not a value: the table has no numbers for these.
+_NO_VALUES = ("dtype", "shape", "stride", "missing", "alias")
+# Bugs of something else than values: rounding beside them says nothing.
+_NOT_OF_VALUES = ("metadata", "aliasing", "compile_error", "runtime_error", "accepts_invalid", "crash", "timeout")
+_AS_FAR = 1.05  # ratio of errors below which compiled counts as no farther than eager
+
+
+def report_console() -> Console:
+    """Standard output; where it is no terminal, of a fixed width and plain."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDTH)
+
+
+def print_report(
+    console: Console,
+    report: ReportJson,
+    *,
+    proof: bool = False,
+    name: str | CommandSubject = "CASE",
+    known: bool = False,
+) -> None:
+    """Print a report.
+
+    Args:
+        console: where to print.
+        report: what triage says.
+        proof: also print the proof of the culprit: the graph before and after it, and the ablations.
+        name: how the case is named on a command line.
+        known: whether the baseline lists this bug.
+    """
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    kind = ("BUG, known" if known else "BUG") if report["is_bug"] else "no bug"
+    where = report["device"] if read_target(report) is None else f"told {read_target(report)}, run on the CPU"
+    say(f"{report['case']}: {report['verdict']} ({kind}, confidence {report['confidence']}): "
+        f"{meaning(report)} [torch {report['torch']}, {where}]")  # fmt: skip
+    if report.get("detail"):
+        say(f"  {report['detail']}")
+    outputs = report["evidence"]["outputs"]
+    differing = [output for output in outputs if output.get("finding") != "same"]
+    if report["verdict"] not in _NOT_OF_VALUES and any(output["finding"] not in _NO_VALUES for output in differing):
+        shown = _shown(report, differing)
+        console.print(_table(shown))
+        if len(differing) > len(shown):
+            say(f"  and {len(differing) - len(shown)} more outputs that differ (--json has all)")
+        if len(differing) < len(outputs):
+            say(f"  the same bits: {len(outputs) - len(differing)} of {len(outputs)} outputs")
+    for line in (
+        *_places(_shown(report, differing)),
+        *promise_lines(report),
+        *circumstances(report),
+        *_attribution(report, proof=proof),
+    ):
+        say(f"  {line}")
+    if proof and report["ablations"]:
+        console.print(ablation_table(report))
+    if proof and report.get("workaround"):
+        say(f"  workaround: {workaround_with_cost(report)}")
+    say(f"  what to do: {'nothing new: the baseline lists it, or it is ignored' if known else advice(report, name)}")
+
+
+def meaning(report: ReportJson) -> str:
+    """What the report's verdict means, in a few words."""
+    broken = broken_promise(report)
+    text = _MEANING.get(report["verdict"], "") if broken is None else contract_meaning(broken)
+    if read_target(report) is not None:
+        text = meaning_for(report, text)
+    against = report.get("evidence", {}).get("against") or "eager"
+    return text if against == "eager" else f"{text} (compared with {against})"
+
+
+def advice(report: ReportJson, name: str | CommandSubject) -> str:
+    """What to do about the report; ``name`` is how the case is named on a command line."""
+    verdict = report["verdict"]
+    if not report["is_bug"] and read_target(report) is not None and verdict in ("equal", "rounding"):
+        return "nothing: of what was looked at, nothing is wrong"
+    if not report["is_bug"]:
+        return _about_rounding(report) if verdict == "rounding" else _ADVICE.get(verdict, "nothing")
+    culprit = report.get("culprit") or {}
+    source = culprit.get("source")
+    if source and not source.startswith("torch/"):
+        left_out = format_workaround(report) if is_custom(culprit.get("pass")) else None
+        until = f"; until then, {left_out}" if left_out else ""
+        return f"fix {culprit['rewrite']} ({source}:{culprit['line']}): it is not part of PyTorch{until}"
+    if read_target(report) is not None:
+        return advice_for(report, name)
+    if broken_promise(report) is not None:
+        return contract_advice(report)
+    workaround = format_workaround(report)
+    until = f"until it is fixed, use {workaround}; " if workaround else ""
+    again = _RUN_AGAIN.get(verdict, "")
+    doubt = "check it first, confidence is low; " if report.get("confidence") == "low" and not again else ""
+    return f"{doubt}{again}{until}report it: {_reporting(CommandSubject.from_name(name))}"
+
+
+def _reporting(subject: CommandSubject) -> str:
+    """The commands that lead to an issue."""
+    if not subject.is_taken_whole_by("minimize"):
+        whole = subject.format_command("minimize")
+        return (
+            f"`{subject.format_command('bisect')}` shows the proof, and `{whole}` makes a reproducer if the bug "
+            "shows in the "
+            "whole program too"
+        )
+    return f"`{subject.format_command('minimize')}` makes the reproducer, `{subject.format_command('issue')}` the draft"
+
+
+def name_culprit(culprit: CulpritJson | None) -> str:
+    """A culprit in a few words: the rewrite and its file, or its stage if no file is known."""
+    if not culprit:
+        return "not attributed"
+    name = culprit.get("rewrite") or "unknown"
+    source = culprit.get("source")
+    return f"{name} ({source}:{culprit.get('line')})" if source else f"{name} ({culprit.get('stage')})"
+
+
+def describe_culprit(culprit: CulpritJson) -> str:
+    """A culprit in one line: rewrite, stage and pass, source, site, and what was proved."""
+    parts = [f"{culprit['rewrite'] or 'unknown'} in {culprit['stage']}"]
+    if culprit["pass"] and culprit["pass"] != culprit["rewrite"]:
+        parts.append(f"pass {culprit['pass']}")
+    if culprit["source"]:
+        parts.append(f"{culprit['source']}:{culprit['line']}")
+    if culprit["site"]:
+        parts.append(f"at {culprit['site']}")
+    shown = format_shown(culprit)
+    return f"{', '.join(parts)}{f': {shown}' if shown else ''}"
+
+
+# -- what to do -----------------------------------------------------------------------------------
+
+
+def _about_rounding(report: ReportJson) -> str:
+    outputs = report["evidence"]["outputs"]
+    ratios = [ratio for output in outputs if (ratio := output.get("error_ratio")) is not None]
+    text = "nothing: rounding"
+    if ratios and max(ratios) <= 1:
+        text += f"; compiled is no farther from float64 than eager (ratio {max(ratios):.2g})"
+    elif ratios and max(ratios) < _AS_FAR:
+        text += "; compiled is as far from float64 as eager"
+    elif ratios:
+        text += f"; compiled is {max(ratios):.2g} times as far from float64 as eager, as rounding may make it"
+    failing = [output for output in outputs if not output.get("within_default_tolerance", True)]
+    if failing:
+        apart = max((o.get("max_abs_error_eager") or 0.0) + (o.get("max_abs_error_compiled") or 0.0) for o in failing)
+        text += (
+            "; assert_close fails at its defaults, so compare each with a float64 run, "
+            f"or give it atol={rounded_up(apart)}"
+        )
+    return text
+
+
+def rounded_up(value: float) -> str:
+    """The next number of one significant digit: a tolerance to write into a test."""
+    digit, _, exponent = f"{value:.0e}".partition("e")
+    if float(f"{digit}e{exponent}") < value:
+        digit = str(int(digit) + 1)
+    return f"{float(f'{digit}e{exponent}'):.0e}"
+
+
+# -- what differs ---------------------------------------------------------------------------------
+
+
+def _shown(report: ReportJson, differing: Sequence[OutputJson]) -> list[OutputJson]:
+    """The wrong outputs, in their order; of those that rounding explains, the worst few."""
+    wrong = [output for output in differing if report["is_bug"] and output["finding"] not in _CLOSE]
+    rounded = sorted(
+        (output for output in differing if output not in wrong), key=lambda output: -(output.get("error_ratio") or 0.0)
+    )
+    return [*wrong[:_ROWS], *rounded[: max(0, _FEW - len(wrong))]]
+
+
+def _table(outputs: Sequence[OutputJson]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("  output", overflow="fold")
+    for heading in ("eager\nmax", "\nRMS", "\nulps", "compiled\nmax", "\nRMS", "\nulps"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("\nratio", "noise\nfloor", "assert_\nclose", "\nsame", "\ncosine"):
+        table.add_column(heading, no_wrap=True)
+    for output in outputs:
+        table.add_row(f"  {output['name']}", *_cells(output))
+    return table
+
+
+def _cells(output: OutputJson) -> list[str]:
+    if output["finding"] in _NO_VALUES:
+        return ["-"] * 11
+    numbers = (
+        output.get("max_abs_error_eager"),
+        output.get("rms_error_eager"),
+        output.get("max_ulps_eager"),
+        output.get("max_abs_error_compiled"),
+        output.get("rms_error_compiled"),
+        output.get("max_ulps_compiled"),
+    )
+    ratio, cosine = output.get("error_ratio"), output.get("cosine")
+    return [
+        *(_figure(number, output) for number in numbers),
+        "-" if ratio is None else f"{ratio:.2g}",
+        _figure(output.get("noise_floor"), output),
+        "pass" if output["within_default_tolerance"] else "fail",
+        {True: "pass", False: "fail", None: "-"}[output["torch_same"]],
+        "-" if cosine is None else f"{cosine:.6f}",
+    ]
+
+
+def _figure(value: float | None, output: OutputJson) -> str:
+    """A number in at most seven characters; ``non_finite`` beside it names what JSON cannot hold."""
+    if value is None:
+        return str(output.get("non_finite") or "-")
+    return format_number(value)
+
+
+def _places(outputs: Sequence[OutputJson]) -> Iterator[str]:
+    """Where outputs differ, and the values of the runs there."""
+    for output in outputs[:_FEW]:
+        if output.get("detail"):
+            kind = f"{output['finding']}: " if output["finding"] in ("dtype", "shape", "stride") else ""
+            yield f"{output['name']}: {kind}{output['detail']}"
+        elif output.get("where") is not None:
+            index, values = ", ".join(str(i) for i in output["where"] or ()), ", ".join(_values(output))
+            yield f"{output['name']}[{index}]: {values}" if index else f"{output['name']}: {values}"
+
+
+def _values(output: OutputJson) -> Iterator[str]:
+    at = output["at"] or {}
+    for run, value in at.items():
+        if run != "non_finite":
+            text = f"{value:.9g}" if isinstance(value, float) else str(value)
+            yield f"{run} {at.get('non_finite') or 'non-finite' if value is None else text}"
+
+
+def _attribution(report: ReportJson, *, proof: bool) -> Iterator[str]:
+    """The culprit; for rounding, the rewrites that changed any bit."""
+    culprit = report.get("culprit")
+    if culprit:
+        yield f"{name_role(culprit)}: {describe_culprit(culprit)}"
+        if proof:
+            yield from (f"  {line}" for line in proof_lines(culprit))
+        yield from (
+            f"{role_of_contributor(contributor)}: {describe_culprit(contributor)}"
+            for contributor in report["contributors"]
+        )
+    elif report["is_bug"]:
+        yield "culprit: not attributed"
+    elif report["changed_bits"]:
+        names = list(dict.fromkeys(f"{rewrite['rewrite']} ({rewrite['stage']})" for rewrite in report["changed_bits"]))
+        yield f"rewrites that changed any bit: {several(names, ', ')}"
+    elif report["verdict"] == "rounding":
+        yield "no rewrite of a graph changed a bit: generated code rounds differently from eager kernels"
+    fired = [f"{rule['rewrite']} ({rule['stage']})" for rule in report.get("rewrites") or () if rule["fired"]]
+    if proof and fired:
+        yield f"rewrites that ran: {', '.join(dict.fromkeys(fired))}"
+    yield from (f"{suspect['name']} {suspect['said']}" for suspect in report.get("suspects") or ())

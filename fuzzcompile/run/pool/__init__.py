@@ -1,0 +1,1 @@
+"""The worker pool: processes that persist, their slots and task queue, and the reaper that ends them."""

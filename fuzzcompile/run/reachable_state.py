@@ -1,0 +1,321 @@
+"""What a callable can reach: tensors in modules, attributes, containers, closures and globals, by name."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import functools
+import sys
+import sysconfig
+import types
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fuzzcompile.run.case import Arguments
+from fuzzcompile.run.tensors import is_wrapped, unwrap
+
+# A program's state does not have more objects than this; the walk ends there.
+_MAX_OBJECTS = 200_000
+# A longer list or dict is data, not a place for a counter.
+_MAX_ITEMS = 1000
+Plain = int | str | None
+_SHARED_FOLDERS = ("site-packages", "dist-packages")
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, types.ModuleType)
+# By exact type, for speed: most of what a walk meets.
+_COMMON_ATOMS = frozenset((type(None), bool, int, float, str))
+_CONTAINERS = frozenset((dict, collections.OrderedDict, list, tuple, set))
+# Classes of the standard library whose instances hold what a program puts there.
+_HOLDERS = (collections.UserDict, collections.UserList, types.SimpleNamespace, argparse.Namespace)
+# Packages whose objects run a program and are no part of it.
+_MACHINERY = ("fuzzcompile.", "triton.", "torch.fx.", "torch._")
+
+
+class ReachedObjects:
+    """What ``roots`` reach, each thing once.
+
+    ``tensors`` are named by their path from a root: ``parameter layers.0.weight`` and ``buffer mean`` below a module
+    that is a root with an empty name, ``parameter model.weight`` below a module that the root closes over, ``tensor
+    cache`` for a tensor that is neither. ``objects`` are all other objects, in the order of the walk. ``complete`` says
+    whether that is everything: the walk ends after 200 000 objects.
+
+    Args:
+        roots: where to begin, by name.
+        functions: follow the closures of functions and the globals that they name, not just attributes and items.
+        restored: what functions and classes hold is the same at the start of every run, not just what objects hold.
+    """
+
+    def __init__(self, roots: Mapping[str, object], *, functions: bool = True, restored: bool = True) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.objects: list[object] = []
+        self._paths: list[str | None] = []  # None where plain attributes say nothing
+        self._restored = restored
+        self._functions = functions
+        self._seen: dict[int, object] = {}
+        for name, root in roots.items():
+            self._walk(root, name)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the walk has come to its end."""
+        return len(self._seen) < _MAX_OBJECTS
+
+    def plain_attributes(self) -> dict[str, Plain]:
+        """Attributes that are whole numbers, flags, strings or None, and such items of lists and dicts, by path.
+
+        Those of torch's own objects are left out, since the compiler sets some, and so is what no run restores.
+        Functions have none here.
+        """
+        plain: dict[str, Plain] = {}
+        for path, value in zip(self._paths, self.objects, strict=True):
+            if path is None:
+                continue
+            of_torch = type(value).__module__.startswith("torch.") and not isinstance(value, nn.Module)
+            if type(value) not in _CONTAINERS and not of_torch and holds_state(value):
+                plain.update(_iterate_plain(path, iterate_attributes(value)))
+        return plain
+
+    def _walk(self, start: object, name: str) -> None:
+        pending = [(start, name, "tensor", False)]
+        while pending and len(self._seen) < _MAX_OBJECTS:
+            value, path, kind, shared = pending.pop()
+            if isinstance(value, _ATOMS) or id(value) in self._seen:
+                continue
+            if isinstance(value, types.FunctionType | type) and not self._functions:
+                continue
+            self._seen[id(value)] = value  # kept alive, so that its id is not reused
+            if isinstance(value, torch.Tensor):
+                self._add(value, path, "parameter" if isinstance(value, nn.Parameter) else kind)
+                continue
+            self.objects.append(value)
+            self._paths.append(None if shared else path)
+            shared = shared or (not self._restored and isinstance(value, types.FunctionType | type))
+            buffers = value._buffers if isinstance(value, nn.Module) else ()
+            children = [
+                (c, _join_path(path, key), "buffer" if key in buffers else "tensor", shared)
+                for key, c in (_iterate_items(value) if type(value) in _CONTAINERS else _iterate_children(value))
+                if type(c) not in _COMMON_ATOMS
+            ]
+            pending += reversed(children)
+
+    def _add(self, tensor: torch.Tensor, path: str, kind: str) -> None:
+        name, number = f"{kind} {path}", 2
+        while name in self.tensors:
+            name, number = f"{kind} {path} ({number})", number + 1
+        self.tensors[name] = tensor
+
+
+def _join_path(path: str, key: str) -> str:
+    return f"{path}.{key}" if path and key else path or key
+
+
+def _iterate_children(value: object) -> Iterator[tuple[str, object]]:
+    """The parts of an object, by the name that a user would give them."""
+    if isinstance(value, nn.Module):
+        # A parameter's path is that of named_parameters(), without _parameters and _modules in it.
+        own = {**value._parameters, **value._buffers, **value._modules}
+        yield from own.items()
+        yield from ((key, child) for key, child in vars(value).items() if key not in MODULE_TABLES)
+        yield "", type(value)
+    elif isinstance(value, types.FunctionType):
+        yield from _iterate_function(value)
+    elif isinstance(value, types.MethodType):
+        yield "", value.__self__
+        yield "", value.__func__
+    elif isinstance(value, functools.partial):
+        yield "", value.func
+        yield "", list(value.args)
+        yield "", dict(value.keywords)
+    elif isinstance(value, type):
+        if is_user_class(value):
+            yield from ((k, v) for k, v in vars(value).items() if k == "__call__" or not k.startswith("__"))
+            yield from (("", base) for base in value.__bases__)
+    elif isinstance(value, torch.optim.Optimizer):
+        yield "param_groups", value.param_groups  # first, so that parameters are named by their group
+        yield from vars(value).items()
+    else:
+        yield from _iterate_items(value)
+        if holds_state(value):
+            yield from iterate_attributes(value)
+        if is_user_class(type(value)):
+            yield "", type(value)
+
+
+def _iterate_items(value: object) -> Iterator[tuple[str, object]]:
+    """What a container holds; a library's own mappings may do anything when they are read, and are left alone."""
+    if isinstance(value, dict):
+        # Past the methods of a subclass, which may convert what they return.
+        yield from _iterate_entries(dict.items(value))
+    elif isinstance(value, collections.deque | list | tuple | set | frozenset):
+        yield from ((str(index), child) for index, child in enumerate(value))
+    elif isinstance(value, collections.UserDict | types.MappingProxyType) or (
+        is_user_class(type(value)) and isinstance(value, Mapping)
+    ):
+        yield from _iterate_entries(value.items())
+
+
+def _iterate_entries(items: Iterable[tuple[object, object]]) -> Iterator[tuple[str, object]]:
+    for key, child in items:
+        yield key if isinstance(key, str) else "", child
+        yield "", key
+
+
+def _iterate_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    for name, cell in cells:
+        with contextlib.suppress(ValueError):  # an empty cell
+            yield name, cell.cell_contents
+    yield "", list(function.__defaults__ or ())
+    yield "", dict(function.__kwdefaults__ or {})
+    yield from vars(function).items()
+    if is_user_file(function.__code__.co_filename):
+        for name in list_global_names(function.__code__):
+            if name in function.__globals__:
+                yield name, function.__globals__[name]
+
+
+def iterate_attributes(value: object) -> Iterator[tuple[str, object]]:
+    """The attributes that an instance itself has, in its ``__dict__`` and its slots."""
+    yield from list(get_own_dict(value).items())
+    for name in list_slots(type(value)):
+        with contextlib.suppress(AttributeError):
+            yield name, object.__getattribute__(value, name)
+
+
+def get_own_dict(value: object) -> dict[str, object]:
+    """The ``__dict__`` of an instance, past the ``__getattr__`` of a proxy, which may do anything."""
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def _iterate_plain(
+    path: str, children: Iterable[tuple[str, object]], *, nested: bool = True
+) -> Iterator[tuple[str, Plain]]:
+    for name, child in children:
+        if child is None or isinstance(child, int | str):
+            yield _join_path(path, name), child
+        elif nested and isinstance(child, dict | list) and len(child) <= _MAX_ITEMS:
+            yield from _iterate_plain(_join_path(path, name), _iterate_items(child), nested=False)
+
+
+def list_slots(owner: type) -> list[str]:
+    """The attributes that a class and its bases keep in slots."""
+    names: list[str] = []
+    for base in owner.__mro__:
+        declared = base.__dict__.get("__slots__", ())
+        for name in [declared] if isinstance(declared, str) else declared:
+            private = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def list_global_names(code: types.CodeType) -> Iterator[str]:
+    """The names that a function and those inside it may read as globals (names of attributes among them)."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from list_global_names(constant)
+
+
+def holds_state(value: object) -> bool:
+    """Whether the attributes of an instance belong to the program, whichever library defines its class.
+
+    Those of the standard library (locks, loggers) and of the compiler do not.
+    """
+    return _get_class_facts(type(value)).holds_state
+
+
+def is_user_class(owner: type) -> bool:
+    """Whether a class is defined in the user's own code."""
+    return _get_class_facts(owner).of_user
+
+
+class _ClassFacts(NamedTuple):
+    of_user: bool
+    holds_state: bool
+
+
+def _get_class_facts(owner: type) -> _ClassFacts:
+    facts = _KNOWN.get(owner)
+    if facts is None:
+        facts = _KNOWN[owner] = _find_class_facts(owner)
+    return facts
+
+
+def _find_class_facts(owner: type) -> _ClassFacts:
+    module = sys.modules.get(owner.__module__)
+    of_user = module is not None and is_user_file(getattr(module, "__file__", None) or "")
+    if of_user or issubclass(owner, (nn.Module, torch.optim.Optimizer, *_HOLDERS)):
+        return _ClassFacts(of_user, holds_state=True)
+    if issubclass(owner, (type, *_ATOMS)) or f"{owner.__module__}.".startswith(_MACHINERY):
+        return _ClassFacts(of_user, holds_state=False)
+    library = owner.__module__.partition(".")[0] not in sys.stdlib_module_names
+    return _ClassFacts(of_user, holds_state=library or dataclasses.is_dataclass(owner))
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether this file is neither installed nor part of Python's standard library."""
+    installed = any(f"/{folder}/" in filename for folder in _SHARED_FOLDERS)
+    return not installed and filename.endswith(".py") and not filename.startswith((_STANDARD_LIBRARY, _OWN_FOLDER))
+
+
+# Weak, because a class keeps the globals of its module alive.
+_KNOWN: weakref.WeakKeyDictionary[type, _ClassFacts] = weakref.WeakKeyDictionary()
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + "/"
+_OWN_FOLDER = __file__.rsplit("/", 2)[0] + "/"
+
+
+# Objects among the arguments of a call that hold tensors: modules, key-value caches, optimizers.
+
+
+def name_arguments(call: object) -> Iterator[tuple[str, object]]:
+    """The leaves of one call's inputs: by keyword, or ``argument0`` by position, with a number within a container."""
+    for name, argument in _split_arguments(call):
+        leaves = pytree.tree_leaves(argument)
+        single = len(leaves) == 1 and leaves[0] is argument
+        yield from ((name if single else f"{name}.{index}", leaf) for index, leaf in enumerate(leaves))
+
+
+def _split_arguments(call: object) -> Iterator[tuple[str, object]]:
+    if isinstance(call, Arguments):
+        yield from ((f"argument{index}", argument) for index, argument in enumerate(call.args))
+        yield from call.kwargs.items()
+    elif isinstance(call, Mapping):
+        yield from ((str(name), argument) for name, argument in call.items())
+    else:
+        listed = call if isinstance(call, tuple | list) else (call,)
+        yield from ((f"argument{index}", argument) for index, argument in enumerate(listed))
+
+
+def is_holder(leaf: object) -> bool:
+    """Whether a leaf of a tree is an object whose attributes may hold tensors."""
+    return not isinstance(leaf, torch.Tensor | type) and not is_wrapped(leaf) and holds_state(leaf)
+
+
+def name_holders(call: object) -> dict[str, object]:
+    """The objects among the inputs of one call that may hold tensors, by name, those in dataclasses included."""
+    inner = (pair for name, leaf in name_arguments(call) for pair in unwrap(name, leaf))
+    return {name: leaf for name, leaf in inner if is_holder(leaf)}
+
+
+def is_model(leaf: object) -> bool:
+    """Whether a leaf is a module or an optimizer: part of the program, no value that it computes with."""
+    return isinstance(leaf, nn.Module | torch.optim.Optimizer)
+
+
+def name_held_tensors(name: str, leaf: object) -> dict[str, torch.Tensor]:
+    """The tensors that an output holds, by name; none for a module or an optimizer."""
+    if not is_holder(leaf) or is_model(leaf):
+        return {}
+    reached = ReachedObjects({name: leaf}, functions=False).tensors
+    return {label.split(" ", 1)[1]: tensor for label, tensor in reached.items()}

@@ -1,0 +1,141 @@
+"""The C++ compiler that Inductor calls on the CPU: where it is, and whether it works. Imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+# A command in a process group of its own, with a time limit, that leaves nothing running behind.
+
+_POLL = 0.2
+_DUMP = 5.0  # seconds in which a process that hangs may print where
+
+
+class CommandStopped(Exception):
+    """The caller's event was set while the command ran."""
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of this process without what steers Python, and with some variables more."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")} | dict(environment)
+
+
+def run_command(
+    command: Sequence[str],
+    folder: str | Path,
+    environment: Mapping[str, str],
+    out: IO[bytes],
+    timeout: float,
+    *,
+    stop: threading.Event | None = None,
+    stack: bool = False,
+) -> int | None:
+    """Exit status of a command in ``folder``; None if it was ended after ``timeout`` seconds.
+
+    Args:
+        command: what runs.
+        folder: where.
+        environment: variables more than this process has (`clean_environment`).
+        out: gets what it prints on either stream.
+        timeout: seconds.
+        stop: ends it when set.
+        stack: a command that is ended for its time gets SIGABRT first, on which Python's faulthandler prints the stack.
+
+    Raises:
+        Stopped: ``stop`` was set.
+    """
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=clean_environment(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        if _ends_within(process, timeout, stop):
+            return process.returncode
+        if stack:
+            process.send_signal(signal.SIGABRT)
+            _ends_within(process, _DUMP, stop)
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _ends_within(process: subprocess.Popen[bytes], seconds: float, stop: threading.Event | None) -> bool:
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if stop is not None and stop.is_set():
+            raise CommandStopped
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(left if stop is None else min(left, _POLL))
+            return True
+    return process.poll() is not None
+
+
+INSTALL_HINT = "install g++ (for example `apt-get install g++`) or point CXX at a C++ compiler"
+_REMEDY = "mend it, make room in the folder for temporary files, or point CXX at another C++ compiler"
+_SECONDS = 60
+# What every kernel needs: the standard library, position-independent code, and a linker.
+_PROGRAM = (
+    '#include <algorithm>\n#include <cmath>\nextern "C" float probe(float x) { return std::max(std::exp(x), x); }\n'
+)
+
+
+def find_cxx_compiler() -> Path | None:
+    """The C++ compiler that Inductor calls: ``$CXX``, or g++ (clang++ on macOS). None if it isn't there."""
+    default = "clang++" if platform.system() == "Darwin" else "g++"
+    path = shutil.which(os.environ.get("CXX") or default)
+    return Path(path) if path else None
+
+
+def find_toolchain_fault() -> str | None:
+    """What keeps this machine from making a shared library of a few lines of C++; None if nothing does.
+
+    Takes half a second. The library goes into a folder for temporary files, which may be full.
+    """
+    compiler = find_cxx_compiler()
+    if compiler is None:
+        return f"there is no C++ compiler; {INSTALL_HINT}"
+    try:
+        with tempfile.TemporaryDirectory(prefix="fuzzcompile-", ignore_cleanup_errors=True) as folder:
+            source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")
+            source.write_text(_PROGRAM, encoding="utf-8")
+            done = subprocess.run(
+                [str(compiler), "-shared", "-fPIC", str(source), "-o", str(library)],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                stdin=subprocess.DEVNULL,
+                timeout=_SECONDS,
+                check=False,
+            )
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return f"{compiler} cannot be tried ({reason}); {_REMEDY}"
+    return (
+        None
+        if done.returncode == 0
+        else f"{compiler} fails on a tiny program ({_find_complaint(done.stderr)}); {_REMEDY}"
+    )
+
+
+def _find_complaint(output: str) -> str:
+    """The line of a compiler's output that says what is wrong: the first error, else the last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line or "cannot find" in line]
+    return (errors or lines[-1:] or ["it says nothing"])[0][:200]

@@ -1,1 +1,0 @@
-"""The judge in a worker process, its progress and its vetoes."""

@@ -1,1 +1,0 @@
-"""Minimization tasks in a worker process."""
