@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from enum import StrEnum
 
 from fuzzcompile.model.contract import OutputJson, ReportJson, read_target
+from fuzzcompile.model.evidence import ValuePair
 
 
 class Severity(StrEnum):
@@ -57,8 +57,6 @@ _OF_VERDICT = {
     "aliasing": Severity.ALIASING,
     "accepts_invalid": Severity.ACCEPTS_INVALID,
 }
-# The judge's words for strides; reports of earlier versions have only these.
-_STRIDES = re.compile(r"eager \(([\d, ]*)\), compiled \(([\d, ]*)\)")
 
 
 def rate_severity(report: ReportJson | None) -> Severity | None:
@@ -96,11 +94,12 @@ def _view_raises(output: Mapping[str, object]) -> bool:
     said = output.get("view_raises")
     if said is not None:
         return bool(said)
-    strides = _STRIDES.search(str(output.get("detail") or ""))
+    pair = ValuePair.parse(str(output.get("detail") or ""))  # reports of earlier versions have only this
+    strides = None if pair is None else pair.strides
     if strides is None:
         return False
     # Strides of a contiguous tensor never grow; without the shape, that is all that can be read off.
-    eager, compiled = ([int(part) for part in text.split(",") if part.strip()] for text in strides.groups())
+    eager, compiled = strides
     return eager == sorted(eager, reverse=True) and compiled != sorted(compiled, reverse=True)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fuzzcompile.model.contract import CauseJson, CulpritJson, OutputJson, ReportJson, ShownJson, read_target
+from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.severity import Severity, rate_severity
 from fuzzcompile.model.verdicts import Verdict
@@ -303,7 +304,7 @@ def _badness(entry: OutputJson) -> float:
 
 
 def _is_gradient(entry: OutputJson) -> bool:
-    return "gradient of " in str(entry.get("name"))
+    return ObservableName.parse(str(entry.get("name"))).gradient
 
 
 def _is_measured(entry: OutputJson) -> bool:

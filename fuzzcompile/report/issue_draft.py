@@ -26,7 +26,7 @@ from fuzzcompile.report.proof import (
     role_of_contributor,
     workaround_with_cost,
 )
-from fuzzcompile.report.wording import pair, refusal
+from fuzzcompile.report.wording import find_pair, refusal
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.records import Umbrella
@@ -272,8 +272,8 @@ def draft_umbrella(group: Umbrella, members: Sequence[IssueFacts]) -> str:
 def _row(facts: IssueFacts) -> Row:
     culprit, cause = facts.culprit or {}, facts.cause or {}
     kind, message = refusal(facts) if facts.verdict == Verdict.ACCEPTS_INVALID else ("", "")
-    seen = pair(facts.wrong[0]) if facts.wrong else None
-    eager, compiled = seen or ("", fold_lines(facts.detail))
+    seen = find_pair(facts.wrong[0]) if facts.wrong else None
+    eager, compiled = (seen.eager, seen.compiled) if seen else ("", fold_lines(facts.detail))
     if kind:
         gives = facts.report.get("evidence", {}).get("gives")
         eager, compiled = f"{kind}: {message}", str(gives or "runs")

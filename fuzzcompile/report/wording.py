@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING
 
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus, public
 from fuzzcompile.model.contract import CauseJson, OutputJson
+from fuzzcompile.model.evidence import (
+    ONLY_COMPILED,
+    ONLY_EAGER,
+    AliasDifference,
+    EagerRefusal,
+    ObservableName,
+    ValuePair,
+)
 from fuzzcompile.model.privacy import fold_lines
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import VALUES, Verdict
@@ -96,11 +104,7 @@ def _device(facts: IssueFacts) -> str:
 
 # What a bug does, in the words of a user who meets it.
 
-# How the judge names what the program has changed.
-_AFTERWARDS = " after the call"
 _ERROR = 90  # characters of an error's message in a title
-_REFUSED = re.compile(r"eager raises (?P<kind>[\w.]+)(?:: (?P<message>.*))?; compiled runs$", re.DOTALL)
-_PAIR = re.compile(r"eager (?P<eager>.+?)[,;] compiled (?P<compiled>.+)$")
 _NAMESPACES = re.compile(r"(?:[A-Za-z_]\w*::)+")
 _DTYPE = re.compile(r"\b(?:b?float|u?int|complex)\d+\w*|\bbool\b")
 # What a change of an input's layout takes away, as an adjective; the first that the text calls.
@@ -196,8 +200,9 @@ def describe_condition(facts: IssueFacts) -> str:
 
 def refusal(facts: IssueFacts) -> tuple[str, str]:
     """The type and the message of the error with which eager refuses a program that runs compiled."""
-    parts = _REFUSED.match(facts.detail)
-    return (parts["kind"], fold_lines(parts["message"] or "")) if parts else ("an error", fold_lines(facts.detail))
+    said = EagerRefusal.parse(facts.detail)
+    parts = None if said is None else said.parts
+    return (parts[0], fold_lines(parts[1])) if parts else ("an error", fold_lines(facts.detail))
 
 
 def error_in(facts: IssueFacts, limit: int = _ERROR) -> str:
@@ -215,10 +220,9 @@ def _said_by_the_compiler(facts: IssueFacts) -> str | None:
     return f"{kind}: {_NAMESPACES.sub('', message[1])}"
 
 
-def pair(entry: OutputJson) -> tuple[str, str] | None:
-    """What eager has and what compiled has, where the judge tells of both."""
-    parts = _PAIR.search(str(entry.get("detail") or ""))
-    return (parts["eager"], parts["compiled"]) if parts else None
+def find_pair(entry: OutputJson) -> ValuePair | None:
+    """Return the property of both runs that the evidence states, if it does."""
+    return ValuePair.parse(str(entry.get("detail") or ""))
 
 
 def _computes_its_neighbour(cause: CauseJson | None, facts: IssueFacts) -> str | None:
@@ -268,12 +272,12 @@ def reordering(facts: IssueFacts) -> str | None:
 
 def _written(facts: IssueFacts) -> Effect | None:
     """Inputs or parts of the module that only one of both runs changes: what else differs follows from it."""
-    written = [entry for entry in facts.wrong if str(entry.get("name")).endswith(_AFTERWARDS)]
-    details = {entry.get("detail") for entry in written}
-    what = "input" if all("input" in str(entry.get("name")) for entry in written) else "state"
-    if details == {"only eager has it"}:
+    named = [(ObservableName.parse(str(entry.get("name"))), entry.get("detail")) for entry in facts.wrong]
+    details = {detail for observable, detail in named if observable.after}
+    what = "input" if all("input" in observable.what for observable, _ in named if observable.after) else "state"
+    if details == {ONLY_EAGER}:
         return Effect(f"does not change its {what}", ", as eager does", of_program=True)
-    if details == {"only compiled has it"}:
+    if details == {ONLY_COMPILED}:
         return Effect(f"changes its {what}", ", which eager leaves as it is", of_program=True)
     return None
 
@@ -303,10 +307,10 @@ def _metadata(facts: IssueFacts) -> Effect:
     if facts.severity is Severity.LAYOUT:
         return Effect("returns a tensor with other strides", " than in eager")
     for entry in facts.wrong:
-        values = pair(entry)
+        values = find_pair(entry)
         if entry.get("finding") in ("dtype", "shape") and values:
             what = "" if entry["finding"] == "dtype" else "shape "
-            return Effect(f"returns {what}{values[1]}", f" instead of {values[0]}")
+            return Effect(f"returns {what}{values.compiled}", f" instead of {values.eager}")
     return Effect("returns another dtype or shape", " than in eager")
 
 
@@ -315,12 +319,18 @@ def _compile_error(facts: IssueFacts) -> Effect:
 
 
 def _sharing(facts: IssueFacts) -> Effect:
-    details = [str(entry.get("detail") or "") for entry in facts.wrong]
-    if all(detail.endswith("compiled: a copy") for detail in details):
+    differences = [AliasDifference.parse(str(entry.get("detail") or "")) for entry in facts.wrong]
+    if all(difference and difference.copied_when_compiled for difference in differences):
         return Effect("returns a copy", ", where eager returns a view")
-    if all(" is a copy; " in detail for detail in details):
-        partners = {found[1] for detail in details if (found := re.search(r"memory with ([a-z]+)", detail))}
-        return Effect(f"shares memory with {'its input' if partners == {'input'} else 'another tensor'}")
+    if all(difference and difference.copied_by_eager for difference in differences):
+        gained = [
+            ObservableName.parse(name).leaf
+            for difference in differences
+            if difference
+            for name in difference.gained[:1]
+        ]
+        inputs = gained and all(leaf is not None and leaf.kind == "input" for leaf in gained)
+        return Effect(f"shares memory with {'its input' if inputs else 'another tensor'}")
     return Effect("shares other memory", " than in eager")
 
 
@@ -470,26 +480,27 @@ def _measured(facts: IssueFacts, entry: OutputJson) -> str:
 def _differs(facts: IssueFacts, entry: OutputJson) -> str:
     if facts.shares_wrongly:
         return _shared(facts, entry)
-    values = pair(entry)
+    values = find_pair(entry)
     if entry.get("finding") == "stride" and values:
-        return f"Its strides are {values[0]} in eager and {values[1]} compiled"
+        return f"Its strides are {values.eager} in eager and {values.compiled} compiled"
     return f"{_name(facts, entry)}: {fold_lines(str(entry.get('detail') or entry.get('finding')), 160)}"
 
 
 def _shared(facts: IssueFacts, entry: OutputJson) -> str:
-    eager, _, compiled = fold_lines(str(entry.get("detail")), 160).removeprefix("eager: ").partition("; compiled: ")
-    if not compiled:
+    difference = AliasDifference.parse(fold_lines(str(entry.get("detail")), 160))
+    if difference is None:
         return "The values are the same"
-    is_or = "is " if compiled.startswith("a copy") else ""
+    is_or = "is " if difference.copied_when_compiled else ""
+    what = difference.eager.removeprefix(f"{entry.get('name')} ")
     subject = _name(facts, entry)
-    what = eager.removeprefix(f"{entry.get('name')} ")
-    return f"{subject} {what} in eager, and {is_or}{compiled} when compiled; the values are the same"
+    return f"{subject} {what} in eager, and {is_or}{difference.compiled} when compiled; the values are the same"
 
 
 def _name(facts: IssueFacts, entry: OutputJson) -> str:
     """A name for an output: the only one needs none."""
     name = str(entry.get("name"))
-    if name.startswith("gradient of "):
+    observable = ObservableName.parse(name)
+    if observable.gradient and observable.call is None:
         return f"The {name.replace('input', 'input ', 1) if name[-1].isdigit() else name}"
     return "The result" if len(facts.outputs) == 1 else f"`{name}`"
 

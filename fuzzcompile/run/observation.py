@@ -12,6 +12,7 @@ import numpy
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fuzzcompile.model.evidence import RANDOM_STATE, ObservableName
 from fuzzcompile.run.case import Case, Reachable
 from fuzzcompile.run.case_program import CaseProgram
 from fuzzcompile.run.reachable_state import name_arguments, name_held_tensors, name_holders
@@ -197,21 +198,21 @@ def save_state(program: CaseProgram, arguments: object) -> StateBefore:
 
 
 def observe_outputs(
-    prefix: str, output: object, program: CaseProgram, arguments: object, earlier: dict[str, object] | None = None
+    call: int | None, output: object, program: CaseProgram, arguments: object, earlier: dict[str, object] | None = None
 ) -> list[Value]:
     """The leaves of what a call returned, and the tensors that objects among them hold (a new key-value cache).
 
     An object that is an argument of the call has that argument among its aliases.
 
     Args:
-        prefix: distinguishes the names of several calls.
+        call: number of the call; None where there is only one.
         output: what the call returned.
         program: the program that was called.
         arguments: the inputs of the call.
         earlier: the outputs of earlier calls, to which those of this call are added: two calls may return the same
             memory.
     """
-    returned = list(name_leaves(f"{prefix}out", output))
+    returned = list(name_leaves(str(ObservableName("out", call)), output))
     given = {id(leaf): (name,) for name, leaf in name_holders(arguments).items()}
     # What an argument holds is compared as such.
     held = [pair for name, leaf in returned if id(leaf) not in given for pair in name_held_tensors(name, leaf).items()]
@@ -243,7 +244,7 @@ def _observe_plain(name: str, leaf: object, precision: torch.dtype) -> Value:
     return Value(name, leaf, "output", precision=precision if isinstance(leaf, float | complex) else None)
 
 
-def observe_mutations(prefix: str, before: StateBefore, program: CaseProgram, arguments: object) -> list[Value]:
+def observe_mutations(call: int | None, before: StateBefore, program: CaseProgram, arguments: object) -> list[Value]:
     """What is not after the call what it was before: bits of tensors, memory that they share, plain attributes."""
     changed = []
     reached = program.find_state()
@@ -255,10 +256,11 @@ def observe_mutations(prefix: str, before: StateBefore, program: CaseProgram, ar
         shared = now_shared.get(name, ())
         same = old is not None and old.shape == now.shape and _have_same_bits(old, now)
         if not same or shared != before.aliases.get(name, ()):
-            changed.append(Value(f"{prefix}{name} after the call", now, "mutation", aliases=shared))
+            changed.append(Value(str(ObservableName(name, call, after=True)), now, "mutation", aliases=shared))
     for name, attribute in reached.plain_attributes().items():
         if attribute != before.attributes.get(name, _ABSENT):
-            changed.append(Value(f"{prefix}attribute {name} after the call", attribute, "mutation"))
+            observable = ObservableName(f"attribute {name}", call, after=True)
+            changed.append(Value(str(observable), attribute, "mutation"))
     return changed
 
 
@@ -305,13 +307,13 @@ def run_backward(output: object, *, required: bool = True) -> None:
     torch.autograd.backward(losses)
 
 
-def observe_gradients(prefix: str, program: CaseProgram, arguments: object) -> list[Value]:
+def observe_gradients(call: int | None, program: CaseProgram, arguments: object) -> list[Value]:
     """The gradients of parameters and inputs that require one; a value of None for a gradient that is missing."""
     gradients = []
     for name, tensor in _collect_tensors(program, arguments).items():
         if tensor.requires_grad and (tensor.is_leaf or tensor.retains_grad):
             value = None if tensor.grad is None else _copy_dense(tensor.grad)
-            gradients.append(Value(f"{prefix}gradient of {name}", value, "gradient"))
+            gradients.append(Value(str(ObservableName(name, call, gradient=True)), value, "gradient"))
     return gradients
 
 
@@ -324,7 +326,6 @@ def _copy_dense(tensor: torch.Tensor) -> torch.Tensor:
 
 # Eager's own random numbers, which ``fallback_random`` promises: who asks for them, and where a run left them.
 
-RANDOM_STATE = "random state after the call"
 # Operators of torch draw from these; the generators of NumPy and Python are dynamo's to follow.
 _STREAMS = frozenset(("torch CPU", "CUDA"))
 

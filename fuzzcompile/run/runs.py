@@ -161,20 +161,20 @@ def _observe_calls(
     for number, arguments in enumerate(program.calls):
         if number and program.state is not None:
             program.state.enter(number)
-        prefix = f"call{number}." if len(program.calls) > 1 else ""
+        call = number if len(program.calls) > 1 else None
         before = save_state(program, arguments)
         with _wrap_program_errors():
             output = drive(case, target, arguments)
             wait_for_kernels((output, arguments))
         structures.append(describe_structure(output))
-        values += observe_outputs(prefix, output, program, arguments, earlier)
+        values += observe_outputs(call, output, program, arguments, earlier)
         if case.backward:
             with _wrap_program_errors():
                 run_backward(output, required=case.state is None)
                 wait_for_kernels((output, arguments))
-        values += observe_mutations(prefix, before, program, arguments)
+        values += observe_mutations(call, before, program, arguments)
         if case.backward or case.state is not None:
-            accumulated = observe_gradients(prefix, program, arguments)
+            accumulated = observe_gradients(call, program, arguments)
             values += accumulated if case.backward else [value for value in accumulated if value.is_tensor]
     values += observe_random_state(case)
     return Observation(tuple(values), None, "; ".join(structures), time.perf_counter() - start)

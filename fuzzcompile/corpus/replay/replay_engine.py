@@ -30,6 +30,7 @@ from fuzzcompile.corpus.store import Store
 from fuzzcompile.model import hints
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.evidence import EagerRefusal
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.severity import Severity, rate_severity
 from fuzzcompile.run.subprocesses import run_command
@@ -105,7 +106,9 @@ class Expected:
     @classmethod
     def of(cls, report: ReportJson) -> Expected:
         """From the report on the reproducer."""
-        said = re.sub(r"^eager raises (.*); compiled runs$", r"\1", str(report.get("detail") or ""), flags=re.S)
+        detail = str(report.get("detail") or "")
+        refusal = EagerRefusal.parse(detail)
+        said = detail if refusal is None else refusal.error
         return cls(str(report.get("verdict")), said.partition("\n")[0])
 
 

@@ -14,12 +14,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from fuzzcompile.model.evidence import RANDOM_STATE, LeafName, ObservableName
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import metrics, runs
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import RUN_SEED, CaseProgram, build
 from fuzzcompile.run.device import seed_everything
-from fuzzcompile.run.observation import RANDOM_STATE, Observation, Value
+from fuzzcompile.run.observation import Observation, Value
 from fuzzcompile.run.tensors import find_aliases, is_wrapped, list_tensors
 
 # A plain float64 run farther than this share from eager is no reference for it.
@@ -203,9 +204,6 @@ def _has_nonfinite(observation: Observation) -> bool:
 
 # Python expressions for the observables of a run: outputs, inputs, gradients, mutated state.
 
-_NAME = re.compile(r"(?:call(?P<call>\d+)\.)?(?P<gradient>gradient of )?(?P<what>.+?)(?: after the call)?$")
-_LEAF = re.compile(r"(?P<kind>out|input|argument)(?P<index>\d+)(?:\.(?P<path>.+))?")
-
 
 def find_expression(name: str, probe: EagerProbe) -> str | None:
     """The expression by which a script reaches the observable ``name`` after its calls; None if it cannot.
@@ -214,46 +212,44 @@ def find_expression(name: str, probe: EagerProbe) -> str | None:
     """
     if name == RANDOM_STATE:
         return "torch.get_rng_state()"
-    match = _NAME.match(name)
-    if match is None:
-        return None
-    leaf_match = _LEAF.fullmatch(match["what"])
-    if leaf_match is not None:
-        reached = _of_call(leaf_match, int(match["call"] or 0), probe)
+    observable = ObservableName.parse(name)
+    leaf = observable.leaf
+    if leaf is not None:
+        reached = _of_call(leaf, observable.call or 0, probe)
     else:
-        reached = _state(*match["what"].split(" ", 1), model=probe.model) if " " in match["what"] else None
-    return f"{reached}.grad" if reached and match["gradient"] else reached
+        reached = _state(*observable.what.split(" ", 1), model=probe.model) if " " in observable.what else None
+    return f"{reached}.grad" if reached and observable.gradient else reached
 
 
 def is_tensor(name: str, probe: EagerProbe) -> bool:
     """Return whether the observable ``name`` is a tensor in the program too, not a NumPy array compared as one."""
-    match = _NAME.match(name)
-    leaf_match = _LEAF.fullmatch(match["what"]) if match else None
-    if match is None or leaf_match is None or leaf_match["kind"] != "out":
-        return match is not None
-    leaves = pytree.tree_leaves(probe.outputs[int(match["call"] or 0)])
-    return not leaf_match["path"] and isinstance(leaves[int(leaf_match["index"])], torch.Tensor)
+    observable = ObservableName.parse(name)
+    leaf = observable.leaf
+    if leaf is None or leaf.kind != "out":
+        return True
+    leaves = pytree.tree_leaves(probe.outputs[observable.call or 0])
+    return not leaf.path and isinstance(leaves[leaf.index], torch.Tensor)
 
 
-def _of_call(leaf_match: re.Match[str], call: int, probe: EagerProbe) -> str | None:
-    """An output or an input of a call; the match's ``path`` leads into a dataclass or the like."""
-    several, index = len(probe.inputs) > 1, int(leaf_match["index"])
-    of_output = leaf_match["kind"] == "out"
+def _of_call(leaf: LeafName, call: int, probe: EagerProbe) -> str | None:
+    """An output or an input of a call; the leaf's ``path`` leads into a dataclass or the like."""
+    several, index = len(probe.inputs) > 1, leaf.index
+    of_output = leaf.kind == "out"
     trees = probe.outputs if of_output else probe.inputs
     if call >= len(trees):
         return None
     name = ("outs" if of_output else "calls") if several else ("out" if of_output else "inputs")
     base = f"{name}[{call}]" if several else name
-    if leaf_match["kind"] == "input":
+    if leaf.kind == "input":
         return find_tensor_leaf(base, trees[call], index)
     reached = find_leaf(base, trees[call], index)
-    if reached is None or leaf_match["path"] is None:
+    if reached is None or not leaf.path:
         return reached
-    inner = _within(pytree.tree_leaves(trees[call])[index], leaf_match["path"].split("."))
+    inner = _within(pytree.tree_leaves(trees[call])[index], leaf.path)
     return None if inner is None else reached + inner
 
 
-def _within(value: object, path: list[str]) -> str | None:
+def _within(value: object, path: Sequence[str]) -> str | None:
     """The attributes and indices that lead along ``path`` into a value; None if it has no such part."""
     written = ""
     for part in path:

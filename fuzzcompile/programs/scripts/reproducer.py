@@ -14,6 +14,7 @@ from fuzzcompile.compiler.custom_imports import find_root, get_module_name
 from fuzzcompile.model.contract import OutputJson, ReportJson, find_broken_promise, read_target
 from fuzzcompile.model.custom import ObjectPath, is_custom
 from fuzzcompile.model.errors import CaseError, UsageError
+from fuzzcompile.model.evidence import RANDOM_STATE, AliasDifference, ObservableName
 from fuzzcompile.model.templates import get_environment
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.model.versions import PACKAGE
@@ -23,7 +24,6 @@ from fuzzcompile.programs.scripts.clean_process import run_alone
 from fuzzcompile.programs.scripts.eager_probe import EagerProbe, Observable, probe_case
 from fuzzcompile.programs.scripts.repro_script import ComparedValue, Driving, Form, ScriptPlan
 from fuzzcompile.programs.shrink.search import same_bug
-from fuzzcompile.run.observation import RANDOM_STATE
 
 # The user's own passes and backend that a reproducer needs to show its bug.
 
@@ -71,29 +71,9 @@ def _expression(target: ObjectPath) -> str:
     return f'importlib.import_module("{get_module_name(target)}").{target.attribute}'
 
 
-# The names in evidence about memory that only one of the two runs shares.
-
-_SHARES = re.compile(r"shares memory with (?P<names>.+?)(?: and \d+ more)?$")
-_PARTS = re.compile(r"eager: (?P<eager>.*); compiled: (?P<compiled>.*)")
-
-
-def find_gained(evidence: OutputJson) -> tuple[str, ...]:
-    """Names of tensors that share an output's memory when compiled, and not in eager."""
-    return _find_own(evidence, "compiled")
-
-
-def find_lost(evidence: OutputJson) -> tuple[str, ...]:
-    """Names of tensors that share an output's memory in eager, and not when compiled."""
-    return _find_own(evidence, "eager")
-
-
-def _find_own(evidence: OutputJson, run: str) -> tuple[str, ...]:
-    """Names out of the sentence that ``oracle.aliasing`` makes; a part that ends in "only" has none of its own."""
-    parts = _PARTS.fullmatch(str(evidence.get("detail") or "")) if evidence.get("finding") == "alias" else None
-    shares = _SHARES.search(parts[run]) if parts else None
-    if shares is None or shares["names"].endswith(" only"):
-        return ()
-    return tuple(shares["names"].split(", "))
+def find_alias_difference(evidence: OutputJson) -> AliasDifference | None:
+    """Return the difference in shared memory that the evidence states, if any."""
+    return AliasDifference.parse(str(evidence.get("detail") or "")) if evidence.get("finding") == "alias" else None
 
 
 # Choose the shortest form of script that shows what a report found.
@@ -182,11 +162,12 @@ def _target(probe: EagerProbe, name: str, evidence: OutputJson) -> ComparedValue
 
 def _with_partner(probe: EagerProbe, target: ComparedValue) -> ComparedValue | None:
     """The target and a tensor that shares its memory in one of the runs; None if a script cannot name that."""
-    for name in (*find_gained(target.evidence), *find_lost(target.evidence)):
-        # An input belongs to the same call.
-        call = target.observable.name.partition(".")[0]
-        own = f"{call}.{name}" if call.startswith("call") and name.startswith(("input", "argument")) else name
-        partner = eager_probe.find_expression(own, probe)
+    difference = find_alias_difference(target.evidence)
+    call = ObservableName.parse(target.observable.name).call
+    for name in (*difference.gained, *difference.lost) if difference is not None else ():
+        leaf = ObservableName.parse(name).leaf
+        of_call = leaf is not None and leaf.kind in ("input", "argument")  # an input belongs to the same call
+        partner = eager_probe.find_expression(str(ObservableName(name, call)) if of_call else name, probe)
         if partner is not None and eager_probe.is_tensor(target.observable.name, probe):
             return replace(target, partner=partner)
     return None
@@ -371,7 +352,7 @@ def _summary(report: ReportJson, script: ScriptPlan) -> str:
         where += f" on {device.split(':')[0]}"
     phrase = next((text for name, text in _PHRASES.items() if name == verdict), None)
     if script.form == "memory":
-        gained = any(find_gained(target.evidence) for target in script.targets)
+        gained = any((d := find_alias_difference(target.evidence)) and d.gained for target in script.targets)
         phrase = "Memory shared that eager does not share" if gained else "A copy where eager shares memory,"
     if phrase is None:
         return _clean(f"Eager and compiled in {where}: {verdict or 'not judged'}.")

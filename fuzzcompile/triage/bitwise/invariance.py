@@ -13,10 +13,11 @@ from fuzzcompile.compiler.kernels.kernel_loops import list_operators_behind
 from fuzzcompile.compiler.kernels.lowering_control import UNCHANGED, Control
 from fuzzcompile.compiler.watch.ledger import GraphCall, Kernel, LoweredGraph
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS
+from fuzzcompile.model.evidence import RANDOM_STATE
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import CaseProgram, build
 from fuzzcompile.run.metrics import within_default_tolerance
-from fuzzcompile.run.observation import RANDOM_STATE, Failure, Observation
+from fuzzcompile.run.observation import Failure, Observation
 from fuzzcompile.run.runs import run_float64
 from fuzzcompile.run.tensors import map_tensors
 from fuzzcompile.triage.bitwise.bit_difference import (

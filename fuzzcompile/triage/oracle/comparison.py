@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from fuzzcompile.model.evidence import ONLY_EAGER, AliasDifference, ValuePair
 from fuzzcompile.model.verdicts import Comparison, Finding
 from fuzzcompile.run import metrics
 from fuzzcompile.run.observation import Observation, Value
@@ -16,8 +17,6 @@ __all__ = ["Comparison", "DtypeFactor", "compare"]
 
 
 # Comparison of memory sharing: each value against the values that it shares memory with, in both runs.
-
-_SHOWN = 3
 
 
 def describe_alias_difference(eager: Value, compiled: Value) -> str | None:
@@ -29,29 +28,9 @@ def describe_alias_difference(eager: Value, compiled: Value) -> str | None:
     and the operand itself when compiled (pytorch#197893). A write into the result shows either, and both are open
     issues, so neither is a mere note.
     """
-    in_eager, in_compiled = set(eager.aliases), set(compiled.aliases)
-    if in_eager == in_compiled:
+    if set(eager.aliases) == set(compiled.aliases):
         return None
-    return (
-        f"eager: {_describe_aliases(eager.name, eager.aliases, in_eager - in_compiled)}; "
-        f"compiled: {_describe_aliases(None, compiled.aliases, in_compiled - in_eager)}"
-    )
-
-
-def _describe_aliases(name: str | None, aliases: Sequence[str], own: set[str]) -> str:
-    """List the values that ``name`` shares memory with, those that only this run shows (``own``) first."""
-    subject = f"{name} " if name else ""
-    shares = f"{subject}shares memory with "
-    if not aliases:
-        return f"{subject}is a copy" if name else "a copy"
-    if not own:
-        return f"{shares}{_join_aliases(aliases)} only"
-    return shares + _join_aliases([alias for alias in aliases if alias in own])
-
-
-def _join_aliases(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return str(AliasDifference.of(eager.name, eager.aliases, compiled.aliases))
 
 
 DtypeFactor = Callable[[torch.dtype], float]
@@ -80,7 +59,7 @@ def compare(
         factor_of: what stands for :data:`metrics.ROUNDING_FACTOR`, by the dtype of the values.
     """
     if compiled is None:
-        return Comparison(eager.name, eager.kind, "missing", detail="only eager has it")
+        return Comparison(eager.name, eager.kind, "missing", detail=ONLY_EAGER)
     if eager.is_rounded_number and type(eager.value) is type(compiled.value):
         eager, compiled = eager.as_tensor(), compiled.as_tensor()
         reference, noisy = reference and reference.as_tensor(), [sample.as_tensor() for sample in noisy]
@@ -89,20 +68,20 @@ def compare(
     expected, actual = eager.value, compiled.value
     if expected.shape != actual.shape:
         return _make_metadata_difference(
-            eager, "shape", f"eager {tuple(expected.shape)}, compiled {tuple(actual.shape)}"
+            eager, "shape", str(ValuePair(str(tuple(expected.shape)), str(tuple(actual.shape))))
         )
     comparison = _compare_tensors(eager, compiled, reference, noisy, smallest_scale, factor_of)
     if _values_agree(comparison):
         if expected.dtype != actual.dtype:
-            return _make_metadata_difference(eager, "dtype", f"eager {expected.dtype}, compiled {actual.dtype}")
+            return _make_metadata_difference(eager, "dtype", str(ValuePair(str(expected.dtype), str(actual.dtype))))
         if eager.form != compiled.form:
             return _make_metadata_difference(
-                eager, "dtype", f"eager {eager.form or 'Tensor'}, compiled {compiled.form or 'Tensor'}"
+                eager, "dtype", str(ValuePair(eager.form or "Tensor", compiled.form or "Tensor"))
             )
         comparison = _with_aliases(comparison, eager, compiled)
         if comparison.finding != "alias" and eager.kind == "output" and eager.stride != compiled.stride:
             raises = _is_contiguous(expected.shape, eager.stride) and not _is_flat(actual.shape, compiled.stride)
-            detail = f"eager {eager.stride}, compiled {compiled.stride}"
+            detail = str(ValuePair(str(eager.stride), str(compiled.stride)))
             return replace(_make_metadata_difference(eager, "stride", detail), view_raises=raises)
     return comparison
 
@@ -148,7 +127,7 @@ def _compare_objects(eager: Value, compiled: Value) -> Comparison:
         return Comparison(eager.name, eager.kind, "same")
     numbers = isinstance(expected, _NUMBERS) and isinstance(actual, _NUMBERS)
     finding: Finding = "dtype" if equal and numbers else "integer"
-    shown = f"eager {_type_name(expected)} {expected!r:.80}, compiled {_type_name(actual)} {actual!r:.80}"
+    shown = str(ValuePair(f"{_type_name(expected)} {expected!r:.80}", f"{_type_name(actual)} {actual!r:.80}"))
     return Comparison(eager.name, eager.kind, finding, detail=shown)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fuzzcompile.model.evidence import EagerRefusal
 from fuzzcompile.model.verdicts import Comparison, Verdict
 from fuzzcompile.run import metrics
 from fuzzcompile.run.observation import Observation, Value
@@ -115,7 +116,7 @@ def _judge_failures(eager: Observation, compiled: Observation) -> Judgement:
         detail = f"eager raises {eager.failure}; compiled {'too' if alike else f'raises {compiled.failure}'}"
         return Judgement(Verdict.INVALID, detail=detail)
     if eager.failure:
-        return Judgement(Verdict.ACCEPTS_INVALID, detail=f"eager raises {eager.failure}; compiled runs")
+        return Judgement(Verdict.ACCEPTS_INVALID, detail=str(EagerRefusal(str(eager.failure))))
     failure = compiled.failure
     assert failure is not None
     verdict = Verdict.COMPILE_ERROR if failure.phase == "compile" else Verdict.RUNTIME_ERROR
