@@ -20,10 +20,12 @@ test: lint ## What every change must pass: formatter, linter, type checker, and 
 slow: $(STAMP) ## The tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
-lint: $(STAMP) ## Formatter, linter and type checker
+lint: $(STAMP) ## Formatter, linter, type checker, and the measures of language and rooms
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python tools/language.py
+	$(BIN)/python tools/rooms.py --check
 
 doctor: $(STAMP)
 	$(BIN)/fuzzcompile doctor

@@ -384,7 +384,7 @@ def _copy_place(node: _Node, place: ast.AST) -> _Node:
     return ast.copy_location(node, place)
 
 
-# What the judged compile of a case showed of a focus.
+# Observations of a focus in the judged compile of a case.
 
 # The probes of this process: they stay for as long as the same lines are watched, because setting them takes a second.
 _probes: dict[tuple[Span, ...], LineWatch] = {}

@@ -19,7 +19,7 @@ _RULE = re.compile(rb"def (?:(\w+)\(\s*(?:graph|gm|graph_module|match)\b|(\w+_pa
 
 @dataclass(frozen=True)
 class PassSources:
-    """What the files of torch's passes spell.
+    """Names in the files of torch's passes.
 
     Attributes:
         words: every identifier.
@@ -53,7 +53,7 @@ def list_pass_files() -> list[Path]:
 
 @functools.cache
 def read_pass_sources() -> PassSources:
-    """What those files spell; a tenth of a second of processor time."""
+    """Read the names in those files; a tenth of a second of processor time."""
     words, stems, rules = set[bytes](), set[bytes](), set[bytes]()
     for path in list_pass_files():
         text = path.read_bytes()

@@ -82,7 +82,7 @@ class Watch:
                 self._settle(asked, alive=alive)
 
     def _answers(self) -> bool:
-        """Whether the server takes a further connection, or refuses it with a word of its own."""
+        """Return whether the server takes a further connection, or refuses it with a word of its own."""
         import psycopg
 
         url = self._engine.url
@@ -156,7 +156,7 @@ def writing(engine: Engine) -> Engine:
 
 
 def is_server(engine: Engine) -> bool:
-    """Whether a server holds the corpus, which may be lost and come back."""
+    """Return whether a server holds the corpus, which may be lost and come back."""
     return engine.dialect.name == POSTGRES
 
 
@@ -215,7 +215,7 @@ Method = TypeVar("Method", bound=Callable[..., object])
 
 
 class Patient(Protocol):
-    """Whose calls wait: where the corpus is, and for how many seconds a lost server is waited for."""
+    """Calls that wait for a lost server: the corpus's location, and the seconds to wait."""
 
     patience: float
 

@@ -1,4 +1,4 @@
-"""What all who write to a corpus do: campaigns, machines and how fast they judge, and where they disagree.
+"""The fleet of a corpus: campaigns, machines and their speed of judging, and cases on which they disagree.
 
 Everything is read from the corpus. A campaign's runs are stored in their order, so that those of the last hour are the
 end of its rows, which is found by bisection over an index.
@@ -33,7 +33,7 @@ _NO_JUDGEMENT = ("unjudged", "crash", "timeout")
 
 @dataclass(frozen=True)
 class MachineJudgement:
-    """What a machine says of a case."""
+    """The verdict of one machine on a case."""
 
     machine: str
     processor: str
@@ -131,7 +131,7 @@ class FleetCampaign:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast one worker of a machine judges: cases a minute of judging, None for a kind with too few of them."""
+    """Speed of one worker of a machine: cases a minute of judging, None for a kind with too few of them."""
 
     screened: float | None
     full: float | None

@@ -61,7 +61,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Arrived:
-    """What became of an imported finding: ``finding`` is its public id here, ``why`` a reason or a remark.
+    """Result of importing a finding: ``finding`` is its public id here, ``why`` a reason or a remark.
 
     It is "new", "known" (something of it may have been new), or it was "refused".
     """
@@ -75,7 +75,7 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Said:
-    """What is known of a finding beside its runs and reproducers."""
+    """Facts about a finding beside its runs and reproducers."""
 
     names: tuple[str, ...] = ()
     hits: int = 1
@@ -246,7 +246,7 @@ def _reproducer(told: Mapping[str, Any], sources: Mapping[str, str]) -> Reproduc
 
 
 def _said(told: Mapping[str, Any]) -> Said:
-    """What finding.json says beside the report; an export of an older version says less."""
+    """Read the parts of finding.json beside the report; an export of an older version has fewer."""
     status, group = str(told.get("status") or merge.OPEN), told.get("umbrella_mark")
     note = told.get("note")
     marked = status != merge.OPEN or note is not None
@@ -279,7 +279,7 @@ def _put_links(session: Session, row: FindingRow, said: Said) -> None:
 
 
 def _changed(told: Mapping[str, Any], export: Export) -> str:
-    """What was changed by hand since the export: it is imported as it is now, and its report is of before."""
+    """List the files that were changed by hand since the export: they are imported as they are now."""
     written = told.get("files")
     hashes = written if isinstance(written, dict) else {}
     changed = [
@@ -313,7 +313,7 @@ IMPORTED = "imported"
 
 @dataclass
 class Copied:
-    """What has come so far; ``runs`` counts the new ones, ``of`` those of the other corpus that were looked at."""
+    """Progress of a copy; ``runs`` counts the new ones, ``of`` those of the other corpus that were read."""
 
     trusted: bool
     runs: int = 0
@@ -433,7 +433,7 @@ def put_groups(session: Session, other: Session) -> None:
 
 
 def number_of_runs(other: Session) -> int:
-    """How many runs the other corpus has."""
+    """Count the runs of the other corpus."""
     return other.scalar(select(func.count()).select_from(RunRow)) or 0
 
 

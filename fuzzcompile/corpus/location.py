@@ -39,7 +39,7 @@ def find_file(url: URL) -> Path | None:
 
 
 def describe(url: URL) -> str:
-    """How messages name a corpus: its path, or its URL without passwords, as it may be given again."""
+    """Return the corpus's name for messages: its path, or its URL without passwords, fit to be given again."""
     if url.get_backend_name() == POSTGRES:
         url = url.set(drivername=POSTGRES)
     return str(find_file(url) or strip_password(url.render_as_string(hide_password=False)))

@@ -29,7 +29,7 @@ _SAYS_NOTHING = ("unjudged", "timeout", "crash")
 
 @dataclass(frozen=True)
 class Machines:
-    """Where a finding was seen, and where its program was judged.
+    """Machines on which a finding was seen, and those on which its program was judged.
 
     Machines are compared with those that share torch, device and target: a place is all of these. What a campaign found
     with another compiler (its vetoes, plants or passes) says nothing, nor does what a corpus that is not trusted tells
@@ -58,14 +58,14 @@ class Machines:
 
     @property
     def second_machine(self) -> SecondMachine:
-        """What another machine than the first made of it."""
+        """Return the verdict of another machine than the first."""
         if self.count > 1:
             return "confirmed"
         return "not reproduced" if self.clean else "pending"
 
     @property
     def one_type_only(self) -> bool:
-        """Whether processors of another type found its program right, and only one type showed it."""
+        """Return whether processors of another type found its program right, and only one type showed it."""
         return len(self.processors) == 1 and bool(self.clean_processors)
 
     def tried(self, environments: Iterable[Environment]) -> frozenset[str]:
@@ -74,7 +74,7 @@ class Machines:
         return frozenset(machine for alike, machine in self.shown | self.judged if alike in under)
 
     def waits_for(self, environment: Environment) -> bool:
-        """Whether judging its program in an environment would tell whether a second machine shows it."""
+        """Return whether judging its program in an environment would tell whether a second machine shows it."""
         alike, place = conditions(environment), find_place(environment)
         alone = self.count == 1 and any(under == alike for under, _ in self.shown)
         return alone and place is not None and place not in self.shown | self.judged
@@ -87,7 +87,7 @@ def conditions(environment: Environment) -> Alike:
 
 
 def list_changes(settings: Mapping[str, object] | None) -> tuple[object, ...]:
-    """How a campaign changed the compiler: vetoes, plants, and the user's own passes and backend; each empty if not."""
+    """List a campaign's changes of the compiler: vetoes, plants, and the user's own passes and backend."""
     return tuple((settings or {}).get(name) or None for name in ("vetoes", "plants", "custom"))
 
 
@@ -109,7 +109,7 @@ def find_place(environment: Environment) -> Place | None:
 
 
 def list_machines(seen: Iterable[Environment], judged: Iterable[tuple[Environment, str]]) -> Machines:
-    """Where a finding was seen, by the environments of its hits, and how its program was judged in which others."""
+    """List the environments of a finding's hits, and the verdicts on its program in other environments."""
     hits, tries = list(seen), list(judged)
     alike = frozenset(conditions(environment) for environment in hits)
     right = [each for each, verdict in tries if verdict in CLEAN and conditions(each) in alike]
@@ -149,7 +149,7 @@ def changed_campaigns(session: Session) -> set[int]:
 def machines_by_finding(
     session: Session, chosen: Sequence[ColumnElement[bool]], hits: Mapping[int, Hits]
 ) -> defaultdict[int, Machines]:
-    """Where each finding was seen and judged.
+    """Map each finding to the machines on which it was seen and judged.
 
     Args:
         session: a transaction.

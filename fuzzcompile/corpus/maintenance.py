@@ -1,4 +1,4 @@
-"""How large a corpus is, and what of it can go."""
+"""The schema of a corpus, its size, and the texts that can be dropped."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def upgrade(url: URL) -> None:
 
 
 def read_state(bind: Engine | Connection) -> str | None:
-    """What the schema's table says, a revision or that it is being copied into; None for an empty database.
+    """Read the schema's table: a revision, or that a copy is under way; None for an empty database.
 
     Raises:
         CorpusError: it is another program's.
@@ -189,7 +189,7 @@ _CHUNK = 500
 
 @dataclass(frozen=True)
 class Stats:
-    """What a corpus holds. ``bytes`` are sizes: of the file (of the tables, on a server), and of texts in it."""
+    """Contents of a corpus. ``bytes`` are sizes: of the file (of the tables, on a server), and of texts in it."""
 
     cases: int
     runs: int
@@ -211,7 +211,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class Freed:
-    """What was dropped, or would be: ``bytes`` is the size of the texts.
+    """Texts that were dropped, or would be; ``bytes`` is their size.
 
     ``cases`` went with their ``runs``; ``emptied`` are those of which the place in a stream and the verdict are left.
     """

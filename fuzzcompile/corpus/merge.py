@@ -1,6 +1,6 @@
-"""What a finding shows, whose a reproducer is, and how two findings become one.
+"""The report that a finding shows, the owner of a reproducer, and the merging of two findings.
 
-Four rules (ARCHITECTURE.md, "Contracts"). A signature that was refined replaces a coarse one of the same place. Two
+Four rules (docs/machines.md). A signature that was refined replaces a coarse one of the same place. Two
 findings that get the same signature are one, and so are two whose confirmed reproducers are the same program up to
 names, unless one raises where the other runs. Two findings of one proved culprit that raise alike are one. And a
 reproducer that shows another cause than its finding is no reproducer of it.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fuzzcompile.model.contract import ReportJson
 
 
-# Which finding a report is a hit of (ARCHITECTURE.md, "Contracts").
+# Which finding a report is a hit of (docs/machines.md).
 
 
 def find_finding(session: Session, signature: str, report: ReportJson | None = None) -> FindingRow | None:
@@ -113,7 +113,7 @@ def _of_place(session: Session, signature: str) -> list[FindingRow]:
 
 
 def speaks_for(signature: str, reproduced: Mapping[str, object], judged: Mapping[str, object]) -> bool:
-    """Whether a finding shows the report on its confirmed reproducer, rather than that on its best run.
+    """Return whether a finding shows the report on its confirmed reproducer, rather than that on its best run.
 
     It does, so that all that is said of it is about the script that is shown. Only a report that lost the place in the
     compiler on the way, where the run proved it, gives way.
@@ -205,7 +205,7 @@ def settle(
 
 
 def belongs_apart(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> bool:
-    """Whether the reproducer shows another cause than the finding it was made for, at the same place."""
+    """Return whether the reproducer shows another cause than the finding it was made for, at the same place."""
     signature = _signature(reproducer) or finding.signature
     if not name_same_place(signature, finding.signature) or agree(signature, finding.signature):
         return False
@@ -279,7 +279,7 @@ def take_if_better(session: Session, finding: FindingRow, run: RunRow, source: s
 
 
 def run_rank(report: ReportJson, source: str) -> Rank:
-    """How well a run shows its finding: the worst symptom first, then proof, then the shorter program."""
+    """Return a sort key for runs that show a finding: the worst symptom first, then proof, then the shorter program."""
     culprit = report.get("culprit") or {}
     return (
         rank(report),
@@ -306,7 +306,7 @@ def _place_of_reproducer(
 
 
 def _replaces(session: Session, signature: str, finding: FindingRow, reproducer: ReproducerRow) -> bool:
-    """Whether the signature of a finding's reproducer becomes that of the finding."""
+    """Return whether the signature of a finding's reproducer becomes that of the finding."""
     if signature == finding.signature:
         return False
     if is_unproved(finding.signature) or _says_more(signature, finding.signature):
@@ -315,7 +315,7 @@ def _replaces(session: Session, signature: str, finding: FindingRow, reproducer:
 
 
 def _says_more(signature: str, known: str) -> bool:
-    """Whether a signature says more of a bug than the one that is known."""
+    """Return whether a signature says more of a bug than the one that is known."""
     if is_unproved(known):
         return not is_unproved(signature)
     known_cause = parse_fingerprint(known) is not None and not is_provisional(known)
@@ -350,7 +350,7 @@ def _of_the_same_program(session: Session, finding: FindingRow, reproducer: Repr
 
 
 def _nature(own: str | None) -> str | None:
-    """What keeps two findings of one program apart: that one raises, or accepts what eager refuses."""
+    """Return the property that keeps two findings of one program apart: raising, or accepting what eager refuses."""
     return own if own in (Severity.ERROR, Severity.ACCEPTS_INVALID) else None
 
 
@@ -397,7 +397,7 @@ def _absorb(session: Session, survivor: FindingRow, vanishing: FindingRow) -> No
 
 
 def _keep_marks(survivor: FindingRow, vanishing: FindingRow) -> None:
-    """What a person said of either is kept: the older finding's mark first, the other's in its note."""
+    """Keep the marks of both findings: the older finding's mark first, the other's in its note."""
     if vanishing.status == OPEN:
         said = vanishing.note
     elif survivor.status == OPEN:
@@ -427,7 +427,7 @@ def _recount(session: Session, finding: FindingRow) -> None:
 
 
 def _signature(reproducer: ReproducerRow) -> str | None:
-    """What the reproducer's report says it is; None where it says nothing, or no bug."""
+    """Return the signature of the reproducer's report; None if it has none, or shows no bug."""
     report = reproducer.report or {}
     signature = report.get("signature")
     return signature if isinstance(signature, str) and signature and report.get("is_bug") else None

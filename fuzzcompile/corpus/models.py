@@ -188,7 +188,7 @@ class FindingRow(Base):
 
 
 class FormerNameRow(Base):
-    """What a finding was called before: its signature then, and the id of one that was merged into it."""
+    """Former name of a finding: its signature then, and the id of one that was merged into it."""
 
     __tablename__ = "former_names"
 
@@ -290,7 +290,7 @@ class RelatedRow(Base):
 
 
 class UmbrellaRow(Base):
-    """What a person said of a group of findings with one cause (`fuzzcompile mark`)."""
+    """Mark of a group of findings with one cause (`fuzzcompile mark`)."""
 
     __tablename__ = "umbrellas"
 
@@ -301,7 +301,7 @@ class UmbrellaRow(Base):
 
 
 class CoverageRow(Base):
-    """How often a rewrite, operator or kernel was reached, and by which case first.
+    """Count of a rewrite, operator or kernel, and the case that reached it first.
 
     ``torch`` is the compiler, a target of its own included (`fuzzcompile.corpus.records.identify_compiler`).
     ``outcome`` of a rewrite is ``fired`` or ``refused`` (by its check); that of a decomposition, a lowering or a kernel

@@ -90,7 +90,7 @@ def set_sequences(connection: Connection, tables: Sequence[str]) -> None:
 
 
 def is_outage(error: exc.DBAPIError) -> bool:
-    """Whether the same call may succeed later, because the server was lost, is starting or is overrun."""
+    """Return whether the same call may succeed later, because the server was lost, is starting or is overrun."""
     code, said = getattr(error.orig, "sqlstate", None), str(error.orig)
     if code is not None:
         return str(code).startswith(_PASSING)
@@ -100,12 +100,12 @@ def is_outage(error: exc.DBAPIError) -> bool:
 
 
 def lacks_rights(error: exc.DBAPIError) -> bool:
-    """Whether the database's user may not do what was asked."""
+    """Return whether the database's user may not do what was asked."""
     return getattr(error.orig, "sqlstate", None) == "42501"
 
 
 def explain(corpus: str, error: exc.DBAPIError) -> str:
-    """What an error of the server means for the corpus, and what to do."""
+    """Explain an error of the server, and say what to do."""
     code, said = str(getattr(error.orig, "sqlstate", None)), " ".join(str(error.orig).split())
     if code.startswith("53100") or "No space left" in said:
         return f"The disk of the corpus {corpus} is full ({said}): make room and run again."

@@ -1,4 +1,4 @@
-"""What is asked inside a session: names of findings resolved, rows made into records."""
+"""Queries inside a session: names of findings resolved, rows made into records."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ REPORTS = {
 
 
 def drawn_from(cases: Iterable[Collection[str]]) -> str | None:
-    """What a finding was drawn from, by the features of each case that showed it.
+    """Return the sources of a finding's cases, by the features of each case that showed it.
 
     Returns:
         `GENERAL` if one of the cases has no form of a report, ``the form of #N`` if each has, and None if no case's
@@ -89,7 +89,7 @@ class Since:
 
 @dataclass(frozen=True)
 class News:
-    """What is new: what a compiler reached first, the signatures of new findings, and those that were hit."""
+    """News: items that a compiler reached first, signatures of new findings, and signatures that were hit."""
 
     since: Since
     reached: tuple[Coverage, ...] = ()
@@ -124,7 +124,7 @@ def claim() -> str:
 
 
 def is_claim(token: str | None) -> bool:
-    """Whether a run's token is such a one."""
+    """Return whether a run's token is such a one."""
     return token is not None and token.startswith(_CLAIM)
 
 
@@ -206,7 +206,7 @@ def finding_id(session: Session, name: str | int) -> int:
 
 
 def starts_with(text: str) -> ColumnElement[bool]:
-    """Whether a finding's signature begins with the text, in this case of letters, whatever the database."""
+    """Return whether a finding's signature begins with the text, in this case of letters, whatever the database."""
     # The index finds the few signatures in question: both databases compare code points there.
     return and_(FindingRow.signature >= text, FindingRow.signature < f"{text}\U0010ffff")
 
@@ -319,7 +319,7 @@ def _beside(
     lines: int | None,
     confirmed: bool | None,
 ) -> dict[str, object]:
-    """What a record of a finding says besides its columns."""
+    """Return the fields of a finding's record besides its columns."""
     return {
         "duplicate_of": None if duplicate_of_id is None else public_id(duplicate_of_id),
         "torch_versions": tuple(dict.fromkeys(str(details["torch"]) for details in environments)),
@@ -349,7 +349,7 @@ def environment_of_runs(session: Session, row: FindingRow, shown: ReproducerRow 
 
 
 def first_reached(session: Session, compiler: str) -> dict[int, int]:
-    """How much each case was the first to reach with a compiler, by the case's id."""
+    """Count the items that each case was the first to reach with a compiler, by the case's id."""
     first = CoverageRow.first_case_id
     return dict(session.execute(select(first, func.count()).where(CoverageRow.torch == compiler).group_by(first)).all())
 
@@ -405,7 +405,7 @@ def count_distinct(
     column: QueryableAttribute[int] | QueryableAttribute[int | None],
     chosen: list[ColumnElement[bool]],
 ) -> int:
-    """How many values a column has in the chosen runs."""
+    """Count the distinct values of a column in the chosen runs."""
     return session.scalar(select(func.count(distinct(column))).where(*chosen)) or 0
 
 
@@ -425,7 +425,7 @@ def _no_match(name: str | int, matches: list[int], signatures: dict[int, str]) -
 
 @dataclass(frozen=True)
 class Judging:
-    """When a campaign had judged a case, and whether without generated code."""
+    """Time at which a campaign had judged a case, and whether without generated code."""
 
     campaign_id: int
     moment: datetime

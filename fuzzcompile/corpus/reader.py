@@ -1,4 +1,4 @@
-"""What can be read from an open corpus, each call in a transaction of its own."""
+"""Reads from an open corpus, each call in a transaction of its own."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class Reader:
             return {row.id for row in transactions.living(session, transactions.present(session))}
 
     def news(self, compiler: str, since: Since | None) -> News:
-        """What was stored since (`fuzzcompile.corpus.queries`)."""
+        """Return the records stored since (`fuzzcompile.corpus.queries`)."""
         with self._read() as session:
             return news(session, compiler, since)
 
@@ -202,7 +202,7 @@ class Reader:
             return {index for index in session.scalars(query) if index is not None}
 
     def has_source(self, sha256: str, stream: str | None = None) -> bool:
-        """Whether a case of that hash was judged, in ``stream`` or (None) in any."""
+        """Return whether a case of that hash was judged, in ``stream`` or (None) in any."""
         query = select(RunRow.id).join(CaseRow, RunRow.case_id == CaseRow.id).where(CaseRow.sha256 == sha256)
         if stream is not None:
             query = query.where(RunRow.stream == stream)
@@ -413,7 +413,7 @@ class Reader:
             return [key for key, details in rows if identify_compiler(details) == compiler]
 
     def stats(self) -> Stats:
-        """What the corpus holds."""
+        """Return the counts of the corpus."""
         with self._read() as session:
             return maintenance.stats(session)
 
@@ -423,7 +423,7 @@ class Reader:
             return overview(session)
 
     def fleet(self, at: datetime | None = None) -> Fleet:
-        """What all who write to the corpus do, at a moment; by default at the present of the corpus's server."""
+        """Return the fleet at a moment; by default at the present of the corpus's server."""
         with self._read() as session:
             return fleet(session, at or present(session))
 

@@ -41,7 +41,7 @@ def public_id(finding_id: int) -> str:
 
 @dataclass(frozen=True)
 class Campaign:
-    """What a campaign is started with."""
+    """Settings with which a campaign starts."""
 
     seed: int
     settings: Mapping[str, object]
@@ -63,7 +63,7 @@ class StoredCampaign(Campaign):
 
     @property
     def end(self) -> datetime:
-        """When it finished; for one that runs or was killed, its last heartbeat."""
+        """Time of the end; for a campaign that runs or was killed, its last heartbeat."""
         return self.finished or self.last_heard
 
 
@@ -89,7 +89,7 @@ class CaseRecord:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often a rewrite fired or was refused by its check in one run, or an operator or kernel was used."""
+    """Counts of one run: a rewrite that fired or was refused by its check, an operator or kernel that was used."""
 
     stage: str
     pass_name: str
@@ -100,7 +100,7 @@ class Coverage:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredCoverage(Coverage):
-    """How often a rewrite, operator or kernel was reached, and the case that reached it first.
+    """Count of a rewrite, operator or kernel, and the case that reached it first.
 
     ``torch`` is the compiler (`identify_compiler`).
     """
@@ -165,7 +165,7 @@ class Reproducer:
 
 @dataclass(frozen=True)
 class StoredReproducer:
-    """Where a reproducer was stored: in the finding that it was added to, or in the one that this became.
+    """Finding in which a reproducer was stored: the one that it was added to, or the one that this became.
 
     ``merged`` are the ids of findings that vanished into it; their names go on meaning it. ``is_new_finding`` tells
     that the reproducer shows another bug than the finding it was meant for, and that the corpus lacked this one.
@@ -278,12 +278,12 @@ class FindingSummary:
 
     @property
     def is_proved(self) -> bool:
-        """Whether the culprit was shown to be necessary."""
+        """Return whether the culprit was shown to be necessary."""
         return self.culprit is not None and self.culprit.get("necessary") is True
 
     @property
     def is_minor(self) -> bool:
-        """Whether lists count it in one line instead of showing it."""
+        """Return whether lists count it in one line instead of showing it."""
         return self.severity is not None and Severity(self.severity).is_minor
 
     @property
@@ -312,7 +312,7 @@ class Finding(FindingSummary):
 
 @dataclass(frozen=True)
 class Counters:
-    """What a corpus, or one stream of it, holds."""
+    """Counts of a corpus, or of one stream of it."""
 
     cases: int
     runs: int

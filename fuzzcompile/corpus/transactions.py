@@ -177,7 +177,7 @@ def put_run(
 
 
 def _began_its_finding(session: Session, run: RunRow) -> bool:
-    """Whether a stored run was the first to hit its finding."""
+    """Return whether a stored run was the first to hit its finding."""
     earlier = select(RunRow.id).where(RunRow.finding_id == run.finding_id, RunRow.id < run.id).limit(1)
     return run.finding_id is not None and session.scalar(earlier) is None
 

@@ -1,4 +1,4 @@
-"""Which properties of a case can be varied, found by running it in eager mode."""
+"""Properties of a case that can be varied, found by running it in eager mode."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _list_names(name: str, variant: str) -> tuple[str, ...]:
 
 
 def _can_run(entry: Any) -> bool:
-    """Whether the CPU runs it: jiterated functions are CUDA's own."""
+    """Return whether the CPU runs it: jiterated functions are CUDA's own."""
     return bool(_list_dtypes(entry)) and not entry.name.startswith("jiterator")
 
 
@@ -479,7 +479,7 @@ def _check_refused(
 def _run_expression(
     tensors: Mapping[str, str], expression: str, cell: OpInfoCell, *, filled: bool = False, **names: object
 ) -> object:
-    """What an expression gives in eager mode, with the gradients of its tensors if the cell has them; or its error."""
+    """Run an expression eagerly, with the gradients of its tensors if the cell has them; return its result or error."""
     space: dict[str, Any] = {**_load_functions(), **names}
     deterministic = torch.are_deterministic_algorithms_enabled()
     try:
@@ -525,7 +525,7 @@ def _compute_gradients(result: object, tensors: list[torch.Tensor]) -> list[torc
 
 
 def _are_alike(left: object, right: object) -> bool:
-    """Whether two results are equal up to what the order of additions makes."""
+    """Return whether two results are equal up to what the order of additions makes."""
     try:
         torch.testing.assert_close(left, right, equal_nan=True, check_stride=False)
     except (AssertionError, TypeError):  # one of them may be of any type

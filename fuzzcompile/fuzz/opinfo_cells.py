@@ -1,4 +1,4 @@
-"""What a sweep over torch's operators judges: operator, form, dtype, layout, gradient and samples, as plain data."""
+"""Cells of a sweep over torch's operators: operator, form, dtype, layout, gradient and samples, as plain data."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ class OpInfoCell:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What the corpus can be asked for: operator, form, dtype, layout, gradient."""
+        """Features under which the corpus stores it: operator, form, dtype, layout, gradient."""
         parts = (self.label, self.form, self.dtype, self.layout, "backward" if self.backward else "")
         return tuple(part for part in parts if part)
 
 
 @dataclass(frozen=True)
 class CellSource:
-    """What a worker made of a cell.
+    """A cell as a case file that a worker wrote.
 
     Attributes:
         source: the case file; None where the cell has no sample that can be spelled and runs in eager mode.

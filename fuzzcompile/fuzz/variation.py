@@ -424,7 +424,7 @@ def _vary_setting(draft: _Draft) -> None:
 
 
 def _needs_inference(draft: _Draft) -> bool:
-    """Whether a drawn setting acts on frozen weights."""
+    """Return whether a drawn setting acts on frozen weights."""
     return any(find_toggle(name).inference for name in draft.toggles)
 
 

@@ -1,4 +1,4 @@
-"""What a worker tells of itself before its first case, so that the campaign's own process needs no torch."""
+"""Description of a worker before its first case, so that the campaign's own process needs no torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def list_lacking(target: str | None) -> tuple[str, ...]:
 
 
 def _torch_has(name: str) -> bool:
-    """Whether the installed torch has the function that a call names ``torch.f``, ``F.f`` or ``Tensor.f``."""
+    """Return whether the installed torch has the function that a call names ``torch.f``, ``F.f`` or ``Tensor.f``."""
     root, *path = name.split(".")
     value: object = {"torch": torch, "F": torch.nn.functional, "Tensor": torch.Tensor}.get(root)
     for part in path:

@@ -34,7 +34,7 @@ WRITE_CELLS: Callable[[Sequence[OpInfoCell]], list[CellSource]] = NamedFunction(
 """The case files of cells of a sweep over these operators."""
 
 SURVEY: Callable[[str], Survey] = NamedFunction("fuzzcompile.fuzz.case_survey:survey_case_file")
-"""What can be varied of a case file, found on the worker's device."""
+"""The properties of a case file that can be varied, found on the worker's device."""
 
 PATTERNS: Callable[[PatternTask], tuple[PatternProgram, ...]] = NamedFunction(
     "fuzzcompile.fuzz.focus.focus_worker:make_task_programs"
@@ -42,4 +42,4 @@ PATTERNS: Callable[[PatternTask], tuple[PatternProgram, ...]] = NamedFunction(
 """Programs that make rules of the compiler fire, made on the worker's device."""
 
 FOCUS: Callable[[FocusQuestion], FocusPlan] = NamedFunction("fuzzcompile.fuzz.focus.focus_worker:find_focus_plan")
-"""What a focus aims at in the installed torch, on the worker's device."""
+"""The aims of a focus in the installed torch, on the worker's device."""

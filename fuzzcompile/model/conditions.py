@@ -1,4 +1,4 @@
-"""What is asked about a case, and under which conditions it runs. Needs no torch."""
+"""The question about a case, and the conditions under which it runs. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fuzzcompile.model.targets import find_target
 from fuzzcompile.model.tolerances import Tolerances
 from fuzzcompile.model.versions import installed_torch
 
-# How a user names a device. Needs no torch.
+# Names of devices on the command line. Needs no torch.
 
 _OPTION = re.compile(r"auto|cpu|cuda(?::(?P<index>\d+))?")
 
@@ -47,7 +47,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Conditions:
-    """How cases run.
+    """Conditions under which cases run.
 
     Attributes:
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; with a target ``cpu`` (:func:`choose_running_device`).
@@ -97,7 +97,7 @@ Contract = Literal["values", "bitwise"]
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked about a case.
+    """The question about a case.
 
     Attributes:
         against: what the compiled program is compared with.

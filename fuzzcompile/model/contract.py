@@ -1,4 +1,4 @@
-"""The JSON object that ``fuzzcompile triage --json`` prints, as types (ARCHITECTURE.md, "Contracts").
+"""The JSON object that ``fuzzcompile triage --json`` prints, as types (docs/machines.md).
 
 The corpus stores it and the reports are written from it, without torch. Keys may be missing: an older corpus holds
 what an older version wrote.

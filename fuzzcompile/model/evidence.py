@@ -162,12 +162,12 @@ class AliasDifference:
 
     @property
     def copied_by_eager(self) -> bool:
-        """Whether eager makes a copy."""
+        """Return whether eager makes a copy."""
         return self.eager.endswith(" is a copy")
 
     @property
     def copied_when_compiled(self) -> bool:
-        """Whether the compiled program makes a copy."""
+        """Return whether the compiled program makes a copy."""
         return self.compiled == "a copy"
 
     @property

@@ -1,4 +1,4 @@
-"""What a campaign aims at, as a worker found it: plain data that the campaign's process draws from and counts by."""
+"""The focus of a campaign as a worker found it: plain data that the campaign's process draws from and counts by."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _FULL_BEHIND, _FULL_LATE, _FULL_EARLY = 0.9, 0.4, 0.2
 
 @dataclass(frozen=True)
 class FocusQuestion:
-    """What a user aims at: names of rules, passes and operators, and lines of the installed compiler.
+    """The focus that a user gives: names of rules, passes and operators, and lines of the installed compiler.
 
     ``target`` is the device that the compiler is told, if it is not the one that runs.
     """
@@ -108,7 +108,7 @@ class FocusAim:
 
 @dataclass(frozen=True)
 class FocusPlan:
-    """What to aim at; ``notes`` are sentences for the user on what could not be followed."""
+    """Aims of a campaign; ``notes`` are sentences for the user on names that could not be resolved."""
 
     aims: tuple[FocusAim, ...]
     notes: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ class FocusPlan:
 
     @property
     def watch(self) -> FocusWatch:
-        """What workers look at beyond what every case covers."""
+        """Return the observations of workers beyond what every case covers."""
         patterns = tuple(rule for aim in self.aims if aim.kind in ("pass", "pattern") for rule in aim.rules)
         operators = {name for aim in self.aims for place in aim.operators for name in place}
         return FocusWatch(patterns, tuple(sorted(operators)), tuple(span for aim in self.aims for span in aim.spans))
@@ -134,7 +134,7 @@ class FocusPlan:
 
 @dataclass(frozen=True)
 class FocusWatch:
-    """What a worker looks at for a focus.
+    """Observations that a worker makes for a focus.
 
     Attributes:
         rules: whose refusals are explained.
@@ -149,7 +149,7 @@ class FocusWatch:
 
 @dataclass(frozen=True)
 class FocusObservation:
-    """What one judged case showed of a `FocusWatch`.
+    """Results of a `FocusWatch` for one judged case.
 
     Attributes:
         checks: how often a check refused a rule: stage and name of the rule, the check.

@@ -1,4 +1,4 @@
-"""What a pool hands to a worker that judges, and what comes back. Plain data: needs no torch."""
+"""Tasks for a worker that judges, and their results. Plain data: needs no torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NamedFunction:
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What `prepare` needs.
+    """Arguments of `prepare`.
 
     Attributes:
         plants: files to run.
@@ -88,7 +88,7 @@ class JudgeResult:
 
 @dataclass(frozen=True)
 class WorkerDescription:
-    """Where a worker runs.
+    """Surroundings of a worker.
 
     Attributes:
         environment: what results depend on.
@@ -111,4 +111,4 @@ JUDGE: Callable[[JudgeTask], JudgeResult] = NamedFunction("fuzzcompile.triage.wo
 DESCRIBE: Callable[[str | None], WorkerDescription] = NamedFunction(
     "fuzzcompile.fuzz.worker_description:describe_worker"
 )
-"""What a worker tells of itself, given the target."""
+"""The description of a worker, given the target."""

@@ -1,4 +1,4 @@
-"""Signatures as text: what makes two findings the same bug (ARCHITECTURE.md, "Contracts"). Needs no torch.
+"""Signatures as text: what makes two findings the same bug (docs/machines.md). Needs no torch.
 
 A signature is ``stage:source:family``. Where the cause of a bug in a graph pass, a decomposition, a fake tensor or
 functionalization is known, it ends in that cause's fingerprint: ``stage:source:family:fingerprint``. Without it the

@@ -8,7 +8,7 @@ from typing import Literal
 
 
 class Verdict(StrEnum):
-    """Verdict of a judged case (ARCHITECTURE.md, "Contracts")."""
+    """Verdict of a judged case (docs/machines.md)."""
 
     EQUAL = "equal"
     ROUNDING = "rounding"

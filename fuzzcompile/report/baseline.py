@@ -26,7 +26,7 @@ class Baseline:
 
     @classmethod
     def of(cls, path: Path | None, ignored: IgnorePatterns | None) -> Baseline | None:
-        """What a file lists and what is ignored; None if there is neither.
+        """Return the signatures that a file lists and those that are ignored; None if there is neither.
 
         Raises:
             UsageError: as of :meth:`read`.

@@ -220,7 +220,7 @@ def _positive(panel: Panel) -> list[float]:
 
 
 def _floor(panel: Panel) -> float:
-    """Where zeros lie: a decade below the smallest other value."""
+    """Return the place of zeros: a decade below the smallest other value."""
     return float(10.0 ** (math.floor(math.log10(min(_positive(panel), default=1.0))) - 1))
 
 

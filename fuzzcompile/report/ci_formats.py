@@ -209,7 +209,7 @@ def sarif(scanned: Sequence[Scanned], version: str) -> bytes:
 
 
 def make_rule(report: ReportJson) -> str:
-    """What a bug is filed under: the compiler's stage and the family of the rewrite, else the kind of verdict."""
+    """Return the SARIF rule of a bug: the compiler's stage and the family of the rewrite, else the kind of verdict."""
     culprit = report.get("culprit")
     if not culprit:
         return f"unattributed/{report['verdict']}"

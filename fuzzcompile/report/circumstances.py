@@ -1,4 +1,4 @@
-"""What bears on a verdict beside the outputs: stages, graph breaks, randomness, warnings, notes."""
+"""Circumstances of a verdict beside the outputs: stages, graph breaks, randomness, warnings, notes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KERNELS = (LOWERING, SCHEDULER, CODEGEN)
 
 
 def meaning_for(report: ReportJson, plain: str) -> str:
-    """What a verdict for a target means, in a few words; ``plain`` is what it means for the device that runs."""
+    """Explain a verdict for a target in a few words; ``plain`` is its meaning for the device that runs."""
     target, verdict = read_target(report), report["verdict"]
     if verdict in _CLEAN:
         return f"nothing found in the stages looked at for {target}"
@@ -42,7 +42,7 @@ def meaning_for(report: ReportJson, plain: str) -> str:
 
 
 def advice_for(report: ReportJson, name: str | CommandSubject) -> str:
-    """What to do about a bug for a target; ``name`` is how the case is named on a command line."""
+    """Advise on a bug for a target; ``name`` is the case's name on a command line."""
     subject = CommandSubject.from_name(name).with_options(device=None, target=read_target(report))
     return (
         f"confirm it on a GPU: `{subject.format_command('minimize')}` makes the reproducer to run there, "
@@ -139,7 +139,7 @@ def versions(environment: Mapping[str, object]) -> list[tuple[str, str]]:
 
 
 def seen_on(machines: Machines) -> str:
-    """Where it was seen and where it did not show, without a full stop: for a draft and a page."""
+    """Return the environments in which it was seen or did not show, without a full stop: for a draft and a page."""
     types = ", ".join(machines.processors)
     if machines.second_machine == "confirmed":
         said = f"confirmed on {machines.count} machines"

@@ -158,7 +158,7 @@ _MORE_SECONDS = 900.0
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a finding is not to be filed, and what would make it fileable."""
+    """Reason why a finding is not to be filed, and what would make it fileable."""
 
     reason: str
     remedy: str

@@ -30,7 +30,7 @@ _NEUTRAL = ("fallback_random",)
 
 @dataclass(frozen=True)
 class ProgramSetting:
-    """How a case is compiled and run, as its module-level names say (ARCHITECTURE.md, "Contracts")."""
+    """A module-level name of a case that sets how it is compiled and run (docs/machines.md)."""
 
     opt_ins: tuple[str, ...] = ()
     backward: bool = False
@@ -92,7 +92,7 @@ def _constants(module: list[ast.stmt]) -> Iterator[tuple[str, object]]:
 
 
 def _opt_ins(values: Mapping[str, object]) -> Iterator[str]:
-    """What a user writes to get these settings."""
+    """List the lines that a user writes to get these settings."""
     for key, value in _items(values.get("OPTIONS")):
         yield f"options={{{key!r}: {value!r}}}"
     for area, settings in _items(values.get("CONFIG")):
@@ -160,7 +160,7 @@ class IssueFacts:
 
     @property
     def is_script(self) -> bool:
-        """Whether the reproducer is a user's script, which has neither our check nor our exit status."""
+        """Return whether the reproducer is a user's script, which has neither our check nor our exit status."""
         return self.reproducer is not None and not re.search(r"^def make\(", self.reproducer, re.MULTILINE)
 
     @property
@@ -170,7 +170,7 @@ class IssueFacts:
 
     @property
     def is_bug(self) -> bool:
-        """Whether there is a bug to file."""
+        """Return whether there is a bug to file."""
         is_bug = self.report.get("is_bug")
         return is_bug if is_bug is not None else self.verdict in {str(v) for v in Verdict if v.is_bug}
 
@@ -191,7 +191,7 @@ class IssueFacts:
 
     @property
     def seen_on_device(self) -> bool:
-        """Whether a device of the kind for which the case was compiled showed the bug."""
+        """Return whether a device of the kind for which the case was compiled showed the bug."""
         target = self.report.get("target")
         return target is None or target["confirmed_on_device"]
 
@@ -207,17 +207,17 @@ class IssueFacts:
 
     @property
     def proved(self) -> bool:
-        """Whether switching off the culprit alone removed the bug."""
+        """Return whether switching off the culprit alone removed the bug."""
         return bool(self.culprit and self.culprit.get("necessary"))
 
     @property
     def cause(self) -> CauseJson | None:
-        """What must change for the case to pass, if it is known."""
+        """The change under which the case passes, if it is known."""
         return self.report.get("cause") or None
 
     @property
     def severity(self) -> Severity | None:
-        """How bad it is; None for no bug."""
+        """The severity; None for no bug."""
         return rate_severity(self.report) if self.is_bug else None
 
     @property
@@ -237,12 +237,12 @@ class IssueFacts:
 
     @property
     def without_compiler(self) -> bool:
-        """Whether a script without torch.compile shows the fault."""
+        """Return whether a script without torch.compile shows the fault."""
         return bool(self.shown.get("eager_only"))
 
     @property
     def eager_is_wrong(self) -> bool:
-        """Whether eager mode, too, calls the operator at fault in the way that goes wrong."""
+        """Return whether eager mode, too, calls the operator at fault in the way that goes wrong."""
         return bool(self.shown.get("eager_is_wrong"))
 
     @property
@@ -261,7 +261,7 @@ class IssueFacts:
 
     @property
     def low_confidence(self) -> bool:
-        """Whether triage was not sure."""
+        """Return whether triage was not sure."""
         return self.report.get("confidence") != "high"
 
     @property
@@ -277,7 +277,7 @@ class IssueFacts:
 
     @property
     def shares_wrongly(self) -> bool:
-        """Whether the only fault is which memory the outputs share."""
+        """Return whether the only fault is which memory the outputs share."""
         return bool(self.wrong) and all(entry.get("finding") == "alias" for entry in self.wrong)
 
     @property
@@ -288,7 +288,7 @@ class IssueFacts:
 
     @property
     def detail(self) -> str:
-        """What triage says in words: usually an error's message."""
+        """The detail of the report: usually an error's message."""
         return str(self.report.get("detail") or "")
 
 

@@ -147,7 +147,7 @@ def _factor(place: str) -> float:
 
 
 def _why(places: dict[str, list[tuple[str, str]]]) -> str:
-    """Which terms a report holds: "title: celu, alpha; text: ZeroDivisionError"."""
+    """List the terms that a report holds: "title: celu, alpha; text: ZeroDivisionError"."""
     by_place = {
         place: list(dict.fromkeys(term for held in places.values() for term, where in held if where == place))
         for place in ("title", "text")
@@ -335,7 +335,7 @@ def _state(item: Mapping[str, object]) -> str:
 
 
 def _message(response: httpx.Response) -> str:
-    """What GitHub says of a refusal, as the end of a sentence."""
+    """Return GitHub's reason for a refusal, as the end of a sentence."""
     try:
         message = response.json()["message"]
     except (ValueError, KeyError, TypeError):
@@ -374,7 +374,7 @@ class Search:
 
     @property
     def incomplete(self) -> bool:
-        """Whether GitHub ran out of time on a query, so that there may be more."""
+        """Return whether GitHub ran out of time on a query, so that there may be more."""
         return not all(asked.complete for asked in self.asked)
 
     def to_text(self) -> str:

@@ -50,7 +50,7 @@ _MESSAGE = re.compile(r"(?:\berror: |^[\w.]*(?:Error|Exception|Failure)\b: ).+")
 
 @dataclass(frozen=True)
 class Shape:
-    """How much of the script and of its output stands before the folded details.
+    """Lines of the script and of its output before the folded details.
 
     ``script`` is "whole", "case" (a checking script without the part that runs it) or "folded".
     """
@@ -158,7 +158,7 @@ def _ladder(facts: IssueFacts) -> Iterator[tuple[str, str]]:
 
 
 def _points(facts: IssueFacts) -> Iterator[tuple[str, str]]:
-    """What stands in one line each: where, proof, workaround, related reports."""
+    """Yield points of one line each: place, proof, workaround, related reports."""
     culprit, component = place.culprit_line(facts), place.name_component(facts)
     label = f" (`{component[1]}`)" if component else ""
     if culprit:
@@ -188,7 +188,7 @@ def _related(facts: IssueFacts) -> str:
 
 
 def _culprits(facts: IssueFacts) -> Iterator[str]:
-    """What the folded details say of the culprit beside its place."""
+    """Yield the folded details on the culprit beside its place."""
     culprit = facts.culprit
     if culprit is None:
         return
@@ -212,7 +212,7 @@ def _kernel(facts: IssueFacts) -> list[str]:
 
 
 def _todo(facts: IssueFacts) -> Iterator[str]:
-    """What a person does before filing."""
+    """List the steps for a person before filing."""
     tried = facts.history.newest if facts.history is not None else None
     newest = f"; the newest version tried is {tried}" if tried else ""
     yield f"Run the script yourself, on the latest nightly too{newest}."
@@ -236,7 +236,7 @@ _CLOSED = ("dup", "fixed", "invalid", "wontfix")
 
 @dataclass(frozen=True)
 class Row:
-    """What one finding shows, as cells of a Markdown table."""
+    """Cells of a Markdown table on one finding."""
 
     finding: str
     operator: str

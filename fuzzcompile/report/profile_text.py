@@ -76,17 +76,17 @@ def print_profile(
 
 
 def meaning(profile: ProfileJson) -> str:
-    """What the profile's verdict means, in a few words."""
+    """Explain the profile's verdict in a few words."""
     return _OUTSIDE if is_outside(profile) else _MEANING.get(profile["verdict"], "")
 
 
 def is_outside(profile: ProfileJson) -> bool:
-    """Whether the error is made in none of the layers that were looked at."""
+    """Return whether the error is made in none of the layers that were looked at."""
     return profile["verdict"] == "jump" and profile.get("layer") is None
 
 
 def advice(profile: ProfileJson, name: str | CommandSubject) -> str:
-    """What to do about the profile; ``name`` is how the case is named on a command line."""
+    """Advise on the profile; ``name`` is the case's name on a command line."""
     subject = CommandSubject.from_name(name)
     if profile["verdict"] == "jump":
         return _about_jump(profile, subject)
@@ -117,7 +117,7 @@ def _about_jump(profile: ProfileJson, subject: CommandSubject) -> str:
 
 
 def _deeper(profile: ProfileJson, subject: CommandSubject) -> str:
-    """How to see more of a jump: operators if nothing is compiled, parts of the layer otherwise."""
+    """Return the command that shows more of a jump: operators if nothing is compiled, else parts of the layer."""
     against, layer = profile["against"], profile.get("layer")
 
     def command(*, depth: int | None = None, ops: bool = False) -> str:
@@ -218,7 +218,7 @@ def _left_out(profile: ProfileJson) -> Iterator[str]:
 
 
 def remarks(profile: ProfileJson) -> Iterator[str]:
-    """What was not measured, in which layers, and the profile's notes."""
+    """Yield what was not measured, by layer, and the profile's notes."""
     where = defaultdict[str, list[str]](list)
     for layer in profile.get("layers", []):
         for text in (layer.get("non_finite"), layer.get("note")):

@@ -44,7 +44,7 @@ _LABELS = {
 
 
 def role_of_contributor(contributor: CulpritJson) -> str:
-    """What a contributor is beside the culprit: needed too, or suspected of the same flaw of a generated program."""
+    """Name the role of a contributor: needed too, or suspected of the same flaw of a generated program."""
     return "also suspected" if "program" in (contributor.get("details") or {}) else NEEDED
 
 
@@ -57,7 +57,7 @@ class Fact:
 
     @property
     def is_block(self) -> bool:
-        """Whether it takes lines of its own."""
+        """Return whether it takes lines of its own."""
         return "\n" in self.text
 
 
@@ -72,7 +72,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Bar:
-    """How far one rewrite moved the result, relative to its size: in float64, and in the program's own dtypes.
+    """Distance by which one rewrite moved the result, relative to its size: in float64, and in the program's dtypes.
 
     None where the graph could not be replayed. ``of_culprit`` marks the culprit's own.
     """
@@ -97,7 +97,7 @@ def matched(culprit: CulpritJson) -> list[str]:
 
 
 def find_step(culprit: CulpritJson) -> str | None:
-    """How far the culprit moved the result, in units of its size; None where it did not, or no replay shows it."""
+    """Return the distance by which the culprit moved the result, in units of its size; None if no replay shows one."""
     details = culprit.get("details", {})
     exact, native = _number(details, "float64"), _number(details, "native")
     moved = [] if exact is None else [f"{format_number(exact)} in float64"]
@@ -155,7 +155,7 @@ def _is_doubted(culprit: CulpritJson) -> bool:
 
 
 def format_shown(culprit: CulpritJson) -> str:
-    """What was shown of a culprit by compiling without it, and with every other optional rewrite off; may be empty."""
+    """Describe the results of compiles without a culprit, and with every other optional rewrite off; may be empty."""
     parts = []
     if culprit.get("necessary") is not None:
         siblings = culprit.get("siblings")
@@ -210,7 +210,7 @@ def _bar(rewrite: CulpritJson, *, of_culprit: bool) -> Bar:
 
 
 def format_workaround(report: ReportJson) -> str | None:
-    """What a user can set until the bug is fixed; None where nothing is known."""
+    """Return the setting that helps until the bug is fixed; None where nothing is known."""
     workaround = report.get("workaround")
     if not workaround:
         return None
@@ -363,7 +363,7 @@ def source_link(facts: IssueFacts) -> str:
 
 
 def proof(facts: IssueFacts) -> str:
-    """What was run to prove the culprit, in one line; empty where nothing proves it."""
+    """Describe the proof of the culprit in one line; empty where nothing proves it."""
     culprit = facts.culprit
     if facts.without_compiler:
         return "the script above calls the operator in eager mode, on equal values in two layouts."
@@ -403,7 +403,7 @@ def error_rows(facts: IssueFacts) -> tuple[list[dict[str, str]], int]:
 
 
 def is_measured(row: Mapping[str, str]) -> bool:
-    """Whether a row of the table of outputs has an error."""
+    """Return whether a row of the table of outputs has an error."""
     return any(row[key] != _NOTHING for key in _ERRORS)
 
 
@@ -431,7 +431,7 @@ def named(culprit: CulpritJson) -> str:
 
 
 def ablation_rows(facts: IssueFacts) -> Iterator[dict[str, str]]:
-    """What was switched off or on, whether that repairs the case, and the error that was left."""
+    """Yield rows of ablations: the toggle, whether it repairs the case, and the error that was left."""
     for entry in facts.report.get("ablations") or ():
         error = entry.get("error")
         yield {

@@ -142,7 +142,7 @@ def _calls(node: ast.AST) -> Iterator[CalledOperator]:
 
 
 def _is_own(value: ast.expr) -> bool:
-    """Whether an attribute is one of the module itself, whose name the user chose."""
+    """Return whether an attribute is one of the module itself, whose name the user chose."""
     return isinstance(value, ast.Name) and value.id == "self"
 
 
@@ -183,7 +183,7 @@ _OPERATOR_RULE = re.compile(r"(?:aten|prims|torch|[A-Z]\w*)[.:]+_*(\w+)")
 
 @dataclass(frozen=True)
 class SearchTerms:
-    """What to search for, by kind; each tuple holds the most telling word first.
+    """Search terms by kind; each tuple holds the most telling word first.
 
     Attributes:
         names: of the rewrite, its pass and its classes.

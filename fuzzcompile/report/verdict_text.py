@@ -34,7 +34,7 @@ _LINES = 30  # lines of a diff or a kernel shown
 
 
 def proof_lines(culprit: CulpritJson) -> Iterator[str]:
-    """What a culprit matched, how far it moved the result, and the graph before and after it."""
+    """Yield the culprit's match, the distance by which it moved the result, and the graph before and after it."""
     yield from (f"matched {line}" for line in matched(culprit)[:_MATCHED])
     step = find_step(culprit)
     if step:
@@ -105,7 +105,7 @@ def promise_lines(report: ReportJson) -> Iterator[str]:
 
 
 def contract_meaning(promise: PromiseJson) -> str:
-    """What a broken promise means, in a few words."""
+    """Explain a broken promise in a few words."""
     if promise["promise"] == "run_to_run":
         return "compiled gives other bits from run to run"
     against = "eager" if promise["promise"] == "eager" else "the same row alone"
@@ -113,7 +113,7 @@ def contract_meaning(promise: PromiseJson) -> str:
 
 
 def contract_advice(report: ReportJson) -> str:
-    """What to do about a broken promise: no reducer keeps bits."""
+    """Advise on a broken promise: no reducer keeps bits."""
     return (
         "report it with the case, the settings above, and the operator and kernel named "
         f"(torch {report['torch']}); minimizing keeps wrong values, not wrong bits"
@@ -226,7 +226,7 @@ def print_report(
 
 
 def meaning(report: ReportJson) -> str:
-    """What the report's verdict means, in a few words."""
+    """Explain the report's verdict in a few words."""
     broken = broken_promise(report)
     text = _MEANING.get(report["verdict"], "") if broken is None else contract_meaning(broken)
     if read_target(report) is not None:
@@ -236,7 +236,7 @@ def meaning(report: ReportJson) -> str:
 
 
 def advice(report: ReportJson, name: str | CommandSubject) -> str:
-    """What to do about the report; ``name`` is how the case is named on a command line."""
+    """Advise on the report; ``name`` is the case's name on a command line."""
     verdict = report["verdict"]
     if not report["is_bug"] and read_target(report) is not None and verdict in ("equal", "rounding"):
         return "nothing: of what was looked at, nothing is wrong"
@@ -378,7 +378,7 @@ def _figure(value: float | None, output: OutputJson) -> str:
 
 
 def _places(outputs: Sequence[OutputJson]) -> Iterator[str]:
-    """Where outputs differ, and the values of the runs there."""
+    """Yield the places where outputs differ, and the values of the runs there."""
     for output in outputs[:_FEW]:
         if output.get("detail"):
             kind = f"{output['finding']}: " if output["finding"] in ("dtype", "shape", "stride") else ""

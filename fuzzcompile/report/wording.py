@@ -34,7 +34,7 @@ _MODES = {"enabled": "with gradients enabled", "inference_mode": "under `torch.i
 
 
 def reach(facts: IssueFacts) -> str:
-    """Whether it is on by default, and which programs it hits: one or two sentences."""
+    """Describe the reach of a bug: whether it is on by default, and the programs that it hits."""
     setting, silent = read_setting(facts.reproducer), facts.severity in (Severity.SILENT, Severity.ALIASING)
     right = "; the values are right" if facts.severity in (Severity.RAISING_LAYOUT, Severity.LAYOUT) else ""
     if setting is None:
@@ -50,7 +50,7 @@ def reach(facts: IssueFacts) -> str:
 
 
 def since(facts: IssueFacts) -> str:
-    """Which versions show it: a sentence that claims no more than what was tried."""
+    """Name the versions that show it, in a sentence that claims no more than what was tried."""
     history, seen = facts.history, public(facts.torch or "")
     if history is None or not history.torch:
         return f"Seen in torch {seen}; other versions were not tried." if seen else ""
@@ -136,7 +136,7 @@ class Effect:
 
 
 def describe_effect(facts: IssueFacts) -> Effect:
-    """What the compiled program does instead of what eager does."""
+    """Describe the effect: what the compiled program does instead of what eager does."""
     if facts.without_compiler:
         return Effect(_OF_KERNELS.get(facts.verdict, "gives wrong values"), " for inputs that are not contiguous")
     if facts.promise is not None and facts.promise.startswith("fallback_random"):
@@ -226,7 +226,7 @@ def find_pair(entry: OutputJson) -> ValuePair | None:
 
 
 def _computes_its_neighbour(cause: CauseJson | None, facts: IssueFacts) -> str | None:
-    """What is ignored, if the compiled program computes what eager computes on the nearest case that passes."""
+    """Return what is ignored, if the compiled program computes what eager computes on the nearest case that passes."""
     if cause is None or cause.get("computes") != "neighbour" or cause.get("kind") not in ("argument", "value"):
         return None
     before, after = str(cause.get("before") or ""), str(cause.get("after") or "")
@@ -244,7 +244,7 @@ def _computes_its_neighbour(cause: CauseJson | None, facts: IssueFacts) -> str |
 
 
 def in_users_words(facts: IssueFacts, *texts: str) -> bool:
-    """Whether every name in texts that are code stands in the script or the expression that the reader sees."""
+    """Return whether every name in texts that are code stands in the script or the expression that the reader sees."""
     plain = facts.shown.get("plain") or ""
     seen = f"{plain}\n{facts.expression or ''}"
     names = [name for text in texts if _is_composed(text) for name in _NAME.findall(text)]
@@ -252,7 +252,7 @@ def in_users_words(facts: IssueFacts, *texts: str) -> bool:
 
 
 def _is_composed(text: str) -> bool:
-    """Whether a text is code that calls or indexes something, not a name or words such as "shape (1, 2)"."""
+    """Return whether a text is code that calls or indexes something, not a name or words such as "shape (1, 2)"."""
     if re.search(r"\w \(", text):
         return False
     try:
@@ -357,7 +357,7 @@ def summary(facts: IssueFacts) -> str:
 
 
 def why_not(facts: IssueFacts) -> str:
-    """Why there is nothing to file."""
+    """Return the reason why there is nothing to file."""
     reason = next((text for verdict, text in _BENIGN.items() if verdict == facts.verdict), "it is no bug")
     return f"no bug: {reason}"
 
@@ -448,7 +448,7 @@ def _quoted(text: str) -> str:
 
 
 def _observed(facts: IssueFacts) -> str:
-    """What was measured, of the worst output."""
+    """Return the measurements of the worst output."""
     if facts.verdict == Verdict.ACCEPTS_INVALID:
         message = refusal(facts)[1]
         return f"Eager's error: `{message}`." if message else ""

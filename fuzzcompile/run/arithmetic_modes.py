@@ -178,7 +178,7 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _makes_floats(func: Operator, args: tuple[object, ...], kwargs: dict[str, object], result: object) -> bool:
-    """Whether a factory such as ``linspace`` computed its numbers in float32 because no dtype was given."""
+    """Return whether a factory such as ``linspace`` computed its numbers in float32 because no dtype was given."""
     if not isinstance(result, torch.Tensor) or result.dtype not in LOW_FLOATS or kwargs.get("dtype") is not None:
         return False
     if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs))):
@@ -326,14 +326,14 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _has_nan(value: object) -> bool:
-    """Whether a floating tensor of more than 8 bits holds a NaN."""
+    """Return whether a floating tensor of more than 8 bits holds a NaN."""
     if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point or value.element_size() == 1:
         return False
     return value.layout is torch.strided and bool(value.isnan().any())
 
 
 def _is_whole(value: object) -> bool:
-    """Whether an argument has no rounding in it: whole numbers, or no floating tensor at all."""
+    """Return whether an argument has no rounding in it: whole numbers, or no floating tensor at all."""
     if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
         return True
     if value.layout is not torch.strided:
@@ -345,13 +345,13 @@ def _is_whole(value: object) -> bool:
 
 
 def _mask_whole_numbers(value: torch.Tensor) -> torch.Tensor:
-    """Where whole numbers stand; the CPU rounds no float8."""
+    """Return the mask of whole numbers; the CPU rounds no float8."""
     wide = value.float() if value.element_size() == 1 else value
     return wide == wide.round()
 
 
 def _computes(schema: torch.FunctionSchema, args: tuple[object, ...]) -> bool:
-    """Whether the operator computes new values from tensors: it is neither a view nor a factory."""
+    """Return whether the operator computes new values from tensors: it is neither a view nor a factory."""
     if any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns):
         return False
     return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(args))

@@ -184,7 +184,7 @@ class _Call:
             raise
 
     def find_refusal(self, name: str) -> str:
-        """Why the kernel does not take the inputs, although it is on; empty if it takes them."""
+        """Return the reason for which an enabled kernel does not take the inputs; empty if it takes them."""
         with warnings.catch_warnings(record=True) as caught, sdpa_kernel(KERNELS[name]):
             warnings.simplefilter("always")
             try:
@@ -209,7 +209,7 @@ class _Call:
 
 
 def select_reasons(name: str, messages: Sequence[str]) -> list[str]:
-    """What torch says about one kernel, of all that it warned; without the places in its source."""
+    """Select from torch's warnings the sentences about one kernel, without the places in torch's source."""
     kept, inside = list[str](), False
     for message in messages:
         text = message.split(_ORIGIN)[0].strip()
@@ -268,7 +268,7 @@ def _format_refusal(name: str, why: str) -> str:
     return f"The {name} kernel of scaled_dot_product_attention refuses these inputs: {why}"
 
 
-# Which calls of ``scaled_dot_product_attention`` (SDPA) a run makes, and which kernels take their inputs.
+# Calls of ``scaled_dot_product_attention`` (SDPA) in a run, with the kernels that take their inputs.
 
 _SDPA = functional.scaled_dot_product_attention
 
@@ -314,7 +314,7 @@ def refuse_unless_usable(calls: Sequence[AttentionCallJson], name: str) -> None:
 
 
 class _Watch(TorchFunctionMode):
-    """Sees calls from Python.
+    """Mode that records calls from Python.
 
     torch leaves the mode inside its own Python functions (``multi_head_attention_forward``). Those look SDPA up in
     ``torch.nn.functional``, where :meth:`inside` stands.

@@ -88,7 +88,7 @@ class Float64Stream:
 
 
 def is_large(tensor: torch.Tensor) -> bool:
-    """Whether streaming ``tensor`` saves memory: it is a whole storage of low-precision values, and not a small one."""
+    """Return whether streaming ``tensor`` saves memory: it is a whole, large storage of low-precision values."""
     if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.dtype not in LOW_FLOATS:
         return False
     if tensor.layout != torch.strided or tensor.is_nested or tensor.nbytes < LEAST_BYTES:
@@ -105,12 +105,12 @@ def unstream(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_streamed(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether ``value`` is a streamed tensor."""
+    """Return whether ``value`` is a streamed tensor."""
     return isinstance(value, _Streamed)
 
 
 def is_unwritten(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` is a streamed one that nothing has written to."""
+    """Return whether ``tensor`` is a streamed one that nothing has written to."""
     return isinstance(tensor, _Streamed) and tensor._below.written is None
 
 
@@ -175,12 +175,12 @@ class _Streamed(torch.Tensor):
 
 
 def _is_view_of(value: torch.Tensor, below: torch.Tensor) -> bool:
-    """Whether ``value`` shows the same numbers: ``reshape`` copies what it cannot view."""
+    """Return whether ``value`` shows the same numbers: ``reshape`` copies what it cannot view."""
     return value.dtype == below.dtype and value.untyped_storage().data_ptr() == below.untyped_storage().data_ptr()
 
 
 def _is_view(func: Any) -> bool:
-    """Whether ``func`` may give views of its first argument and writes nothing."""
+    """Return whether ``func`` may give views of its first argument and writes nothing."""
     if not hasattr(func, "_schema") or func._schema.is_mutable or not func._schema.returns:
         return False
     return all(returned.alias_info is not None for returned in func._schema.returns)

@@ -1,4 +1,4 @@
-"""Where a case runs and under which numeric settings: devices, TF32, SDPA back ends, seeds.
+"""The device and the numeric settings under which a case runs: TF32, SDPA back ends, seeds.
 
 All of it works without a GPU: the CUDA settings are process state that torch keeps in any build.
 """
@@ -212,7 +212,7 @@ def reapply_held() -> None:
         Numerics.current().apply()
 
 
-# What a result depends on besides the case: torch, device, driver, compiler, CPU.
+# The environment on which a result depends besides the case: torch, device, driver, compiler, CPU.
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
@@ -339,7 +339,7 @@ def convert_memory_errors() -> Iterator[None]:
 
 
 def is_exhausted_memory(error: BaseException | None) -> bool:
-    """Whether an exception, or one of its causes, says that memory ran out."""
+    """Return whether an exception, or one of its causes, says that memory ran out."""
     while error is not None:
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             return True

@@ -63,7 +63,7 @@ class Footprint:
 
     @property
     def _float64_copy(self) -> int:
-        """What one copy in float64 takes at once if it is streamed."""
+        """The most bytes of one streamed copy in float64 that are held at once."""
         return self.doubled - self.streamed_doubled + min(self.streamed_doubled, KEPT_BYTES + self.largest_streamed)
 
     @property
@@ -79,7 +79,7 @@ class Footprint:
 
     @property
     def phases(self) -> tuple[dict[str, int], ...]:
-        """What each phase of judging holds at once: the reference, the compiled run, the comparison, the replays."""
+        """The memory that each phase of judging holds: the reference, the compiled run, the comparison, the replays."""
         # The inputs of dynamo's graph, of each graph that AOTAutograd makes of it and of every call are kept once.
         recorded = self.native
         # The gradients of all runs are kept for the comparison.

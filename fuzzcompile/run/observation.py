@@ -81,12 +81,12 @@ class Value:
 
     @property
     def is_tensor(self) -> bool:
-        """Whether there is a tensor to compare."""
+        """Return whether there is a tensor to compare."""
         return isinstance(self.value, torch.Tensor)
 
     @property
     def is_rounded_number(self) -> bool:
-        """Whether it is a Python number subject to rounding, as ``.item()`` returns it."""
+        """Return whether it is a Python number subject to rounding, as ``.item()`` returns it."""
         return isinstance(self.value, float | complex)
 
     def as_tensor(self) -> Value:
@@ -245,7 +245,7 @@ def _observe_plain(name: str, leaf: object, precision: torch.dtype) -> Value:
 
 
 def observe_mutations(call: int | None, before: StateBefore, program: CaseProgram, arguments: object) -> list[Value]:
-    """What is not after the call what it was before: bits of tensors, memory that they share, plain attributes."""
+    """Return all that the call changed: bits of tensors, memory that they share, plain attributes."""
     changed = []
     reached = program.find_state()
     existing = _collect_tensors(program, arguments, reached)
@@ -331,7 +331,7 @@ _STREAMS = frozenset(("torch CPU", "CUDA"))
 
 
 def asks_for_eager_numbers(case: Case) -> bool:
-    """Whether the case itself sets ``fallback_random``.
+    """Return whether the case itself sets ``fallback_random``.
 
     Every compile sets it, so that values compare, but nothing was promised to a program that does not ask.
     """
@@ -341,7 +341,7 @@ def asks_for_eager_numbers(case: Case) -> bool:
 
 
 def are_streams_promised(draws: tuple[str, ...]) -> bool:
-    """Whether all of the streams that a program draws from are covered by the promise."""
+    """Return whether all of the streams that a program draws from are covered by the promise."""
     return bool(draws) and _STREAMS.issuperset(draws)
 
 

@@ -1,4 +1,4 @@
-"""What a callable can reach: tensors in modules, attributes, containers, closures and globals, by name."""
+"""Objects that a callable can reach: tensors in modules, attributes, containers, closures and globals, by name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MACHINERY = ("fuzzcompile.", "triton.", "torch.fx.", "torch._")
 
 
 class ReachedObjects:
-    """What ``roots`` reach, each thing once.
+    """All that ``roots`` reach, each object once.
 
     ``tensors`` are named by their path from a root: ``parameter layers.0.weight`` and ``buffer mean`` below a module
     that is a root with an empty name, ``parameter model.weight`` below a module that the root closes over, ``tensor
@@ -64,7 +64,7 @@ class ReachedObjects:
 
     @property
     def complete(self) -> bool:
-        """Whether the walk has come to its end."""
+        """Return whether the walk has come to its end."""
         return len(self._seen) < _MAX_OBJECTS
 
     def plain_attributes(self) -> dict[str, Plain]:
@@ -149,7 +149,7 @@ def _iterate_children(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _iterate_items(value: object) -> Iterator[tuple[str, object]]:
-    """What a container holds; a library's own mappings may do anything when they are read, and are left alone."""
+    """Yield the items of a container; a library's own mappings may do anything when read, and are left out."""
     if isinstance(value, dict):
         # Past the methods of a subclass, which may convert what they return.
         yield from _iterate_entries(dict.items(value))
@@ -228,7 +228,7 @@ def list_global_names(code: types.CodeType) -> Iterator[str]:
 
 
 def holds_state(value: object) -> bool:
-    """Whether the attributes of an instance belong to the program, whichever library defines its class.
+    """Return whether the attributes of an instance belong to the program, whichever library defines its class.
 
     Those of the standard library (locks, loggers) and of the compiler do not.
     """
@@ -236,7 +236,7 @@ def holds_state(value: object) -> bool:
 
 
 def is_user_class(owner: type) -> bool:
-    """Whether a class is defined in the user's own code."""
+    """Return whether a class is defined in the user's own code."""
     return _get_class_facts(owner).of_user
 
 
@@ -264,7 +264,7 @@ def _find_class_facts(owner: type) -> _ClassFacts:
 
 
 def is_user_file(filename: str) -> bool:
-    """Whether this file is neither installed nor part of Python's standard library."""
+    """Return whether this file is neither installed nor part of Python's standard library."""
     installed = any(f"/{folder}/" in filename for folder in _SHARED_FOLDERS)
     return not installed and filename.endswith(".py") and not filename.startswith((_STANDARD_LIBRARY, _OWN_FOLDER))
 
@@ -298,7 +298,7 @@ def _split_arguments(call: object) -> Iterator[tuple[str, object]]:
 
 
 def is_holder(leaf: object) -> bool:
-    """Whether a leaf of a tree is an object whose attributes may hold tensors."""
+    """Return whether a leaf of a tree is an object whose attributes may hold tensors."""
     return not isinstance(leaf, torch.Tensor | type) and not is_wrapped(leaf) and holds_state(leaf)
 
 
@@ -309,7 +309,7 @@ def name_holders(call: object) -> dict[str, object]:
 
 
 def is_model(leaf: object) -> bool:
-    """Whether a leaf is a module or an optimizer: part of the program, no value that it computes with."""
+    """Return whether a leaf is a module or an optimizer: part of the program, no value that it computes with."""
     return isinstance(leaf, nn.Module | torch.optim.Optimizer)
 
 

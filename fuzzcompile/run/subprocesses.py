@@ -104,7 +104,7 @@ def find_cxx_compiler() -> Path | None:
 
 
 def find_toolchain_fault() -> str | None:
-    """What keeps this machine from making a shared library of a few lines of C++; None if nothing does.
+    """Return the fault that keeps this machine from making a shared library of a few lines of C++; None without one.
 
     Takes half a second. The library goes into a folder for temporary files, which may be full.
     """

@@ -41,7 +41,7 @@ def _describe_classes(leaf: object, path: frozenset[int]) -> str:
 
 
 def is_wrapped(leaf: object) -> bool:
-    """Whether a leaf of pytree is a container nevertheless."""
+    """Return whether a leaf of pytree is a container nevertheless."""
     if isinstance(leaf, type | torch.Tensor):
         return False
     if isinstance(leaf, dict | list | tuple):
@@ -174,7 +174,7 @@ def map_leaves(function: Callable[[Any], object], tree: Any) -> Any:
 
 
 def has_meta_tensors(*values: object) -> bool:
-    """Whether some tensor among ``values`` (trees) is a meta tensor: autograd then asks an operator for a shape."""
+    """Return whether some tensor among ``values`` (trees) is a meta tensor: autograd then wants an operator's shape."""
     return any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves(values))
 
 
@@ -250,7 +250,7 @@ def _find_viewed(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two rows of elements of one dtype hold the same bits (NaN like any other)."""
+    """Return whether two rows of elements of one dtype hold the same bits (NaN like any other)."""
     if first.numel() != second.numel():
         return False
     unit = torch.int64 if first.numel() * first.element_size() % 8 == 0 else torch.uint8
@@ -278,12 +278,12 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: T) -> T:
 
 
 def have_same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype have the same shape and values; NaNs are alike."""
+    """Return whether two tensors of one dtype have the same shape and values; NaNs are alike."""
     return first.shape == second.shape and torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
 def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two strided tensors that have elements lie in one storage."""
+    """Return whether two strided tensors that have elements lie in one storage."""
     if first.layout != torch.strided or second.layout != torch.strided or not first.numel() or not second.numel():
         return False
     return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
@@ -328,7 +328,7 @@ Operator: TypeAlias = "torch._ops.OpOverload[..., Any]"
 
 
 def is_higher_order(operator: object) -> bool:
-    """Whether ``operator`` is a higher-order one: it has no schema, and its arguments may be functions."""
+    """Return whether ``operator`` is a higher-order one: it has no schema, and its arguments may be functions."""
     return isinstance(operator, torch._ops.HigherOrderOperator)
 
 
@@ -353,7 +353,7 @@ def run_inside(
     return operator(*args, **kwargs)
 
 
-# Which tensors share memory: exactly, element address by element address.
+# Tensors that share memory: exactly, element address by element address.
 
 # Candidates tried before two strided arrays count as overlapping: whether they overlap is an integer programme,
 # exponential in the number of dimensions at worst.
@@ -375,7 +375,7 @@ class _Addresses:
 
 
 class _AddressRange(NamedTuple):
-    """Where a value lies in memory: its first byte and the one after its last; ``position`` is its rank by name."""
+    """Range of a value in memory: its first byte and the one after its last; ``position`` is its rank by name."""
 
     device: str
     low: int
@@ -405,7 +405,7 @@ def find_aliases(named: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
 
 
 def _find_range(position: int, value: object) -> _AddressRange | None:
-    """Where a tensor or array lies in memory; None if there is no memory to write to."""
+    """Return the range of a tensor or array in memory; None if there is no memory to write to."""
     addressed = _find_addresses(value)
     if addressed is None:
         return None
@@ -436,7 +436,7 @@ def _select_strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _overlap(first: NDArray[numpy.generic], second: NDArray[numpy.generic]) -> bool:
-    """Whether the arrays have an address in common at which both have an element."""
+    """Return whether the arrays have an address in common at which both have an element."""
     try:
         return numpy.shares_memory(first, second, max_work=_MAX_WORK)
     except numpy.exceptions.TooHardError:

@@ -1,4 +1,4 @@
-"""The report on one case, its JSON form (ARCHITECTURE.md, "Contracts"), and the fate of suspected rewrites."""
+"""The report on one case, its JSON form (docs/machines.md), and the fate of suspected rewrites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What identifies a run: program, weights and inputs by their hashes, and the machine it ran on.
+"""The identity of a run: program, weights and inputs by their hashes, and the machine it ran on.
 
 Two runs are comparable layer by layer only if all three are the same. Another torch or device is what a comparison is
 for, and no obstacle.
@@ -38,7 +38,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What identifies a run.
+    """The identity of a run.
 
     Attributes:
         case: its name.
@@ -184,7 +184,7 @@ def _leaf_differences(what: str, recorded: Mapping[str, Leaf], present: Mapping[
 
 
 def _change(recorded: Leaf | None, present: Leaf | None) -> str:
-    """How a leaf differs, in a few words; empty where it does not, or cannot be compared."""
+    """Say how a leaf differs, in a few words; empty where it does not, or cannot be compared."""
     if recorded is None or present is None:
         return "only recorded" if present is None else "only here"
     if recorded.dtype != present.dtype:

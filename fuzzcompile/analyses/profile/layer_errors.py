@@ -1,4 +1,4 @@
-"""What is measured of one call of a layer."""
+"""Measurements of one call of a layer."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Alone:
         self._buffers = {name: buffer.detach().clone() for name, buffer in self._own_buffers()}
 
     def on(self, inputs: Sequence[torch.Tensor], *modes: Mode) -> list[torch.Tensor]:
-        """What the layer returns for ``inputs``, which take the place of the tensors it was called with."""
+        """Return the layer's result for ``inputs``, which take the place of the tensors it was called with."""
         placed = iter([tensor.to(self._device, copy=True) for tensor in inputs])
         args, kwargs = filled(copy_objects((self._entered.args, self._entered.kwargs)), placed)
         with contextlib.ExitStack() as stack:
@@ -129,7 +129,7 @@ class Alone:
             return [result.detach() for result in leaves(self._function(*args, **kwargs))]
 
     def perturbed(self, inputs: Sequence[torch.Tensor], *modes: Mode) -> list[torch.Tensor]:
-        """What it returns with every input, and every operator's result, moved by up to one ulp."""
+        """Return the layer's result with every input, and every operator's result, moved by up to one ulp."""
         return self.on(_moved(inputs), *modes, UlpNoise(_NOISE_SEED))
 
     def _own_buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
@@ -157,7 +157,7 @@ def _moved(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def misfit(kept: Sequence[KeptTensor], own: Sequence[torch.Tensor]) -> str | None:
-    """Why kept inputs cannot take the place of a layer's own; None if they can."""
+    """Return the reason why kept inputs cannot take the place of a layer's own; None if they can."""
     if len(kept) != len(own):
         return f"it got {len(kept)} tensors, and {len(own)} in the reference"
     for tensor, was in zip(kept, own, strict=True):
@@ -211,7 +211,7 @@ class Layer:
 
     @property
     def changes_meaning(self) -> bool:
-        """Whether float64 shows an error made here that rounding does not explain."""
+        """Return whether float64 shows an error made here that rounding does not explain."""
         return self.exact is not None and value_change.changes_meaning(self.exact, self.exact_noise)
 
     @property
@@ -302,7 +302,7 @@ def _pairs(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> list[tu
 
 
 def misshapen(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> bool:
-    """Whether two results differ in the number of their tensors, or in a shape."""
+    """Return whether two results differ in the number of their tensors, or in a shape."""
     return [tensor.shape for tensor in first] != [tensor.shape for tensor in second]
 
 

@@ -55,7 +55,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What is to be profiled.
+    """Options of a profile.
 
     Attributes:
         against: the side that is measured.

@@ -24,7 +24,7 @@ _REPEATS = 0.1
 
 @dataclass(frozen=True)
 class ProfileVerdict:
-    """What a profile says.
+    """The verdict of a profile.
 
     Attributes:
         name: the verdict.
@@ -39,7 +39,7 @@ class ProfileVerdict:
 
 @dataclass(frozen=True)
 class Excess:
-    """How far an error is beyond what rounding explains: ``ratio`` times the noise, where ``factor`` is allowed.
+    """Distance of an error from what rounding explains: ``ratio`` times the noise, where ``factor`` is allowed.
 
     Whatever the ratio, an error up to the tolerance's floor is no jump: ``counts`` is then false.
     """
@@ -51,7 +51,7 @@ class Excess:
 
     @property
     def beyond(self) -> bool:
-        """Whether it is more than allowed."""
+        """Return whether it is more than allowed."""
         return self.counts and self.ratio > self.factor
 
 
@@ -156,7 +156,7 @@ def _backward(gradients: Sequence[Layer], tolerance: Tolerance) -> ProfileVerdic
 
 
 def _outside(layers: Sequence[Layer], whole: Layer, tolerance: Tolerance, whole_exact: float | None) -> str | None:
-    """Why the output is off although no layer is; None if it is not."""
+    """Return the reason why the output is off although no layer is; None if it is not off."""
     if whole.misshapen:
         return "the program returns results of another number or shape than the reference."
     inherited = max((layer.exact for layer in layers if layer.exact is not None), default=0.0)
@@ -181,7 +181,7 @@ def _outside(layers: Sequence[Layer], whole: Layer, tolerance: Tolerance, whole_
 
 
 def _gain(layers: Sequence[Layer], whole: Layer) -> float:
-    """How much larger rounding is at the output than where it is made; infinite where it leaves no digits there."""
+    """Return the ratio of rounding at the output to rounding where it is made; infinite if no digits are left there."""
     made = max((layer.noise.relative for layer in layers if layer.noise is not None), default=0.0)
     if whole.rounding is None or not made:
         return 1.0

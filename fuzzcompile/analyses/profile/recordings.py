@@ -72,7 +72,7 @@ class CallEntry(TypedDict):
 
 @dataclass(frozen=True)
 class _Spooled:
-    """Where the bytes of a tensor lie in the spool, and how the file describes them."""
+    """Position of a tensor's bytes in the spool, and their description in the file."""
 
     key: str
     dtype: str
@@ -131,7 +131,7 @@ class RecordingWriter:
                 spool.close()
 
     def most(self, numel: int, element_size: int) -> int | None:
-        """How many elements of a tensor to keep, None for all; the answer is taken from the budget.
+        """Return the number of elements of a tensor to keep, None for all; they are taken from the budget.
 
         All are kept while a quarter of the budget stays free for later tensors; then :data:`SAMPLE` of them, and
         fewer once that would take more than a 64th of what is left.
@@ -380,7 +380,7 @@ def _dtype(entry: TensorEntry) -> torch.dtype:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What was written: the file, the side that ran, how many calls of layers, and how many bytes."""
+    """A recording as written: the file, the side that ran, the numbers of layer calls and of bytes."""
 
     path: str
     side: str

@@ -44,7 +44,7 @@ from fuzzcompile.run.runs import observe
 
 @dataclass(frozen=True)
 class Known:
-    """What other runs showed, layer by layer.
+    """Results of other runs, layer by layer.
 
     Attributes:
         calls: the side that is measured.
@@ -132,13 +132,13 @@ class Walk:
 
     @property
     def _alike(self) -> bool:
-        """Whether both sides run in the same dtype and on the same device."""
+        """Return whether both sides run in the same dtype and on the same device."""
         place, sides = self._place(), (self.reference, self.against)
         same = len({(side.dtype, side.is_exact) for side in sides}) == 1
         return same and place == self.reference.device(self.device)
 
     def _place(self) -> torch.device:
-        """Where layers of the measured side run again: with the reference's, if it was recorded elsewhere."""
+        """Return the side in which layers run again: the reference's, if the measured one was recorded elsewhere."""
         side = self.reference if self.against.kind == "recording" else self.against
         return side.device(self.device)
 
@@ -240,7 +240,7 @@ class Walk:
 
 
 def _apart(call: KeptCall | None, output: Sequence[KeptTensor]) -> Distance | None:
-    """How far a run is from the reference's ``output``; as distances are symmetric, but for the size, either way."""
+    """Return the distance of a run from the reference's ``output``; distances are symmetric but for the size."""
     return None if call is None else apart(call.outputs, output)
 
 

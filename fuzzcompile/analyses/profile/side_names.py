@@ -1,4 +1,4 @@
-"""How users spell the ways to run a model. Needs no torch."""
+"""Names that users give to the ways to run a model. Needs no torch."""
 
 from __future__ import annotations
 

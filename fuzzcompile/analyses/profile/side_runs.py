@@ -59,7 +59,7 @@ class OperatorCall:
 
 
 class OperatorWatcher(Protocol):
-    """What is told of every call: of its beginning and of what it returned."""
+    """Observer of every operator call: of its beginning and of its result."""
 
     def entered(self, call: OperatorCall) -> object:
         """Take what is needed of the arguments before they are written to."""
@@ -178,7 +178,7 @@ class CannotRun(FuzzcompileError):
 
 @dataclass(frozen=True)
 class Look:
-    """What is looked at in a run.
+    """Choice of what a run observes.
 
     Attributes:
         depth: which modules are layers (:func:`~fuzzcompile.analyses.profile.taps.find_layers`).
@@ -198,7 +198,7 @@ BLOCKS = Look()
 
 @dataclass(frozen=True)
 class SideRun:
-    """What one side showed.
+    """Observations of one side.
 
     Attributes:
         calls: of the layers, by name and number, in the order in which they ended; what the program returned is last.
@@ -312,7 +312,7 @@ def _compiled(case: Case, device: torch.device, side: Side, look: Look) -> SideR
 
 
 def untapped(case: Case, device: torch.device, side: Side, look: Look) -> Observation:
-    """What the side shows when nothing is watched, as a user runs it."""
+    """Run the side without taps, as a user runs it."""
     how = side.compilation(look.vetoes)
     watched = (
         open_session(case.settings, replace(how, record=False))
@@ -332,7 +332,7 @@ def _collected(events: list[Event], layers: Mapping[str, nn.Module], look: Look,
 
 
 def whole(observation: Observation) -> KeptCall:
-    """What the program returned, as a call of a layer."""
+    """The program's result, as a call of a layer."""
     return KeptCall(WHOLE, 0, "program", [], returned(observation))
 
 

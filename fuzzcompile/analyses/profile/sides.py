@@ -39,12 +39,12 @@ class Side:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a compiler makes this run."""
+        """Return whether a compiler makes this run."""
         return self.kind in ("inductor", "aot_eager")
 
     @property
     def is_exact(self) -> bool:
-        """Whether it computes in float64 whatever the program's dtypes are."""
+        """Return whether it computes in float64 whatever the program's dtypes are."""
         return self.kind == "float64"
 
     @property
@@ -53,7 +53,7 @@ class Side:
         return _DTYPES[self.argument] if self.kind == "dtype" else None
 
     def device(self, default: torch.device) -> torch.device:
-        """Where it runs, if other sides run on ``default``.
+        """Return the side's device, if other sides run on ``default``.
 
         Raises:
             EnvironmentUnfit: the machine has no such device.
@@ -61,7 +61,7 @@ class Side:
         return resolve_device(str(self)) if self.kind in ("cpu", "cuda") else default
 
     def compilation(self, vetoes: tuple[str, ...] = ()) -> Compilation:
-        """How a compiled side is compiled, with these rewrites refused."""
+        """Return the compilation of a compiled side, with these rewrites refused."""
         if self.kind == "inductor":
             return Compilation(mode=self.argument or None, vetoes=vetoes)
         return Compilation(backend="aot_eager", record=False, vetoes=vetoes)

@@ -329,7 +329,7 @@ def _holds_stack(module: nn.Module) -> bool:
 
 
 def _is_stack(module: nn.Module) -> bool:
-    """Whether it lists blocks: two modules or more with parts of their own."""
+    """Return whether it lists blocks: two modules or more with parts of their own."""
     if not isinstance(module, nn.ModuleList | nn.Sequential):
         return False
     return sum(any(True for _ in child.children()) for child in module.children()) > 1

@@ -1,4 +1,4 @@
-"""What a process beside the script may not do: a fork goes on in the script's own code, and only the script may act.
+"""Limits of a process beside the script: a fork goes on in the script's own code, and only the script may act.
 
 A fork shares its parent's open files, sockets and shared memory. It lets go of the files, runs at the lowest priority,
 is the first that the kernel kills when memory runs out, and ends at the first act that others could see: opening a file
@@ -59,7 +59,7 @@ class Mode:
 
     @property
     def name(self) -> str:
-        """What files and reports call it."""
+        """The name in files and reports."""
         return f"{self.kind}{self.seed}" if self.kind in ("noise", "followed") else self.kind
 
 
@@ -149,7 +149,7 @@ class Queue:
         self._others: list[int] = []
 
     def refusal(self, state: Iterable[torch.Tensor]) -> str | None:
-        """Why no sample can be taken now of a step that can change ``state``; None if it can."""
+        """Return the reason why no sample of a step that can change ``state`` can be taken now; None if it can."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return "the script uses CUDA, whose processes cannot be forked; steps are judged on the CPU only"
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -245,7 +245,7 @@ class _Guard:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens in the block is ours."""
+        """Leave the calls in the block unobserved: they are fuzzcompile's own."""
         kept, self.on_act = self.on_act, None
         try:
             yield
@@ -330,7 +330,7 @@ def only_writes_below(folder: Path) -> bool:
 
 
 class Runner:
-    """What the script's code meets in such a process.
+    """The runner that the script's code meets in such a process.
 
     Args:
         mode: how the step is run.

@@ -76,7 +76,7 @@ _SUSPICIOUS = "suspicious"
 
 @dataclass(frozen=True)
 class StepFiles:
-    """Where the processes of one sampled step keep what they hand to each other."""
+    """Files through which the processes of one sampled step exchange values."""
 
     folder: Path
     step: int
@@ -297,11 +297,11 @@ class _Supervisor:
         return said
 
     def _suspicions(self) -> int:
-        """How many earlier steps were attributed although their values alone are within rounding."""
+        """Count the earlier steps that were attributed although their values alone are within rounding."""
         return sum(1 for entry in lines(self.files.folder / STEPS) if entry["report"] and not entry["unexplained"])
 
     def _was_attributed(self) -> bool:
-        """Whether an earlier step was attributed to a culprit: later ones show the same."""
+        """Return whether an earlier step was attributed to a culprit: later ones show the same."""
         return any(entry["report"] and entry["unexplained"] for entry in lines(self.files.folder / STEPS))
 
     def _noisy(self, seeds: Sequence[int]) -> list[StepValues]:
@@ -334,7 +334,7 @@ def _layer(report: Mapping[str, object], cases: Sequence[Path]) -> str | None:
 
 
 def _graphs(files: StepFiles) -> tuple[list[str], list[Path]]:
-    """What was left out of the graphs of a step, and the case files that were written."""
+    """Return notes on graphs of a step that were left out, and the case files that were written."""
     path = files.values("graphs").with_suffix(".json")
     if not path.exists():
         return [], []

@@ -113,7 +113,7 @@ def case_settings(given: Mapping[str, object], before: Mapping[str, Mapping[str,
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a case file can hold the value of a setting."""
+    """Return whether a case file can hold the value of a setting."""
     if isinstance(value, dict):
         return all(_is_plain(inner) for inner in value.values())
     return value is None or isinstance(value, bool | int | float | str)

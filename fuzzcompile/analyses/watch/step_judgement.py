@@ -40,7 +40,7 @@ class StepRuns:
 
     @property
     def draws_alike(self) -> bool:
-        """Whether the script's step drew the random numbers that eager draws."""
+        """Return whether the script's step drew the random numbers that eager draws."""
         return self.compiled.failure is not None or self.eager.draws_alike(self.compiled)
 
 
@@ -87,7 +87,7 @@ def reported(step: int, runs: StepRuns, judgement: Judgement) -> StepReport:
 
 
 def _is_gross(comparison: Comparison) -> bool:
-    """Whether a value is wrong beyond doubt."""
+    """Return whether a value is wrong beyond doubt."""
     if comparison.finding != "far":
         return comparison.finding not in ("same", "close", "wild")
     usual = max(comparison.max_error_eager, comparison.noise_floor)
@@ -102,7 +102,7 @@ def _verdict(judgement: Judgement, comparisons: Sequence[Comparison], groups: Ma
 
 
 def wrong_by_value(report: Mapping[str, object]) -> bool:
-    """Whether triage found what can make a step wrong: wrong values, not a wrong stride or an error."""
+    """Return whether triage found what can make a step wrong: wrong values, not a wrong stride or an error."""
     return bool(report.get("is_bug")) and Verdict(str(report["verdict"])).kind == "values"
 
 
@@ -113,7 +113,7 @@ def confirms(report: Mapping[str, object]) -> bool:
 
 
 def _detail(judgement: Judgement, comparisons: Sequence[Comparison]) -> str:
-    """Which values are wrong, in the order in which the step makes them."""
+    """List the wrong values, in the order in which the step makes them."""
     if judgement.verdict in (Verdict.EQUAL, Verdict.ROUNDING):
         return ""
     wrong = [c for c in comparisons if c.finding not in ("same", "close")]
@@ -166,7 +166,7 @@ def _number(value: float) -> float | None:
 
 
 def _unseen(runs: StepRuns) -> list[str]:
-    """What was not compared, and why."""
+    """List the values that were not compared, and why."""
     unseen = []
     if runs.reference is None or runs.reference.failure is not None:
         why = "did not end" if runs.reference is None or runs.reference.failure is None else runs.reference.failure[1]

@@ -1,4 +1,4 @@
-"""Whether trajectories part by chaos: the compiled one from eager, and eager from itself after one ulp."""
+"""Trajectories and chaos: the distance of the compiled one from eager, and of eager from itself after one ulp."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class StepReport:
 
 @dataclass
 class JobState:
-    """What the script's process counts.
+    """Counters of the script's process.
 
     Attributes:
         callables: the compiled callables that it made.
@@ -122,7 +122,7 @@ def write_job(folder: Path, state: JobState) -> None:
 
 
 def read_job(folder: Path) -> JobState:
-    """What the script's process has counted so far."""
+    """Read the counters of the script's process."""
     try:
         return JobState(**json.loads((folder / JOB).read_text(encoding="utf-8")))
     except OSError:  # it has not written anything yet
@@ -147,7 +147,7 @@ DEFAULT_EVERY = 100
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """How a script is watched.
+    """Settings of a watch.
 
     Attributes:
         folder: where results are written; it exists.
@@ -199,7 +199,7 @@ _FEWEST = 6  # steps that a rate of growth needs
 
 @dataclass(frozen=True)
 class Trajectories:
-    """How the losses of three trajectories from one state differ, relative to the loss of eager.
+    """Differences between the losses of three trajectories from one state, relative to the loss of eager.
 
     Attributes:
         first: the step from whose state all of them start; ``last`` is the last that all of them reached.
@@ -243,7 +243,7 @@ def losses(folder: Path) -> tuple[dict[str, dict[int, float]], str]:
 
 
 def compared(losses: Mapping[str, Mapping[int, float]], ended: str = "") -> Trajectories | None:
-    """What the losses show; None if the trajectories have too few steps in common."""
+    """Compare the losses; None if the trajectories have too few steps in common."""
     runs = [losses.get(run, {}) for run in ("compiled", "eager", "perturbed")]
     steps = sorted(set.intersection(*(set(run) for run in runs)))
     if len(steps) < 2:
@@ -378,7 +378,7 @@ def steps_in(folder: Path) -> list[StepReport]:
 
 
 def summarised(script: str, folder: Path, steps: Sequence[StepReport] | None = None) -> Summary:
-    """What the files of a watch show."""
+    """Summarise the files of a watch."""
     found = tuple(steps_in(folder) if steps is None else steps)
     first = next((step for step in found if step.unexplained and step.report is not None), None)
     report = None if first is None else first.report

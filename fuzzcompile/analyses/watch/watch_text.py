@@ -82,7 +82,7 @@ def format_errors(step: StepReport, group: str) -> str:
 
 
 def conclusions(summary: Summary) -> Iterator[str]:
-    """What the watch shows, in sentences."""
+    """Yield the results of the watch, in sentences."""
     job = summary.job
     names = ", ".join(dict.fromkeys(job.callables)) or "no compiled callable"
     ending = "; interrupted" if summary.interrupted else ""
@@ -133,7 +133,7 @@ def _found(summary: Summary) -> Iterator[str]:
 
 
 def advice(summary: Summary) -> Iterator[str]:
-    """What to do next."""
+    """Return the next thing to do, as a sentence."""
     if summary.case is not None:
         yield f"Next: {format_command('triage', summary.case)}; {format_command('minimize', summary.case)}"
     elif summary.unexplained:

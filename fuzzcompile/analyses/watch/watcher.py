@@ -70,7 +70,7 @@ class Watched:
 
 
 class Listener(Protocol):
-    """What calls are reported to (:class:`fuzzcompile.analyses.watch.watcher.Watcher`)."""
+    """Receiver of reported calls (:class:`fuzzcompile.analyses.watch.watcher.Watcher`)."""
 
     def enter(self, watched: Watched, arguments: Arguments) -> bool:
         """Before a call; whether ``leave`` or ``failed`` must follow."""
@@ -320,7 +320,7 @@ class Watcher:
 
     @property
     def _is_off(self) -> bool:
-        """Whether nothing is watched here: after a failure of ours, and in forks that are none of our runs."""
+        """Return whether nothing is watched here: after a failure of ours, and in forks that are none of our runs."""
         return self.state.error is not None or (os.getpid() != self._process and self._runner is None)
 
     # -- steps --------------------------------------------------------------------------------------

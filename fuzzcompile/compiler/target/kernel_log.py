@@ -31,7 +31,7 @@ class KernelTooLarge(NotInterpreted):
 
 @dataclass(frozen=True)
 class LaunchLimits:
-    """What a kernel may cost: programs of one launch, and seconds of one launch."""
+    """Limits of a kernel: programs of one launch, and seconds of one launch."""
 
     programs: int = 2**17
     seconds: float = 20.0

@@ -129,7 +129,7 @@ class Torch:
 
     @property
     def name(self) -> str:
-        """What tables call it: the public version."""
+        """The name in tables: the public version."""
         return public(self.version)
 
 
@@ -189,7 +189,7 @@ class NoDisk(EnvironmentUnfit):
 
 @dataclass(frozen=True)
 class Release:
-    """What pip is asked for: a version, and options that say where it may come from."""
+    """A requirement for pip: a version, and options that say where it may come from."""
 
     version: Version
     options: tuple[str, ...] = ()
@@ -229,7 +229,7 @@ def obtain(asked: str, say: Say) -> Torch:
 
 
 def is_made(version: Version) -> bool:
-    """Whether the environment of a release stands already."""
+    """Return whether the environment of a release stands already."""
     return (_folder(version) / _MARKER).is_file()
 
 

@@ -1,4 +1,4 @@
-"""What one run of a reproducer shows, from its exit status and what it printed.
+"""Results of one run of a reproducer, from its exit status and output.
 
 A reproducer ends with a line ``BUG: …`` and status 1, with ``OK: …`` and status 0, or with 3 where its device is not
 there. Whatever else it does, it was not written to do: then the Python stack says whether the compiled program is at
@@ -184,7 +184,7 @@ def _passed(output: str, expected: Expected) -> tuple[ReplayStatus, str]:
 
 
 def _lacks(eager: str, expected: Expected) -> bool:
-    """Whether eager raises because this torch lacks what the program calls, and not as it did then."""
+    """Return whether eager raises because this torch lacks what the program calls, and not as it did then."""
     kind, recorded = eager.partition(":")[0], expected.error.partition(":")[0]
     return kind != recorded and (kind in _ABSENT or _UNFIT.search(eager) is not None)
 
@@ -216,7 +216,7 @@ def _raised(output: str, otherwise: str) -> tuple[ReplayStatus, str]:
 
 
 def _same_error(said: str, recorded: str) -> bool:
-    """Whether two errors have one type, under whatever wrappers of the compiler, and one message."""
+    """Return whether two errors have one type, under whatever wrappers of the compiler, and one message."""
     if said.rstrip().endswith("raised:"):  # a wrapper, and the rest is on the next line
         return True
     kind, _, message = recorded.partition(":")

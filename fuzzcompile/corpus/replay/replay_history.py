@@ -95,7 +95,7 @@ def history(replays: Sequence[Replay]) -> History:
 
 
 def is_affected(replay: Replay) -> bool:
-    """Whether the bug showed in any run."""
+    """Return whether the bug showed in any run."""
     return replay.status == ReplayStatus.FAILING or ReplayStatus.FAILING in replay.runs
 
 
@@ -103,7 +103,7 @@ def is_affected(replay: Replay) -> bool:
 
 
 def is_regression(finding: Finding, replay: Replay, earlier: Sequence[Replay]) -> bool:
-    """Whether ``replay`` shows a bug that was fixed by then.
+    """Return whether ``replay`` shows a bug that was fixed by then.
 
     It was if a person marked it so, or if the latest replay on the same torch passed, or, where there is none, that on
     the nearest older one: but only if the bug is older than that torch, as a bug that is new in a version was never
@@ -130,7 +130,7 @@ def is_regression(finding: Finding, replay: Replay, earlier: Sequence[Replay]) -
 
 
 def is_failing(replay: Replay) -> bool:
-    """Whether the compiled program failed, in whatever way, in any run."""
+    """Return whether the compiled program failed, in whatever way, in any run."""
     return bool({ReplayStatus.FAILING, ReplayStatus.DIFFERENT} & {replay.status, *replay.runs})
 
 
@@ -143,6 +143,6 @@ def _answers(replay: Replay) -> bool:
 
 
 def _was_seen_by(version: Version, finding: Finding, earlier: Sequence[Replay]) -> bool:
-    """Whether the bug was seen on a torch no newer than ``version``."""
+    """Return whether the bug was seen on a torch no newer than ``version``."""
     seen = [*finding.torch_versions, *(past.torch for past in earlier if is_affected(past))]
     return any(order(public(torch)) <= version for torch in seen)

@@ -126,17 +126,17 @@ class Records:
 
     @property
     def ran(self) -> bool:
-        """Whether any script ran to an answer."""
+        """Return whether any script ran to an answer."""
         return any(replay.status not in (ReplayStatus.NOT_RUN, ReplayStatus.ERRORED) for replay in self._replays)
 
     @property
     def any_failure(self) -> bool:
-        """Whether any compiled program failed."""
+        """Return whether any compiled program failed."""
         return any(map(is_failing, self._replays))
 
     @property
     def any_regression(self) -> bool:
-        """Whether any bug that was fixed is back."""
+        """Return whether any bug that was fixed is back."""
         return any(record.regressions for record in self.all)
 
     @property

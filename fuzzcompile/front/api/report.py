@@ -30,7 +30,7 @@ class Report:
     Printed, it is one screen of text; notebooks show it as HTML. ``str(report)`` begins with the verdict.
 
     Attributes:
-        json: the object that ``fuzzcompile triage --json`` prints (ARCHITECTURE.md, "Contracts"), with ``where``.
+        json: the object that ``fuzzcompile triage --json`` prints (docs/machines.md), with ``where``.
     """
 
     json: ReportJson

@@ -1,4 +1,4 @@
-"""What a user names after --focus and --changed: names, and lines of the installed compiler. Needs no torch."""
+"""Names after --focus and --changed, and lines of the installed compiler. Needs no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ranges = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class TouchedFile:
-    """What of a file was touched.
+    """Touched parts of a file.
 
     Attributes:
         file: relative to the checkout, as the installed torch has it: ``torch/_inductor/ir.py``.
@@ -66,7 +66,7 @@ def _find_touched_names(checkout: Path, revision: str, file: str, old: Ranges, n
 
 
 def _is_different(name: str, before: DefinitionSource, after: DefinitionSource) -> bool:
-    """Whether more than comments, blank lines or the place of a definition changed."""
+    """Return whether more than comments, blank lines or the place of a definition changed."""
     return [part.code for part in before.find_named(name)] != [part.code for part in after.find_named(name)]
 
 
@@ -124,7 +124,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class FocusRequest:
-    """What to ask a worker about, and sentences on what could not be followed."""
+    """Questions for a worker, and sentences on names that could not be resolved."""
 
     question: FocusQuestion
     notes: tuple[str, ...] = ()
@@ -167,7 +167,7 @@ def parse_focus(focus: Sequence[str], changed: Sequence[str], checkout: Path | N
 
 
 def focus_on_custom(custom: Sequence[LoadedCustom]) -> FocusRequest | None:
-    """What a campaign with passes of the user's own aims at; None without one."""
+    """Return the focus of a campaign with passes of the user's own; None without one."""
     names = tuple(loaded.name for loaded in custom if loaded.kind == "pass")
     return FocusRequest(FocusQuestion(names)) if names else None
 
@@ -262,7 +262,7 @@ class AimTally:
 
     @property
     def matched(self) -> int:
-        """How often its pattern matched, whatever became of the match; of an operator, how often it was met."""
+        """Count of its pattern's matches, whatever became of them; of an operator, count of its calls."""
         return self.fired + self.refused + self.called
 
     def count(self, coverage: Iterable[Counted], seen: FocusObservation) -> bool:

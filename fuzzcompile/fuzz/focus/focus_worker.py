@@ -1,4 +1,4 @@
-"""What a focus means in the installed torch, and what a judged case showed of it."""
+"""Worker side of a focus: its aims in the installed torch, and the observations in a judged case."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _iter_matchings(
 
 
 def _has_ending(name: str, wanted: str) -> bool:
-    """Whether a name ends with ``wanted``, which begins a word of it."""
+    """Return whether a name ends with ``wanted``, which begins a word of it."""
     start = len(name) - len(wanted)
     return bool(wanted) and name.endswith(wanted) and start > 0 and name[start - 1] in "_.:"
 
@@ -106,7 +106,7 @@ Label = tuple[str, str]
 
 
 def find_focus_plan(question: FocusQuestion) -> FocusPlan:
-    """What a focus aims at in the installed torch, on this worker's device.
+    """Find the aims of a focus in the installed torch, on this worker's device.
 
     Raises:
         UsageError: a name means nothing or several things, or nothing that is aimed at can be reached here.
@@ -229,7 +229,7 @@ class _Planning:
         )
 
     def _find_settings(self, stage: str, name: str, row: KnownRule) -> Settings:
-        """What switches a rule on: the condition around its pass, and the setting that the facts name for it."""
+        """Find the switches of a rule: the condition around its pass, and the setting that the facts name for it."""
         reasons = (reason for reason in facts().unreachable if reason.covers(stage, name, self.device.type))
         named = [switch_entry_on(reason.setting, get_setting) for reason in reasons if reason.setting is not None]
         wanted = merge_settings([solve_switches(row.when, get_setting) if row.on is False else {}, *named])

@@ -287,7 +287,7 @@ def expanded(pen: Pen, scope: Scope) -> object:
 
 @production(5)
 def same(pen: Pen, scope: Scope) -> object:
-    """What eager mode returns unchanged, or as a view of all of it."""
+    """Return a tensor unchanged, or a view of all of it."""
     of = scope.some()
     if of is None:
         return None

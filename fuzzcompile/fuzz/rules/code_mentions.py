@@ -1,4 +1,4 @@
-"""What the code of a rule names: settings, operators, constants."""
+"""Names in the code of a rule: settings, operators, constants."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENTRY = ("handler", "extra_check")
 
 @dataclass(frozen=True)
 class CodeMentions:
-    """What functions name, each once and in order: entries of Inductor's config, operators, constants, methods."""
+    """Names in functions, each once and in order: entries of Inductor's config, operators, constants, methods."""
 
     settings: tuple[str, ...] = ()
     operators: tuple[object, ...] = ()
@@ -34,7 +34,7 @@ class CodeMentions:
 
 
 def find_mentions(parts: Iterable[object], deepest: int = _DEEPEST) -> CodeMentions:
-    """What the code of a rule's parts names: entries of patterns, functions, classes, and what these call."""
+    """Collect the names in the code of a rule's parts: entries of patterns, functions, classes, and their callees."""
     settings, methods = dict[str, None](), dict[str, None]()
     operators, constants = dict[object, None](), dict[object, None]()
     for function in list_functions(parts, deepest):
@@ -127,7 +127,7 @@ class _Setting:
 
 @functools.lru_cache(maxsize=512)
 def _list_values(function: types.FunctionType) -> tuple[object, ...]:
-    """What a function's code names: settings, what its globals and closure hold, attributes of these, constants."""
+    """List the values that a function's code names: settings, globals, closure, their attributes, constants."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     names = {**function.__globals__, **{name: _read_cell(cell) for name, cell in cells}}
     values = [*_iter_code_values(function.__code__, names), *map(_read_cell, function.__closure__ or ())]
@@ -184,7 +184,7 @@ def _open_collection(value: object) -> list[object]:
 
 
 def _is_method(name: str) -> bool:
-    """Whether a text is the name of a tensor's method, as graphs before autograd call them."""
+    """Return whether a text is the name of a tensor's method, as graphs before autograd call them."""
     method = None if name.startswith("_") else getattr(torch.Tensor, name, None)
     return callable(method) and getattr(torch.ops.aten, name, None) is not None
 

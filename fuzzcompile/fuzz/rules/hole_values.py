@@ -291,7 +291,7 @@ class _FillSearch:
         return search
 
     def runs_all(self) -> bool:
-        """Whether all calls run."""
+        """Return whether all calls run."""
         return all(self._run_call(call) for call in self.skeleton.calls)
 
     def run(self) -> FilledSkeleton | None:

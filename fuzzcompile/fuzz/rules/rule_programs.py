@@ -263,7 +263,7 @@ class RuleTrial:
 
 
 def runs_in_eager(program: PatternProgram) -> bool:
-    """Whether the forward of a program runs in eager mode on the CPU."""
+    """Return whether the forward of a program runs in eager mode on the CPU."""
     namespace: dict[str, Any] = {}
     with silence_torch(), torch.no_grad():
         try:

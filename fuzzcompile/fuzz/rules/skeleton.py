@@ -1,4 +1,4 @@
-"""What a rule looks for, as calls with holes: made of a pattern, of a function, or of operators' names."""
+"""Skeletons: a rule's pattern as calls with holes, made of a pattern, a function, or operators' names."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class CallSkeleton:
 
     @property
     def draws(self) -> bool:
-        """Whether some call draws random numbers."""
+        """Return whether some call draws random numbers."""
         return any(_is_random(call.target) for call in self.calls)
 
     def finish(self) -> CallSkeleton:
@@ -164,7 +164,7 @@ def _find_quantised_prefix(target: object) -> str:
 
 
 def _is_telling_name(name: str) -> bool:
-    """Whether a pattern's own name for an argument may say what it is."""
+    """Return whether a pattern's own name for an argument may say what it is."""
     return bool(name) and name != "arg"
 
 

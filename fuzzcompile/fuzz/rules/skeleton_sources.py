@@ -1,4 +1,4 @@
-"""Where skeletons come from: a rule's patterns, or the operators that its code names, combined."""
+"""Sources of skeletons: a rule's patterns, or the operators that its code names, combined."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _is_functional(overload: torch._ops.OpOverload) -> bool:
 
 
 def is_internal(target: object) -> bool:
-    """Whether an operator takes what only the compiler makes: wrong arguments may crash the process."""
+    """Return whether an operator takes what only the compiler makes: wrong arguments may crash the process."""
     name = target._schema.name if isinstance(target, torch._ops.OpOverload) else str(target)
     return any(part in name for part in _INTERNAL)
 
@@ -272,7 +272,7 @@ def draw_skeleton(rule: KnownRule, code: CodeMentions, rng: random.Random) -> Ca
 
 
 def has_pattern(rule: KnownRule) -> bool:
-    """Whether a rule is an entry of a pattern matcher."""
+    """Return whether a rule is an entry of a pattern matcher."""
     return any(hasattr(part, "pattern") for part in rule.made_of)
 
 

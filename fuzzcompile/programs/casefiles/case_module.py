@@ -2,7 +2,7 @@
 
 The file defines ``make()``, which seeds itself and returns ``(module_or_callable, inputs)``, and may
 define ``GRAD``, ``BACKWARD``, ``OPTIONS``, ``CONFIG``, ``MODE``, ``DYNAMIC``, ``FULLGRAPH``, ``BACKEND``, ``PATH``,
-``CALLS`` and ``run(model, inputs)`` (see "Contracts" in ARCHITECTURE.md).
+``CALLS`` and ``run(model, inputs)`` (see docs/cases.md).
 """
 
 from __future__ import annotations

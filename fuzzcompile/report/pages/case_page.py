@@ -49,7 +49,7 @@ def render_case_page(
 
 
 def render_section(report: ReportJson, *, name: str | CommandSubject) -> Markup:
-    """What the page on a report says of it, as a part of another page."""
+    """Render the page on a report as a section of another page."""
     judged = _judged(report, {}, name, None)
     return Markup(templates().get_template("pages/section.html.j2").render(judged=judged))
 

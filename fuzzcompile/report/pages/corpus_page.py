@@ -81,27 +81,27 @@ class FindingEntry:
 
     @cached_property
     def judged(self) -> ReportView:
-        """What its report says."""
+        """The view of its report."""
         return ReportView(self.facts, self.facts.subject)
 
     @cached_property
     def title(self) -> Markup:
-        """What goes wrong, in a sentence."""
+        """The fault, in a sentence."""
         return inline(title(self.facts))
 
     @cached_property
     def refusal(self) -> Refusal | None:
-        """Why it is not to be filed as an issue; None if it is fit to be."""
+        """The reason why it is not to be filed as an issue; None if it is fit to be."""
         return find_refusal(self.facts)
 
     @property
     def history(self) -> History:
-        """How it fared on other versions of torch."""
+        """Its history on other versions of torch."""
         return self.facts.history or History({})
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the newest torch that was tried does not show it."""
+        """Return whether the newest torch that was tried does not show it."""
         newest = self.history.newest
         return newest is not None and self.history.torch[newest] == ReplayStatus.FIXED
 
@@ -122,7 +122,7 @@ class FindingEntry:
 
     @property
     def status(self) -> str:
-        """What a person said of it, or else of its group."""
+        """The mark on it, or else on its group."""
         group = self.facts.umbrella
         return group.status if self.finding.status == "open" and group is not None else self.finding.status
 
@@ -155,12 +155,12 @@ class FindingEntry:
 
     @property
     def versions(self) -> list[tuple[str, str]]:
-        """Where its report was made."""
+        """The versions under which its report was made."""
         return versions({**self.facts.environment, **self.facts.where})
 
     @property
     def search_text(self) -> str:
-        """What a search of the list finds it by, besides what the list shows."""
+        """Text by which a search of the list finds it, besides what the list shows."""
         return " ".join(filter(None, (self.finding.signature, self.finding.note, self.finding.umbrella)))
 
 
@@ -326,7 +326,7 @@ class Pace:
 
     @property
     def ended(self) -> str:
-        """How it ended, in words."""
+        """Its ending, in words."""
         return _ENDED.get(self.campaign.ended or "", self.campaign.ended or "killed, or running still")
 
 
@@ -427,7 +427,7 @@ def packed(pages: Sequence[str]) -> Iterator[str]:
 
 
 def script_hash(script: str) -> str:
-    """How a content security policy names an inline script."""
+    """Return the name of an inline script in a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
@@ -439,7 +439,7 @@ _GRID = 100  # findings in the grid of versions
 
 @dataclass(frozen=True)
 class Contents:
-    """What a corpus holds, read at one time.
+    """Contents of a corpus, read at one time.
 
     Attributes:
         name: what to call the corpus, without a path.

@@ -107,7 +107,7 @@ def _cosine(layers: Sequence[LayerJson]) -> Panel:
 
 
 def _highlight(layers: Sequence[LayerJson], jump: str | None) -> tuple[int, str] | None:
-    """Where the jump is drawn: at the layer, or at the last one within it."""
+    """Return the place at which the jump is drawn: the layer, or the last one within it."""
     if jump is None:
         return None
     names = [str(layer["name"]) for layer in layers]

@@ -1,4 +1,4 @@
-"""What a page says of one report: its sentences, errors, culprits and steps, ready to be laid out."""
+"""The view of one report for a page: its sentences, errors, culprits and steps, ready to be laid out."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def heat_map(output: OutputJson) -> HeatMap | None:
 
 
 def caption(drawn: ErrorMapJson) -> str:
-    """What rows, columns and cells are, and how much was gathered into one cell."""
+    """Describe rows, columns and cells, and the number of elements gathered into one cell."""
     shape, split = drawn["shape"], drawn["row_dims"]
     rows, columns = drawn["rows"][-1], drawn["columns"][-1]
     cell = math.ceil(rows / (len(drawn["rows"]) - 1)), math.ceil(columns / (len(drawn["columns"]) - 1))
@@ -180,7 +180,7 @@ class LogScale:
         return cls(min(low, high - decades), high)
 
     def share(self, value: float | None) -> float | None:
-        """How far along, from 0 to 1: 0 for zero, 1 beyond the end and for NaN; None for None."""
+        """Return the place on the axis, from 0 to 1: 0 for zero, 1 beyond the end and for NaN; None for None."""
         if value is None:
             return None
         if value == 0:
@@ -296,30 +296,30 @@ class ReportView:
 
     @cached_property
     def detail(self) -> Markup:
-        """What triage adds in words; empty where the statement has it already."""
+        """The report's detail; empty where the statement has it already."""
         detail = self.facts.detail
         return Markup("") if not detail or " ".join(detail.split())[:40] in str(self.statement) else inline(detail)
 
     @property
     def advice(self) -> Markup:
-        """What to do about it; the workaround stands on lines of its own."""
+        """Advice on it; the workaround stands on lines of its own."""
         return inline(advice({**self.report, "workaround": None}, CommandSubject.from_name(self.name).to_publish()))
 
     @property
     def workaround(self) -> str | None:
-        """What a user can set today, with what was measured."""
+        """Settings that a user can make today, with measurements."""
         return proof.workaround_with_cost(self.report)
 
     @property
     def circumstances(self) -> list[Markup]:
-        """What else bears on the verdict."""
+        """Further circumstances of the verdict."""
         return [inline(line) for line in circumstances(self.report)]
 
     # -- errors -------------------------------------------------------------------------------------
 
     @property
     def is_about_values(self) -> bool:
-        """Whether numbers tell anything: of another layout, an alias or an error, they do not."""
+        """Return whether numbers tell anything: of another layout, an alias or an error, they do not."""
         return not self.report["is_bug"] or self.report["verdict"] in VALUES or bool(self.measured)
 
     @cached_property
@@ -336,17 +336,17 @@ class ReportView:
 
     @property
     def has_evidence(self) -> bool:
-        """Whether anything was compared, or bears on the verdict: where a compile raises, nothing may be."""
+        """Return whether anything was compared, or bears on the verdict: where a compile raises, nothing may be."""
         return bool(self.facts.outputs or self.circumstances)
 
     @property
     def left_out(self) -> int:
-        """How many outputs the tables leave out."""
+        """Number of outputs that the tables leave out."""
         return error_rows(self.facts)[1]
 
     @property
     def same(self) -> int:
-        """How many outputs have the same bits."""
+        """Number of outputs with the same bits."""
         return sum(entry.get("finding") == "same" for entry in self.facts.outputs)
 
     @cached_property
@@ -358,7 +358,7 @@ class ReportView:
 
     @cached_property
     def maps(self) -> list[HeatMap]:
-        """Where in the outputs the errors are, as far as the report says."""
+        """Heat maps of the errors in the outputs, as far as the report has them."""
         return [drawn for entry in self.facts.outputs if (drawn := heat_map(entry)) is not None]
 
     @cached_property
@@ -390,7 +390,7 @@ class ReportView:
 
     @property
     def steps_left_out(self) -> int:
-        """How many of them are left out."""
+        """Number of steps that are left out."""
         return max(0, len(self._moves) - _STEPS)
 
     @cached_property
@@ -410,7 +410,7 @@ class ReportView:
 
     @property
     def has_steps(self) -> bool:
-        """Whether the steps are worth a section: of a layout, an alias or an error they say nothing."""
+        """Return whether the steps are worth a section: of a layout, an alias or an error they say nothing."""
         return not self.report["is_bug"] or self.report["verdict"] in VALUES
 
     @cached_property
@@ -420,7 +420,7 @@ class ReportView:
 
     @property
     def tried_has_errors(self) -> bool:
-        """Whether errors that ablations left mean anything here."""
+        """Return whether errors that ablations left mean anything here."""
         return proof.has_errors(self.report)
 
     # -- what templates call on a part ----------------------------------------------------------------

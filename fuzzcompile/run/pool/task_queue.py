@@ -115,6 +115,6 @@ class TaskQueue:
 
     @property
     def is_finished(self) -> bool:
-        """Whether no task will ever leave the queue again."""
+        """Return whether no task will ever leave the queue again."""
         with self._changed:
             return self._closed and not self._waiting

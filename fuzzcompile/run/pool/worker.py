@@ -25,7 +25,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, TypeAlias
 
-# How a task can fail other than by raising: the worker process that ran it was lost.
+# Failures of a task other than an exception that it raises: the worker process that ran it was lost.
 
 
 class WorkerFailed(Exception):
@@ -192,7 +192,7 @@ def retire() -> None:
 
 
 def is_importing_main() -> bool:
-    """Whether this is a worker that runs the user's script only to find a function defined in it."""
+    """Return whether this is a worker that runs the user's script only to find a function defined in it."""
     return _importing_main
 
 

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-# What campaigns ask of the workers that run their tasks, be they processes of this machine or of a cluster.
+# Interface of the workers that run the tasks of a campaign, as processes of this machine or of a cluster.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,18 +90,18 @@ class TaskPool(Executor):
     @property
     @abstractmethod
     def capacity(self) -> int:
-        """How many tasks to have submitted at once, for every worker to be busy; it may change."""
+        """The number of tasks to have submitted at once for every worker to be busy; it may change."""
 
     @abstractmethod
     def workers(self) -> list[WorkerState]:
-        """What each worker is doing now."""
+        """Return the current state of each worker."""
 
     @abstractmethod
     def kill_workers(self) -> None:
         """Stop now: waiting tasks are cancelled, running ones fail with WorkerStopped."""
 
     def environment_of(self, future: Future[Any]) -> Mapping[str, object] | None:
-        """What the result of a task that has ended depends on, where workers run in several environments."""
+        """Return the environment of the result of a task that has ended, where workers run in several environments."""
         del future
         return None
 
@@ -199,11 +199,11 @@ class WorkerPool(TaskPool):
 
     @property
     def capacity(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         return len(self._slots)
 
     def workers(self) -> list[WorkerState]:
-        """What each slot is doing now."""
+        """Return the current state of each slot."""
         return [slot.get_state() for slot in self._slots]
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -139,7 +139,7 @@ class WorkerProcess:
         return kind, payload
 
     def is_alive(self) -> bool:
-        """Whether the process runs. Does not reap it, so that its number is not reused."""
+        """Return whether the process runs. Does not reap it, so that its number is not reused."""
         with self._lock:
             if self._reaped:
                 return False
@@ -182,7 +182,7 @@ class WorkerProcess:
         end_processes(below)  # children without the worker's mark, of a worker that exited by itself
 
     def lives_without_line(self) -> bool:
-        """Whether it still runs although its end of the pipe is closed; a worker that is ending gets a second."""
+        """Return whether it still runs although its end of the pipe is closed; an ending worker gets a second."""
         deadline = time.monotonic() + _END_PATIENCE
         while self.is_alive():
             if time.monotonic() > deadline:
@@ -191,7 +191,7 @@ class WorkerProcess:
         return False
 
     def release(self) -> int | None:
-        """Kill what is left, release everything, and return the exit code if it is known.
+        """Kill all remaining processes, release all resources, and return the exit code if it is known.
 
         ``output`` can still be read.
         """
@@ -217,7 +217,7 @@ class WorkerProcess:
                 os.ftruncate(self._log.fileno(), 0)
 
     def log_overflows(self) -> bool:
-        """Whether the task has printed so much that the disk might fill up."""
+        """Return whether the task has printed so much that the disk might fill up."""
         with self._lock:
             return not self._log.closed and os.fstat(self._log.fileno()).st_size > _LOG_LIMIT
 
@@ -262,7 +262,7 @@ _STACK_PATIENCE = 0.05  # seconds that a hanging worker has to write its stacks
 
 @dataclass(frozen=True)
 class WorkerState:
-    """What one slot is doing now. ``task`` is the label of the running task, None if there is none.
+    """Current state of one slot. ``task`` is the label of the running task, None if there is none.
 
     ``doing`` is what the worker last said that it does (:func:`fuzzcompile.run.pool.worker.say`), None if nothing yet.
     ``busy_since`` is a reading of ``time.monotonic()``, None without a task. ``ready`` is False while a worker starts
@@ -321,7 +321,7 @@ class WorkerSlot:
         self._baseline = 0
 
     def get_state(self) -> WorkerState:
-        """What the slot is doing now."""
+        """Return the current state of the slot."""
         with self._lock:
             return WorkerState(
                 slot=self._index,
@@ -506,7 +506,7 @@ class WorkerSlot:
             self._queue.put_back(replace(task, deliveries=task.deliveries + 1))
 
     def _is_worn_out(self, worker: WorkerProcess) -> bool:
-        """Whether the worker has run its number of tasks, or holds so much memory that the next task would suffer."""
+        """Return whether the worker has run its number of tasks, or holds too much memory for the next task."""
         if 0 < self._terms.max_tasks <= self._served:
             return True
         limit = self._terms.memory_limit
@@ -540,7 +540,7 @@ def _unpickle_error(error: bytes) -> BaseException | None:
 
 
 def _locate_main() -> dict[str, str]:
-    """How a worker finds the ``__main__`` of this process, as multiprocessing.spawn expects it."""
+    """Return the place of this process's ``__main__`` for a worker, as multiprocessing.spawn expects it."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:

@@ -101,7 +101,7 @@ def held(layout: Layout, tokens: Sequence[int], slots: int, device: torch.device
 
 
 def visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None = None) -> torch.Tensor:
-    """Which positions a query sees.
+    """Return the positions that a query sees.
 
     Args:
         queries: positions, shape (batch, L).
@@ -178,7 +178,7 @@ def _append_positions(cache: KVCache, length: int) -> torch.Tensor:
 
 
 def _count_slots(layout: Layout, window: int | None, tokens: Sequence[int], slots: int) -> int:
-    """How many slots there are once ``tokens`` are written, if there were ``slots``."""
+    """Return the number of slots once ``tokens`` are written, if there were ``slots``."""
     if layout != "appended":
         return slots
     total = max(tokens, default=0)

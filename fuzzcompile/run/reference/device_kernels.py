@@ -347,7 +347,7 @@ def grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """What ``torch.ops.aten._grouped_mm`` computes; shapes as above, in the dtype of ``a`` or ``out_dtype``.
+    """Compute ``torch.ops.aten._grouped_mm``; shapes as above, in the dtype of ``a`` or ``out_dtype``.
 
     Raises:
         ValueError: there are no offsets for groups of rows, columns or terms.

@@ -80,7 +80,7 @@ def compute_scores(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """What goes into the softmax: the scaled product of ``query`` and ``key`` with the additive ``mask``.
+    """Compute the scores for the softmax: the scaled product of ``query`` and ``key`` with the additive ``mask``.
 
     Args:
         query: shape (..., L, E), already raised.
@@ -187,7 +187,7 @@ def find_stand_in(kernel: object) -> KernelStandIn | None:
 
 
 def has_float64(kernel: torch._ops.OpOverload) -> bool:
-    """Whether the kernel itself computes in float64."""
+    """Return whether the kernel itself computes in float64."""
     return "_for_cpu" in kernel._schema.name
 
 

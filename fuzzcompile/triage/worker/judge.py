@@ -1,4 +1,4 @@
-"""How a worker process prepares itself and judges a case. Tasks and results are plain data."""
+"""The judge in a worker process: its preparation, and the judging of a case. Tasks and results are plain data."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def isolate_process() -> Iterator[None]:
         share_headers()
 
 
-# How far a case has come, kept for the loss of its worker or of its GPU.
+# Progress of a case, kept in case its worker or its GPU is lost.
 
 
 @dataclass
 class CaseProgress:
-    """How far a case came: whether eager has finished, and the report so far.
+    """Progress of a case: whether eager has finished, and the report so far.
 
     Attributes:
         task: what is asked; how far it came is left for the case that the worker is lost.
@@ -93,12 +93,12 @@ class CaseProgress:
     seen: FocusObservation = field(default_factory=FocusObservation)
 
     def note_eager(self) -> None:
-        """Eager mode has run."""
+        """Note that eager mode has finished."""
         self.eager_done = True
         leave_eager()
 
     def note_verdict(self, report: TriageReport) -> None:
-        """There is a verdict; of a contract, nothing is known yet."""
+        """Note the verdict; the answer of a contract is not known yet."""
         self.report = report
         if self.task.contract == "bitwise":
             from fuzzcompile.triage.bitwise.promises import make_unjudged_contract
@@ -335,7 +335,7 @@ def _attach_cause(
 
 
 def _note_limits(task: JudgeTask) -> Iterator[str]:
-    """What a reader of the report should know about how it was judged."""
+    """Yield notes for the reader of a report on the limits under which the case was judged."""
     if task.math_only:
         yield MATH_ONLY
     if task.tolerances is not None:

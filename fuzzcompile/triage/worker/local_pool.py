@@ -14,7 +14,7 @@ from fuzzcompile.model.versions import installed_torch
 from fuzzcompile.run.pool.worker_pool import WorkerPool
 from fuzzcompile.run.pool.worker_slot import WorkerState
 
-# How a worker starts. Imports neither torch nor the compiler until it is called.
+# The start of a worker. Imports neither torch nor the compiler until it is called.
 
 
 def start_worker(setup: WorkerSetup) -> None:
@@ -50,7 +50,7 @@ def count_cpus() -> int:
 
 
 def may_have_gpu() -> bool:
-    """Whether torch might find a GPU, without importing it: no build for the CPU does, nor one without a device."""
+    """Return whether torch might find a GPU, without importing it: a CPU build, or no device, rules it out."""
     devices = Path("/dev")
     shown = any(any(devices.glob(name)) for name in ("nvidia[0-9]*", "kfd", "dxg")) or not devices.is_dir()
     return shown and not installed_torch().endswith("+cpu")

@@ -1,4 +1,4 @@
-"""Whether what a user vetoes exists, so that a misspelt name is not taken for a rewrite that changes nothing.
+"""Check that vetoed names exist, so that a misspelt name is not taken for a rewrite that changes nothing.
 
 What torch registers is known only where torch is imported. A name that the source of its passes spells nowhere is
 refused at once; of any other, a worker says whether it is a rule. Its list is kept in the user's cache for this torch.
@@ -97,7 +97,7 @@ class VetoCheck:
         return [name for name in unknown if not self._is_in_packages(name)]
 
     def _is_in_packages(self, veto: str) -> bool:
-        """Whether a package that a case imports spells the name: it may register passes of its own."""
+        """Return whether a package that a case imports spells the name: it may register passes of its own."""
         head = _cut_at_glob(veto).encode()
         folders = [find_package_folder(package) for file in self._files for package in other_packages(file)]
         files = (path for folder in folders if folder is not None for path in folder.rglob("*.py"))
@@ -196,7 +196,7 @@ def _cut_at_glob(veto: str) -> str:
 
 
 def _is_spelt_in_torch(veto: str) -> bool:
-    """Whether the source of torch's passes spells the name, or the beginning of a name that it makes as it runs."""
+    """Return whether the source of torch's passes contains the name, or the beginning of a name made at run time."""
     sources, head = read_pass_sources(), _cut_at_glob(veto)
     made = any(
         head.startswith(stem) or (head != _strip_stage(veto) and stem.startswith(head)) for stem in sources.stems

@@ -1,4 +1,4 @@
-"""What the loss of a worker says about the case that it ran: one rule for campaigns, triage and minimization."""
+"""Verdicts and reports on a case whose worker was lost: one rule for campaigns, triage and minimization."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.pool.worker import WorkerCrashed, WorkerFailed, WorkerStartFailed, WorkerTimeout, leave
 from fuzzcompile.triage.worker.minimize_task import ASKING
 
-# What a worker that judges leaves for the case that it is lost: how far the case has come. Imports no torch.
+# Progress of a case, left by a judging worker in case it is lost. Imports no torch.
 
 EAGER, _REPORT = "eager", "report"
 
 
 def leave_eager() -> None:
-    """Eager mode has finished: what takes this worker down from now on is the compiler's."""
+    """Leave word that eager mode has finished: the compiler is to blame for any later loss of this worker."""
     leave(EAGER, "")
 
 
 def leave_report(report: ReportJson) -> None:
-    """There is a verdict: what comes after it may cost this worker, and not the finding."""
+    """Leave the report once there is a verdict: a later loss of this worker does not cost the finding."""
     leave(_REPORT, json.dumps(report))
 
 
 def read_left(left: Mapping[str, str]) -> tuple[bool, ReportJson | None]:
-    """What a worker had already left of a case (`fuzzcompile.run.pool.worker.WorkerFailed.left`).
+    """Read the progress of a case that a worker had left (`fuzzcompile.run.pool.worker.WorkerFailed.left`).
 
     Returns:
         Whether eager had finished, and the report if there was a verdict.
@@ -53,12 +53,12 @@ def make_loss_report(
 
 
 def is_cut_off(loss: WorkerFailed) -> bool:
-    """Whether the worker was lost with its line or its machine: nobody knows what it was doing, whatever it wrote."""
+    """Return whether the worker was lost with its line or its machine: the state of its task is then unknown."""
     return isinstance(loss, WorkerCrashed) and loss.exit_code is None
 
 
 def drop_blame(left: Mapping[str, str]) -> dict[str, str]:
-    """What still holds of what a worker left (`WorkerFailed.left`) that was lost with its machine.
+    """Keep those entries of `WorkerFailed.left` that still hold where the worker was lost with its machine.
 
     That says nothing against the compiler, which was running, nor against the question that was being asked.
     """
@@ -66,7 +66,7 @@ def drop_blame(left: Mapping[str, str]) -> dict[str, str]:
 
 
 def make_unexamined_target(target: str | None) -> TargetJson | None:
-    """What a report says of a target of which no stage was looked at to its end; None without a target."""
+    """Return a report's entry for a target none of whose stages was examined to its end; None without a target."""
     return None if target is None else {"device": target, "stages": {}, "confirmed_on_device": False}
 
 
