@@ -49,7 +49,7 @@ from fuzzcompile.triage.refusals import (
     refuse_unfit,
     refuse_unsupported,
 )
-from fuzzcompile.triage.triage_report import Cost, TriageReport, find_rewrite_fate
+from fuzzcompile.triage.triage_report import Cost, RewriteFate, TriageReport, find_rewrite_fate
 from fuzzcompile.triage.trials.case_runs import Trial
 from fuzzcompile.triage.trials.experiments import Experiments
 
@@ -191,6 +191,10 @@ class JudgedTrial:
             if hit is None
             else replace(self._make_unproved(), culprit=hit, known=True, ablations=ablator.ablations)
         )
+
+    def list_fates(self, names: Sequence[str]) -> tuple[RewriteFate, ...]:
+        """List the fates of the named rewrites in the judged compile."""
+        return tuple(find_rewrite_fate(self.experiments, self.trial, self.steps, name) for name in names)
 
     def _make_ablator(self, deadline: float | None) -> Ablator:
         return Ablator(self.experiments, self.trial, self.count, self.decision.evidence, deadline)
@@ -340,75 +344,75 @@ def triage(
     on_verdict: Callable[[TriageReport], None] = lambda report: None,
     on_ledger: Callable[[Ledger], None] = lambda ledger: None,
 ) -> TriageReport:
-    """Judge ``case`` on ``device``, in this process.
+    """Judge a loaded case on a device, in this process.
 
     Args:
-        case: the loaded case.
-        device: where to run it.
-        against: what compiled is compared with (:class:`~fuzzcompile.triage.trials.experiments.Experiments`).
-        tolerances: how far the two may be apart; by default the table that comes with fuzzcompile.
+        case: the case.
+        device: the device.
+        against: the other side (:class:`~fuzzcompile.triage.trials.experiments.Experiments`).
+        tolerances: by default the table that comes with fuzzcompile.
         vetoes: rewrites that are refused throughout, by name.
-        known: signatures, each with the kind of its verdict, that need no further proof: a bug whose first
-            suspect has one of them, causes apart, is a hit of it if a screen without its family is right.
+        known: signatures with the kind of their verdict that need no further proof (:meth:`JudgedTrial.find_hit`).
         deadline: value of ``time.monotonic()`` after which attribution begins no further compile.
-        thorough: spend further compiles on evidence: the program in float64 where values are apart, the compiler's own
-            random stream where it draws random numbers, and, of a bug, what each backend shows.
-        screen: look at the case without generating code first, and in full only if that shows a bug that is not
-            ``known``. Otherwise the report is that of the screen (``screened``): all graphs are checked, and no kernel.
-        suspects: names of rewrites whose fate the report is to state (:mod:`~fuzzcompile.triage.triage_report`).
-        error_maps: also say where in the outputs the errors are.
-        on_eager: called once all eager runs are done, before anything is compiled: a crash or time-out after
-            that is the compiler's.
-        on_verdict: called with the report as soon as there is a verdict, and again with further evidence, before
-            anything is attributed.
-        on_ledger: called with what the judged compile did to its graphs, before anything is attributed.
+        thorough: spend further compiles on evidence (:func:`_look_again`, and what each backend shows).
+        screen: screen first, and judge in full only a bug that is not ``known``.
+        suspects: names of rewrites whose fate the report is to state.
+        error_maps: add maps of the errors in the outputs.
+        on_eager: called after the eager runs; a crash or time-out from then on is the compiler's.
+        on_verdict: called with each report before attribution; ``on_ledger`` with the judged compile's ledger.
+        on_ledger: see ``on_verdict``.
 
     Raises:
-        CaseError: ``make()`` fails.
-        CannotJudge: the case asks for ``FULLGRAPH`` and cannot be captured in one graph, nothing of it is
-            compiled, or the machine lacks what compiling needs.
+        CaseError, CannotJudge: ``make()`` fails; nothing is compiled as the case demands, or the machine lacks a part.
     """
     started = time.perf_counter()
-    initialise_patterns(device)
-    probe_unknown_torch()
     experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)), against=against, tolerances=tolerances)
     looking = _make_quick(experiments) if screen else experiments
-    looking.run_eager()
-    if device.type == "cuda":
-        _ = experiments.is_deterministic  # nothing can be read from a GPU that the compiled program has lost
-    refuse_lasting_state(experiments)
-    refuse_lack_of_cpu(experiments)
+    _run_eager(looking, experiments)
     on_eager()
-    if screen:
-        report = _screen(looking, known, started, deadline)
-        if report is not None:
-            on_verdict(report)
-            return report
-    trial = experiments.trial()
-    refuse_unsupported(experiments, trial)
-    refuse_unfit(case, trial)
-    lost = find_gpu_error(device) if trial.observation.failure is not None else None
-    if lost is not None:
-        report = _report_without_gpu(experiments, trial, lost, started)
-        on_verdict(report)
-        return report
-    answer = _try_both_ways(_judge_trial(experiments, trial, ReplayCount(), started, known, deadline), deadline)
-    answer = _judge_baseline(answer)
+    early = _screen(looking, known, started, deadline) if screen else None
+    if early is None:
+        trial = _compile_once(experiments)
+        early = _report_without_gpu(experiments, trial, started)
+    if early is not None:
+        on_verdict(early)
+        return early
+    answer = _judge_trial(experiments, trial, ReplayCount(), started, known, deadline)
+    answer = _judge_baseline(_try_both_ways(answer, deadline))
     on_verdict(answer.report())
     if thorough and not _is_late(deadline):
         answer = _look_again(answer, deadline)
         on_verdict(answer.report())
     on_ledger(answer.trial.ledger)
     report = answer.report(answer.attribution(deadline, thorough=thorough))
-    if error_maps:
-        report = replace(report, error_maps=make_error_maps(answer.experiments, answer.trial))
-    return replace(
-        report, asked=tuple(find_rewrite_fate(experiments, answer.trial, answer.steps, name) for name in suspects)
-    )
+    maps = make_error_maps(answer.experiments, answer.trial) if error_maps else report.error_maps
+    return replace(report, error_maps=maps, asked=answer.list_fates(suspects))
 
 
-def _report_without_gpu(experiments: Experiments, trial: Trial, why: str, started: float) -> TriageReport:
-    """The report on a compiled program that costs the process its GPU: no run or compile can follow."""
+def _run_eager(looking: Experiments, experiments: Experiments) -> None:
+    """Run the case eagerly, and refuse it where its state lasts or the CPU lacks what it needs."""
+    initialise_patterns(experiments.device)
+    probe_unknown_torch()
+    looking.run_eager()
+    if experiments.device.type == "cuda":
+        _ = experiments.is_deterministic  # nothing can be read from a GPU that the compiled program has lost
+    refuse_lasting_state(experiments)
+    refuse_lack_of_cpu(experiments)
+
+
+def _compile_once(experiments: Experiments) -> Trial:
+    """Return the trial that is judged, and refuse what cannot be compiled here."""
+    trial = experiments.trial()
+    refuse_unsupported(experiments, trial)
+    refuse_unfit(experiments.case, trial)
+    return trial
+
+
+def _report_without_gpu(experiments: Experiments, trial: Trial, started: float) -> TriageReport | None:
+    """Return the report on a compiled program that cost the process its GPU; None if the GPU is there."""
+    why = find_gpu_error(experiments.device) if trial.observation.failure is not None else None
+    if why is None:
+        return None
     detail = f"eager runs; of the compiled program the GPU says {why!r}, and does nothing more for that process"
     decision = Decision(trial.judgement.verdict, "low", f"{detail}: no culprit was looked for")
     return JudgedTrial(experiments, trial, (), decision, ReplayCount(), started).report()

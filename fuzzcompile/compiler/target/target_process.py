@@ -12,7 +12,7 @@ import functools
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -144,91 +144,29 @@ def make_properties(target: Target) -> types.SimpleNamespace:
     )
 
 
+def _zero(*args: object, **kwargs: object) -> int:
+    return 0
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    return None
+
+
+def _yes(*args: object, **kwargs: object) -> bool:
+    return True
+
+
 def list_replaced(target: Target) -> tuple[ReplacedAttribute, ...]:
-    """Every attribute that is replaced for the target."""
+    """List every attribute that is replaced for the target."""
     figures = make_properties(target)
-    capability = target.capability
-
-    def zero(*args: object, **kwargs: object) -> int:
-        return 0
-
-    def none(*args: object, **kwargs: object) -> None:
-        return None
-
-    def yes(*args: object, **kwargs: object) -> bool:
-        return True
-
-    asked: dict[str, Callable[..., object]] = {
-        "is_available": yes,
-        "is_initialized": yes,
-        "device_count": lambda: 1,
-        "current_device": zero,
-        "set_device": none,
-        "synchronize": none,
-        "get_device_properties": lambda device=None: figures,
-        "current_stream": lambda device=None: IdleStream(),
-        "is_bf16_supported": lambda including_emulation=True: (
-            including_emulation or target.kind == "rocm" or capability >= (8, 0)
-        ),
-        "memory_allocated": zero,
-    }
-    rows = [ReplacedAttribute(_CUDA, name, replace_with(value)) for name, value in asked.items()]
-    rows += [
-        ReplacedAttribute(_CUDA, name, replace_with(value))
-        for name, value in {
-            "get_device_name": lambda device=None: target.product,
-            "get_device_capability": lambda device=None: capability,
-            "get_arch_list": lambda: [target.arch],
-            "mem_get_info": lambda device=None: (target.memory, target.memory),
-            "get_rng_state": lambda device="cuda": torch.get_rng_state(),
-            "set_rng_state": none,
-            "device": NoDeviceGuard,
-            "_DeviceGuard": NoDeviceGuard,
-            "_lazy_init": none,
-            "_exchange_device": zero,
-            "_maybe_exchange_device": zero,
-        }.items()
-    ]
-    # Functions in C that wrappers import by name; a CPU build has none of them.
-    rows += [
-        ReplacedAttribute(_C, f"_cuda_{name}", replace_with(value), optional=True)
-        for name, value in {
-            "getDevice": zero,
-            "setDevice": none,
-            "synchronize": none,
-            "getCurrentRawStream": zero,
-            "getDeviceCount": lambda: 1,
-            "exchangeDevice": zero,
-            "maybeExchangeDevice": zero,
-            "getArchFlags": lambda: target.arch,
-        }.items()
-    ]
-    # Dynamo's interface to the device holds copies of some of them.
-    interface: dict[str, Callable[..., object]] = {
-        name: value for name, value in asked.items() if name not in ("is_available", "is_initialized")
-    }
-    interface |= {
-        "is_available": yes,
-        "get_raw_stream": zero,
-        "exchange_device": zero,
-        "maybe_exchange_device": zero,
-        "is_triton_capable": lambda device=None: target.kind == "rocm" or capability >= (7, 0),
-        "raise_if_triton_unavailable": none,
-        "get_compute_capability": lambda device=None: (
-            target.arch if target.kind == "rocm" else capability[0] * 10 + capability[1]
-        ),
-    }
-    rows += [
-        ReplacedAttribute(_INTERFACE, f"CudaInterface.{name}", replace_with(staticmethod(value)))
-        for name, value in interface.items()
-    ]
-    rows += [
-        ReplacedAttribute(_INTERFACE, "CudaInterface.device", replace_with(NoDeviceGuard)),
-        ReplacedAttribute(_INTERFACE, "caching_worker_device_properties", replace_with({"cuda": [figures]})),
-        ReplacedAttribute(_INTERFACE, "caching_worker_current_devices", replace_with({"cuda": 0})),
+    shared = _make_shared_functions(target, figures)
+    rows = [
+        *_replace_all(_CUDA, "", shared | _make_cuda_functions(target)),
+        *_replace_all(_C, "_cuda_", _make_c_functions(target), optional=True),
+        *_list_interface(target, figures, shared),
         # Nothing may be allocated: fake tensors on CUDA begin by initialising it.
-        ReplacedAttribute(_FAKE, "init_gpu_context", replace_with(none)),
-        ReplacedAttribute(_FAKE, "FakeTensorMode.avoid_device_init", replace_with(property(yes))),
+        ReplacedAttribute(_FAKE, "init_gpu_context", replace_with(_nothing)),
+        ReplacedAttribute(_FAKE, "FakeTensorMode.avoid_device_init", replace_with(property(_yes))),
         ReplacedAttribute(_FAKE, "FakeTensorConverter.from_real_tensor", _wrap_with(graph_placement.wrap_conversion)),
         ReplacedAttribute(_GRAPH, "GraphLowering.add_tensor_constant", _wrap_with(graph_placement.wrap_constant)),
         ReplacedAttribute("torch.autograd", "grad", _wrap_with(cuda_dispatch.wrap_grad)),
@@ -237,6 +175,87 @@ def list_replaced(target: Target) -> tuple[ReplacedAttribute, ...]:
     if target.kind == "rocm":
         rows.append(ReplacedAttribute("torch.version", "hip", replace_with(_HIP)))
     return tuple(rows)
+
+
+def _replace_all(
+    module: str, prefix: str, values: Mapping[str, object], *, optional: bool = False
+) -> Iterator[ReplacedAttribute]:
+    return (
+        ReplacedAttribute(module, prefix + name, replace_with(value), optional=optional)
+        for name, value in values.items()
+    )
+
+
+def _make_shared_functions(target: Target, figures: object) -> dict[str, Callable[..., object]]:
+    """Map the functions that torch.cuda and Dynamo's interface to the device have in common to their replacements."""
+    return {
+        "is_available": _yes,
+        "is_initialized": _yes,
+        "device_count": lambda: 1,
+        "current_device": _zero,
+        "set_device": _nothing,
+        "synchronize": _nothing,
+        "get_device_properties": lambda device=None: figures,
+        "current_stream": lambda device=None: IdleStream(),
+        "is_bf16_supported": lambda including_emulation=True: (
+            including_emulation or target.kind == "rocm" or target.capability >= (8, 0)
+        ),
+        "memory_allocated": _zero,
+    }
+
+
+def _make_cuda_functions(target: Target) -> dict[str, Any]:
+    """Map further functions of torch.cuda to their replacements."""
+    return {
+        "get_device_name": lambda device=None: target.product,
+        "get_device_capability": lambda device=None: target.capability,
+        "get_arch_list": lambda: [target.arch],
+        "mem_get_info": lambda device=None: (target.memory, target.memory),
+        "get_rng_state": lambda device="cuda": torch.get_rng_state(),
+        "set_rng_state": _nothing,
+        "device": NoDeviceGuard,
+        "_DeviceGuard": NoDeviceGuard,
+        "_lazy_init": _nothing,
+        "_exchange_device": _zero,
+        "_maybe_exchange_device": _zero,
+    }
+
+
+def _make_c_functions(target: Target) -> dict[str, Callable[..., object]]:
+    """Map functions in C that wrappers import by name to their replacements; a CPU build has none of them."""
+    return {
+        "getDevice": _zero,
+        "setDevice": _nothing,
+        "synchronize": _nothing,
+        "getCurrentRawStream": _zero,
+        "getDeviceCount": lambda: 1,
+        "exchangeDevice": _zero,
+        "maybeExchangeDevice": _zero,
+        "getArchFlags": lambda: target.arch,
+    }
+
+
+def _list_interface(
+    target: Target, figures: object, shared: Mapping[str, Callable[..., object]]
+) -> Iterator[ReplacedAttribute]:
+    """Yield the replaced attributes of Dynamo's interface to the device, which holds copies of the shared functions."""
+    capability, rocm = target.capability, target.kind == "rocm"
+    interface: dict[str, Callable[..., object]] = {
+        **{name: value for name, value in shared.items() if name not in ("is_available", "is_initialized")},
+        "is_available": _yes,
+        "get_raw_stream": _zero,
+        "exchange_device": _zero,
+        "maybe_exchange_device": _zero,
+        "is_triton_capable": lambda device=None: rocm or capability >= (7, 0),
+        "raise_if_triton_unavailable": _nothing,
+        "get_compute_capability": lambda device=None: target.arch if rocm else capability[0] * 10 + capability[1],
+    }
+    yield from _replace_all(
+        _INTERFACE, "CudaInterface.", {name: staticmethod(value) for name, value in interface.items()}
+    )
+    yield ReplacedAttribute(_INTERFACE, "CudaInterface.device", replace_with(NoDeviceGuard))
+    yield ReplacedAttribute(_INTERFACE, "caching_worker_device_properties", replace_with({"cuda": [figures]}))
+    yield ReplacedAttribute(_INTERFACE, "caching_worker_current_devices", replace_with({"cuda": 0}))
 
 
 def _wrap_with(wrap: Callable[[Any], object]) -> Replace:

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,16 +105,7 @@ def coverage(
     if report is not None:
         _write_report(report, table, patterns, missing)
     if as_json:
-        counters = table.counters
-        counted = {"within": table.within, "ran": table.ran, "cases": counters.cases, "runs": counters.runs}
-        content: dict[str, object] = {
-            "torch": table.torch,
-            "device": table.device,
-            "target": target,
-            "corpus": table.corpus,
-        }
-        content |= {"note": table.note, "counted": counted, "rules": table.rules.to_json()}
-        content["stages"] = [row.to_json() for row in shown]
+        content = _make_json(table, shown, target)
         if attention:
             content["attention"] = None if patterns is None else patterns.to_json()
         click.echo(json.dumps(content))
@@ -125,6 +117,20 @@ def coverage(
         click.echo(f"fuzzcompile: {missing}", err=True)
         return 3
     return 0
+
+
+def _make_json(table: CoverageTable, shown: Sequence[StageCoverage], target: str | None) -> dict[str, object]:
+    counters = table.counters
+    return {
+        "torch": table.torch,
+        "device": table.device,
+        "target": target,
+        "corpus": table.corpus,
+        "note": table.note,
+        "counted": {"within": table.within, "ran": table.ran, "cases": counters.cases, "runs": counters.runs},
+        "rules": table.rules.to_json(),
+        "stages": [row.to_json() for row in shown],
+    }
 
 
 def _measure_attention(device: torch.device, table: CoverageTable) -> tuple[AttentionCoverage | None, str | None]:

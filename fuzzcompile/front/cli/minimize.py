@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from fuzzcompile.corpus.records import StoredReproducer
     from fuzzcompile.corpus.store import Store
     from fuzzcompile.front.commands.minimize import MinimizeSubject
+    from fuzzcompile.fuzz.campaign.budget import BudgetClock
     from fuzzcompile.programs.shrink.search import SearchProgress
+    from fuzzcompile.report.output_files import EventLog
     from fuzzcompile.triage.worker.minimize_task import MinimizeResult
 
 
@@ -211,20 +214,7 @@ _INTERRUPTED = 130
 @options.log
 @options.conditions
 @options.corpus
-def minimize(
-    name: str | None,
-    out: Path | None,
-    pending: bool,
-    budget: str,
-    compiles: int,
-    keep: Literal["verdict", "culprit"],
-    others: Path | None,
-    resume: bool,
-    trusted: bool,
-    log: Path | None,
-    conditions: Conditions,
-    location: str | None,
-) -> int:
+def minimize(**options: Any) -> int:
     """Minimize a case or a finding, and write a reproducer that needs only torch.
 
     A generated case from the corpus is first reduced through its recipe. Then, as for any other case or script, the
@@ -234,43 +224,79 @@ def minimize(
     With --pending, every finding that a campaign had no time to minimize gets its reproducer in the corpus, and its
     issue draft in reports/drafts.
     """
-    if pending:
-        if name or out or others or resume:
-            raise UsageError("--pending minimizes what waits in the corpus: leave out the case, --out and --resume.")
-        return minimize_pending(budget, conditions, location, log, trusted=trusted)
-    assert name is not None  # `options.model` has asked for one
-    find_case(name)
-    from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget, parse_seconds
-    from fuzzcompile.report.output_files import check_writable
+    return _MinimizeCommand(**options).run()
 
-    clock = BudgetClock(CampaignBudget(seconds=parse_seconds(budget, "minimize --budget")))
-    if out is not None:
-        check_writable(out, "--out", parents=True)
-    if find_case(name) is None:
-        require_finding(name, location)
-        with open_existing_corpus(location) as store:
-            require_trusted(require_corpus(store, name), [require_corpus(store, name).finding(name)], trusted=trusted)
 
-    from fuzzcompile.front.commands.minimize import choose_conditions
-    from fuzzcompile.front.commands.minimize import minimize as search
-    from fuzzcompile.fuzz.campaign.campaign_outputs import keep_reproducer
-    from fuzzcompile.report.output_files import EventLog
+@dataclass
+class _MinimizeCommand:
+    """The options of ``fuzzcompile minimize``, and the steps of the command."""
 
-    given_out = out
-    with EventLog(log) as events, open_existing_corpus(location) as store:
-        subject = _find_subject(name, out, store, conditions, resume=resume)
-        if subject is None:
-            click.echo(
-                f"{name} shows no bug: there is nothing to minimize. `{_explain_no_subject(name, conditions)}` "
-                "says why."
-            )
-            return 0
-        conditions = choose_conditions(subject, conditions)
-        out = out or _choose_out(name, subject.finding)
+    name: str | None
+    out: Path | None
+    pending: bool
+    budget: str
+    compiles: int
+    keep: Literal["verdict", "culprit"]
+    others: Path | None
+    resume: bool
+    trusted: bool
+    log: Path | None
+    conditions: Conditions
+    location: str | None
+
+    def run(self) -> int:
+        """Minimize one case or finding, or with ``--pending`` what waits in the corpus; return the exit status."""
+        if self.pending:
+            if self.name or self.out or self.others or self.resume:
+                raise UsageError(
+                    "--pending minimizes what waits in the corpus: leave out the case, --out and --resume."
+                )
+            return minimize_pending(self.budget, self.conditions, self.location, self.log, trusted=self.trusted)
+        assert self.name is not None  # `options.model` has asked for one
+        find_case(self.name)
+        from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget, parse_seconds
+        from fuzzcompile.report.output_files import EventLog, check_writable
+
+        clock = BudgetClock(CampaignBudget(seconds=parse_seconds(self.budget, "minimize --budget")))
+        if self.out is not None:
+            check_writable(self.out, "--out", parents=True)
+        self._check_finding(self.name)
+        with EventLog(self.log) as events, open_existing_corpus(self.location) as store:
+            subject = _find_subject(self.name, self.out, store, self.conditions, resume=self.resume)
+            if subject is None:
+                click.echo(
+                    f"{self.name} shows no bug: there is nothing to minimize. "
+                    f"`{_explain_no_subject(self.name, self.conditions)}` says why."
+                )
+                return 0
+            small, out = self._search(self.name, subject, events, clock)
+            self._keep(store, subject, small, out, clock)
+        if self.others is not None:
+            for number, source in enumerate(small.other_sources, start=1):
+                _write(self.others / f"{out.stem}_other_{number}.py", source)
+        named = CommandSubject(subject.finding or self.name, {**self.conditions.options(), "corpus": self.location})
+        return _choose_status(small, out, named)
+
+    def _check_finding(self, name: str) -> None:
+        """Check that a name that is no file is a finding, and that its program may be run."""
+        if find_case(name) is None:
+            require_finding(name, self.location)
+            with open_existing_corpus(self.location) as store:
+                finding = require_corpus(store, name).finding(name)
+                require_trusted(require_corpus(store, name), [finding], trusted=self.trusted)
+
+    def _search(
+        self, name: str, subject: MinimizeSubject, events: EventLog, clock: BudgetClock
+    ) -> tuple[MinimizeResult, Path]:
+        """Search for the smallest case, and show and log the progress; return it with the file for its reproducer."""
+        from fuzzcompile.front.commands.minimize import choose_conditions
+        from fuzzcompile.front.commands.minimize import minimize as search
+
+        self.conditions = choose_conditions(subject, self.conditions)
+        out = self.out or _choose_out(name, subject.finding)
         click.echo(f"Minimizing: {subject.report['verdict']}, {subject.report['signature']} ...", err=True)
         started = {"name": name, "verdict": subject.report["verdict"], "signature": subject.report["signature"]}
         events.write("minimize_started", started)
-
         with ProgressLine(subject.source) as line:
 
             def show_progress(progress: SearchProgress) -> None:
@@ -279,30 +305,33 @@ def minimize(
 
             small = search(
                 subject,
-                conditions,
+                self.conditions,
                 seconds=clock.remaining,
-                compiles=compiles,
-                keep=keep,
+                compiles=self.compiles,
+                keep=self.keep,
                 state=_locate_state(out),
-                resume=resume,
+                resume=self.resume,
                 on_progress=show_progress,
             )
         events.write("minimize_finished", _summarise(small, out))
+        return small, out
+
+    def _keep(
+        self, store: Store | None, subject: MinimizeSubject, small: MinimizeResult, out: Path, clock: BudgetClock
+    ) -> None:
+        """Store and write the reproducer, say so, and judge the candidates that failed in another way."""
+        from fuzzcompile.fuzz.campaign.campaign_outputs import keep_reproducer
+
         if store is not None and subject.finding is not None and not small.interrupted:
             kept = keep_reproducer(store, subject.finding, small)
             for text in _describe_kept(kept, subject.finding):
                 click.echo(text)
         _write(out, small.reproducer)
-        typed = {**conditions.options(), "corpus": location, "out": given_out, "others": others}
-        for text in describe_conclusion(small, out, CommandSubject(name, typed), others):
+        typed = {**self.conditions.options(), "corpus": self.location, "out": self.out, "others": self.others}
+        for text in describe_conclusion(small, out, CommandSubject(str(self.name), typed), self.others):
             click.echo(text)
         if store is not None and small.other_sources and not small.interrupted:
-            _judge_others(store, small, conditions, clock.remaining)
-    if others is not None:
-        for number, source in enumerate(small.other_sources, start=1):
-            _write(others / f"{out.stem}_other_{number}.py", source)
-    named = CommandSubject(subject.finding or name, {**conditions.options(), "corpus": location})
-    return _choose_status(small, out, named)
+            _judge_others(store, small, self.conditions, clock.remaining)
 
 
 def _summarise(small: MinimizeResult, out: Path) -> dict[str, object]:

@@ -15,6 +15,7 @@ from fuzzcompile.model.hints import CommandSubject, format_command
 
 if TYPE_CHECKING:
     from fuzzcompile.analyses.profile.recordings import RecordedRun
+    from fuzzcompile.model.contract import ProfileJson
 
 
 # A profile compiles twice, and its layers are run again and again.
@@ -90,31 +91,19 @@ def profile(
     Exit status: 1 for a jump, 3 if the case cannot be run in one of both ways, otherwise 0. The layer of a jump under
     inductor is triaged at once.
     """
-    from fuzzcompile.analyses.profile.side_names import spelled
     from fuzzcompile.front.cli.wait_line import WaitLine
-    from fuzzcompile.model.conditions import list_modes
-    from fuzzcompile.model.tolerances import Tolerances
     from fuzzcompile.programs.casefiles.case_file import read_case_file
-    from fuzzcompile.report.output_files import check_writable, write_whole
     from fuzzcompile.triage.worker.veto_check import check_vetoes
 
     conditions = Conditions(choose_running_device(device, None), vetoes, plants, Limits(timeout, int(memory * 2**30)))
     measured = against or ("inductor" if record is None else "eager")
-    for text in (measured, reference):
-        spelled(text, list_modes())
-    Tolerances.load(tolerances)
-    for file, option in ((page, "--html"), (record, "--record")):
-        if file is not None:
-            check_writable(file, option)
+    _check_options((measured, reference), tolerances, page, record)
     check_vetoes(conditions, [read_case_file(case)])
 
     from fuzzcompile.analyses.profile.layer_profile import ProfileOptions
     from fuzzcompile.analyses.profile.side_runs import Look
     from fuzzcompile.analyses.profile.sides import parse
     from fuzzcompile.front.commands.profile import ProfileRequest, profile_case, record_case
-    from fuzzcompile.report.pages.profile_page import page_of_profile
-    from fuzzcompile.report.profile_text import print_profile
-    from fuzzcompile.report.verdict_text import report_console
 
     side = parse(measured)
     look = Look(depth, int(keep * 2**30), operators=ops)
@@ -129,13 +118,41 @@ def profile(
     if record is not None:
         click.echo(json.dumps(asdict(written)) if as_json else _describe_recording(written, case))
         return 0
+    _write_answer(answer, name, page, as_json=as_json)
+    return 1 if answer["verdict"] == "jump" else 0
+
+
+def _write_answer(answer: ProfileJson, name: CommandSubject, page: Path | None, *, as_json: bool) -> None:
+    from fuzzcompile.report.output_files import write_whole
+    from fuzzcompile.report.pages.profile_page import page_of_profile
+    from fuzzcompile.report.profile_text import print_profile
+    from fuzzcompile.report.verdict_text import report_console
+
     if page is not None:
         write_whole(page, page_of_profile(answer, name=name).encode("utf-8"), "--html")
     if as_json:
         click.echo(json.dumps(answer, allow_nan=False))
     else:
         print_profile(report_console(), answer, name=name)
-    return 1 if answer["verdict"] == "jump" else 0
+
+
+def _check_options(sides: tuple[str, str], tolerances: Path | None, page: Path | None, record: Path | None) -> None:
+    """Check the names of the sides, the table of tolerances, and the files to be written, before any work.
+
+    Raises:
+        UsageError: one of them cannot be used.
+    """
+    from fuzzcompile.analyses.profile.side_names import spelled
+    from fuzzcompile.model.conditions import list_modes
+    from fuzzcompile.model.tolerances import Tolerances
+    from fuzzcompile.report.output_files import check_writable
+
+    for text in sides:
+        spelled(text, list_modes())
+    Tolerances.load(tolerances)
+    for file, option in ((page, "--html"), (record, "--record")):
+        if file is not None:
+            check_writable(file, option)
 
 
 def _describe_recording(recorded: RecordedRun, case: Path) -> str:

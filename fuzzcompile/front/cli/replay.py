@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -90,11 +91,9 @@ def replay(
     """
     from fuzzcompile.corpus.replay.replay_engine import Settings, subjects
     from fuzzcompile.corpus.replay.replay_record import Records
-    from fuzzcompile.corpus.replay.replay_text import print_records
     from fuzzcompile.corpus.store import Store
     from fuzzcompile.front.commands.replay import ReplayRun
     from fuzzcompile.report.output_files import EventLog, check_writable
-    from fuzzcompile.report.verdict_text import report_console
     from fuzzcompile.run.interrupts import sigterm_interrupts
 
     for path, option in ((junit, "--junit"), (markdown, "--markdown")):
@@ -102,9 +101,6 @@ def replay(
             check_writable(path, option)
     if bisect and len(torches) < 2:
         raise UsageError("--bisect needs two versions to search between: give --torch twice or more.")
-
-    def say(text: str) -> None:
-        click.echo(text, err=True)
 
     def log_result(result: Result) -> None:
         events.write("replayed", _make_log_fields(result))
@@ -114,7 +110,8 @@ def replay(
         if not records.all:
             raise EnvironmentUnfit("There is no finding to replay: the corpus has none, or none that was selected.")
         require_trusted(store, [record.subject.finding for record in records.all], trusted=trusted)
-        replays = ReplayRun(store, records, Settings(runs, timeout, jobs, hide_gpus), log_result, say)
+        settings, say = Settings(runs, timeout, jobs, hide_gpus), functools.partial(click.echo, err=True)
+        replays = ReplayRun(store, records, settings, log_result, say)
         events.write("replay_started", {"findings": len(records.all), "torches": list(torches), "runs": runs})
         try:
             with sigterm_interrupts():
@@ -126,12 +123,19 @@ def replay(
         status = _choose_status(records, replays.lacking, strict=strict)
         events.write("replay_finished", {"exit_status": status, "not_had": replays.lacking})
     _write_tables(records, junit, markdown)
+    _print_results(records, store.location, as_json=as_json)
+    return status
+
+
+def _print_results(records: Records, location: str, *, as_json: bool) -> None:
+    from fuzzcompile.corpus.replay.replay_text import print_records
+    from fuzzcompile.report.verdict_text import report_console
+
     if as_json:
         for record in records.all:
             click.echo(json.dumps(record.to_json(records.versions)))
     else:
-        print_records(report_console(), records, store.location)
-    return status
+        print_records(report_console(), records, location)
 
 
 def _make_log_fields(result: Result) -> dict[str, object]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +17,12 @@ from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 
 if TYPE_CHECKING:
+    from fuzzcompile.fuzz.campaign.budget import BudgetClock
+    from fuzzcompile.fuzz.campaign.campaign_events import Finished
+    from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignSettings
+    from fuzzcompile.fuzz.campaign.campaign_outputs import CampaignOutputs
+    from fuzzcompile.fuzz.campaign.campaign_run import CampaignWorkers
+    from fuzzcompile.fuzz.campaign.case_sources import CaseSource
     from fuzzcompile.fuzz.focus.focus_request import FocusRequest
 
 
@@ -107,32 +114,7 @@ _MOST_HERE = 256
 @options.sarif
 @options.log
 @options.json_output
-def run(
-    budget: str,
-    conditions: Conditions,
-    seed: int,
-    workers: int | None,
-    cluster: str | None,
-    torch: str | None,
-    location: str | None,
-    max_findings: int | None,
-    no_near_misses: bool,
-    origin: Path | None,
-    focus: tuple[str, ...],
-    changed: tuple[str, ...],
-    checkout: Path | None,
-    drawn_from: str,
-    screen_only: bool,
-    full_only: bool,
-    no_steering: bool,
-    fail_on_finding: bool,
-    fail_on: str | None,
-    drafts: Path,
-    summary_file: Path | None,
-    sarif: Path | None,
-    log: Path | None,
-    as_json: bool,
-) -> int:
+def run(**options: Any) -> int:
     """Run a campaign: generate, judge, attribute, minimize, store and draft.
 
     The budget counts from the start of the command. What still runs at its end is cut off and kept: a second run on the
@@ -156,113 +138,197 @@ def run(
     --source opinfo sweeps operator by dtype, layout, gradient and samples, and needs the extra `opinfo`. A seed
     permutes the places; when all were judged, the campaign ends.
     """
-    from fuzzcompile.corpus.store import Store
-    from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget
-    from fuzzcompile.fuzz.campaign.campaign_outputs import CampaignOutputs
-    from fuzzcompile.fuzz.campaign.case_sources import CaseSource
-    from fuzzcompile.fuzz.focus.focus_request import focus_on_custom
-    from fuzzcompile.programs.casefiles.case_file import read_case_file
-    from fuzzcompile.report.output_files import check_writable
-    from fuzzcompile.triage.worker.veto_check import check_vetoes
+    return _CampaignCommand(**options).run()
 
-    parsed = CampaignBudget.parse(budget)
-    clock = BudgetClock(parsed)  # runs from here: starting workers is part of the budget
-    if torch is not None and cluster is None:
-        raise UsageError("--torch picks among the workers of a --cluster; without one, the installed torch runs.")
-    if cluster is None and (workers or 0) > _MOST_HERE:
-        raise UsageError(f"--workers is at most {_MOST_HERE} on one machine; --cluster takes more.")
-    if screen_only and full_only:
-        raise UsageError("A campaign is --screen-only or --full-only, not both.")
-    if origin is not None and no_near_misses:
-        raise UsageError("--no-near-misses is for generated cases, which --from does not draw.")
-    asked = _aim_campaign(focus, changed, checkout, origin)
-    sweeps = drawn_from == "opinfo"
-    if sweeps and (origin is not None or no_near_misses):
-        raise UsageError("--source opinfo sweeps torch's tables: --from and --no-near-misses are for other sources.")
-    outputs = CampaignOutputs(log, sarif, summary_file, location)
-    check_writable(drafts / "draft.md", "--drafts", parents=True)
-    Store.open(location).close()  # what is wrong with the corpus is said before any worker starts
-    check_vetoes(conditions, [] if origin is None else [read_case_file(origin)])
-    from rich.console import Console
 
-    from fuzzcompile.fuzz.campaign.campaign_display import (
-        format_joining,
-        format_starting,
-        make_progress_handler,
-        print_summary,
-    )
-    from fuzzcompile.fuzz.campaign.campaign_run import join_workers, run_campaign, start_workers, survey_case
-    from fuzzcompile.fuzz.campaign.case_sources import open_tables
-    from fuzzcompile.fuzz.campaign.steering import UNIFORM, Strategy
-    from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
-    from fuzzcompile.fuzz.generation.profile import Profile
-    from fuzzcompile.model.severity import Severity
-    from fuzzcompile.triage.worker.local_pool import choose_worker_count
+@dataclass
+class _CampaignCommand:
+    """The options of ``fuzzcompile run``, and the steps of the command."""
 
-    source: CaseSource | None = survey_case(origin, conditions, clock) if origin is not None else None
-    if cluster is not None:
-        address = ClusterAddress.parse(cluster)
-        click.echo(format_joining(address), err=True)
-        crewed = join_workers(address, conditions, workers, clock, torch=torch)
-    else:
-        workers = workers or choose_worker_count(conditions.device)
+    budget: str
+    conditions: Conditions
+    seed: int
+    workers: int | None
+    cluster: str | None
+    torch: str | None
+    location: str | None
+    max_findings: int | None
+    no_near_misses: bool
+    origin: Path | None
+    focus: tuple[str, ...]
+    changed: tuple[str, ...]
+    checkout: Path | None
+    drawn_from: str
+    screen_only: bool
+    full_only: bool
+    no_steering: bool
+    fail_on_finding: bool
+    fail_on: str | None
+    drafts: Path
+    summary_file: Path | None
+    sarif: Path | None
+    log: Path | None
+    as_json: bool
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether the cases are those of a sweep over torch's own tables."""
+        return self.drawn_from == "opinfo"
+
+    def run(self) -> int:
+        """Run the campaign; return the exit status."""
+        from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget
+        from fuzzcompile.fuzz.campaign.campaign_outputs import CampaignOutputs
+
+        parsed = CampaignBudget.parse(self.budget)
+        clock = BudgetClock(parsed)  # runs from here: starting workers is part of the budget
+        self._check_workers()
+        asked = _aim_campaign(self.focus, self.changed, self.checkout, self.origin)
+        if self.sweeps and (self.origin is not None or self.no_near_misses):
+            raise UsageError(
+                "--source opinfo sweeps torch's tables: --from and --no-near-misses are for other sources."
+            )
+        outputs = CampaignOutputs(self.log, self.sarif, self.summary_file, self.location)
+        self._check_places()
+        summary = self._run_campaign(asked, outputs, clock)
+        return self._conclude(summary)
+
+    def _check_workers(self) -> None:
+        """Check the options that exclude each other.
+
+        Raises:
+            UsageError: two of them do.
+        """
+        if self.torch is not None and self.cluster is None:
+            raise UsageError("--torch picks among the workers of a --cluster; without one, the installed torch runs.")
+        if self.cluster is None and (self.workers or 0) > _MOST_HERE:
+            raise UsageError(f"--workers is at most {_MOST_HERE} on one machine; --cluster takes more.")
+        if self.screen_only and self.full_only:
+            raise UsageError("A campaign is --screen-only or --full-only, not both.")
+        if self.origin is not None and self.no_near_misses:
+            raise UsageError("--no-near-misses is for generated cases, which --from does not draw.")
+
+    def _check_places(self) -> None:
+        """Check the folder of drafts, the corpus and the vetoes before any worker starts."""
+        from fuzzcompile.corpus.store import Store
+        from fuzzcompile.programs.casefiles.case_file import read_case_file
+        from fuzzcompile.report.output_files import check_writable
+        from fuzzcompile.triage.worker.veto_check import check_vetoes
+
+        check_writable(self.drafts / "draft.md", "--drafts", parents=True)
+        Store.open(self.location).close()
+        check_vetoes(self.conditions, [] if self.origin is None else [read_case_file(self.origin)])
+
+    def _start_workers(self, clock: BudgetClock) -> AbstractContextManager[CampaignWorkers]:
+        """Announce the workers, and return the context in which they run: on this machine, or those of a cluster."""
+        from fuzzcompile.fuzz.campaign.campaign_display import format_joining, format_starting
+        from fuzzcompile.fuzz.campaign.campaign_run import join_workers, start_workers
+        from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
+        from fuzzcompile.triage.worker.local_pool import choose_worker_count
+
+        if self.cluster is not None:
+            address = ClusterAddress.parse(self.cluster)
+            click.echo(format_joining(address), err=True)
+            return join_workers(address, self.conditions, self.workers, clock, torch=self.torch)
+        workers = self.workers or choose_worker_count(self.conditions.device)
         click.echo(format_starting(workers), err=True)
-        crewed = start_workers(conditions, workers, clock)
-    with (
-        outputs,
-        open_tables() if sweeps and asked is None else nullcontext() as tables,
-        crewed as crew,
-        make_progress_handler(Console(stderr=True)) as handler,
-        ExitStack() as stack,
-    ):
-        profile = Profile(near_misses=not no_near_misses)
-        if sweeps or asked is not None:
-            crew.check_torch_here("--source opinfo" if sweeps else "--focus")
-        if tables is not None:
-            source = tables(seed, clock)
+        return start_workers(self.conditions, workers, clock)
+
+    def _run_campaign(self, asked: FocusRequest | None, outputs: CampaignOutputs, clock: BudgetClock) -> Finished:
+        """Run the campaign with its workers, and write what was asked for."""
+        from rich.console import Console
+
+        from fuzzcompile.fuzz.campaign.campaign_display import make_progress_handler
+        from fuzzcompile.fuzz.campaign.campaign_run import run_campaign, survey_case
+        from fuzzcompile.fuzz.campaign.case_sources import open_tables
+
+        source: CaseSource | None = None
+        if self.origin is not None:
+            source = survey_case(self.origin, self.conditions, clock)
+        workers = self._start_workers(clock)
+        with (
+            outputs,
+            open_tables() if self.sweeps and asked is None else nullcontext() as tables,
+            workers as crew,
+            make_progress_handler(Console(stderr=True)) as handler,
+            ExitStack() as stack,
+        ):
+            if self.sweeps or asked is not None:
+                crew.check_torch_here("--source opinfo" if self.sweeps else "--focus")
+            if tables is not None:
+                source = tables(self.seed, clock)
+            summary = run_campaign(
+                self._make_settings(crew, clock, source, asked, stack),
+                crew,
+                location=self.location,
+                command=hints.format_typed_line(),
+                on_event=outputs.before(handler.handle),
+                clock=clock,
+            )
+            try:
+                outputs.finish(summary)
+            except UsageError as error:
+                if summary.why is None:
+                    raise
+                click.echo(f"fuzzcompile: {error}", err=True)  # a full disk, say: why the campaign ended comes last
+        return summary
+
+    def _make_settings(
+        self,
+        crew: CampaignWorkers,
+        clock: BudgetClock,
+        source: CaseSource | None,
+        asked: FocusRequest | None,
+        stack: ExitStack,
+    ) -> CampaignSettings:
+        """Return the settings of the campaign; a focus is opened within ``stack``."""
+        from fuzzcompile.fuzz.campaign.steering import UNIFORM, Strategy
+        from fuzzcompile.fuzz.focus.focus_request import focus_on_custom
+        from fuzzcompile.fuzz.generation.profile import Profile
+
+        profile = Profile(near_misses=not self.no_near_misses)
         if asked is None and source is None:
             asked = focus_on_custom(crew.surroundings.custom)
         if asked is not None:
-            source = focused = stack.enter_context(crew.open_focus(asked.question, profile, clock, seed, sweeps=sweeps))
+            focus = crew.open_focus(asked.question, profile, clock, self.seed, sweeps=self.sweeps)
+            source = focused = stack.enter_context(focus)
             for note in (*asked.notes, *focused.notes):
                 click.echo(f"Focus: {note}", err=True)
-        settings = crew.make_settings(
+        return crew.make_settings(
             profile,
             clock,
-            seed=seed,
-            max_findings=max_findings,
-            drafts=drafts,
-            mix="screen" if screen_only else "full" if full_only else "mixed",
-            strategy=UNIFORM if no_steering or sweeps else Strategy(),
+            seed=self.seed,
+            max_findings=self.max_findings,
+            drafts=self.drafts,
+            mix="screen" if self.screen_only else "full" if self.full_only else "mixed",
+            strategy=UNIFORM if self.no_steering or self.sweeps else Strategy(),
             source=source,
         )
-        summary = run_campaign(
-            settings,
-            crew,
-            location=location,
-            command=hints.format_typed_line(),
-            on_event=outputs.before(handler.handle),
-            clock=clock,
-        )
-        try:
-            outputs.finish(summary)
-        except UsageError as error:
-            if summary.why is None:
-                raise
-            click.echo(f"fuzzcompile: {error}", err=True)  # a full disk, say: why the campaign ended comes last
-    if as_json:
-        click.echo(json.dumps(summary.to_json(), allow_nan=False))
-    else:
-        print_summary(Console(), summary, conditions.options())
-    if summary.why is not None:
-        raise EnvironmentUnfit(summary.why)
-    if summary.tally.cases and set(summary.tally.verdicts) == {"unjudged"}:
-        raise EnvironmentUnfit(f"Not one case could be judged; run `{hints.format_command('doctor')}`.")
-    idle = [certified.sentence for certified in summary.certified if not certified.fired]
-    if idle:
-        raise EnvironmentUnfit(" ".join(idle) + " Give more budget, or programs that it can match: --from CASE.")
-    fails = fail_on_finding and bool(summary.findings)
-    return 1 if fails or (fail_on is not None and summary.has_severity(Severity(fail_on))) else 0
+
+    def _conclude(self, summary: Finished) -> int:
+        """Print the summary; return the exit status.
+
+        Raises:
+            EnvironmentUnfit: the machine could compile no more, nothing could be judged, or a named pass never fired.
+        """
+        from rich.console import Console
+
+        from fuzzcompile.fuzz.campaign.campaign_display import print_summary
+        from fuzzcompile.model.severity import Severity
+
+        if self.as_json:
+            click.echo(json.dumps(summary.to_json(), allow_nan=False))
+        else:
+            print_summary(Console(), summary, self.conditions.options())
+        if summary.why is not None:
+            raise EnvironmentUnfit(summary.why)
+        if summary.tally.cases and set(summary.tally.verdicts) == {"unjudged"}:
+            raise EnvironmentUnfit(f"Not one case could be judged; run `{hints.format_command('doctor')}`.")
+        idle = [certified.sentence for certified in summary.certified if not certified.fired]
+        if idle:
+            raise EnvironmentUnfit(" ".join(idle) + " Give more budget, or programs that it can match: --from CASE.")
+        fails = self.fail_on_finding and bool(summary.findings)
+        return 1 if fails or (self.fail_on is not None and summary.has_severity(Severity(self.fail_on))) else 0
 
 
 def _aim_campaign(

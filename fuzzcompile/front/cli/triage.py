@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from fuzzcompile.model.settings import IgnorePatterns, read_settings
 from fuzzcompile.model.severity import Severity
 
 if TYPE_CHECKING:
+    from fuzzcompile.front.cli.wait_line import WaitLine
     from fuzzcompile.front.commands.triage import FileAnswer
 
 
@@ -98,26 +100,15 @@ def triage_and_print(
     """
     from fuzzcompile.front.cli.wait_line import WaitLine
     from fuzzcompile.front.commands.triage import FileAnswer, TriageLog, compute_status, list_case_files, triage_files
-    from fuzzcompile.model.versions import __version__, installed_torch
-    from fuzzcompile.report import output_files as outputs
     from fuzzcompile.report.baseline import Baseline
     from fuzzcompile.run.interrupts import sigterm_interrupts
 
     files = list_case_files(cases, ignored)
     known = Baseline.of(baseline, ignored)
-    for file, option in ((junit, "--junit"), (sarif, "--sarif"), (page, "--html")):
-        if file is not None:
-            outputs.check_writable(file, option)
-    if question.dump is not None:
-        outputs.make_empty_folder(Path(question.dump), "--dump-ledger")
+    _check_outputs(question, junit, sarif, page)
     typed = {**conditions.options(), **question.options()}
     answers = list[FileAnswer]()
     waiting = WaitLine(as_json=as_json, several=len(files) > 1)
-
-    def show_start() -> None:
-        waiting.say(f"starting a worker, which imports torch {installed_torch()}")
-        importlib.import_module("fuzzcompile.report.verdict_text")  # while there is time: the answer needs it
-
     results = triage_files(
         files,
         conditions,
@@ -126,7 +117,7 @@ def triage_and_print(
         baseline=known,
         describe=page is not None,
         listener=waiting.show_worker_state,
-        meanwhile=show_start,
+        meanwhile=functools.partial(_show_start, waiting),
     )
     # On Ctrl-C the generator is closed at once, and its workers and files with it.
     with sigterm_interrupts(), contextlib.closing(results), TriageLog(log, files) as events, waiting:
@@ -142,15 +133,39 @@ def triage_and_print(
                 waiting.say(f"judged {len(answers)} of {len(files)}")
     if not as_json and sum(answer.report is not None for answer in answers) > 1:
         _list_bugs([answer for answer in answers if answer.report is not None and answer.report["is_bug"]])
+    _write_ci_files(answers, junit, sarif)
+    return compute_status(answers, least)
+
+
+def _show_start(waiting: WaitLine) -> None:
+    from fuzzcompile.model.versions import installed_torch
+
+    waiting.say(f"starting a worker, which imports torch {installed_torch()}")
+    importlib.import_module("fuzzcompile.report.verdict_text")  # while there is time: the answer needs it
+
+
+def _check_outputs(question: Question, junit: Path | None, sarif: Path | None, page: Path | None) -> None:
+    from fuzzcompile.report import output_files as outputs
+
+    for file, option in ((junit, "--junit"), (sarif, "--sarif"), (page, "--html")):
+        if file is not None:
+            outputs.check_writable(file, option)
+    if question.dump is not None:
+        outputs.make_empty_folder(Path(question.dump), "--dump-ledger")
+
+
+def _write_ci_files(answers: Sequence[FileAnswer], junit: Path | None, sarif: Path | None) -> None:
+    from fuzzcompile.model.versions import __version__
+    from fuzzcompile.report.output_files import write_whole
+
     if junit is not None:
         from fuzzcompile.report.ci_formats import format_triage_junit
 
-        outputs.write_whole(junit, format_triage_junit([answer.to_junit() for answer in answers]), "--junit")
+        write_whole(junit, format_triage_junit([answer.to_junit() for answer in answers]), "--junit")
     if sarif is not None:
         from fuzzcompile.report.ci_formats import sarif as sarif_log
 
-        outputs.write_whole(sarif, sarif_log([answer.to_sarif() for answer in answers], __version__), "--sarif")
-    return compute_status(answers, least)
+        write_whole(sarif, sarif_log([answer.to_sarif() for answer in answers], __version__), "--sarif")
 
 
 def _print(answer: FileAnswer, name: CommandSubject, *, as_json: bool, proof: bool) -> None:

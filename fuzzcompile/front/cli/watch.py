@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from fuzzcompile.analyses.watch.step_records import DEFAULT_EVERY
 from fuzzcompile.front.cli import options
 from fuzzcompile.model.conditions import Conditions, Limits
+
+if TYPE_CHECKING:
+    from fuzzcompile.analyses.watch.step_records import StepReport
 
 _WIDTH = 120  # where standard error is no terminal
 
@@ -83,9 +88,9 @@ def watch(
 
     from rich.console import Console
 
-    from fuzzcompile.analyses.watch.step_records import StepReport, WatchSettings
+    from fuzzcompile.analyses.watch.step_records import WatchSettings
     from fuzzcompile.analyses.watch.watch_page import page_of_watch
-    from fuzzcompile.analyses.watch.watch_text import print_summary, step_line
+    from fuzzcompile.analyses.watch.watch_text import print_summary
     from fuzzcompile.front.commands.watch import watch as run
     from fuzzcompile.report.verdict_text import report_console
     from fuzzcompile.run.interrupts import sigterm_interrupts
@@ -100,13 +105,7 @@ def watch(
         seconds=timeout,
     )
     conditions = Conditions("cpu", plants=plants, limits=Limits(timeout, int(memory * 2**30)))
-
-    def show(step: StepReport) -> None:
-        if as_json:
-            click.echo(json.dumps(step.to_json(), allow_nan=False))
-        else:
-            click.echo(f"fuzzcompile: {step_line(step)}", err=True)
-
+    show = functools.partial(_print_step, as_json=as_json)
     with sigterm_interrupts():
         summary = run(script, arguments, settings, conditions, on_step=show, quiet=as_json)
     if as_json:
@@ -117,6 +116,15 @@ def watch(
     if html is not None:
         outputs.write_whole(html, page_of_watch(summary).encode("utf-8"), "--html")
     return summary.exit_status
+
+
+def _print_step(step: StepReport, *, as_json: bool) -> None:
+    from fuzzcompile.analyses.watch.watch_text import step_line
+
+    if as_json:
+        click.echo(json.dumps(step.to_json(), allow_nan=False))
+    else:
+        click.echo(f"fuzzcompile: {step_line(step)}", err=True)
 
 
 def _choose_folder(script: Path, out: Path | None) -> Path:

@@ -254,14 +254,8 @@ def minimize(
     ends = time.monotonic() + seconds
     target = SignatureLock.of(subject.report, keep)
     tally = read_state(state, subject) if resume and state is not None else SearchTally()
-    job = make_job(
-        subject.source,
-        subject.report,
-        subject.recipe,
-        keep,
-        for_issue=for_issue or subject.finding is not None,
-    )
-    job = replace(job, ends=ends)
+    whole = for_issue or subject.finding is not None
+    job = replace(make_job(subject.source, subject.report, subject.recipe, keep, for_issue=whole), ends=ends)
 
     def show_progress(progress: SearchProgress) -> None:
         if state is not None:

@@ -188,25 +188,29 @@ def triage_files(
         if pool is None
         else nullcontext(pool) as judges,
     ):
-
-        def submit(file: CaseFile) -> _TriageJob:
-            task = JudgeTask(
-                **vars(question),
-                path=str(file.path),
-                vetoes=conditions.vetoes,
-                seconds=ATTRIBUTION_SHARE * conditions.limits.seconds,
-                memory=conditions.limits.memory,
-                describe=describe,
-            )
-            return _submit(judges, file, task)
-
+        task = _make_task(question, conditions, describe=describe)
         meanwhile()
         if unsure:
             vetoes.ask_worker(judges)
-        jobs = [file if isinstance(file, FileAnswer) else submit(file) for file in read]
+        jobs = [
+            file if isinstance(file, FileAnswer) else _submit(judges, file, replace(task, path=str(file.path)))
+            for file in read
+        ]
         for job in jobs:
             answer = job if isinstance(job, FileAnswer) else _await_answer(judges, job, conditions)
             yield answer.compare_with(baseline)
+
+
+def _make_task(question: Question, conditions: Conditions, *, describe: bool) -> JudgeTask:
+    """Return the task of judging a file, whose path is to be filled in."""
+    return JudgeTask(
+        **vars(question),
+        path="",
+        vetoes=conditions.vetoes,
+        seconds=ATTRIBUTION_SHARE * conditions.limits.seconds,
+        memory=conditions.limits.memory,
+        describe=describe,
+    )
 
 
 def check_question(conditions: Conditions, question: Question) -> None:

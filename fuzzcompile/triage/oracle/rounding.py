@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
+from typing import Any
 
 import torch
 
@@ -237,42 +238,59 @@ def compare_floats(
     bound = allowed.bound.clamp_(min=metrics.ALWAYS_ALLOWED * torch.finfo(expected.dtype).eps * smallest_scale)
     excess = metrics.compute_excess(error_compiled, bound)
     apart = metrics.distance(expected, actual)
-    finding: Finding = "close"
-    detail, by_norm = "", False
-    if bool(broken.any()):
-        finding, excess = "nonfinite", broken.to(excess.dtype)
-    elif bool((far := excess > 0).any()):
+    drift, finding = None, _find_elementwise(broken, excess, apart, error_eager, scale, (expected, actual, exact))
+    if finding == "nonfinite":
+        excess = broken.to(excess.dtype)
+    elif finding == "far":
         # Other elements may be beyond the tolerance and within rounding: one alone is not wrong, nor is the other.
-        finding, within = "far", within or metrics.within_scaled_tolerance(actual, expected, smallest_scale, far)
-    elif _is_wild(apart, error_eager, scale, (expected, actual, exact)):
-        finding = "wild"
-    elif smallest_scale == 0.0:  # a result that is exactly zero is rounding throughout
+        within = within or metrics.within_scaled_tolerance(actual, expected, smallest_scale, excess > 0)
+    elif finding == "close" and smallest_scale == 0.0:  # a result that is exactly zero is rounding throughout
         drift = find_drift(expected, actual, exact, samples, factor)
         if drift is not None:
-            finding, by_norm, within, detail = "far", True, drift.tolerable, str(drift)
-            excess = error_compiled
+            finding, within, excess = "far", drift.tolerable, error_compiled
     worst = excess if finding in ("far", "nonfinite") else apart
     where, at = metrics.find_worst(worst, eager=expected, compiled=actual, float64=exact)
     return Comparison(
         eager.name,
         eager.kind,
         finding,
-        max_error_eager=metrics.largest(error_eager),
-        max_error_compiled=metrics.largest(error_compiled),
-        rms_error_eager=metrics.rms(error_eager),
-        rms_error_compiled=metrics.rms(error_compiled),
-        max_ulps_eager=metrics.ulps(error_eager, exact, expected.dtype),
-        max_ulps_compiled=metrics.ulps(error_compiled, exact, expected.dtype),
+        **_measure_errors("eager", error_eager, exact, expected.dtype),
+        **_measure_errors("compiled", error_compiled, exact, expected.dtype),
         noise_floor=allowed.noise_floor,
         scale=scale,
         within_default_tolerance=metrics.within_default_tolerance(actual, expected),
         within_scaled_tolerance=within,
-        by_norm=by_norm,
+        by_norm=drift is not None,
         cosine=metrics.cosine(actual, exact),
         where=where,
         at=at,
-        detail=detail,
+        detail="" if drift is None else str(drift),
     )
+
+
+def _measure_errors(run: str, error: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    """Map the fields of a :class:`Comparison` for the errors of one run to their values."""
+    return {
+        f"max_error_{run}": metrics.largest(error),
+        f"rms_error_{run}": metrics.rms(error),
+        f"max_ulps_{run}": metrics.ulps(error, exact, dtype),
+    }
+
+
+def _find_elementwise(
+    broken: torch.Tensor,
+    excess: torch.Tensor,
+    apart: torch.Tensor,
+    error_eager: torch.Tensor,
+    scale: float,
+    values: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> Finding:
+    """Return the finding on single elements: NaN and infinities come first, then errors beyond their bound."""
+    if bool(broken.any()):
+        return "nonfinite"
+    if bool((excess > 0).any()):
+        return "far"
+    return "wild" if _is_wild(apart, error_eager, scale, values) else "close"
 
 
 def _is_wild(
