@@ -228,3 +228,28 @@ def test_a_reason_is_a_sentence_and_the_setting_that_it_names_is_off(reason):
         name, _, key = reason.setting.partition(":")
         value = reduce(getattr, name.split("."), config)
         assert not (value if not key else key in value)
+
+
+def test_the_functions_of_decisions_and_of_aotautograd_exist():
+    def resolve(place: str) -> object:
+        module, _, path = place.partition(":")
+        return reduce(getattr, path.split("."), importlib.import_module(module))
+
+    own = facts()
+    names = own.aot_autograd
+    places = [names.analysis, names.tangent_copy, *(decision.place for decision in own.decisions.values())]
+    assert len(places) > 10 and all(callable(resolve(place)) for place in places)
+    tables = own.stages["post_grad"].tables
+    assert all(callable(resolve(f"{tables}:{name}")) for name in own.passes.replacing.values())
+    settings = {entry for decision in own.decisions.values() for entry in decision.without}
+    assert settings and all(hasattr(config, entry) for entry in settings)
+
+
+def test_the_fusions_of_the_table_are_those_that_torch_registers():
+    from torch._inductor.fx_passes import group_batch_fusion, split_cat
+
+    registered = {*split_cat.PRE_GRAD_PATTERNS, *split_cat.POST_GRAD_PATTERNS}
+    batches = {*group_batch_fusion.PRE_GRAD_FUSIONS, *group_batch_fusion.POST_GRAD_FUSIONS}
+    fusions = facts().fusions
+    assert {f"batch_{name}" for name in (*fusions.pre_grad_batches, *fusions.post_grad_batches)} <= batches
+    assert {fusions.pre_grad_normalisation, fusions.post_grad_normalisation} <= registered

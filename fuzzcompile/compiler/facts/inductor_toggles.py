@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from fuzzcompile.model.facts import facts
+
 Option = bool | int | str | Mapping[str, Mapping[str, int]]
 # What of a module few passes look for: parts of a tensor that are joined again, several equal operators, several
 # linear layers over one input. An idiom says which of them it has.
@@ -36,63 +38,19 @@ class InductorToggle:
         return all(entry.startswith("cpp.") for entry, _ in self.options if entry != "freezing")
 
 
-# Pattern passes over torch-level graphs, each with the normalisation that it expects to have run.
-_PRE_GRAD = {
-    "normalization_pass": "Calls of split, cat, stack and the like get one form.",
-    "remove_split_with_size_one_pass": "A split into one part is left out.",
-    "merge_getitem_cat_pass": "Neighbouring parts of a split that are concatenated become one part.",
-    "merge_splits_pass": "A split of a part of a split becomes one split.",
-    "mutate_cat_pass": "A concatenation of parts of a split becomes a slice.",
-    "split_cat_pass": "Parts of a split that are concatenated or stacked are not cut at all.",
-    "unbind_stack_pass": "Unbound parts that are stacked again are not unbound.",
-    "split_cat_to_slices_pass": "A concatenation of few parts of a split becomes slices.",
-    "unbind_cat_to_view_pass": "A concatenation of unbound parts becomes a view.",
-    "split_stack_to_cats_pass": "A stack of parts of a split becomes a concatenation.",
-    "unbind_stack_to_slices_pass": "A stack of unbound parts becomes slices.",
-    "move_reshape_out_of_split_stack_pass": "Reshapes between split and stack move behind it.",
-    "einsum_to_pointwise_pass": "An einsum with a weight for each token becomes a product and a sum.",
-}
-_POST_GRAD = {
-    "normalization_aten_pass": "ATen's split and cat get one form.",
-    "decompose_mm_pass": "Small matrix products become pointwise products and sums.",
-    "unbind_stack_aten_pass": "ATen's unbind and stack cancel.",
-    "split_cat_aten_pass": "ATen's split and cat cancel.",
-    "select_cat_aten_pass": "ATen's select and cat cancel.",
-    "move_view_after_cat_aten_pass": "Views between ATen's split and cat move behind it.",
-}
-# Fusions of equal operators into a batch; the compiler's own default wants five of them.
-_PRE_FUSIONS = (
-    "linear",
-    "linear_lhs",
-    "layernorm",
-    "tanh",
-    "sigmoid",
-    "relu",
-    "detach",
-    "nan_to_num",
-    "clamp",
-    "dropout",
-)
-_POST_FUSIONS = (
-    "linear_post_grad", "aten_tanh", "aten_sigmoid", "aten_relu", "aten_add", "aten_sub", "aten_div", "aten_mul",
-)  # fmt: skip
 _ANY_SIZE = {"min_fuse_set_size": 2}
-_NORMALISED: dict[str, dict[str, int]] = {"normalization_pass": {}}
-_NORMALISED_ATEN: dict[str, dict[str, int]] = {"normalization_aten_pass": {}}
+_FUSIONS = facts().fusions
 
 
-# Entries of the config that switch passes on, for the graph before its gradients and those after.
-_BEFORE_GRADIENTS, _AFTER_GRADIENTS = "pre_grad_fusion_options", "post_grad_fusion_options"
-
-
-def _make_pass_toggle(entry: str, name: str, summary: str, normalised: dict[str, dict[str, int]]) -> InductorToggle:
-    """A pattern pass that is switched on in the config's ``entry``."""
-    options = ((entry, {**normalised, name: {}}),)
+def _make_pass_toggle(entry: str, name: str, summary: str, normalisation: str) -> InductorToggle:
+    """Make the toggle of a pattern pass that the config's ``entry`` switches on, behind the normalisation."""
+    passes: dict[str, dict[str, int]] = {normalisation: {}, name: {}}
+    options = ((entry, passes),)
     return InductorToggle(name, summary, options, acts_on="rejoined_parts")
 
 
 def _make_fusion_toggle(entry: str, operator: str, normalised: dict[str, dict[str, int]]) -> InductorToggle:
-    """A fusion of a batch of equal operators."""
+    """Make the toggle of a fusion of a batch of equal operators; the compiler's own default wants five of them."""
     name, stage = f"batch_{operator}", entry.removesuffix("_fusion_options").replace("_", "-")
     summary = f"The {stage} fusion {name}, for two operators or more."
     options = ((entry, {**normalised, name: _ANY_SIZE}),)
@@ -129,10 +87,19 @@ TOGGLES: tuple[InductorToggle, ...] = (
         6,
         inference=True,
     ),
-    *(_make_pass_toggle(_BEFORE_GRADIENTS, name, summary, _NORMALISED) for name, summary in _PRE_GRAD.items()),
-    *(_make_pass_toggle(_AFTER_GRADIENTS, name, summary, _NORMALISED_ATEN) for name, summary in _POST_GRAD.items()),
-    *(_make_fusion_toggle(_BEFORE_GRADIENTS, operator, _NORMALISED) for operator in _PRE_FUSIONS),
-    *(_make_fusion_toggle(_AFTER_GRADIENTS, operator, {}) for operator in _POST_FUSIONS),
+    *(
+        _make_pass_toggle(_FUSIONS.pre_grad_options, name, summary, _FUSIONS.pre_grad_normalisation)
+        for name, summary in _FUSIONS.pre_grad.items()
+    ),
+    *(
+        _make_pass_toggle(_FUSIONS.post_grad_options, name, summary, _FUSIONS.post_grad_normalisation)
+        for name, summary in _FUSIONS.post_grad.items()
+    ),
+    *(
+        _make_fusion_toggle(_FUSIONS.pre_grad_options, operator, {_FUSIONS.pre_grad_normalisation: {}})
+        for operator in _FUSIONS.pre_grad_batches
+    ),
+    *(_make_fusion_toggle(_FUSIONS.post_grad_options, operator, {}) for operator in _FUSIONS.post_grad_batches),
     OWN_RANDOM_STREAM,
     EAGER_NUMBERS,
     InductorToggle("deterministic", "Nothing that affects numerics is timed.", (("deterministic", True),), 1),

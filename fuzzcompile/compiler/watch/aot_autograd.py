@@ -18,10 +18,11 @@ from fuzzcompile.compiler.watch.ledger import ChangedTangent, MetadataAnalysis, 
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.rule_labels import find_source
 from fuzzcompile.compiler.watch.torch_patch import Function
+from fuzzcompile.model.facts import facts
 from fuzzcompile.run.tensors import copy_tree, have_same_values, share_storage
 
-SOURCE = "torch/_functorch/_aot_autograd/collect_metadata_analysis.py"
-FUNCTION = "run_functionalized_fw_and_collect_metadata"
+_ANALYSIS_MODULE, _, FUNCTION = facts().aot_autograd.analysis.partition(":")
+SOURCE = f"{_ANALYSIS_MODULE.replace('.', '/')}.py"
 _OF_INPUT = ("alias_of_input", "is_input")
 
 
@@ -108,8 +109,9 @@ def _check_output(
 
 # AOTAutograd's changes of tangents (the gradients that a backward pass is given) before its graph gets them.
 
-PLACE = ("torch._functorch._aot_autograd.runtime_wrappers", "coerce_to_expected_memory_format")
-AS_THEY_COME: Mapping[str, object] = {"guess_tangent_strides_as_outputs": False}
+_COPY_MODULE, _, _COPY = facts().aot_autograd.tangent_copy.partition(":")
+PLACE = (_COPY_MODULE, _COPY)
+AS_THEY_COME: Mapping[str, object] = {facts().aot_autograd.tangent_guess: False}
 """The entries of ``torch._functorch.config`` without which no layout of a tangent is guessed from an output's."""
 
 

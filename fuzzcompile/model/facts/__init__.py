@@ -11,7 +11,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.model.stages import STAGES
@@ -50,6 +50,7 @@ class PassFacts:
     condition_calls: tuple[str, ...]
     group_fusions: str
     partitioners: tuple[str, ...]
+    replacing: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,46 @@ class UnreachableReason:
 
 
 @dataclass(frozen=True)
+class FusionFacts:
+    """Passes that Inductor's fusion options switch on, with their summaries, and fusions of equal operators."""
+
+    pre_grad: Mapping[str, str]
+    post_grad: Mapping[str, str]
+    pre_grad_batches: tuple[str, ...]
+    post_grad_batches: tuple[str, ...]
+    pre_grad_options: str
+    post_grad_options: str
+    pre_grad_normalisation: str
+    post_grad_normalisation: str
+
+
+@dataclass(frozen=True)
+class CompilerDecision:
+    """A decision of the compiler about a generated program.
+
+    Attributes:
+        stage: the stage that decides.
+        name: what is decided.
+        place: ``module:function`` that decides.
+        without: the settings that switch it off; empty where none does.
+    """
+
+    stage: str
+    name: str
+    place: str
+    without: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AotAutogradFacts:
+    """Functions of AOTAutograd as ``module:function``, and the entry of its config that guesses layouts of tangents."""
+
+    analysis: str
+    tangent_copy: str
+    tangent_guess: str
+
+
+@dataclass(frozen=True)
 class FactTables:
     """The facts of one version; ``checked`` says how they were checked on it."""
 
@@ -172,6 +213,9 @@ class FactTables:
     fake_tensors: FakeTensorFacts
     lowering_files: LoweringFileFacts
     bitwise: BitwiseFacts
+    fusions: FusionFacts
+    decisions: Mapping[str, CompilerDecision]
+    aot_autograd: AotAutogradFacts
     unreachable: tuple[UnreachableReason, ...] = ()
 
 
@@ -222,7 +266,12 @@ def parse_tables(table: Mapping[str, object], file: str) -> FactTables:
     """
     tables = _build_value(FactTables, table, file)
     assert isinstance(tables, FactTables)
-    stages = {*tables.stages, *tables.settings.listed, *(reason.stage for reason in tables.unreachable)}
+    stages = {
+        *tables.stages,
+        *tables.settings.listed,
+        *(reason.stage for reason in tables.unreachable),
+        *(decision.stage for decision in tables.decisions.values()),
+    }
     unknown = sorted(stages - set(STAGES))
     if unknown:
         raise FactsError(f"fuzzcompile/model/facts/{file}: there is no stage {unknown[0]!r}.")
@@ -275,7 +324,13 @@ def _build_fields(kind: type, value: Mapping[str, object], place: str) -> dict[s
     types_of = typing.get_type_hints(kind)
     fields = dataclasses.fields(kind)
     unknown = sorted(set(value) - set(types_of))
-    missing = [field.name for field in fields if field.default is dataclasses.MISSING and field.name not in value]
+    missing = [
+        each.name
+        for each in fields
+        if each.default is dataclasses.MISSING
+        and each.default_factory is dataclasses.MISSING
+        and each.name not in value
+    ]
     if unknown or missing:
         lacks = f"lacks the entry {missing[0]!r}" if missing else f"has an unknown entry {unknown[0]!r}"
         raise FactsError(f"fuzzcompile/model/facts/{place} {lacks}.")

@@ -124,16 +124,6 @@ def _is_json(value: object) -> bool:
 
 # Passes that left undone what the lowering relies on.
 
-_PASSES = "torch._inductor.fx_passes.post_grad"
-# The pass that replaces an operator which cannot be lowered.
-_REPLACED_BY = {
-    "auto_functionalized": "decompose_auto_functionalized",
-    "auto_functionalized_v2": "decompose_auto_functionalized",
-    "triton_kernel_wrapper_functional": "decompose_triton_kernel_wrapper_functional",
-    "map_impl": "decompose_map_to_while_loop",
-    "scan": "decompose_scan_to_while_loop",
-}
-
 
 def find_omission(failure: BackendFailure) -> Culprit | None:
     """The pass that should have replaced the operator whose lowering raised; None if there is none.
@@ -150,10 +140,10 @@ def find_omission(failure: BackendFailure) -> Culprit | None:
     if node is None or not callable(node.target):
         return None
     name = get_operator_name(node.target).removeprefix("higher_order.")
-    replacing = _REPLACED_BY.get(name)
+    replacing = facts().passes.replacing.get(name)
     if replacing is None or find_lowering_source(node.target) != (None, None):
         return None
-    source, line = find_definition(f"{_PASSES}:{replacing}")
+    source, line = find_definition(f"{facts().stages[POST_GRAD].tables}:{replacing}")
     if source is None:
         return None
     return Culprit(

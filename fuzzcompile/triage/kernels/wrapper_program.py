@@ -12,7 +12,8 @@ from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.operators.decompositions import find_operator
 from fuzzcompile.compiler.operators.fake_tensors import find_fake_function
 from fuzzcompile.compiler.watch.rule_labels import find_source
-from fuzzcompile.model.stages import CODEGEN, FAKE_TENSOR, FUNCTIONALIZATION, PARTITION, SCHEDULER
+from fuzzcompile.model.facts import CompilerDecision, facts
+from fuzzcompile.model.stages import FAKE_TENSOR
 from fuzzcompile.run.observation import GeneratedPlace
 from fuzzcompile.triage.attribution.ablation import Ablator
 from fuzzcompile.triage.attribution.culprit import Attribution, Culprit
@@ -174,49 +175,6 @@ def _iter_operators(lines: Sequence[str], line: int) -> Iterator[str]:
 
 # What gives memory to the buffers of a program.
 _PLANNING = ("memory_plan", "memory_plan_reuse")
-_SCHEDULER = "torch._inductor.scheduler:Scheduler"
-_WRAPPER = "torch._inductor.codegen.wrapper:PythonWrapperCodegen"
-
-
-@dataclass(frozen=True)
-class _MemoryDecision:
-    """A decision of the compiler; ``without`` switches it off, where a setting does."""
-
-    stage: str
-    name: str
-    place: str
-    without: tuple[tuple[str, object], ...] = ()
-
-
-_ORDER = _MemoryDecision(SCHEDULER, "order of kernels", f"{_SCHEDULER}.topological_sort_schedule")
-_PEAK = _MemoryDecision(
-    SCHEDULER,
-    "order of kernels",
-    "torch._inductor.memory:reorder_for_peak_memory",
-    (("reorder_for_peak_memory", False),),
-)
-_LIFETIME = _MemoryDecision(SCHEDULER, "lifetime of buffers", f"{_SCHEDULER}.compute_last_usage")
-_IN_PLACE = _MemoryDecision(
-    SCHEDULER,
-    "buffer reuse",
-    "torch._inductor.scheduler:SchedulerNode.decide_inplace_update",
-    (("inplace_buffers", False),),
-)
-_REUSE = _MemoryDecision(
-    CODEGEN, "buffer reuse", "torch._inductor.codegen.wrapper:AllocateLine.plan", (("allow_buffer_reuse", False),)
-)
-_FREEING = _MemoryDecision(CODEGEN, "lifetime of buffers", f"{_WRAPPER}.codegen_free")
-_REMOVAL = _MemoryDecision(SCHEDULER, "removal of kernels", f"{_SCHEDULER}.dead_node_elimination")
-_ALLOCATION = _MemoryDecision(CODEGEN, "allocation", f"{_WRAPPER}.codegen_allocation")
-_INPUTS = _MemoryDecision(CODEGEN, "inputs of the program", f"{_WRAPPER}.codegen_inputs")
-_SAVED = _MemoryDecision(
-    PARTITION, "values saved for backward", "torch._functorch.partitioners:_extract_fwd_bwd_modules"
-)
-_CALL = _MemoryDecision(
-    FUNCTIONALIZATION,
-    "inputs of the program",
-    "torch._functorch._aot_autograd.runtime_wrappers:_create_runtime_wrapper",
-)
 
 
 def prove_flawed_program(ablator: Ablator) -> Attribution | None:
@@ -229,9 +187,13 @@ def prove_flawed_program(ablator: Ablator) -> Attribution | None:
     Raises:
         OutOfTime: no further compile may be begun.
     """
-    flawed = _find_flaw(ablator.trial)
+    decisions, flawed = facts().decisions, _find_flaw(ablator.trial)
     if flawed is None:
-        return _prove_owner(ablator, (_IN_PLACE, _REUSE), {}) if _was_raised_by_planning(ablator.trial) else None
+        return (
+            _prove_owner(ablator, (decisions["in_place"], decisions["reuse"]), {})
+            if _was_raised_by_planning(ablator.trial)
+            else None
+        )
     if flawed.flaw is Flaw.LAYOUT:
         return None
     owners, details = list(_iter_owners(flawed)), _describe_flaw(flawed)
@@ -240,7 +202,7 @@ def prove_flawed_program(ablator: Ablator) -> Attribution | None:
 
 
 def _prove_owner(
-    ablator: Ablator, owners: Iterable[_MemoryDecision], details: Mapping[str, object]
+    ablator: Ablator, owners: Iterable[CompilerDecision], details: Mapping[str, object]
 ) -> Attribution | None:
     """The first decision without which the program is right."""
     for owner in owners:
@@ -283,24 +245,25 @@ def _find_flaw(trial: Trial) -> ProgramFlaw | None:
     return None if failure is None or failure.generated is None else find_program_flaw(failure.generated, str(failure))
 
 
-def _iter_owners(flawed: ProgramFlaw) -> Iterator[_MemoryDecision]:
+def _iter_owners(flawed: ProgramFlaw) -> Iterator[CompilerDecision]:
     """Yield the compiler's decisions that may cause the flaw, strongest evidence first."""
+    decisions = facts().decisions
     if flawed.flaw is Flaw.INPUTS:
-        yield from (_SAVED, _CALL) if flawed.backward else (_CALL,)
+        yield from (decisions["saved_values"], decisions["call"]) if flawed.backward else (decisions["call"],)
     elif flawed.flaw is Flaw.FREED:
-        yield from (_IN_PLACE, _REUSE) if flawed.is_reused else ()
-        yield from (_LIFETIME, _FREEING)
+        yield from (decisions["in_place"], decisions["reuse"]) if flawed.is_reused else ()
+        yield from (decisions["last_usage"], decisions["freeing"])
     elif flawed.written:
-        yield _ALLOCATION
+        yield decisions["allocation"]
     elif flawed.flaw is Flaw.EARLY:
-        yield from (_PEAK, _ORDER)
+        yield from (decisions["peak_memory"], decisions["order_of_kernels"])
     elif flawed.is_buffer:
-        yield from (_REMOVAL, _ALLOCATION)
+        yield from (decisions["removal"], decisions["allocation"])
     else:
-        yield _INPUTS
+        yield decisions["inputs"]
 
 
-def _make_owner_culprit(owner: _MemoryDecision, details: Mapping[str, object]) -> Culprit:
+def _make_owner_culprit(owner: CompilerDecision, details: Mapping[str, object]) -> Culprit:
     source, line = find_definition(owner.place)
     name = owner.name
     return Culprit(owner.stage, None, name, name, source=source, line=line, confidence="low", details=details)
