@@ -1,11 +1,15 @@
-"""The stage that each file of the compiler belongs to. Needs no torch."""
+"""The stages of the compiler: the one table of their names, titles, labels and files. Needs no torch.
+
+What triage looks at in a stage is in `fuzzcompile.triage.stages`, by these names.
+"""
 
 from __future__ import annotations
 
 import fnmatch
+from dataclasses import dataclass
 from typing import Final
 
-# The stages of a compile by the names that the JSON contract gives them. Needs no torch.
+# Names, as in the JSON contract (docs/machines.md).
 
 DYNAMO: Final = "dynamo"
 PRE_GRAD: Final = "pre_grad"
@@ -22,23 +26,170 @@ CODEGEN: Final = "codegen"
 CUDAGRAPHS: Final = "cudagraphs"
 RUNTIME: Final = "runtime"
 
+INDUCTOR_LABEL, DISPATCHER_LABEL = "module: inductor", "module: pt2-dispatcher"
+
+
+@dataclass(frozen=True)
+class CompilerStage:
+    """A stage of the compiler.
+
+    Attributes:
+        name: as in the JSON contract.
+        title: its name in an issue, as PyTorch's rubric for triage has it.
+        component: the part of PyTorch at fault, as titles of PyTorch's issues name it.
+        label: the label of issues about it.
+        files: patterns of its files, relative to torch's folder; ``*`` matches slashes too. A file that serves several
+            stages belongs to the first of them; of several patterns, the longest counts.
+    """
+
+    name: str
+    title: str
+    component: str
+    label: str
+    files: tuple[str, ...]
+
+
 # In the order in which a program passes them.
-STAGES = (
-    DYNAMO,
-    PRE_GRAD,
-    FUNCTIONALIZATION,
-    DECOMPOSITION,
-    FAKE_TENSOR,
-    JOINT_GRAPH,
-    PARTITION,
-    FREEZING,
-    POST_GRAD,
-    LOWERING,
-    SCHEDULER,
-    CODEGEN,
-    CUDAGRAPHS,
-    RUNTIME,
+STAGE_TABLE: Final = (
+    CompilerStage(
+        DYNAMO,
+        "Dynamo",
+        "dynamo",
+        "module: dynamo",
+        ("_dynamo/*",),
+    ),
+    CompilerStage(
+        PRE_GRAD,
+        "Inductor's pre-grad passes",
+        "inductor",
+        INDUCTOR_LABEL,
+        (
+            "_inductor/fx_passes/pre_grad.py",
+            "_inductor/fx_passes/split_cat.py",
+            "_inductor/fx_passes/group_batch_fusion.py",
+            "_inductor/fx_passes/efficient_conv_bn_eval.py",
+        ),
+    ),
+    CompilerStage(
+        FUNCTIONALIZATION,
+        "functionalization (AOTAutograd)",
+        "aot autograd",
+        "module: functionalization",
+        ("_functorch/aot_autograd.py", "_functorch/_aot_autograd/*", "_subclasses/functional_tensor.py"),
+    ),
+    CompilerStage(
+        DECOMPOSITION,
+        "a decomposition",
+        "decomposition",
+        "module: decompositions",
+        ("_decomp/*", "_refs/*", "_prims/*", "_prims_common/*", "_inductor/decomposition.py"),
+    ),
+    CompilerStage(
+        FAKE_TENSOR,
+        "a fake tensor rule",
+        "meta kernel",
+        "module: fakeTensor",
+        ("_meta_registrations.py", "_subclasses/fake_*.py"),
+    ),
+    CompilerStage(
+        JOINT_GRAPH,
+        "Inductor's joint-graph passes",
+        "inductor",
+        INDUCTOR_LABEL,
+        (
+            "_inductor/fx_passes/joint_graph.py",
+            "_inductor/fx_passes/fuse_attention.py",
+            "_inductor/fx_passes/pad_mm.py",
+            "_inductor/fx_passes/replace_random.py",
+            "_inductor/fx_passes/misc_patterns.py",
+            "_inductor/fx_passes/apply_gumbel_max_trick.py",
+            "_inductor/constant_folding.py",
+            "_inductor/pattern_matcher.py",
+        ),
+    ),
+    CompilerStage(
+        PARTITION,
+        "the partitioner (AOTAutograd)",
+        "aot autograd",
+        DISPATCHER_LABEL,
+        ("_functorch/partitioners.py",),
+    ),
+    CompilerStage(
+        FREEZING,
+        "Inductor's freezing passes",
+        "inductor",
+        INDUCTOR_LABEL,
+        (
+            "_inductor/freezing.py",
+            "_inductor/fx_passes/binary_folding.py",
+            "_inductor/fx_passes/freezing_patterns.py",
+        ),
+    ),
+    CompilerStage(
+        POST_GRAD,
+        "Inductor's post-grad passes",
+        "inductor",
+        INDUCTOR_LABEL,
+        ("_inductor/fx_passes/*", "_inductor/fx_utils.py"),
+    ),
+    CompilerStage(
+        LOWERING,
+        "an Inductor lowering",
+        "inductor",
+        INDUCTOR_LABEL,
+        (
+            "_inductor/lowering.py",
+            "_inductor/*_lowerings.py",
+            "_inductor/kernel/*",
+            "_inductor/ir.py",
+            "_inductor/mkldnn_ir.py",
+            "_inductor/graph.py",
+            "_inductor/loop_body.py",
+            "_inductor/inductor_prims.py",
+            "_inductor/index_propagation.py",
+            "_inductor/ops_handler.py",
+            "_inductor/sizevars.py",
+        ),
+    ),
+    CompilerStage(
+        SCHEDULER,
+        "Inductor's scheduler",
+        "inductor",
+        INDUCTOR_LABEL,
+        ("_inductor/scheduler.py", "_inductor/dependencies.py", "_inductor/memory.py"),
+    ),
+    CompilerStage(
+        CODEGEN,
+        "Inductor's code generation",
+        "inductor",
+        INDUCTOR_LABEL,
+        (
+            "_inductor/dtype_propagation.py",
+            "_inductor/optimize_indexing.py",
+            "_inductor/bounds.py",
+            "_inductor/codegen/*",
+            "_inductor/codecache.py",
+            "_inductor/async_compile.py",
+            "_inductor/cpp_builder.py",
+        ),
+    ),
+    CompilerStage(
+        CUDAGRAPHS,
+        "CUDA graphs",
+        "cudagraphs",
+        "module: cuda graphs",
+        ("_inductor/cudagraph_*.py",),
+    ),
+    CompilerStage(
+        RUNTIME,
+        "Inductor's runtime",
+        "inductor",
+        INDUCTOR_LABEL,
+        ("_inductor/runtime/*", "_inductor/output_code.py"),
+    ),
 )
+STAGES = tuple(stage.name for stage in STAGE_TABLE)
+BY_NAME: Final = {stage.name: stage for stage in STAGE_TABLE}
 # Stages whose passes rewrite a graph: their ledger can be replayed, and a veto switches one rewrite off.
 GRAPH_STAGES = (PRE_GRAD, JOINT_GRAPH, FREEZING, POST_GRAD)
 # Stages whose coverage is one of rewrites; the others' is one of operators and kernels.
@@ -47,65 +198,6 @@ REWRITING_STAGES = (*GRAPH_STAGES, PARTITION)
 AROUND_CAPTURE = (DYNAMO, FUNCTIONALIZATION, DECOMPOSITION, FAKE_TENSOR, PARTITION)
 # Stages whose faults show in generated code alone.
 BEHIND_GRAPHS = (LOWERING, SCHEDULER, CODEGEN, CUDAGRAPHS, RUNTIME)
-
-
-# Relative to torch's folder; the last matching row counts, and `*` also matches slashes. A file that serves several
-# stages counts for the first of them.
-_FILES: Final = (
-    ("_dynamo/*", DYNAMO),
-    ("_functorch/aot_autograd.py", FUNCTIONALIZATION),
-    ("_functorch/_aot_autograd/*", FUNCTIONALIZATION),
-    ("_subclasses/functional_tensor.py", FUNCTIONALIZATION),
-    ("_functorch/partitioners.py", PARTITION),
-    ("_decomp/*", DECOMPOSITION),
-    ("_refs/*", DECOMPOSITION),
-    ("_prims/*", DECOMPOSITION),
-    ("_prims_common/*", DECOMPOSITION),
-    ("_inductor/decomposition.py", DECOMPOSITION),
-    ("_meta_registrations.py", FAKE_TENSOR),
-    ("_subclasses/fake_*.py", FAKE_TENSOR),
-    ("_inductor/fx_passes/*", POST_GRAD),
-    ("_inductor/fx_utils.py", POST_GRAD),
-    ("_inductor/fx_passes/pre_grad.py", PRE_GRAD),
-    ("_inductor/fx_passes/split_cat.py", PRE_GRAD),
-    ("_inductor/fx_passes/group_batch_fusion.py", PRE_GRAD),
-    ("_inductor/fx_passes/efficient_conv_bn_eval.py", PRE_GRAD),
-    ("_inductor/fx_passes/joint_graph.py", JOINT_GRAPH),
-    ("_inductor/fx_passes/fuse_attention.py", JOINT_GRAPH),
-    ("_inductor/fx_passes/pad_mm.py", JOINT_GRAPH),
-    ("_inductor/fx_passes/replace_random.py", JOINT_GRAPH),
-    ("_inductor/fx_passes/misc_patterns.py", JOINT_GRAPH),
-    ("_inductor/fx_passes/apply_gumbel_max_trick.py", JOINT_GRAPH),
-    ("_inductor/constant_folding.py", JOINT_GRAPH),
-    ("_inductor/pattern_matcher.py", JOINT_GRAPH),
-    ("_inductor/freezing.py", FREEZING),
-    ("_inductor/fx_passes/binary_folding.py", FREEZING),
-    ("_inductor/fx_passes/freezing_patterns.py", FREEZING),
-    ("_inductor/lowering.py", LOWERING),
-    ("_inductor/*_lowerings.py", LOWERING),
-    ("_inductor/kernel/*", LOWERING),
-    ("_inductor/ir.py", LOWERING),
-    ("_inductor/mkldnn_ir.py", LOWERING),
-    ("_inductor/graph.py", LOWERING),
-    ("_inductor/loop_body.py", LOWERING),
-    ("_inductor/inductor_prims.py", LOWERING),
-    ("_inductor/index_propagation.py", LOWERING),
-    ("_inductor/ops_handler.py", LOWERING),
-    ("_inductor/sizevars.py", LOWERING),
-    ("_inductor/scheduler.py", SCHEDULER),
-    ("_inductor/dependencies.py", SCHEDULER),
-    ("_inductor/memory.py", SCHEDULER),
-    ("_inductor/dtype_propagation.py", CODEGEN),
-    ("_inductor/optimize_indexing.py", CODEGEN),
-    ("_inductor/bounds.py", CODEGEN),
-    ("_inductor/codegen/*", CODEGEN),
-    ("_inductor/codecache.py", CODEGEN),
-    ("_inductor/async_compile.py", CODEGEN),
-    ("_inductor/cpp_builder.py", CODEGEN),
-    ("_inductor/cudagraph_*.py", CUDAGRAPHS),
-    ("_inductor/runtime/*", RUNTIME),
-    ("_inductor/output_code.py", RUNTIME),
-)
 
 
 # The compiler, dispatch and tracing apart.
@@ -121,7 +213,12 @@ def is_compiler(file: str) -> bool:
 
 
 def find_file_stage(file: str) -> str | None:
-    """The stage of a file of the compiler, by its path from the folder that holds torch; None if none owns it."""
+    """Return the stage of a file, by its path from the folder that holds torch; None if it is in no stage."""
     name = file.removeprefix("torch/")
-    rows = (stage for pattern, stage in reversed(_FILES) if fnmatch.fnmatchcase(name, pattern))
-    return next(rows, None) if name != file else None
+    matching = [
+        (len(pattern), stage.name)
+        for stage in STAGE_TABLE
+        for pattern in stage.files
+        if fnmatch.fnmatchcase(name, pattern)
+    ]
+    return max(matching)[1] if matching and name != file else None

@@ -9,22 +9,7 @@ from dataclasses import dataclass
 from fuzzcompile.model.contract import CulpritJson, OutputJson, ReportJson, read_target
 from fuzzcompile.model.privacy import fold_lines, scrub
 from fuzzcompile.model.severity import Severity
-from fuzzcompile.model.stages import (
-    CODEGEN,
-    CUDAGRAPHS,
-    DECOMPOSITION,
-    DYNAMO,
-    FAKE_TENSOR,
-    FREEZING,
-    FUNCTIONALIZATION,
-    JOINT_GRAPH,
-    LOWERING,
-    PARTITION,
-    POST_GRAD,
-    PRE_GRAD,
-    RUNTIME,
-    SCHEDULER,
-)
+from fuzzcompile.model.stages import BY_NAME, CODEGEN, DISPATCHER_LABEL, DYNAMO, INDUCTOR_LABEL
 from fuzzcompile.model.verdicts import VALUES
 from fuzzcompile.report.finding_facts import IssueFacts
 
@@ -274,30 +259,13 @@ def _joined(parts: Sequence[str]) -> str:
 # Where a bug sits: the component that triages it, the code at fault, and what proves it.
 
 _REPOSITORY = "https://github.com/pytorch/pytorch/blob"
-_INDUCTOR, _DISPATCHER = "module: inductor", "module: pt2-dispatcher"
-# What each stage is called in PyTorch, and its label (.claude/skills/triaging-issues/pt2-triage-rubric.md).
-_COMPONENTS = {
-    DYNAMO: ("Dynamo", "module: dynamo"),
-    PRE_GRAD: ("Inductor's pre-grad passes", _INDUCTOR),
-    FUNCTIONALIZATION: ("functionalization (AOTAutograd)", "module: functionalization"),
-    DECOMPOSITION: ("a decomposition", "module: decompositions"),
-    FAKE_TENSOR: ("a fake tensor rule", "module: fakeTensor"),
-    JOINT_GRAPH: ("Inductor's joint-graph passes", _INDUCTOR),
-    PARTITION: ("the partitioner (AOTAutograd)", _DISPATCHER),
-    FREEZING: ("Inductor's freezing passes", _INDUCTOR),
-    POST_GRAD: ("Inductor's post-grad passes", _INDUCTOR),
-    LOWERING: ("an Inductor lowering", _INDUCTOR),
-    SCHEDULER: ("Inductor's scheduler", _INDUCTOR),
-    CODEGEN: ("Inductor's code generation", _INDUCTOR),
-    CUDAGRAPHS: ("CUDA graphs", "module: cuda graphs"),
-    RUNTIME: ("Inductor's runtime", _INDUCTOR),
-}
 # The first rung of the ladder of backends that is not right tells the component (section 2 of the rubric).
+_DYNAMO = BY_NAME[DYNAMO]
 _RUNGS = {
-    "eager": ("Dynamo", "module: dynamo"),
-    "aot_eager": ("AOTAutograd", _DISPATCHER),
-    "aot_eager_decomp_partition": ("decompositions or the partitioner", _DISPATCHER),
-    "inductor": ("Inductor", _INDUCTOR),
+    "eager": (_DYNAMO.title, _DYNAMO.label),
+    "aot_eager": ("AOTAutograd", DISPATCHER_LABEL),
+    "aot_eager_decomp_partition": ("decompositions or the partitioner", DISPATCHER_LABEL),
+    "inductor": ("Inductor", INDUCTOR_LABEL),
 }
 
 
@@ -305,10 +273,10 @@ def name_component(facts: IssueFacts) -> tuple[str, str] | None:
     """The component and its label in PyTorch's issues: the culprit's, else that of the first backend that is wrong."""
     if facts.without_compiler:
         return None
-    if facts.proved and facts.culprit is not None and facts.culprit.get("stage") in _COMPONENTS:
-        stage = str(facts.culprit["stage"])
-        generated = stage == CODEGEN and (facts.device or "").startswith("cpu") and facts.target is None
-        return ("Inductor's C++ code generation", "oncall: cpu inductor") if generated else _COMPONENTS[stage]
+    if facts.proved and facts.culprit is not None and facts.culprit.get("stage") in BY_NAME:
+        stage = BY_NAME[str(facts.culprit["stage"])]
+        generated = stage.name == CODEGEN and (facts.device or "").startswith("cpu") and facts.target is None
+        return ("Inductor's C++ code generation", "oncall: cpu inductor") if generated else (stage.title, stage.label)
     wrong = (rung["backend"] for rung in facts.shown.get("ladder") or () if rung["result"] in ("wrong", "raises"))
     return _RUNGS.get(next(wrong, ""))
 
@@ -338,7 +306,8 @@ def culprit_line(facts: IssueFacts) -> str:
     kernel = facts.kernel
     name = kernel or culprit.get("rewrite") or culprit.get("pass") or culprit.get("family") or "?"
     stage = str(culprit.get("stage"))
-    component = "an ATen kernel" if kernel else _COMPONENTS.get(stage, (stage,))[0]
+    title = BY_NAME[stage].title if stage in BY_NAME else stage
+    component = "an ATen kernel" if kernel else title
     within = culprit.get("pass")
     inside = f" in `{within}`" if within and not kernel and within != name else ""
     place = "" if kernel else source_link(facts)

@@ -16,12 +16,11 @@ from fuzzcompile.compiler.watch.rule_labels import get_base_name, is_vetoed
 from fuzzcompile.model.contract import COMPILE, SCHEMA, CauseJson, ContractJson, ErrorMapJson, ReportJson, TargetJson
 from fuzzcompile.model.severity import Severity, rate_severity
 from fuzzcompile.model.signatures import UNATTRIBUTED, make_program_signature, normalise_message, replace_fingerprint
-from fuzzcompile.model.stages import GRAPH_STAGES, PARTITION
+from fuzzcompile.model.stages import BY_NAME, GRAPH_STAGES, PARTITION
 from fuzzcompile.model.verdicts import Comparison, CoverageCount, Verdict
 from fuzzcompile.run.observation import Failure
 from fuzzcompile.triage.attribution.culprit import Attribution, Culprit
 from fuzzcompile.triage.attribution.steps import Step
-from fuzzcompile.triage.stages.stage_table import get_stage
 from fuzzcompile.triage.trials.case_runs import Trial
 from fuzzcompile.triage.trials.experiments import Experiments
 
@@ -331,7 +330,7 @@ def make_finite(value: Any) -> Any:
 
 def _culprit_to_json(culprit: Culprit) -> dict[str, Any]:
     """The culprit, with what reports call the part of PyTorch that its stage belongs to."""
-    return {**culprit.to_json(), "component": get_stage(culprit.stage).component}
+    return {**culprit.to_json(), "component": BY_NAME[culprit.stage].component}
 
 
 def _output_to_json(comparison: Comparison) -> dict[str, Any]:

@@ -55,10 +55,7 @@ OTHER_MEANINGS = {
     },
     "run/case.py": {"dynamo"},  # the key of the settings
     "triage/decision.py": {"freezing"},  # the entry
-    "triage/stages/decomposition.py": {"decomposition"},  # the component that a report names
-    "triage/stages/dynamo.py": {"dynamo"},  # its component
     "triage/stages/graph_passes.py": {"freezing"},  # the entry
-    "triage/stages/runtime.py": {"cudagraphs"},  # its component
 }
 
 
@@ -70,7 +67,8 @@ def test_each_stage_of_the_contract_stands_in_the_table_once_and_in_order():
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_a_stage_has_a_component_settings_and_patches_that_this_torch_has(stage):
-    assert stage.component and stage.component == stage.component.strip()
+    row = stages.BY_NAME[stage.name]
+    assert row.component.strip() and row.title.strip() and row.label and all(row.files)
     for settings in stage.settings:
         assert settings and all(get_setting(key) is not MISSING for key in settings), settings
         with config.patch(dict(settings)):

@@ -49,7 +49,6 @@ class Codegen(Stage):
     """
 
     name = CODEGEN
-    component = "inductor"
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The operators of the first wrong kernel of each graph, or of the kernel that failed."""

@@ -18,7 +18,6 @@ class Decomposition(OperatorStage):
     """Decompositions that are another function than their operator's kernel."""
 
     name = stages.DECOMPOSITION
-    component = "decomposition"
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """Decompositions that differ from their kernels; if none does by itself, changes between graphs."""
@@ -45,7 +44,6 @@ class FakeTensor(OperatorStage):
     """Meta kernels and fake implementations that describe another result than the kernel gives."""
 
     name = stages.FAKE_TENSOR
-    component = "meta kernel"
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """Operators whose fake results differ from their kernels', then nodes of the graphs with wrong metadata."""

@@ -162,7 +162,6 @@ class Dynamo(Stage):
     """
 
     name = stages.DYNAMO
-    component = "dynamo"
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The first call that gives something else, or whose check was lost."""

@@ -227,7 +227,6 @@ class Functionalization(Stage):
     """
 
     name = stages.FUNCTIONALIZATION
-    component = "aot autograd"
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The write or view that another value shows, calls on another path, copies of tangents, undeclared writes."""

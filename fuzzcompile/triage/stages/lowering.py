@@ -48,7 +48,6 @@ class Lowering(Stage):
     """
 
     name = LOWERING
-    component = "inductor"
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """Operators whose IR is wrong, those wrong in float64 first, then operators that failed."""

@@ -30,7 +30,6 @@ class Partitioner(Stage):
     """The partitioner: forward and backward graph one after the other are not what the joint graph is."""
 
     name = stages.PARTITION
-    component = "aot autograd"
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The partitioner, where the values that backward gets are not those of the joint graph."""

@@ -37,7 +37,6 @@ class Runtime(Stage):
     """
 
     name = RUNTIME
-    component = "inductor"
     settings = ({"allow_buffer_reuse": False, "inplace_buffers": False},)
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
@@ -99,7 +98,6 @@ class Cudagraphs(Stage):
     """
 
     name = CUDAGRAPHS
-    component = "cudagraphs"
     settings = ({_SETTING: False},)
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:

@@ -35,7 +35,6 @@ class Scheduler(Stage):
     """Fusion that breaks a dependence, kernels in a wrong order, memory that is given away too early."""
 
     name = SCHEDULER
-    component = "inductor"
     settings = ({"epilogue_fusion": False}, {"max_fusion_size": 1}, {"inplace_buffers": False})
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:

@@ -53,8 +53,6 @@ class Stage(ABC):
 
     name: ClassVar[str]
     """As in the JSON contract (:mod:`fuzzcompile.model.stages`)."""
-    component: ClassVar[str] = "inductor"
-    """What a report calls the part of PyTorch at fault, as titles of its issues do."""
     settings: ClassVar[tuple[Mapping[str, object], ...]] = ()
     """Entries of ``torch._inductor.config`` that work around the whole stage, the narrowest first."""
 
