@@ -34,7 +34,7 @@ docs: $(STAMP) ## The documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir build/site
 
 compat: $(OTHER_STAMP) ## Conformance suite and known issues on another torch: make compat TORCH=2.11.0
-	CUDA_VISIBLE_DEVICES= TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/$(OTHER)/kernels $(OTHER)/bin/python -m pytest -p no:cacheprovider tests/conformance tests/test_known_issues.py
+	CUDA_VISIBLE_DEVICES= TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/$(OTHER)/kernels $(OTHER)/bin/python -m pytest -p no:cacheprovider tests/compiler/conformance tests/test_known_issues.py
 	CUDA_VISIBLE_DEVICES= $(OTHER)/bin/fuzzcompile doctor --device cpu
 
 # The CPU build if the index has one; otherwise its default build, which on Linux is a CUDA build of 3 to 8 GB that also

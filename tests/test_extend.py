@@ -20,7 +20,7 @@ def test_each_name_is_there():
 
 
 def test_a_package_elsewhere_adds_an_idiom_that_is_drawn_and_imports_nothing_else_of_fuzzcompile(tmp_path: Path):
-    code = block("tests/generation/new_idiom.py").code
+    code = block("tests/fuzz/generation/new_idiom.py").code
     assert set(re.findall(r"^from (fuzzcompile\S*) import", code, re.MULTILINE)) == {"fuzzcompile.extend"}
     package = tmp_path / "their_idioms"
     package.mkdir()

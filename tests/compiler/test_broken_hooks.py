@@ -116,7 +116,7 @@ def wrong_decomposition() -> Iterator[None]:
 
 @contextlib.contextmanager
 def wrong_folding() -> Iterator[None]:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
+    sys.path.insert(0, str(Path(__file__).parent / "conformance"))
     try:
         import planted
     finally:
@@ -239,7 +239,7 @@ def honest(report: dict[str, Any], bug: Bug) -> None:
     assert is_right(report, bug) or (report["confidence"] == "low" and unseen), what
 
 
-# Others name such bugs too: tests/attribution and tests/conformance.
+# Others name such bugs too: tests/triage/attribution and tests/compiler/conformance.
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in ("pattern", "post-grad") else pytest.mark.slow) for name in BUGS]
 )
