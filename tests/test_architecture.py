@@ -64,7 +64,7 @@ def test_there_is_no_drawer():
 
 def test_files_and_functions_stay_small():
     """A revision of the schema is one function by Alembic's form, and is never changed again."""
-    assert len(FILES) <= 385 and not [p for p in FILES if len(p.read_text(encoding="utf-8").splitlines()) > 600]
+    assert len(FILES) <= 380 and not [p for p in FILES if len(p.read_text(encoding="utf-8").splitlines()) > 600]
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
     for path in FILES:
         nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kinds)]

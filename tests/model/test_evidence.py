@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fuzzcompile
@@ -20,6 +20,8 @@ from fuzzcompile.model.evidence import (
     ValuePair,
 )
 
+# On a busy machine the first draw may take seconds, which says nothing of these tests.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 ROOT = Path(fuzzcompile.__file__).parent
 WORDS = st.sampled_from(["out0", "input1.key", "argument2", "parameter a.weight", "buffer mean", "attribute steps"])
 TEXTS = st.text(st.characters(codec="ascii", exclude_categories=["C"], exclude_characters=",;"), min_size=1).filter(
@@ -27,6 +29,7 @@ TEXTS = st.text(st.characters(codec="ascii", exclude_categories=["C"], exclude_c
 )
 
 
+@patient
 @given(WORDS, st.none() | st.integers(0, 99), st.booleans(), st.booleans())
 def test_an_observable_is_read_as_it_was_written(what, call, gradient, after):
     observable = ObservableName(what, call, gradient, after)
@@ -39,6 +42,7 @@ def test_leaves_of_calls_are_told_from_parts_of_the_module():
     assert ObservableName.parse("parameter out0.weight").leaf is None and ObservableName.parse("").leaf is None
 
 
+@patient
 @given(TEXTS, TEXTS)
 def test_pairs_and_refusals_are_read_as_they_were_written(one, other):
     assert ValuePair.parse(str(ValuePair(one, other))) == ValuePair(one, other)
@@ -61,6 +65,7 @@ def test_an_error_has_a_type_and_a_message():
 PARTNERS = st.lists(st.sampled_from([f"input{number}" for number in range(6)]), unique=True, max_size=6)
 
 
+@patient
 @given(PARTNERS, PARTNERS)
 def test_partners_in_memory_are_read_as_far_as_they_were_written(eager, compiled):
     difference = AliasDifference.parse(str(AliasDifference.of("out0", eager, compiled)))

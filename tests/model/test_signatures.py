@@ -2,6 +2,7 @@
 
 import pytest
 
+from fuzzcompile.front.commands.triage import Baseline
 from fuzzcompile.model import signatures
 from fuzzcompile.model.signatures import (
     agree,
@@ -12,7 +13,6 @@ from fuzzcompile.model.signatures import (
     replace_fingerprint,
 )
 from fuzzcompile.programs.shrink.search import same_bug
-from fuzzcompile.report.baseline import Baseline
 
 SDPA = "joint_graph:torch/_inductor/fx_passes/fuse_attention.py:sfdp"
 ERROR = "lowering:CppCompileError:g++: error: 'tmp' was not declared"

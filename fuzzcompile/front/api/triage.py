@@ -17,7 +17,7 @@ from typing import TypedDict, Unpack, cast
 from rich.console import Console
 
 from fuzzcompile.front.api.report import Report
-from fuzzcompile.front.commands.triage import FileAnswer, triage_files
+from fuzzcompile.front.commands.triage import Baseline, FileAnswer, triage_files
 from fuzzcompile.model.conditions import Conditions, Contract, Limits, Question, choose_running_device
 from fuzzcompile.model.contract import ReportJson, WhereJson
 from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, UsageError
@@ -25,7 +25,6 @@ from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.programs.capture.call_file import Unsendable, send
 from fuzzcompile.programs.capture.invocation import Invocation, capture_invocation, restore_after
 from fuzzcompile.programs.casefiles.case_file import SENT_SUFFIX
-from fuzzcompile.report.baseline import Baseline
 from fuzzcompile.run.case import Arguments, CompileSettings
 from fuzzcompile.run.device import resolve_device
 from fuzzcompile.run.plants import check_plants
@@ -239,6 +238,13 @@ class Triage:
 
 
 triage = Triage()
+
+
+def make_triage(**changes: Unpack[TriageOptions]) -> Triage:
+    """Return ``triage`` under other settings, as :meth:`Triage.options` does."""
+    return triage.options(**changes)
+
+
 """Judge a call of a callable; see :class:`Triage`."""
 
 

@@ -99,17 +99,16 @@ def triage_and_print(
     gives the status 1.
     """
     from fuzzcompile.front.cli.wait_line import WaitLine
-    from fuzzcompile.front.commands.triage import FileAnswer, TriageLog, compute_status, list_case_files, triage_files
-    from fuzzcompile.report.baseline import Baseline
+    from fuzzcompile.front.commands import triage as command
     from fuzzcompile.run.interrupts import sigterm_interrupts
 
-    files = list_case_files(cases, ignored)
-    known = Baseline.of(baseline, ignored)
+    files = command.list_case_files(cases, ignored)
+    known = command.Baseline.of(baseline, ignored)
     _check_outputs(question, junit, sarif, page)
     typed = {**conditions.options(), **question.options()}
-    answers = list[FileAnswer]()
+    answers = list[command.FileAnswer]()
     waiting = WaitLine(as_json=as_json, several=len(files) > 1)
-    results = triage_files(
+    results = command.triage_files(
         files,
         conditions,
         question,
@@ -120,7 +119,7 @@ def triage_and_print(
         meanwhile=functools.partial(_show_start, waiting),
     )
     # On Ctrl-C the generator is closed at once, and its workers and files with it.
-    with sigterm_interrupts(), contextlib.closing(results), TriageLog(log, files) as events, waiting:
+    with sigterm_interrupts(), contextlib.closing(results), command.TriageLog(log, files) as events, waiting:
         for answer in results:
             answers.append(answer)
             events.log_answer(answer)
@@ -134,7 +133,7 @@ def triage_and_print(
     if not as_json and sum(answer.report is not None for answer in answers) > 1:
         _list_bugs([answer for answer in answers if answer.report is not None and answer.report["is_bug"]])
     _write_ci_files(answers, junit, sarif)
-    return compute_status(answers, least)
+    return command.compute_status(answers, least)
 
 
 def _show_start(waiting: WaitLine) -> None:

@@ -7,8 +7,8 @@ import json
 import pytest
 from triage_reports import SIGNATURE, report
 
+from fuzzcompile.front.commands.triage import Baseline
 from fuzzcompile.model.errors import UsageError
-from fuzzcompile.report.baseline import Baseline
 
 OTHER = "runtime:RuntimeError:tensor 'N' has N dims # not a comment"
 
