@@ -192,9 +192,9 @@ class JudgedTrial:
             else replace(self._make_unproved(), culprit=hit, known=True, ablations=ablator.ablations)
         )
 
-    def list_fates(self, names: Sequence[str]) -> tuple[RewriteFate, ...]:
-        """List the fates of the named rewrites in the judged compile."""
-        return tuple(find_rewrite_fate(self.experiments, self.trial, self.steps, name) for name in names)
+    def list_fates(self, asked: Experiments, names: Sequence[str]) -> tuple[RewriteFate, ...]:
+        """List the fates of the named rewrites; one that is off is tried as ``asked``, not the other way judged."""
+        return tuple(find_rewrite_fate(asked, self.trial, self.steps, name) for name in names)
 
     def _make_ablator(self, deadline: float | None) -> Ablator:
         return Ablator(self.experiments, self.trial, self.count, self.decision.evidence, deadline)
@@ -359,16 +359,16 @@ def triage(
         suspects: names of rewrites whose fate the report is to state.
         error_maps: add maps of the errors in the outputs.
         on_eager: called after the eager runs; a crash or time-out from then on is the compiler's.
-        on_verdict: called with each report before attribution; ``on_ledger`` with the judged compile's ledger.
-        on_ledger: see ``on_verdict``.
+        on_verdict: called with each report as soon as there is one, before anything is attributed.
+        on_ledger: called with what the judged compile did to its graphs, before anything is attributed.
 
     Raises:
         CaseError, CannotJudge: ``make()`` fails; nothing is compiled as the case demands, or the machine lacks a part.
     """
     started = time.perf_counter()
+    _prepare_compiler(device)
     experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)), against=against, tolerances=tolerances)
-    looking = _make_quick(experiments) if screen else experiments
-    _run_eager(looking, experiments)
+    looking = _run_eager(experiments, quick=screen)
     on_eager()
     early = _screen(looking, known, started, deadline) if screen else None
     if early is None:
@@ -386,18 +386,28 @@ def triage(
     on_ledger(answer.trial.ledger)
     report = answer.report(answer.attribution(deadline, thorough=thorough))
     maps = make_error_maps(answer.experiments, answer.trial) if error_maps else report.error_maps
-    return replace(report, error_maps=maps, asked=answer.list_fates(suspects))
+    return replace(report, error_maps=maps, asked=answer.list_fates(experiments, suspects))
 
 
-def _run_eager(looking: Experiments, experiments: Experiments) -> None:
-    """Run the case eagerly, and refuse it where its state lasts or the CPU lacks what it needs."""
-    initialise_patterns(experiments.device)
+def _prepare_compiler(device: torch.device) -> None:
+    """Register the compiler's patterns and probe an unknown torch, before the case can change the process."""
+    initialise_patterns(device)
     probe_unknown_torch()
+
+
+def _run_eager(experiments: Experiments, *, quick: bool) -> Experiments:
+    """Run the case eagerly, and refuse it where its state lasts or the CPU lacks what it needs.
+
+    Returns:
+        The experiments that looked: those given, or a quick look with fewer runs.
+    """
+    looking = _make_quick(experiments) if quick else experiments
     looking.run_eager()
     if experiments.device.type == "cuda":
         _ = experiments.is_deterministic  # nothing can be read from a GPU that the compiled program has lost
     refuse_lasting_state(experiments)
     refuse_lack_of_cpu(experiments)
+    return looking
 
 
 def _compile_once(experiments: Experiments) -> Trial:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 import torch
 from planting import handler, sin_off
@@ -11,6 +14,7 @@ from torch._inductor.fx_passes import joint_graph
 
 from fuzzcompile.model.facts import find_facts
 from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.triage import engine
 from fuzzcompile.triage.engine import triage
 from fuzzcompile.triage.triage_report import TriageReport
 
@@ -51,6 +55,22 @@ def test_a_clean_program_is_only_screened(clean):
     assert "no generated code" in screened.detail
     assert not full.screened and (full.cost.compiles, full.cost.screens) == (1, 0)
     assert not screened.is_bug and not full.is_bug
+
+
+@pytest.mark.parametrize("screen", [True, False])
+def test_the_compiler_is_made_ready_before_the_program_runs(tmp_path, monkeypatch, screen: bool):
+    """A program may change its process, and what it changed would be in the patterns that are traced."""
+    steps = list[str]()
+    monkeypatch.setitem(sys.modules, "steps", types.SimpleNamespace(done=steps))
+    monkeypatch.setattr(engine, "initialise_patterns", lambda device: steps.append("patterns"))
+    monkeypatch.setattr(engine, "probe_unknown_torch", lambda: steps.append("probe"))
+    path = tmp_path / "step.py"
+    path.write_text(
+        "import steps\nimport torch\n\n\n"
+        "def make():\n    steps.done.append('program')\n    return torch.sin, (torch.ones(3),)\n"
+    )
+    triage(load_case(path), torch.device("cpu"), screen=screen)
+    assert steps[:3] == ["patterns", "probe", "program"]
 
 
 def test_what_was_reached_is_counted(clean):
