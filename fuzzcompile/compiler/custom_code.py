@@ -11,7 +11,6 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +24,8 @@ from fuzzcompile.compiler.watch import rule_labels
 from fuzzcompile.compiler.watch.ledger import Label
 from fuzzcompile.model.custom import Custom, CustomPass, LoadedCustom, ObjectPath
 from fuzzcompile.model.errors import UsageError, format_message
-from fuzzcompile.model.stages import JOINT_GRAPH, POST_GRAD, PRE_GRAD
+from fuzzcompile.model.facts import facts
+from fuzzcompile.model.stages import POST_GRAD, PRE_GRAD
 from fuzzcompile.run.case import CompileSettings
 
 if TYPE_CHECKING:
@@ -164,13 +164,7 @@ def _takes_options(backend: Any) -> bool:
 # torch 2.11 does not have it.
 _AWARE: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
 
-SETTINGS = MappingProxyType(
-    {
-        PRE_GRAD: "pre_grad_custom_pass",
-        JOINT_GRAPH: "joint_custom_post_pass",
-        POST_GRAD: "post_grad_custom_post_pass",
-    }
-)
+SETTINGS = facts().custom_passes.stages
 """The entry of Inductor's config that runs a pass at a stage: of two, the one behind torch's own passes."""
 
 _CALL_ENDING = "()"  # follows the name of a class

@@ -20,6 +20,7 @@ from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.rule_labels import find_location
 from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
 from fuzzcompile.compiler.watch.unseen import Unseen
+from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import PRE_GRAD
 
 # Source of dynamo's own handling of a function.
@@ -41,11 +42,9 @@ def find_handler(function: Callable[..., Any], name: str) -> Callable[..., Any] 
 
 
 _LONGEST = 300
-_JUMP = "generic_jump"
+_FACTS = facts().dynamo
 _BRANCH = "Data-dependent branching"
 _LOOP = "graph break in loop"
-# Exceptions by which dynamo says that it cannot capture something.
-_UNCAPTURED = ("Unsupported", "UserError", "UncapturedHigherOrderOpError", "FailOnRecompileLimitHit")
 _SYMBOLS = re.compile(r"\s*\((?:unhinted|Size-like symbols): .*")
 _EXPLANATION = re.compile(r"^\s*Explanation:\s*(.+?)(?=\n\s*(?:Hint|Developer debug context)\b|\n\n|\Z)", re.M | re.S)
 _CAUSE = re.compile(r"^Caused by:.*#\s*(\S+:\d+)", re.M)
@@ -96,7 +95,7 @@ def list_breaks(before: DynamoCounts) -> tuple[str, ...]:
         text = str(getattr(reason, "reason", reason))
         text = (
             f"{_BRANCH}\n  Explanation: a branch of the program depends on a value in a tensor"
-            if (text.startswith(_JUMP))
+            if (text.startswith(_FACTS.jump))
             else text
         )
         headlines.add(extract_headline(text))
@@ -133,7 +132,7 @@ def _find_uncaptured_frames(before: DynamoCounts) -> Iterator[tuple[str, list[tr
     known = set(map(id, before.attempts))
     for attempt in _list_attempts():
         reason, file = getattr(attempt, "fail_reason", None), getattr(attempt, "fail_user_frame_filename", None)
-        if id(attempt) in known or not reason or getattr(attempt, "fail_type", None) not in _UNCAPTURED:
+        if id(attempt) in known or not reason or getattr(attempt, "fail_type", None) not in _FACTS.uncaptured:
             continue
         line, function = getattr(attempt, "fail_user_frame_lineno", None), str(getattr(attempt, "co_name", ""))
         yield str(reason), [traceback.FrameSummary(file, line, function)] if file and line else []
@@ -160,7 +159,7 @@ def format_break(text: str, stack: Sequence[traceback.FrameSummary] = ()) -> str
 def find_uncaptured_reason(error: BaseException) -> str | None:
     """The reason why ``fullgraph=True`` cannot be honoured; None for an error of another kind."""
     exceptions = _import_dynamo("exc")
-    kinds = tuple(kind for name in _UNCAPTURED if isinstance(kind := getattr(exceptions, name, None), type))
+    kinds = tuple(kind for name in _FACTS.uncaptured if isinstance(kind := getattr(exceptions, name, None), type))
     chain: BaseException | None = error
     while chain is not None:
         if isinstance(chain, kinds):
@@ -257,7 +256,7 @@ def break_graph_at(calls: Sequence[CallTarget]) -> Iterator[None]:
         yield
         return
     rules = importlib.import_module("torch._dynamo.trace_rules")
-    tables = [getattr(rules, name, None) for name in _CALLABLE_IDS]
+    tables = [getattr(rules, name, None) for name in _FACTS.special_functions]
     known = [(table, set(table())) for table in tables if table is not None]
     try:
         for function in honoured:
@@ -271,9 +270,6 @@ def break_graph_at(calls: Sequence[CallTarget]) -> Iterator[None]:
                 table.remove(added)
             for removed in ids - now:
                 table.add(removed)
-
-
-_CALLABLE_IDS = ("_allowed_callable_ids", "_nonstrict_trace_callable_ids", "_disallowed_callable_ids")
 
 
 # Captured calls of the user's program behind the place where a rewrite applied.

@@ -54,7 +54,6 @@ def initialise_patterns(device: torch.device) -> None:
 
 
 Kind = Literal["pass", "pattern", "decomposition", "lowering", "setting"]
-_PASSES = "torch._inductor.fx_passes"
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def list_known_rules(device: torch.device) -> list[KnownRule]:
     # The patterns of freezing are registered when something is frozen. Whatever keeps a torch from registering them
     # now, the other stages are listed all the same.
     with contextlib.suppress(Exception), describe_target():
-        importlib.import_module(f"{_PASSES}.freezing_patterns").lazy_init()
+        importlib.import_module(facts().stages[FREEZING].tables).lazy_init()
     rows: list[KnownRule] = []
     conditions: dict[str, set[str]] = {}
     for stage, source in facts().stages.items():
@@ -124,7 +123,7 @@ class _StageRules:
         self.tables = _find_tables(vars(importlib.import_module(source.tables)))
         self.config = importlib.import_module("torch._inductor.config")
         self.is_on = bool(getattr(self.config, source.switch, True))
-        self.option = f"{stage}_fusion_options"
+        self.option = facts().fusions.get_option(stage)
         self.listed = set[str]()
 
     def list_rules(self) -> list[KnownRule]:
@@ -180,8 +179,8 @@ class _StageRules:
 
     def _list_group_batch_fusions(self, pass_name: str) -> Iterator[KnownRule]:
         """Rules of their own kind, run by name as well; a ledger names them by their class."""
-        module = importlib.import_module(f"{_PASSES}.group_batch_fusion")
-        rules: Mapping[str, type] = getattr(module, f"{self.stage.upper()}_FUSIONS", {})
+        module, _, table = facts().fusions.rules.get(self.stage, "").partition(":")
+        rules: Mapping[str, type] = getattr(importlib.import_module(module), table, {}) if module else {}
         for name, rule in rules.items():
             source, line = rule_labels.find_source(getattr(rule, "fuse", None))
             on, when = self._find_option(name)
@@ -189,7 +188,7 @@ class _StageRules:
 
     def _find_option(self, name: str) -> tuple[bool | None, str]:
         """Return whether the stage's fusion options ask for a table, and the condition."""
-        if not hasattr(self.config, self.option):
+        if self.option is None or not hasattr(self.config, self.option):
             return None, ""
         asked = name in (getattr(self.config, self.option) or {})
         on = asked and self.is_on and bool(getattr(self.config, "pattern_matcher", True))

@@ -21,11 +21,11 @@ import torch
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns, list_known_rules
 from fuzzcompile.compiler.session import Compilation, open_session, silence_torch
 from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.model.facts import facts
 from fuzzcompile.run.case import CompileSettings
 
-_MODULE = "torch._inductor.fx_passes.fuse_attention"
-_LISTED = "_get_sfdp_patterns"
-FAMILY = "_sfdp_pattern_"
+_MODULE, _, _LISTED = facts().names.sdpa_variants.partition(":")
+FAMILY = facts().names.sdpa_family
 # Dynamo traces no function that is defined in a file of torch, so copies live in a module of this name.
 _HOME = "fuzzcompile_sdpa_patterns"
 _DROPOUT = "dropout_p"

@@ -29,6 +29,7 @@ from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.torch_patch import install_patches
 from fuzzcompile.model.contract import COMPILE
 from fuzzcompile.model.errors import CaseError
+from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DYNAMO
 from fuzzcompile.run.case import CompileSettings
 from fuzzcompile.run.observation import Failure
@@ -48,9 +49,6 @@ def silence_torch() -> Iterator[None]:
     finally:
         logging.disable(before)
 
-
-# On the stack only while something is compiled.
-_CONVERTS = "torch/_dynamo/convert_frame.py"
 
 # What needs the target's device: graphs recorded on it, kernels timed against each other, wrappers in C++.
 _NO_DEVICE = {
@@ -331,7 +329,7 @@ def _is_compiler_error(error: BaseException) -> bool:
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch")):
         return True
     frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_code.co_filename.endswith(_CONVERTS) for frame, _ in frames)
+    return any(frame.f_code.co_filename.endswith(facts().errors.converting_file) for frame, _ in frames)
 
 
 def _find_root_cause(error: BaseException) -> BaseException:

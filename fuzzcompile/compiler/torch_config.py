@@ -197,19 +197,16 @@ def _is_complete(path: Path) -> bool:
 
 # Options of the compiler that the installed torch has, down to the passes that its fusion options name.
 
-_PASSES = "torch._inductor.fx_passes"
-# Per option, where the passes are that it may name.
-_TABLES = {
-    "pre_grad_fusion_options": (("split_cat", "PRE_GRAD_PATTERNS"), ("group_batch_fusion", "PRE_GRAD_FUSIONS")),
-    "post_grad_fusion_options": (("split_cat", "POST_GRAD_PATTERNS"), ("group_batch_fusion", "POST_GRAD_FUSIONS")),
-}
-
 
 def find_unknown_options(options: Mapping[str, object]) -> tuple[str, ...]:
     """The entries of ``torch._inductor.config``, and the passes named in them, that the installed torch lacks."""
     unknown = [key for key in options if get_setting(key) is MISSING]
-    for key, tables in _TABLES.items():
-        known = {name for module, table in tables for name in _load_pass_table(module, table)}
+    fusions = facts().fusions
+    for stage in fusions.patterns:
+        key = fusions.get_option(stage)
+        if key is None:
+            continue
+        known = {name for place in (fusions.patterns[stage], fusions.rules[stage]) for name in _load_pass_table(place)}
         unknown += [f"{key}:{name}" for name in _list_names(options.get(key)) if name not in known]
     return tuple(unknown)
 
@@ -218,9 +215,10 @@ def _list_names(option: object) -> Iterable[str]:
     return option if isinstance(option, Mapping) else ()
 
 
-def _load_pass_table(module: str, name: str) -> Mapping[str, object]:
+def _load_pass_table(place: str) -> Mapping[str, object]:
+    module, _, name = place.partition(":")
     try:
-        table: Mapping[str, object] = getattr(importlib.import_module(f"{_PASSES}.{module}"), name)
+        table: Mapping[str, object] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
         return {}
     return table

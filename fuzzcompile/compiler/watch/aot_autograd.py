@@ -133,13 +133,13 @@ def wrap_coercion(recorder: Recorder, original: Function) -> Function:
 
 # The function that splits a joint graph into forward and backward, and the plainest one to take its place.
 
-_MINIMAL_CUT = "min_cut_rematerialization_partition"
+_PARTITIONER_MODULE, _, _MINIMAL_CUT = facts().aot_autograd.partitioner.partition(":")
 
 
 def find_partitioner() -> Callable[..., object] | None:
     """The user's own partitioner, or Inductor's; None if this torch has none that is known."""
-    own: Callable[..., object] | None = getattr(load_config("inductor"), "custom_partitioner_fn", None)
-    return own or getattr(importlib.import_module("torch._inductor.compile_fx"), _MINIMAL_CUT, None)
+    own: Callable[..., object] | None = getattr(load_config("inductor"), facts().aot_autograd.partitioner_setting, None)
+    return own or getattr(importlib.import_module(_PARTITIONER_MODULE), _MINIMAL_CUT, None)
 
 
 def describe_partitioner() -> tuple[str, Callable[..., object] | None]:
@@ -155,11 +155,13 @@ def make_plain_partitioning() -> Mapping[str, object] | None:
 
     That is AOTAutograd's default partition: nothing is computed twice, and no minimal cut is sought.
     """
+    setting = facts().aot_autograd.partitioner_setting
+    module, _, name = facts().aot_autograd.plain_partitioner.partition(":")
     with contextlib.suppress(ImportError, AttributeError):
-        from torch._functorch.partitioners import default_partition
         from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-        if not hasattr(load_config("inductor"), "custom_partitioner_fn"):
+        default_partition = getattr(importlib.import_module(module), name)
+        if not hasattr(load_config("inductor"), setting):
             return None
 
         class DefaultPartition(CustomPartitionerFn):
@@ -169,10 +171,11 @@ def make_plain_partitioning() -> Mapping[str, object] | None:
                 self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
             ) -> tuple[fx.GraphModule, fx.GraphModule]:
                 kwargs.pop("compiler", None)
-                return default_partition(gm, joint_inputs, **kwargs)
+                forward, backward = default_partition(gm, joint_inputs, **kwargs)
+                return forward, backward
 
             def uuid(self) -> None:
                 return None
 
-        return {"custom_partitioner_fn": DefaultPartition()}
+        return {setting: DefaultPartition()}
     return None

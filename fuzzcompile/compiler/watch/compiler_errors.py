@@ -13,6 +13,7 @@ from types import FrameType
 
 import torch
 
+from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import is_compiler
 from fuzzcompile.run.observation import GeneratedPlace
 from fuzzcompile.run.subprocesses import find_toolchain_fault
@@ -21,21 +22,7 @@ _INDUCTOR = "torch/_inductor/"
 # Modules that Inductor generates have names below its own.
 _GENERATED = "torch._inductor."
 _MOST_FRAMES = 3
-# What only hands calls on.
-_DISPATCH = ("virtualized.py", "ops_handler.py")
-_WRAPPERS = ("wrapped", "wrapper", "inner", "_wrapped")
-# Through these functions every operator of a program goes, and every error of one.
-_EVERY_OPERATOR = {
-    "torch/_subclasses/fake_tensor.py": (
-        "__torch_dispatch__", "dispatch", "_cached_dispatch_impl", "_dispatch_impl", "maybe_run_unsafe_fallback",
-    ),
-    "torch/_inductor/compile_fx.py": ("fake_tensor_prop",),
-    "torch/_dynamo/utils.py": (
-        "run_node", "get_fake_value", "_get_fake_value_impl", "wrap_fake_exception", "<lambda>",
-        "_wrap_graph_break_with_torch_runtime_err",
-    ),
-}  # fmt: skip
-_ENTRIES = ("torch/_dynamo/eval_frame.py", "torch/_dynamo/exc.py")
+_FACTS = facts().errors
 _PACKAGES = Path(torch.__file__).parent.parent
 _STANDARD = Path(sysconfig.get_paths()["stdlib"])
 _OURS = Path(__file__).parents[2]
@@ -139,8 +126,8 @@ def _find_compiler_file(frame: FrameType) -> str | None:
 
 def _is_forwarding(name: str, frame: FrameType) -> bool:
     function = frame.f_code.co_name
-    passes = name.removeprefix(_INDUCTOR) in _DISPATCH or function in _WRAPPERS
-    return passes or name in _ENTRIES or function in _EVERY_OPERATOR.get(name, ())
+    forwards = name in _FACTS.forwarding_files or function in _FACTS.forwarding_functions
+    return forwards or function in _FACTS.every_operator.get(name, ())
 
 
 # Errors of a compile that are the machine's: a full disk, a folder without rights, no working C++ compiler.

@@ -188,8 +188,8 @@ def _make_unchanged_result(function: Function, graph: fx.Graph | fx.GraphModule)
     return {"nothing": None, "number": 0, "graph": graph}.get(kind, _NO_RESULT)
 
 
-FUSION_PASSES = ("_pre_fusion_custom_pass", "_post_fusion_custom_pass")
-JOINT_PASS = "joint_custom_pass"
+FUSION_PASSES = facts().custom_passes.fusion
+JOINT_PASS = facts().custom_passes.joint
 
 
 def wrap_observed_pass(recorder: Recorder, original: Function) -> Function:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fuzzcompile.model.errors import FuzzcompileError
-from fuzzcompile.model.stages import STAGES
+from fuzzcompile.model.stages import POST_GRAD, PRE_GRAD, STAGES
 from fuzzcompile.model.versions import installed_torch
 
 __all__ = [
@@ -79,6 +79,8 @@ class NameFacts:
     nameless: tuple[str, ...]
     search_function: str
     partial: str
+    sdpa_variants: str
+    sdpa_family: str
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,12 @@ class FusionFacts:
     post_grad_options: str
     pre_grad_normalisation: str
     post_grad_normalisation: str
+    patterns: Mapping[str, str]
+    rules: Mapping[str, str]
+
+    def get_option(self, stage: str) -> str | None:
+        """Return the entry of Inductor's config that names the passes of a stage to run; None for other stages."""
+        return {PRE_GRAD: self.pre_grad_options, POST_GRAD: self.post_grad_options}.get(stage)
 
 
 @dataclass(frozen=True)
@@ -193,11 +201,54 @@ class CompilerDecision:
 
 @dataclass(frozen=True)
 class AotAutogradFacts:
-    """Functions of AOTAutograd as ``module:function``, and the entry of its config that guesses layouts of tangents."""
+    """Functions of AOTAutograd as ``module:function``, and the entries of configs that decide about them."""
 
     analysis: str
     tangent_copy: str
     tangent_guess: str
+    partitioner: str
+    plain_partitioner: str
+    partitioner_setting: str
+
+
+@dataclass(frozen=True)
+class CustomPassFacts:
+    """Entries of the configs that hold a user's own passes: by stage, over the scheduler's nodes, and functorch's."""
+
+    stages: Mapping[str, str]
+    fusion: tuple[str, ...]
+    joint: str
+
+
+@dataclass(frozen=True)
+class CodePlaces:
+    """Functions that a culprit without a rule is said to be, as ``module:function``."""
+
+    fusion_decision: str
+    library_calls: str
+    written_calls: str
+    program_results: str
+    graph_recording: str
+
+
+@dataclass(frozen=True)
+class DynamoFacts:
+    """Dynamo's own names for what it cannot capture, and for the functions that it treats in a special way."""
+
+    uncaptured: tuple[str, ...]
+    jump: str
+    special_functions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ErrorFacts:
+    """Code that errors of any program pass through, so that it tells nothing; files are relative to torch's parent."""
+
+    forwarding_files: frozenset[str]
+    forwarding_functions: frozenset[str]
+    every_operator: Mapping[str, tuple[str, ...]]
+    converting_file: str
+    planning: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -216,6 +267,10 @@ class FactTables:
     fusions: FusionFacts
     decisions: Mapping[str, CompilerDecision]
     aot_autograd: AotAutogradFacts
+    custom_passes: CustomPassFacts
+    places: CodePlaces
+    dynamo: DynamoFacts
+    errors: ErrorFacts
     unreachable: tuple[UnreachableReason, ...] = ()
 
 
@@ -271,6 +326,9 @@ def parse_tables(table: Mapping[str, object], file: str) -> FactTables:
         *tables.settings.listed,
         *(reason.stage for reason in tables.unreachable),
         *(decision.stage for decision in tables.decisions.values()),
+        *tables.custom_passes.stages,
+        *tables.fusions.patterns,
+        *tables.fusions.rules,
     }
     unknown = sorted(stages - set(STAGES))
     if unknown:

@@ -77,7 +77,7 @@ def find_site(lowered: LoweredGraph, node: str) -> str | None:
 def find_fusion_source(stage: str, generator: CodeGenerator) -> tuple[str | None, int | None]:
     """File and line of what fuses loops: the scheduler's decision, or the code that is generated for them together."""
     if stage == SCHEDULER:
-        return find_definition("torch._inductor.scheduler:Scheduler.can_fuse")
+        return find_definition(facts().places.fusion_decision)
     code = generator.find_fusion_code()
     return code.source, code.line
 

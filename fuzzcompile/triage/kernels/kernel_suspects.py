@@ -19,6 +19,7 @@ from fuzzcompile.compiler.kernels.kernel_watch import list_operator_names
 from fuzzcompile.compiler.kernels.loop_body import NotEvaluable
 from fuzzcompile.compiler.kernels.lowering_control import Control
 from fuzzcompile.compiler.watch.ledger import GraphCall, Ledger, LoweredGraph, list_class_names
+from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import CODEGEN, LOWERING, POST_GRAD, RUNTIME, SCHEDULER
 from fuzzcompile.model.verdicts import Comparison, Verdict
 from fuzzcompile.run import metrics
@@ -378,8 +379,6 @@ def _list_families(wrong: WrongKernel) -> list[str]:
 _LOOPS = ("SchedulerNode", "FusedSchedulerNode")
 _LIBRARY = "ExternKernelSchedulerNode"
 _LOST = "lost kernel"
-_LIBRARY_CALLS = "torch._inductor.scheduler:Scheduler.codegen_extern_call"
-_WRITTEN_CALLS = "torch._inductor.codegen.wrapper:PythonWrapperCodegen.generate_extern_kernel_out"
 # What stands between the call-backs around a kernel.
 _AROUND = re.compile(r"before_kernel\(\d+, (\d+), locals\(\)\)\n((?:.*\n)*?).*after_kernel\(\d+, \1, locals\(\)\)")
 _NO_CALL = re.compile(r"\s*(#.*|\w+ = empty_strided.*|del .*)?")
@@ -404,7 +403,8 @@ def _find_ungenerated(lowered: LoweredGraph) -> Attribution | None:
                 continue
             names = list_operator_names([node])
             if kind == _LIBRARY:
-                return Attribution(_make_lost_culprit(lowered, names, SCHEDULER, *find_definition(_LIBRARY_CALLS)))
+                place = find_definition(facts().places.library_calls)
+                return Attribution(_make_lost_culprit(lowered, names, SCHEDULER, *place))
             code = find_generator(lowered).find_fusion_code()
             return Attribution(_make_lost_culprit(lowered, names, CODEGEN, code.source, code.line))
     return None
@@ -415,7 +415,8 @@ def _find_uncalled(lowered: LoweredGraph) -> Attribution | None:
     for match in _AROUND.finditer(lowered.program):
         kernel = lowered.kernels[int(match[1])]
         if kernel.extern and kernel.writes and all(_NO_CALL.fullmatch(line) for line in match[2].splitlines()):
-            return Attribution(_make_lost_culprit(lowered, kernel.nodes, CODEGEN, *find_definition(_WRITTEN_CALLS)))
+            place = find_definition(facts().places.written_calls)
+            return Attribution(_make_lost_culprit(lowered, kernel.nodes, CODEGEN, *place))
     return None
 
 

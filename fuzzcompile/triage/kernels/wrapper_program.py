@@ -173,10 +173,6 @@ def _iter_operators(lines: Sequence[str], line: int) -> Iterator[str]:
         yield match[1]
 
 
-# What gives memory to the buffers of a program.
-_PLANNING = ("memory_plan", "memory_plan_reuse")
-
-
 def prove_flawed_program(ablator: Ablator) -> Attribution | None:
     """The decisions behind a generated program that reads what it has not, or gets other inputs; None for any other.
 
@@ -214,7 +210,7 @@ def _prove_owner(
 def _was_raised_by_planning(trial: Trial) -> bool:
     """Return whether the error rose during memory planning, which the scheduler's decisions may contradict."""
     failure = trial.observation.failure
-    return failure is not None and any(function in _PLANNING for _, _, function in failure.raised)
+    return failure is not None and any(function in facts().errors.planning for _, _, function in failure.raised)
 
 
 def with_asserted_layout(attribution: Attribution, trial: Trial) -> Attribution:

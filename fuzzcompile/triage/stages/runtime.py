@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.session import Compilation, get_effective_setting
+from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import CUDAGRAPHS, RUNTIME
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.triage.attribution.ablation import Ablator, Divergence
@@ -18,7 +19,6 @@ from fuzzcompile.triage.stages.stage import AblatedCompile, Stage, Suspect
 from fuzzcompile.triage.trials.case_runs import Trial
 
 _WRAPPER = "wrapper"
-_WRITTEN_BY = "torch._inductor.codegen.wrapper:PythonWrapperCodegen.generate_return"
 _KERNEL_CALL = "kernel call"
 
 
@@ -56,7 +56,7 @@ class Runtime(Stage):
         )
         if shown is None:
             return None
-        source, line = find_definition(_WRITTEN_BY)
+        source, line = find_definition(facts().places.program_results)
         return Attribution(
             Culprit(self.name, None, _WRAPPER, _WRAPPER, source=source, line=line, confidence="low", details=shown)
         )
@@ -123,4 +123,4 @@ class Cudagraphs(Stage):
 
 
 def _locate_cudagraphs() -> tuple[str | None, int | None]:
-    return find_definition("torch._inductor.cudagraph_trees:cudagraphify_impl")
+    return find_definition(facts().places.graph_recording)

@@ -25,7 +25,7 @@ from fuzzcompile.model.facts import (
 )
 
 has_own_table = pytest.mark.skipif(not facts().exact, reason="no table for this torch")
-only_2_13 = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="operators were checked in torch 2.13")
+only_2_13 = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="names were checked in torch 2.13")
 
 
 # -- choosing a table -------------------------------------------------------------------------------
@@ -230,11 +230,14 @@ def test_a_reason_is_a_sentence_and_the_setting_that_it_names_is_off(reason):
         assert not (value if not key else key in value)
 
 
-def test_the_functions_of_decisions_and_of_aotautograd_exist():
-    def resolve(place: str) -> object:
-        module, _, path = place.partition(":")
-        return reduce(getattr, path.split("."), importlib.import_module(module))
+def resolve(place: str) -> object:
+    """What ``module:path`` names."""
+    module, _, path = place.partition(":")
+    return reduce(getattr, path.split("."), importlib.import_module(module))
 
+
+@has_own_table
+def test_the_functions_of_decisions_and_of_aotautograd_exist():
     own = facts()
     names = own.aot_autograd
     places = [names.analysis, names.tangent_copy, *(decision.place for decision in own.decisions.values())]
@@ -245,6 +248,7 @@ def test_the_functions_of_decisions_and_of_aotautograd_exist():
     assert settings and all(hasattr(config, entry) for entry in settings)
 
 
+@has_own_table
 def test_the_fusions_of_the_table_are_those_that_torch_registers():
     from torch._inductor.fx_passes import group_batch_fusion, split_cat
 
@@ -253,3 +257,39 @@ def test_the_fusions_of_the_table_are_those_that_torch_registers():
     fusions = facts().fusions
     assert {f"batch_{name}" for name in (*fusions.pre_grad_batches, *fusions.post_grad_batches)} <= batches
     assert {fusions.pre_grad_normalisation, fusions.post_grad_normalisation} <= registered
+
+
+@only_2_13
+def test_the_places_and_tables_that_culprits_and_options_name_exist():
+    own = facts()
+    functions = [*vars(own.places).values(), own.names.sdpa_variants]
+    functions += [own.aot_autograd.partitioner, own.aot_autograd.plain_partitioner]
+    assert all(callable(resolve(place)) for place in functions)
+    assert all(resolve(place) for place in (*own.fusions.patterns.values(), *own.fusions.rules.values()))
+    assert own.fusions.patterns.keys() == own.fusions.rules.keys()
+    assert all(own.fusions.get_option(stage) in config._config for stage in own.fusions.patterns)
+
+
+@only_2_13
+def test_the_settings_that_hold_a_users_own_pass_exist():
+    own = facts()
+    entries = [*own.custom_passes.stages.values(), *own.custom_passes.fusion, own.aot_autograd.partitioner_setting]
+    assert absent(entries, config._config) == []
+    assert hasattr(torch._functorch.config, own.custom_passes.joint)
+
+
+@only_2_13
+def test_the_names_by_which_errors_and_breaks_are_read_exist():
+    from torch._dynamo import exc, trace_rules
+
+    own = facts()
+    assert absent(own.dynamo.uncaptured, dir(exc)) == []
+    assert absent(own.dynamo.special_functions, dir(trace_rules)) == []
+    root = Path(torch.__file__).parents[1]
+    files = {*own.errors.forwarding_files, *own.errors.every_operator, own.errors.converting_file}
+    assert [name for name in files if not (root / name).exists()] == []
+    for name, functions in own.errors.every_operator.items():
+        defined = re.findall(r"def (\w+)", (root / name).read_text())
+        assert absent((function for function in functions if function.isidentifier()), defined) == []
+    planners = (root / "torch/_inductor/codegen/wrapper.py").read_text()
+    assert [name for name in own.errors.planning if f"def {name}(" not in planners] == []
