@@ -15,6 +15,7 @@ from typing import Any
 import programs
 import pytest
 import torch
+from pattern_tables import restored
 from torch._inductor.fx_passes import fuse_attention, joint_graph, post_grad
 from torch._inductor.pattern_matcher import (
     CallFunction,
@@ -28,29 +29,12 @@ from torch._inductor.pattern_matcher import (
     register_replacement,
 )
 
-from fuzzcompile.compiler.rule_catalogue import initialise_patterns
-
 aten = torch.ops.aten
 ERROR = 0.01
 SMALL_ERROR = 1e-5
 
 
 nothing = contextlib.nullcontext
-
-
-@contextmanager
-def restored(table: PatternMatcherPass) -> Iterator[PatternMatcherPass]:
-    """Take out of a pattern table whatever is registered in it inside the block."""
-    initialise_patterns(torch.device("cpu"))
-    patterns = {key: list(entries) for key, entries in table.patterns.items()}
-    seen = {key: list(graphs) for key, graphs in table.seen_patterns.items()}
-    try:
-        yield table
-    finally:
-        table.patterns.clear()
-        table.patterns.update(patterns)
-        table.seen_patterns.clear()
-        table.seen_patterns.update(seen)
 
 
 # -- entries of pattern tables ------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 import planting
 import torch
+from pattern_tables import restored
 from planting import PLANTS, Plant
 from torch._inductor.fx_passes import joint_graph, post_grad, reinplace
 
@@ -165,7 +166,7 @@ def index_clamp(match: Any, x: Any, i: Any) -> None:
 def index_clamped() -> Iterator[None]:
     """A pattern that makes every index valid."""
     table = post_grad.pass_patterns[1]
-    with planting.restored(table):
+    with restored(table):
         from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
 
         pattern = CallFunction(aten.embedding.default, KeywordArg("x"), KeywordArg("i"))

@@ -53,6 +53,12 @@ def initialise_patterns(device: torch.device) -> None:
                 lazy_init()
 
 
+def initialise_freezing_patterns() -> None:
+    """Register the patterns of freezing now, which Inductor registers when it first freezes something."""
+    with describe_target():
+        importlib.import_module(facts().stages[FREEZING].tables).lazy_init()
+
+
 Kind = Literal["pass", "pattern", "decomposition", "lowering", "setting"]
 
 
@@ -93,10 +99,8 @@ def list_known_rules(device: torch.device) -> list[KnownRule]:
     What this torch does not have is left out.
     """
     initialise_patterns(device)
-    # The patterns of freezing are registered when something is frozen. Whatever keeps a torch from registering them
-    # now, the other stages are listed all the same.
-    with contextlib.suppress(Exception), describe_target():
-        importlib.import_module(facts().stages[FREEZING].tables).lazy_init()
+    with contextlib.suppress(Exception):  # whatever keeps a torch from registering these, the others are listed
+        initialise_freezing_patterns()
     rows: list[KnownRule] = []
     conditions: dict[str, set[str]] = {}
     for stage, source in facts().stages.items():

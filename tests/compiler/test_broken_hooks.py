@@ -12,9 +12,9 @@ from typing import Any
 from unittest import mock
 
 import behind_plants
-import planting
 import pytest
 import torch
+from pattern_tables import restored
 from torch import fx
 from torch._inductor import compile_fx, decomposition
 from torch._inductor.fx_passes import joint_graph
@@ -60,7 +60,7 @@ def off(match: Any, x: Any) -> None:
 
 @contextlib.contextmanager
 def joint_pattern() -> Iterator[None]:
-    with planting.restored(joint_graph.patterns) as table:
+    with restored(joint_graph.patterns) as table:
         register_graph_pattern(CallFunction(aten.atan.default, KeywordArg("x")), pass_dict=table)(off)
         yield
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import planting
 import pytest
 import torch
+from pattern_tables import restored
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
 
@@ -44,7 +45,7 @@ def reports(write_case, monkeypatch):
 def test_a_wrong_rewrite_of_a_streamed_weight_is_named(reports):
     table = post_grad.pass_patterns[1]
     pattern = CallFunction(torch.ops.aten.addmm.default, KeywordArg("bias"), KeywordArg("x"), KeywordArg("weight"))
-    with planting.restored(table):
+    with restored(table):
         # The rewrite leaves an addmm behind, which it must not match again.
         unchanged = lambda match: match.kwargs["bias"].op == "placeholder"  # noqa: E731
         register_graph_pattern(pattern, extra_check=unchanged, pass_dict=table)(bias_off)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from planting import restored
+from pattern_tables import restored
 from stacks import CLEAN, profiled, row, stack
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.pattern_matcher import Arg, CallFunction, Match, register_graph_pattern

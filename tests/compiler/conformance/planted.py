@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from pattern_tables import restored
 from torch import fx, nn
 from torch._inductor import constant_folding, freezing  # noqa: F401  (freezing keeps what it imports from folding)
 from torch._inductor.fx_passes import freezing_patterns, joint_graph, post_grad
@@ -24,8 +25,6 @@ from torch._inductor.pattern_matcher import (
     register_lowering_pattern,
     register_replacement,
 )
-
-from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 
 aten = torch.ops.aten
 ERROR = 0.01
@@ -105,20 +104,6 @@ def joint_off(module: fx.GraphModule, inputs: Any) -> fx.GraphModule:
 
 
 # -- how it gets there --------------------------------------------------------------------------------
-
-
-@contextmanager
-def restored(table: PatternMatcherPass) -> Iterator[None]:
-    initialise_patterns(torch.device("cpu"))
-    patterns = {key: list(entries) for key, entries in table.patterns.items()}
-    seen = {key: list(graphs) for key, graphs in table.seen_patterns.items()}
-    try:
-        yield
-    finally:
-        table.patterns.clear()
-        table.patterns.update(patterns)
-        table.seen_patterns.clear()
-        table.seen_patterns.update(seen)
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from contributing import block
-from planting import ERROR, restored
+from pattern_tables import restored
+from planting import ERROR
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, Match, register_graph_pattern
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import planting
 import pytest
 import torch
 from calling import KNOWN as KNOWN_ISSUES
+from pattern_tables import restored
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
 
@@ -133,7 +133,7 @@ def make():
 @contextlib.contextmanager
 def forgetful() -> Iterator[None]:
     """A rule for ``cumprod`` that takes every dimension for the last, and float64 for what float16 can hold."""
-    with planting.restored(joint_graph.pass_patterns[0]) as table:
+    with restored(joint_graph.pass_patterns[0]) as table:
 
         @register_graph_pattern(CallFunction(aten.cumprod.default, KeywordArg("x"), KeywordArg("dim")), pass_dict=table)
         def along_last(match, x, dim):
