@@ -35,11 +35,11 @@ from torch._inductor.compiler_bisector import BisectionResult, CompilerBisector
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.torch_config import compile_in_process, drop_broken_kernels
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.triage_report import TriageReport
+from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.device import Numerics, describe_environment
-from fuzzcompile.triage.engine import triage
-from fuzzcompile.triage.triage_report import TriageReport
-from fuzzcompile.triage.trials.experiments import Experiments
 
 CPU = torch.device("cpu")
 _BEFORE = ("dynamo", "functionalization", "decomposition", "fake_tensor", "partition")

@@ -10,7 +10,7 @@ from plants import Expected
 from torch._inductor.compiler_bisector import BisectionResult
 
 from fuzzcompile.compiler.watch.rule_labels import get_base_name
-from fuzzcompile.triage.attribution.culprit import Attribution
+from fuzzcompile.diagnosis.attribution.culprit import Attribution
 
 Grade = Literal["right", "coarse", "wrong", "none"]
 # What CompilerBisector's backends and groups say of a stage, where they find nothing within.

@@ -235,7 +235,7 @@ def print_phases(script: Path) -> None:
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _HERE]  # the library's `profile` is meant
     if "OMP_WAIT_POLICY" not in os.environ:  # as in a worker's environment
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
-    gc.disable()  # as fuzzcompile.triage.worker.local_pool does
+    gc.disable()  # as fuzzcompile.diagnosis.worker.local_pool does
     with _phase("import of torch"):
         import torch
         import torch._inductor.codecache
@@ -248,8 +248,8 @@ def print_phases(script: Path) -> None:
             import torch._dynamo
             import torch._inductor.compile_fx  # noqa: F401
         with _phase("import of fuzzcompile"):
+            from fuzzcompile.diagnosis.worker.judge import judge_file, prepare
             from fuzzcompile.model.judge_task import JudgeTask, WorkerSetup
-            from fuzzcompile.triage.worker.judge import judge_file, prepare
         with _phase("preparation of the worker"):
             prepare(WorkerSetup(threads=2))
         with _phase("end of the look at the toolchain"):
@@ -268,10 +268,10 @@ def print_phases(script: Path) -> None:
 
 def _watched() -> dict[str, tuple[float, float]]:
     """Sums of the time in the functions that judging consists of, without those that they call of each other."""
+    from fuzzcompile.diagnosis import attributor, engine
+    from fuzzcompile.diagnosis.trials.experiments import Experiments
+    from fuzzcompile.diagnosis.worker import judge
     from fuzzcompile.run import runs
-    from fuzzcompile.triage import attributor, engine
-    from fuzzcompile.triage.trials.experiments import Experiments
-    from fuzzcompile.triage.worker import judge
 
     totals: dict[str, tuple[float, float]] = {}
     under_way: list[list[float]] = []

@@ -20,12 +20,12 @@ import torch
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, open_plain_session, open_session
 from fuzzcompile.compiler.watch.ledger import Ledger
+from fuzzcompile.diagnosis.attribution.steps import ReplayCount, measure_steps
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import runs
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.device import describe_environment
-from fuzzcompile.triage.attribution.steps import ReplayCount, measure_steps
 
 _KNOWN = Path(__file__).parent.parent / "tests" / "known_issues"
 _DEFAULT = (_KNOWN / "issue_179575.py", _KNOWN / "issue_195320.py")

@@ -29,6 +29,9 @@ from pathlib import Path
 import torch
 
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.diagnosis.probe import SignatureLock
+from fuzzcompile.diagnosis.worker.judge import prepare
+from fuzzcompile.diagnosis.worker.minimization import LocalTools, judge_source, make_job
 from fuzzcompile.fuzz.campaign.leftovers import load_case
 from fuzzcompile.fuzz.recipe import GeneratedRecipe, read_recipe
 from fuzzcompile.model.judge_task import WorkerSetup
@@ -39,9 +42,6 @@ from fuzzcompile.programs.ir.case_text import extract_case
 from fuzzcompile.programs.shrink.minimize import minimize
 from fuzzcompile.programs.shrink.search import SearchBudget, same_bug
 from fuzzcompile.run.device import describe_environment
-from fuzzcompile.triage.probe import SignatureLock
-from fuzzcompile.triage.worker.judge import prepare
-from fuzzcompile.triage.worker.minimization import LocalTools, judge_source, make_job
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")

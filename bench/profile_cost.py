@@ -26,8 +26,8 @@ from pathlib import Path
 
 import torch
 
+from fuzzcompile.diagnosis.worker.local_pool import count_cpus
 from fuzzcompile.run.device import describe_environment
-from fuzzcompile.triage.worker.local_pool import count_cpus
 
 CASE = Path(__file__).parent / "profiles" / "bert_layout.py"
 PAIRS = (("inductor", "eager"), ("sdpa:math", "sdpa:flash"))

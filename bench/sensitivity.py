@@ -25,11 +25,11 @@ from plants import before, behind, planting
 from torch._inductor.fx_passes import post_grad
 
 from fuzzcompile.compiler.torch_api import check_torch_same
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.triage_report import TriageReport
+from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.device import describe_environment
-from fuzzcompile.triage.engine import triage
-from fuzzcompile.triage.triage_report import TriageReport
-from fuzzcompile.triage.trials.experiments import Experiments
 
 aten = torch.ops.aten
 _CASE = """

@@ -26,16 +26,16 @@ import torch
 
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.rule_labels import get_family
+from fuzzcompile.diagnosis.attribution.steps import ReplayCount, measure_steps, rank_suspects
+from fuzzcompile.diagnosis.attribution.veto_proof import find_failing_rewrite
+from fuzzcompile.diagnosis.decision import decide
+from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.diagnosis.worker.judge import isolate_process, prepare
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, GeneratorSource, fit_installed_torch
 from fuzzcompile.fuzz.campaign.steering import UNIFORM, Item, PlaceOutcome, Steering, Strategy, collect_items
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.judge_task import WorkerSetup
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.triage.attribution.steps import ReplayCount, measure_steps, rank_suspects
-from fuzzcompile.triage.attribution.veto_proof import find_failing_rewrite
-from fuzzcompile.triage.decision import decide
-from fuzzcompile.triage.trials.experiments import Experiments
-from fuzzcompile.triage.worker.judge import isolate_process, prepare
 
 STRATEGIES = {
     "uniform": UNIFORM,

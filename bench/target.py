@@ -27,13 +27,13 @@ from pathlib import Path
 
 import torch
 
+from fuzzcompile.diagnosis.worker.judge import judge_file, prepare
+from fuzzcompile.diagnosis.worker.local_pool import count_cpus
 from fuzzcompile.fuzz.campaign.case_sources import fit_installed_torch
 from fuzzcompile.fuzz.generation.cases import draw_case_at
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.judge_task import JudgeTask, WorkerSetup
 from fuzzcompile.run.device import describe_environment
-from fuzzcompile.triage.worker.judge import judge_file, prepare
-from fuzzcompile.triage.worker.local_pool import count_cpus
 
 _MOST_SECONDS = 10.0
 _BLOCK = '''"""One pre-norm transformer block."""

@@ -36,6 +36,8 @@ from torch._inductor.utils import fresh_cache
 from fuzzcompile.compiler.session import open_plain_session
 from fuzzcompile.corpus.records import CaseRecord, Coverage
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.diagnosis.worker.judge import judge_file, prepare
+from fuzzcompile.diagnosis.worker.local_pool import count_cpus
 from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget, format_duration
 from fuzzcompile.fuzz.campaign.campaign_events import CaseJudged, Event, Started, Tick
 from fuzzcompile.fuzz.campaign.campaign_run import run_campaign, start_workers
@@ -47,8 +49,6 @@ from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.device import describe_environment
-from fuzzcompile.triage.worker.judge import judge_file, prepare
-from fuzzcompile.triage.worker.local_pool import count_cpus
 
 _DEVICE = torch.device("cpu")
 _AGE = 45.0  # seconds of a worker's life at which its memory is compared

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fuzzcompile.compiler.session import Compilation
+    from fuzzcompile.diagnosis.attribution.ablation import Divergence
+    from fuzzcompile.diagnosis.attribution.culprit import Culprit
+    from fuzzcompile.diagnosis.stages.stage import AblatedCompile, Stage, Suspect
     from fuzzcompile.fuzz.generation.spec import Attention, Choices, Mask, Pen
     from fuzzcompile.fuzz.idioms.registry import AttentionTraits, attention_idiom
     from fuzzcompile.fuzz.near_misses.near_miss_registry import detour, never
@@ -21,9 +24,6 @@ if TYPE_CHECKING:
     from fuzzcompile.programs.ir.program import Input, Program, Ref, Statement
     from fuzzcompile.programs.shrink.outcome import ProbeResult
     from fuzzcompile.programs.shrink.search import CandidateTests, ProgramSearch, SearchBudget
-    from fuzzcompile.triage.attribution.ablation import Divergence
-    from fuzzcompile.triage.attribution.culprit import Culprit
-    from fuzzcompile.triage.stages.stage import AblatedCompile, Stage, Suspect
 
 __all__ = [
     "AblatedCompile",
@@ -66,9 +66,9 @@ _ROOMS = {
     "fuzzcompile.programs.ir.program": ("Input", "Program", "Ref", "Statement"),
     "fuzzcompile.programs.shrink.outcome": ("ProbeResult",),
     "fuzzcompile.programs.shrink.search": ("CandidateTests", "ProgramSearch", "SearchBudget"),
-    "fuzzcompile.triage.attribution.ablation": ("Divergence",),
-    "fuzzcompile.triage.attribution.culprit": ("Culprit",),
-    "fuzzcompile.triage.stages.stage": ("AblatedCompile", "Stage", "Suspect"),
+    "fuzzcompile.diagnosis.attribution.ablation": ("Divergence",),
+    "fuzzcompile.diagnosis.attribution.culprit": ("Culprit",),
+    "fuzzcompile.diagnosis.stages.stage": ("AblatedCompile", "Stage", "Suspect"),
 }
 
 

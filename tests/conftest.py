@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from fuzzcompile.compiler.torch_config import compile_in_process, drop_broken_kernels
+from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.device import Numerics
-from fuzzcompile.triage.engine import triage
 
 KNOWN_ISSUES = Path(__file__).parent / "known_issues"
 
@@ -59,7 +59,7 @@ def triaged() -> Callable[[Path], dict[str, Any]]:
 def no_workarounds() -> Iterator[None]:
     """Triage looks for no workaround: a quarter of its compiles, for tests that read the culprit alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fuzzcompile.triage.attributor.find_workaround", lambda *arguments: None)
+        patch.setattr("fuzzcompile.diagnosis.attributor.find_workaround", lambda *arguments: None)
         yield
 
 

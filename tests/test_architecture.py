@@ -11,7 +11,7 @@ ROOT: Path = HOUSE["ROOT"]
 FILES = sorted(ROOT.rglob("*.py"))
 INTERNALS = ("torch._inductor", "torch._dynamo", "torch._functorch", "torch._subclasses", "torch._prims")
 # From the top of the house to its ground. A room imports those below it alone, also under TYPE_CHECKING.
-ROOMS = ("front", "fuzz", "analyses", "report", "corpus", "triage", "programs", "compiler", "run", "model")
+ROOMS = ("front", "fuzz", "analyses", "report", "corpus", "diagnosis", "programs", "compiler", "run", "model")
 
 
 def imported(path: Path) -> set[str]:

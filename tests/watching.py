@@ -14,9 +14,9 @@ from torch.utils import _pytree as pytree
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.compiler.watch.ledger import Ledger, Rewrite
+from fuzzcompile.diagnosis.attribution.steps import ReplayCount, Step, measure_steps
 from fuzzcompile.run.case import CompileSettings
 from fuzzcompile.run.device import seed_everything
-from fuzzcompile.triage.attribution.steps import ReplayCount, Step, measure_steps
 
 SEED = 5
 DEFAULT = CompileSettings()

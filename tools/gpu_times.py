@@ -17,11 +17,11 @@ from pathlib import Path
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.torch_config import compile_in_process
+from fuzzcompile.diagnosis.attribution.steps import ReplayCount, measure_steps
+from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.device import Numerics, resolve_device
-from fuzzcompile.triage.attribution.steps import ReplayCount, measure_steps
-from fuzzcompile.triage.trials.experiments import Experiments
 
 _CASE = """
 import torch

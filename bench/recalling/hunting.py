@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from fuzzcompile.diagnosis.worker.worker_loss import make_loss_report, read_left
 from fuzzcompile.run.pool.worker import RemoteError, WorkerFailed, WorkerStartFailed
 from fuzzcompile.run.pool.worker_pool import WorkerPool
-from fuzzcompile.triage.worker.worker_loss import make_loss_report, read_left
 from recalling.answers import ERRORS, Answer, Attempt, outcome_of
 from recalling.fresh import Fresh
 from recalling.naming import named

@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fuzzcompile.diagnosis.worker.local_pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
 from fuzzcompile.fuzz.campaign.case_sources import GeneratorSource, fit_installed_torch
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.conditions import Conditions, Limits
 from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.run.pool.worker_pool import WorkerPool
-from fuzzcompile.triage.worker.local_pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
 from recalling.worker import Shown, case_file, judge_watched, probes
 
 _WATCHING = "from recalling.worker import watch_all_lines\nwatch_all_lines()\n"

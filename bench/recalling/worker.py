@@ -16,13 +16,13 @@ from torch._inductor.codecache import PyCodeCache
 
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.source_probes import ROOT, LineWatch, watch_lines
+from fuzzcompile.diagnosis.trials.case_runs import Trial
+from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.diagnosis.worker.judge import isolate_process, judge_file
 from fuzzcompile.model.errors import CaseError, EnvironmentUnfit
 from fuzzcompile.model.focus_plan import Span
 from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.run.observation import Observation, Value
-from fuzzcompile.triage.trials.case_runs import Trial
-from fuzzcompile.triage.trials.experiments import Experiments
-from fuzzcompile.triage.worker.judge import isolate_process, judge_file
 from recalling.places import stage_of_files
 
 _REPORTED = ("verdict", "is_bug", "confidence", "culprit", "contributors", "signature", "detail", "severity")

@@ -105,7 +105,7 @@ class WorkerDescription:
     custom: tuple[LoadedCustom, ...] = ()
 
 
-JUDGE: Callable[[JudgeTask], JudgeResult] = NamedFunction("fuzzcompile.triage.worker.judge:judge_file")
+JUDGE: Callable[[JudgeTask], JudgeResult] = NamedFunction("fuzzcompile.diagnosis.worker.judge:judge_file")
 """Judge one case file on the worker's device."""
 
 DESCRIBE: Callable[[str | None], WorkerDescription] = NamedFunction(

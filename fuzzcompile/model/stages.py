@@ -1,6 +1,6 @@
 """The stages of the compiler: the one table of their names, titles, labels and files. Needs no torch.
 
-What triage looks at in a stage is in `fuzzcompile.triage.stages`, by these names.
+What triage looks at in a stage is in `fuzzcompile.diagnosis.stages`, by these names.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_g
 from fuzzcompile.compiler.watch import patch_table, rule_labels
 from fuzzcompile.compiler.watch import recorder as recorder_module
 from fuzzcompile.compiler.watch.recorder import Recorder
+from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.triage.engine import triage
 
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 
@@ -239,7 +239,7 @@ def honest(report: dict[str, Any], bug: Bug) -> None:
     assert is_right(report, bug) or (report["confidence"] == "low" and unseen), what
 
 
-# Others name such bugs too: tests/triage/attribution and tests/compiler/conformance.
+# Others name such bugs too: tests/diagnosis/attribution and tests/compiler/conformance.
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in ("pattern", "post-grad") else pytest.mark.slow) for name in BUGS]
 )

@@ -28,9 +28,9 @@ from fuzzcompile.compiler.operators.fake_tensors import KernelMetadata, forget_m
 from fuzzcompile.compiler.watch import patch_table
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.torch_patch import install_patches
-from fuzzcompile.triage.attribution.steps import ReplayCount
-from fuzzcompile.triage.operators.operator_comparison import OperatorCheck, check_operators
-from fuzzcompile.triage.operators.operator_suspects import find_metadata_faults
+from fuzzcompile.diagnosis.attribution.steps import ReplayCount
+from fuzzcompile.diagnosis.operators.operator_comparison import OperatorCheck, check_operators
+from fuzzcompile.diagnosis.operators.operator_suspects import find_metadata_faults
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow), torch.float16)

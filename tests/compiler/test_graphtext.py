@@ -13,7 +13,7 @@ from watching import Watched, watch, watch_plant
 
 from fuzzcompile.compiler.graph_text import diff_graphs, dump_ledger, find_changed_nodes, format_graph, list_user_lines
 from fuzzcompile.compiler.watch.ledger import Ledger, Snapshot
-from fuzzcompile.triage.attribution.culprit import Culprit
+from fuzzcompile.diagnosis.attribution.culprit import Culprit
 
 aten = torch.ops.aten
 

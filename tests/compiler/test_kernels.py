@@ -17,9 +17,9 @@ from fuzzcompile.compiler.kernels.lowering_control import Control
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.compiler.watch.compiler_errors import find_raise_place, list_raise_frames
+from fuzzcompile.diagnosis.attribution.steps import ReplayCount
+from fuzzcompile.diagnosis.kernels.kernel_suspects import find_lost_kernel, watch_graphs
 from fuzzcompile.run.case import CompileSettings
-from fuzzcompile.triage.attribution.steps import ReplayCount
-from fuzzcompile.triage.kernels.kernel_suspects import find_lost_kernel, watch_graphs
 
 
 def everything():

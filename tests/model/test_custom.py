@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from fuzzcompile.compiler import custom_code
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.probe import probe_case
+from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.model.custom import Custom
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.programs.scripts.reproducer import build_reproducer, confirm_reproducer
-from fuzzcompile.triage.engine import triage
-from fuzzcompile.triage.probe import probe_case
-from fuzzcompile.triage.triage_report import TriageReport
 
 CPU = torch.device("cpu")
 PAGE = Path(__file__).parents[2] / "docs" / "custom-passes.md"

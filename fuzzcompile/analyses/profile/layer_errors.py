@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.analyses.profile.sides import exactly
 from fuzzcompile.analyses.profile.taps import KeptCall, KeptTensor, filled, leaves
+from fuzzcompile.diagnosis.oracle import rounding as value_change
 from fuzzcompile.programs.capture.case_loader import copy_objects
 from fuzzcompile.programs.capture.state import RandomState
 from fuzzcompile.run import metrics
 from fuzzcompile.run.arithmetic_modes import UlpNoise
 from fuzzcompile.run.observation import Observation
-from fuzzcompile.triage.oracle import rounding as value_change
 
 # How far two results of a layer are apart: all of its floating outputs taken together.
 

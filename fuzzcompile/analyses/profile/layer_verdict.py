@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fuzzcompile.analyses.profile.layer_errors import SUFFIX, Distance, Layer
+from fuzzcompile.diagnosis.oracle import rounding as value_change
 from fuzzcompile.model.tolerances import Tolerance
-from fuzzcompile.triage.oracle import rounding as value_change
 
 Name = Literal["equal", "expected_compounding", "jump", "unstable_reference"]
 # The largest of many errors varies more from run to run than their RMS does; a single wrong element shows in it alone.

@@ -35,8 +35,8 @@ from fuzzcompile.analyses.watch.step_records import (
 )
 from fuzzcompile.analyses.watch.step_values import StepValues
 from fuzzcompile.compiler.torch_config import compile_in_process
+from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.triage.engine import triage
 
 # Triage of a step's case files in a fork of the script, where the compiler is as it was in that step.
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from fuzzcompile.analyses.watch.step_records import StepReport
 from fuzzcompile.analyses.watch.step_values import StepValues
+from fuzzcompile.diagnosis.oracle.judgement import Judgement, Observations, judge
 from fuzzcompile.model.verdicts import Comparison, Verdict
-from fuzzcompile.triage.oracle.judgement import Judgement, Observations, judge
 
 OWN_RANDOM = (
     "the compiled step draws other random numbers than eager: its values are not compared; compile with "

@@ -16,6 +16,10 @@ from typing import TypedDict, Unpack, cast
 
 from rich.console import Console
 
+from fuzzcompile.diagnosis.refusals import CannotJudge
+from fuzzcompile.diagnosis.worker.judge import CaseProgress, judge_case
+from fuzzcompile.diagnosis.worker.local_pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
+from fuzzcompile.diagnosis.worker.veto_check import check_vetoes
 from fuzzcompile.front.api.report import Report
 from fuzzcompile.front.commands.triage import Baseline, FileAnswer, triage_files
 from fuzzcompile.model.conditions import Conditions, Contract, Limits, Question, choose_running_device
@@ -31,10 +35,6 @@ from fuzzcompile.run.plants import check_plants
 from fuzzcompile.run.pool.worker_pool import WorkerPool
 from fuzzcompile.run.reachable_state import is_user_file
 from fuzzcompile.run.runs import run_eager
-from fuzzcompile.triage.refusals import CannotJudge
-from fuzzcompile.triage.worker.judge import CaseProgress, judge_case
-from fuzzcompile.triage.worker.local_pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
-from fuzzcompile.triage.worker.veto_check import check_vetoes
 
 # The worker that judges the calls of this process: started at the first one, kept for the rest.
 

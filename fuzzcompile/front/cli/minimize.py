@@ -29,11 +29,11 @@ from fuzzcompile.model.hints import CommandSubject
 if TYPE_CHECKING:
     from fuzzcompile.corpus.records import StoredReproducer
     from fuzzcompile.corpus.store import Store
+    from fuzzcompile.diagnosis.worker.minimize_task import MinimizeResult
     from fuzzcompile.front.commands.minimize import MinimizeSubject
     from fuzzcompile.fuzz.campaign.budget import BudgetClock
     from fuzzcompile.programs.shrink.search import SearchProgress
     from fuzzcompile.report.output_files import EventLog
-    from fuzzcompile.triage.worker.minimize_task import MinimizeResult
 
 
 # Output of ``fuzzcompile minimize`` while it runs, and at the end.
@@ -143,11 +143,11 @@ def minimize_pending(
             require_trusted(store, waiting, trusted=trusted)
     from rich.console import Console
 
+    from fuzzcompile.diagnosis.worker.local_pool import choose_worker_count
     from fuzzcompile.fuzz.campaign.campaign_display import format_starting, make_progress_handler, print_summary
     from fuzzcompile.fuzz.campaign.campaign_outputs import CampaignOutputs
     from fuzzcompile.fuzz.campaign.campaign_run import run_campaign, start_workers
     from fuzzcompile.fuzz.generation.profile import Profile
-    from fuzzcompile.triage.worker.local_pool import choose_worker_count
 
     outputs = CampaignOutputs(log, None, None, location)
     workers = choose_worker_count(conditions.device)

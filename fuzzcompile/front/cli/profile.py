@@ -91,9 +91,9 @@ def profile(
     Exit status: 1 for a jump, 3 if the case cannot be run in one of both ways, otherwise 0. The layer of a jump under
     inductor is triaged at once.
     """
+    from fuzzcompile.diagnosis.worker.veto_check import check_vetoes
     from fuzzcompile.front.cli.wait_line import WaitLine
     from fuzzcompile.programs.casefiles.case_file import read_case_file
-    from fuzzcompile.triage.worker.veto_check import check_vetoes
 
     conditions = Conditions(choose_running_device(device, None), vetoes, plants, Limits(timeout, int(memory * 2**30)))
     measured = against or ("inductor" if record is None else "eager")

@@ -211,9 +211,9 @@ class _CampaignCommand:
     def _check_places(self) -> None:
         """Check the folder of drafts, the corpus and the vetoes before any worker starts."""
         from fuzzcompile.corpus.store import Store
+        from fuzzcompile.diagnosis.worker.veto_check import check_vetoes
         from fuzzcompile.programs.casefiles.case_file import read_case_file
         from fuzzcompile.report.output_files import check_writable
-        from fuzzcompile.triage.worker.veto_check import check_vetoes
 
         check_writable(self.drafts / "draft.md", "--drafts", parents=True)
         Store.open(self.location).close()
@@ -221,10 +221,10 @@ class _CampaignCommand:
 
     def _start_workers(self, clock: BudgetClock) -> AbstractContextManager[CampaignWorkers]:
         """Announce the workers, and return the context in which they run: on this machine, or those of a cluster."""
+        from fuzzcompile.diagnosis.worker.local_pool import choose_worker_count
         from fuzzcompile.fuzz.campaign.campaign_display import format_joining, format_starting
         from fuzzcompile.fuzz.campaign.campaign_run import join_workers, start_workers
         from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
-        from fuzzcompile.triage.worker.local_pool import choose_worker_count
 
         if self.cluster is not None:
             address = ClusterAddress.parse(self.cluster)

@@ -16,6 +16,18 @@ import torch
 
 from fuzzcompile.corpus.records import CaseRecord, public_id
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.diagnosis.probe import Keep, SignatureLock
+from fuzzcompile.diagnosis.worker.local_pool import LEAST_THREADS, open_pool
+from fuzzcompile.diagnosis.worker.minimization import (
+    ProbeTask,
+    capture_programs,
+    judge_source,
+    make_job,
+    probe_candidate,
+    run_eagerly,
+)
+from fuzzcompile.diagnosis.worker.minimize_task import CONCLUDING, CONFIRMING, LEAST_SEARCH, MinimizeResult
+from fuzzcompile.diagnosis.worker.worker_loss import choose_loss_verdict, make_start_error, read_left
 from fuzzcompile.front.commands.triage import triage_files
 from fuzzcompile.fuzz.recipe import GeneratedRecipe, read_recipe
 from fuzzcompile.model import hints
@@ -36,18 +48,6 @@ from fuzzcompile.report.finding_facts import IssueFacts
 from fuzzcompile.run.device import describe_environment, resolve_device
 from fuzzcompile.run.pool.worker import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerStartFailed
 from fuzzcompile.run.pool.worker_pool import WorkerPool
-from fuzzcompile.triage.probe import Keep, SignatureLock
-from fuzzcompile.triage.worker.local_pool import LEAST_THREADS, open_pool
-from fuzzcompile.triage.worker.minimization import (
-    ProbeTask,
-    capture_programs,
-    judge_source,
-    make_job,
-    probe_candidate,
-    run_eagerly,
-)
-from fuzzcompile.triage.worker.minimize_task import CONCLUDING, CONFIRMING, LEAST_SEARCH, MinimizeResult
-from fuzzcompile.triage.worker.worker_loss import choose_loss_verdict, make_start_error, read_left
 
 # Candidates of a minimization, compiled in the worker of a pool.
 

@@ -13,11 +13,11 @@ import torch
 from fuzzcompile.compiler.rule_catalogue import Kind, KnownRule, list_known_rules
 from fuzzcompile.corpus.records import CorpusError, StoredCoverage, identify_compiler
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.diagnosis.worker.local_pool import open_pool
+from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
 from fuzzcompile.model.conditions import Conditions, Limits
 from fuzzcompile.model.stages import DECOMPOSITION, LOWERING, SCHEDULER
 from fuzzcompile.run.pool.worker import WorkerStartFailed
-from fuzzcompile.triage.worker.local_pool import open_pool
-from fuzzcompile.triage.worker.worker_loss import make_start_error
 
 # Everything that the compiler registers for a device, or for a target, for which a process of its own compiles.
 

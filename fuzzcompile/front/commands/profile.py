@@ -10,14 +10,14 @@ from typing import TypeVar
 from fuzzcompile.analyses.profile.layer_profile import ProfileOptions
 from fuzzcompile.analyses.profile.profile_task import ProfileTask, RecordTask, profile_file, record_file
 from fuzzcompile.analyses.profile.recordings import RecordedRun
+from fuzzcompile.diagnosis.worker.local_pool import LEAST_THREADS, open_pool
+from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
 from fuzzcompile.front.commands.triage import FileAnswer, triage_files
 from fuzzcompile.model.conditions import Conditions, Question
 from fuzzcompile.model.contract import ProfileJson, ReportJson
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError
 from fuzzcompile.run.plants import check_plants
 from fuzzcompile.run.pool.worker import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerStartFailed, WorkerTimeout
-from fuzzcompile.triage.worker.local_pool import LEAST_THREADS, open_pool
-from fuzzcompile.triage.worker.worker_loss import make_start_error
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

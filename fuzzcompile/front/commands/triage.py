@@ -13,6 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict
 
+from fuzzcompile.diagnosis.worker.local_pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
+from fuzzcompile.diagnosis.worker.veto_check import VetoCheck
+from fuzzcompile.diagnosis.worker.worker_loss import is_cut_off, make_loss_report, make_start_error, read_left
 from fuzzcompile.model.conditions import Conditions, Question, check_against, list_modes
 from fuzzcompile.model.contract import SCHEMA, ReportJson
 from fuzzcompile.model.errors import CaseError, FuzzcompileError, UsageError, format_message
@@ -34,9 +37,6 @@ from fuzzcompile.run.pool.worker import (
 )
 from fuzzcompile.run.pool.worker_pool import WorkerPool
 from fuzzcompile.run.pool.worker_slot import WorkerState
-from fuzzcompile.triage.worker.local_pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
-from fuzzcompile.triage.worker.veto_check import VetoCheck
-from fuzzcompile.triage.worker.worker_loss import is_cut_off, make_loss_report, make_start_error, read_left
 
 if TYPE_CHECKING:
     from fuzzcompile.report.ci_formats import Scanned, TestCaseEntry

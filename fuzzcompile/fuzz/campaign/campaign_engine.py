@@ -26,6 +26,15 @@ from fuzzcompile.corpus.records import (
     public_id,
 )
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.diagnosis.worker.minimize_task import MinimizeResult, can_resume
+from fuzzcompile.diagnosis.worker.worker_loss import (
+    choose_loss_verdict,
+    is_cut_off,
+    make_loss_report,
+    make_start_error,
+    make_unexamined_target,
+    read_left,
+)
 from fuzzcompile.fuzz.campaign.budget import BudgetClock
 from fuzzcompile.fuzz.campaign.campaign_events import (
     CampaignTally,
@@ -63,15 +72,6 @@ from fuzzcompile.model.stages import REWRITING_STAGES
 from fuzzcompile.model.verdicts import CoverageCount, Verdict
 from fuzzcompile.report.verdict_text import name_culprit
 from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
-from fuzzcompile.triage.worker.minimize_task import MinimizeResult, can_resume
-from fuzzcompile.triage.worker.worker_loss import (
-    choose_loss_verdict,
-    is_cut_off,
-    make_loss_report,
-    make_start_error,
-    make_unexamined_target,
-    read_left,
-)
 
 if TYPE_CHECKING:
     from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from fuzzcompile.diagnosis.worker.local_pool import ATTRIBUTION_SHARE
+from fuzzcompile.diagnosis.worker.minimize_task import MINIMIZE, MinimizeResult, MinimizeTask
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, GeneratorSource
 from fuzzcompile.fuzz.campaign.focus_steering import FocusSource
@@ -21,8 +23,6 @@ from fuzzcompile.model.custom import LoadedCustom
 from fuzzcompile.model.focus_plan import FocusPlan, FocusWatch
 from fuzzcompile.model.judge_task import JUDGE, JudgeResult, JudgeTask
 from fuzzcompile.run.pool.worker_pool import TaskPool
-from fuzzcompile.triage.worker.local_pool import ATTRIBUTION_SHARE
-from fuzzcompile.triage.worker.minimize_task import MINIMIZE, MinimizeResult, MinimizeTask
 
 # The settings of a campaign.
 

@@ -13,6 +13,7 @@ from fuzzcompile.corpus.records import Finding, Reproducer, StoredReproducer
 from fuzzcompile.corpus.replay.replay_history import history
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.corpus.transactions import Mark, get_status
+from fuzzcompile.diagnosis.worker.minimize_task import MinimizeResult
 from fuzzcompile.fuzz.campaign.campaign_events import (
     CampaignTally,
     CaseJudged,
@@ -35,7 +36,6 @@ from fuzzcompile.report.filing import INDEX, find_refusal, make_entry, with_entr
 from fuzzcompile.report.finding_facts import IssueFacts
 from fuzzcompile.report.issue_draft import draft_issue, draft_umbrella
 from fuzzcompile.report.output_files import EventLog, check_writable, write_whole
-from fuzzcompile.triage.worker.minimize_task import MinimizeResult
 
 
 def keep_reproducer(

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from fuzzcompile.corpus.records import Campaign, CorpusError
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.diagnosis.worker.local_pool import open_pool
+from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
 from fuzzcompile.fuzz.campaign.budget import BudgetClock, format_duration
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
 from fuzzcompile.fuzz.campaign.campaign_events import Event, Finished, WorkerActivity
@@ -43,8 +45,6 @@ from fuzzcompile.run.interrupts import sigterm_interrupts
 from fuzzcompile.run.plants import check_plants
 from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed
 from fuzzcompile.run.pool.worker_pool import TaskPool
-from fuzzcompile.triage.worker.local_pool import open_pool
-from fuzzcompile.triage.worker.worker_loss import make_start_error
 
 if TYPE_CHECKING:
     from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
+from fuzzcompile.diagnosis.worker.local_pool import count_cpus
+from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
 from fuzzcompile.fuzz.campaign.budget import BudgetClock
 from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at, from_choices
 from fuzzcompile.fuzz.generation.profile import Profile
@@ -22,8 +24,6 @@ from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.judge_task import NamedFunction
 from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed
 from fuzzcompile.run.pool.worker_pool import WorkerPool
-from fuzzcompile.triage.worker.local_pool import count_cpus
-from fuzzcompile.triage.worker.worker_loss import make_start_error
 
 if TYPE_CHECKING:
     from fuzzcompile.fuzz.case_survey import Survey

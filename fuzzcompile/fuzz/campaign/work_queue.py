@@ -12,6 +12,8 @@ from typing import Protocol
 
 from fuzzcompile.corpus.records import Ended, Finding
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.diagnosis.worker.minimize_task import CONCLUDING, LEAST_SEARCH
+from fuzzcompile.diagnosis.worker.worker_loss import read_left
 from fuzzcompile.fuzz.campaign.budget import BudgetClock
 from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignJob, CampaignSettings, JobQueue
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase
@@ -27,8 +29,6 @@ from fuzzcompile.fuzz.campaign.leftovers import (
 from fuzzcompile.fuzz.campaign.steering import Item, PlaceOutcome, list_places
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.severity import rank
-from fuzzcompile.triage.worker.minimize_task import CONCLUDING, LEAST_SEARCH
-from fuzzcompile.triage.worker.worker_loss import read_left
 
 # Division of the workers' time: between judging and minimizing, and between judging and proving.
 

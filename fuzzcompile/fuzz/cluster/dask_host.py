@@ -20,6 +20,8 @@ from pathlib import Path
 
 from distributed import Worker, WorkerPlugin, get_worker
 
+from fuzzcompile.diagnosis.worker.local_pool import may_have_gpu, open_pool
+from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
 from fuzzcompile.fuzz.cluster.cluster_messages import (
     ClusterCall,
     ClusterReply,
@@ -34,8 +36,6 @@ from fuzzcompile.model.judge_task import DESCRIBE, WorkerDescription
 from fuzzcompile.model.versions import __version__, installed_torch
 from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed, WorkerStopped, pickle_error
 from fuzzcompile.run.pool.worker_pool import TaskPool
-from fuzzcompile.triage.worker.local_pool import may_have_gpu, open_pool
-from fuzzcompile.triage.worker.worker_loss import make_start_error
 
 SILENCE = 45.0
 """Seconds without a message of its campaign after which a host closes: the campaign is gone, or cut off."""

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from fuzzcompile.diagnosis.worker.worker_loss import drop_blame
 from fuzzcompile.fuzz.cluster.cluster_messages import ClusterCall, ClusterReply, WorkerOffer, compute_code_digest
 from fuzzcompile.model.errors import format_message
 from fuzzcompile.model.judge_task import WorkerDescription
 from fuzzcompile.model.versions import __version__
 from fuzzcompile.run.pool.worker import WorkerCrashed, WorkerStartFailed
-from fuzzcompile.triage.worker.worker_loss import drop_blame
 
 if TYPE_CHECKING:
     from distributed import Client

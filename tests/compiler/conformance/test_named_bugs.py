@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fuzzcompile.compiler.watch import torch_patch
+from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.triage.engine import triage
 
 FROZEN = """
 import torch

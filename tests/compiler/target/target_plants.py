@@ -12,9 +12,9 @@ from unittest import mock
 
 import torch
 
+from fuzzcompile.diagnosis.worker.judge import judge_file
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.judge_task import JudgeTask
-from fuzzcompile.triage.worker.judge import judge_file
 
 aten = torch.ops.aten
 DTYPES = ("float32", "float16")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fuzzcompile.diagnosis.worker.local_pool import open_pool
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import ReportJson
-from fuzzcompile.triage.worker.local_pool import open_pool
 
 pytest.importorskip("triton", reason="kernels are looked at with Triton alone")
 target_plants = pytest.importorskip("target_plants")

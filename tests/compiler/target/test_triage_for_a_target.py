@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from fuzzcompile.diagnosis.worker.judge import judge_file
+from fuzzcompile.diagnosis.worker.local_pool import open_pool
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.model.judge_task import JudgeTask
-from fuzzcompile.triage.worker.judge import judge_file
-from fuzzcompile.triage.worker.local_pool import open_pool
 
 pytest.importorskip("triton", reason="kernels are looked at with Triton alone")
 TOLD = Path(__file__).parent / "told"

@@ -38,7 +38,7 @@ def triaged_files(tmp_path_factory: pytest.TempPathFactory, kept_pools) -> tuple
         Path(malformed, f"{name}.py").write_text(source, encoding="utf-8")
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fuzzcompile.triage.worker.local_pool.open_pool", kept_pools)
+        patch.setattr("fuzzcompile.diagnosis.worker.local_pool.open_pool", kept_pools)
         files = ("--log", folder / "log.jsonl", "--sarif", folder / "out.sarif")
         status = call(
             "triage", KNOWN / "issue_195320.py", clean, KNOWN / "issue_193265.py", malformed, "--json", *files

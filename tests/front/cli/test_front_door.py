@@ -13,6 +13,8 @@ from typing import Any, cast
 import pytest
 
 from fuzzcompile.compiler.veto_names import read_pass_sources
+from fuzzcompile.diagnosis.worker.veto_check import VetoCheck
+from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
 from fuzzcompile.front.cli.wait_line import WaitLine
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
@@ -22,8 +24,6 @@ from fuzzcompile.programs.casefiles.case_file import read_case_file
 from fuzzcompile.run.pool.worker import WorkerStartFailed, say
 from fuzzcompile.run.pool.worker_pool import WorkerPool
 from fuzzcompile.run.pool.worker_slot import WorkerState
-from fuzzcompile.triage.worker.veto_check import VetoCheck
-from fuzzcompile.triage.worker.worker_loss import make_start_error
 
 SCRIPT = "import torch\nprint(torch.compile(torch.sin)(torch.ones(3)))\n"
 # Arguments, and a part of what is said.

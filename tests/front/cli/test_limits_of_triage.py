@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from calling import CLEAN, call, sentence
 
+from fuzzcompile.diagnosis.worker.judge import judge_file
 from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.model.tolerances import Tolerances
-from fuzzcompile.triage.worker.judge import judge_file
 
 # Runs where it must not under --math-only, whatever it sets for the process itself.
 WATCHFUL = """

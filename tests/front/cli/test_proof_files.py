@@ -27,7 +27,7 @@ def written(tmp_path_factory: pytest.TempPathFactory, plant: Path, kept_pools) -
     case.write_text(SUBTRACTS, encoding="utf-8")
     html, ledger = folder / "out.html", folder / "deep" / "ledger"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fuzzcompile.triage.worker.local_pool.open_pool", kept_pools)
+        patch.setattr("fuzzcompile.diagnosis.worker.local_pool.open_pool", kept_pools)
         status, out, _ = call("bisect", case, "--plant", plant, "--html", html, "--dump-ledger", ledger)
     return status, out, folder
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from calling import CLEAN, call, sentence
 
+from fuzzcompile.diagnosis.worker.local_pool import open_pool
 from fuzzcompile.front.commands.triage import FileAnswer
 from fuzzcompile.model.conditions import Conditions, choose_running_device
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.targets import TARGETS
-from fuzzcompile.triage.worker.local_pool import open_pool
 
 ALL = ("run", "triage", "bisect", "minimize", "issue", "passes", "coverage", "doctor")
 TAKES_A_CASE = ("triage", "bisect", "minimize", "issue")

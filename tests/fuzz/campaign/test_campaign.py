@@ -20,12 +20,12 @@ from interrupting import heed_interrupts
 
 from fuzzcompile.corpus.records import CorpusError
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.diagnosis.worker.local_pool import open_pool
 from fuzzcompile.front.cli.main import main
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget, format_duration
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.judge_task import JUDGE, JudgeTask
-from fuzzcompile.triage.worker.local_pool import open_pool
 
 KNOWN = Path(__file__).parents[2] / "known_issues"
 # A known issue, and its signature: one that fails while it compiles, and a wrong result, whose search takes minutes.

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from fuzzcompile.corpus.records import Campaign, CaseRecord
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.diagnosis.worker.minimize_task import MinimizeResult, MinimizeTask
 from fuzzcompile.fuzz.campaign import campaign_run
 from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget, format_progress
 from fuzzcompile.fuzz.campaign.campaign_display import print_summary
@@ -31,7 +32,6 @@ from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.judge_task import JudgeResult
 from fuzzcompile.programs.shrink.outcome import MinimizeOutcome, SearchTally
-from fuzzcompile.triage.worker.minimize_task import MinimizeResult, MinimizeTask
 
 TORCH = "2.13.0"
 ENVIRONMENT = {"torch": TORCH, "device": "cpu"}

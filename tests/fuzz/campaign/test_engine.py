@@ -15,6 +15,7 @@ from rich.console import Console
 
 from fuzzcompile.corpus.records import Campaign, CaseRecord
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.diagnosis.worker.minimize_task import MinimizeResult, ResumableState
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.campaign_display import print_summary
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
@@ -30,7 +31,6 @@ from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import CoverageCount
 from fuzzcompile.programs.shrink.outcome import MinimizeOutcome, SearchTally
 from fuzzcompile.run.pool.worker import WorkerCrashed
-from fuzzcompile.triage.worker.minimize_task import MinimizeResult, ResumableState
 
 TORCH = "2.13.0"
 
@@ -289,7 +289,7 @@ def test_a_finding_is_minimized_again_only_for_something_worse(tmp_path):
 
 def test_a_candidate_that_takes_its_worker_down_does_not_end_the_minimization(tmp_path, monkeypatch):
     left: dict[str, str] = {}
-    monkeypatch.setattr("fuzzcompile.triage.worker.minimize_task.leave", left.__setitem__)
+    monkeypatch.setattr("fuzzcompile.diagnosis.worker.minimize_task.leave", left.__setitem__)
 
     @dataclass
     class Fragile(Buggy):

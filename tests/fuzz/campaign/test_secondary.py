@@ -11,6 +11,7 @@ import torch
 
 from fuzzcompile.corpus.records import Campaign
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.diagnosis.worker.minimize_task import MinimizeResult, MinimizeTask
 from fuzzcompile.front.commands.minimize import store_secondary_findings
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
@@ -20,7 +21,6 @@ from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.judge_task import JudgeResult
 from fuzzcompile.programs.shrink.outcome import MinimizeOutcome, SearchTally
-from fuzzcompile.triage.worker.minimize_task import MinimizeResult, MinimizeTask
 
 KNOWN = Path(__file__).parents[2] / "known_issues"
 TORCH = "2.13.0"

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
+from fuzzcompile.diagnosis.worker.minimize_task import MinimizeTask, can_resume
 from fuzzcompile.fuzz.cluster.cluster_messages import ClusterCall, ClusterReply, pack, unpack
 from fuzzcompile.fuzz.cluster.dispatcher import ClusterFuture, ClusterMember, ClusterTask, Dispatcher
 from fuzzcompile.model.judge_task import WorkerDescription
 from fuzzcompile.run.pool.worker import RemoteError, WorkerCrashed, WorkerStartFailed, WorkerStopped
-from fuzzcompile.triage.worker.minimize_task import MinimizeTask, can_resume
 
 pytest.importorskip("distributed", reason="needs the extra `cluster`")
 

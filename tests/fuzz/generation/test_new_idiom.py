@@ -18,14 +18,14 @@ from torch._inductor.fx_passes import post_grad
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, Match, register_graph_pattern
 
 import fuzzcompile.fuzz.generation.cases
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at, from_choices
 from fuzzcompile.fuzz.generation.profile import Profile, StaleRecipe
 from fuzzcompile.fuzz.idioms.registry import idiom, idioms, register, unregister
 from fuzzcompile.fuzz.near_misses.near_miss_registry import NEAR_MISSES, unregister_detour
 from fuzzcompile.fuzz.recipe import shrink_recipe
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.triage.engine import triage
-from fuzzcompile.triage.triage_report import TriageReport
 
 ATTENTION, DETOUR = "sigmoid_attention", "centred_in_place"
 OFTEN = Profile(dtypes=("float32",)).steer({ATTENTION: 5000, DETOUR: 2000})

@@ -43,11 +43,11 @@ if broken:
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.triage.attribution.ablation import Ablator
-from fuzzcompile.triage.attribution.steps import ReplayCount
-from fuzzcompile.triage.kernels.kernel_suspects import search_behind_graphs
-from fuzzcompile.triage.stages.stage_table import BACKEND_STAGES
-from fuzzcompile.triage.trials.experiments import Experiments
+from fuzzcompile.diagnosis.attribution.ablation import Ablator
+from fuzzcompile.diagnosis.attribution.steps import ReplayCount
+from fuzzcompile.diagnosis.kernels.kernel_suspects import search_behind_graphs
+from fuzzcompile.diagnosis.stages.stage_table import BACKEND_STAGES
+from fuzzcompile.diagnosis.trials.experiments import Experiments
 
 cpu = torch.device("cpu")
 initialise_patterns(cpu)

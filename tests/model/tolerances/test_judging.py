@@ -8,9 +8,9 @@ import torch
 from torch._inductor import config
 from torch._inductor.fx_passes import post_grad
 
+from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.tolerances import Tolerances
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.triage.trials.experiments import Experiments
 
 MODE = "max-autotune-no-cudagraphs"
 SOURCE = """

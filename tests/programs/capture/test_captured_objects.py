@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.oracle.judgement import have_same_bits
+from fuzzcompile.diagnosis.refusals import CannotJudge
+from fuzzcompile.diagnosis.worker.judge import isolate_process
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.programs.capture.case_loader import load, submodule_case
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import Observation
 from fuzzcompile.run.runs import observe, run_eager, run_float64
-from fuzzcompile.triage.engine import triage
-from fuzzcompile.triage.oracle.judgement import have_same_bits
-from fuzzcompile.triage.refusals import CannotJudge
-from fuzzcompile.triage.worker.judge import isolate_process
 
 CPU = torch.device("cpu")
 Loader = Callable[..., Case]

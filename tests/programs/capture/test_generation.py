@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from fuzzcompile.diagnosis.oracle.judgement import have_same_bits
+from fuzzcompile.diagnosis.worker.judge import isolate_process
 from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.runs import run_eager, run_float64
-from fuzzcompile.triage.oracle.judgement import have_same_bits
-from fuzzcompile.triage.worker.judge import isolate_process
 
 pytest.importorskip("transformers")
 CPU = torch.device("cpu")

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.refusals import CannotJudge
+from fuzzcompile.diagnosis.worker.judge import isolate_process
 from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.runs import run_eager
-from fuzzcompile.triage.engine import triage
-from fuzzcompile.triage.refusals import CannotJudge
-from fuzzcompile.triage.worker.judge import isolate_process
 
 CPU = torch.device("cpu")
 Loader = Callable[[str], Case]

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
+from fuzzcompile.diagnosis.worker.judge import isolate_process
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.run.case import Arguments, Case
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.runs import observe, run_eager, run_float64
-from fuzzcompile.triage.worker.judge import isolate_process
 
 CPU = torch.device("cpu")
 Loader = Callable[..., Case]

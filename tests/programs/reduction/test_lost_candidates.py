@@ -14,6 +14,8 @@ import pytest
 import torch
 from test_reducers import given, search
 
+from fuzzcompile.diagnosis.probe import SignatureLock
+from fuzzcompile.diagnosis.worker.minimize_task import ResumableState, can_resume
 from fuzzcompile.front.commands.minimize import PooledTools
 from fuzzcompile.programs.ir.case_source import CaseText
 from fuzzcompile.programs.ir.evaluation import evaluate, guard_runs
@@ -22,8 +24,6 @@ from fuzzcompile.programs.reducers.inputs import shrink_sizes
 from fuzzcompile.programs.shrink.outcome import SearchTally
 from fuzzcompile.run.pool.worker import WorkerCrashed
 from fuzzcompile.run.pool.worker_pool import WorkerPool
-from fuzzcompile.triage.probe import SignatureLock
-from fuzzcompile.triage.worker.minimize_task import ResumableState, can_resume
 
 CRASH = SignatureLock("crash", None, None, ())
 REPORT: Any = {"verdict": "crash", "is_bug": True, "signature": "unattributed:crash:ended"}
@@ -92,7 +92,7 @@ never: list[object] = []  # a block that is collected is left
 
 def test_what_took_a_worker_down_is_not_asked_again(monkeypatch):
     state: dict[str, str] = {}
-    monkeypatch.setattr("fuzzcompile.triage.worker.minimize_task.leave", state.__setitem__)
+    monkeypatch.setattr("fuzzcompile.diagnosis.worker.minimize_task.leave", state.__setitem__)
     first = ResumableState.resume(state)
     first.tally.answers["a"] = True
     with first.guard("compile b"):
@@ -113,7 +113,7 @@ def test_what_took_a_worker_down_is_not_asked_again(monkeypatch):
 
 def test_too_many_lost_workers_end_it(monkeypatch):
     state: dict[str, str] = {}
-    monkeypatch.setattr("fuzzcompile.triage.worker.minimize_task.leave", state.__setitem__)
+    monkeypatch.setattr("fuzzcompile.diagnosis.worker.minimize_task.leave", state.__setitem__)
     over, goes_on = [], []
     for number in range(4):
         asked = ResumableState.resume(state)

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.probe import SignatureLock
+from fuzzcompile.diagnosis.worker.minimization import LocalTools, capture_programs, make_job
 from fuzzcompile.front.commands.minimize import MinimizeSubject, read_state, write_state
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.fuzz.recipe import GeneratedRecipe
@@ -23,9 +26,6 @@ from fuzzcompile.programs.shrink.conclusion import find_neighbour
 from fuzzcompile.programs.shrink.minimize import minimize
 from fuzzcompile.programs.shrink.outcome import MinimizeOutcome, ProbeResult, SearchTally
 from fuzzcompile.programs.shrink.search import MinimizeJob, SearchBudget, SearchProgress, same_bug
-from fuzzcompile.triage.engine import triage
-from fuzzcompile.triage.probe import SignatureLock
-from fuzzcompile.triage.worker.minimization import LocalTools, capture_programs, make_job
 
 KNOWN = Path(__file__).parents[2] / "known_issues"
 BURIED = Path(__file__).parents[2].parent / "bench" / "buried"
@@ -91,8 +91,8 @@ def test_minimizing_it_again_changes_nothing(accepted, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(BURIED.glob("*.py")), ids=lambda path: path.stem)
 def test_buried_bugs_are_dug_out(path, triaged):
+    from fuzzcompile.diagnosis.worker.judge import isolate_process
     from fuzzcompile.programs.capture.case_loader import load
-    from fuzzcompile.triage.worker.judge import isolate_process
 
     with isolate_process():
         report = triage(load(path, CPU), CPU).to_json()

@@ -7,6 +7,10 @@ import time
 import pytest
 import torch
 
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.probe import SignatureLock
+from fuzzcompile.diagnosis.worker.judge import isolate_process
+from fuzzcompile.diagnosis.worker.minimization import LocalTools, capture_programs, make_job
 from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.programs.ir.case_source import CaseText, count_model_lines
 from fuzzcompile.programs.ir.evaluation import evaluate
@@ -16,10 +20,6 @@ from fuzzcompile.programs.shrink import conclusion
 from fuzzcompile.programs.shrink.minimize import minimize, reduce_programs
 from fuzzcompile.programs.shrink.outcome import ProbeResult
 from fuzzcompile.programs.shrink.search import CandidateTests, SearchBudget, same_bug
-from fuzzcompile.triage.engine import triage
-from fuzzcompile.triage.probe import SignatureLock
-from fuzzcompile.triage.worker.judge import isolate_process
-from fuzzcompile.triage.worker.minimization import LocalTools, capture_programs, make_job
 
 CPU = torch.device("cpu")
 # Eager counts no places from the end here, and compiled code does.

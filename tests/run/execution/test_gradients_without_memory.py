@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import runs
-from fuzzcompile.triage.engine import triage
 
 CPU = torch.device("cpu")
 SOURCE = """

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fuzzcompile.diagnosis.oracle.judgement import Observations, have_same_bits, judge
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run import runs
 from fuzzcompile.run.case import Case, CompileSettings
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import Observation
 from fuzzcompile.run.tensors import StorageCopier, copy_tree
-from fuzzcompile.triage.oracle.judgement import Observations, have_same_bits, judge
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.triage.engine import triage
-from fuzzcompile.triage.refusals import CannotJudge
 
 FOLDER = Path(__file__).parents[3] / "corpus" / "references"
 CASES = sorted(FOLDER.glob("*.py"))

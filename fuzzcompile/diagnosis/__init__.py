@@ -1,0 +1,1 @@
+"""Diagnosis: the verdict on a case, the culprit, its proof and its cause."""

@@ -1,0 +1,500 @@
+"""Replays of the ledger's graphs on the program's inputs, and the step by which each rewrite moves a result."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from fuzzcompile.compiler.functional_run import NodeRun
+from fuzzcompile.compiler.graph_replay import NotReplayable, ReplayResult, list_random_calls, replay_graph
+from fuzzcompile.compiler.target.target_process import find_value_device
+from fuzzcompile.compiler.watch.ledger import CallInputs, Frame, GraphRecord, Label, Ledger, Rewrite, Snapshot
+from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS, MANDATORY
+from fuzzcompile.diagnosis.oracle import rounding
+from fuzzcompile.model.stages import FREEZING, JOINT_GRAPH, POST_GRAD, PRE_GRAD
+from fuzzcompile.run import metrics
+from fuzzcompile.run.device import shorten_message
+from fuzzcompile.run.tensors import find_aliases, list_significant_strides, measure_storages
+
+# Values to replay a stage's graph on: those that the compiled program really got, or stand-ins for them.
+
+_STAND_IN_SEED = 3
+
+
+def find_inputs(frame: Frame, record: GraphRecord, number: int = 0) -> Sequence[Any] | None:
+    """Inputs of a record's graphs in one captured call.
+
+    Args:
+        frame: holds the calls of the program.
+        record: the graphs of one stage.
+        number: of the call.
+
+    Returns:
+        The inputs in the order of the placeholders. Where the program never ran, because compiling failed, values of
+        the recorded shape and dtype stand in. None if there was no such call, or if no stand-ins can be made.
+    """
+    this = slice(number, number + 1)
+    if record.direction == "joint":
+        return _find_joint_inputs(frame, record, this)
+    if record.stage == PRE_GRAD:
+        candidates = [call.inputs for call in frame.dynamo_calls[this]]
+    elif record.direction == "backward":
+        candidates = [call.inputs for call in frame.backward_calls[this]]
+    else:
+        compiled = [call.inputs for call in frame.forward_calls[this]]
+        captured = [[*frame.parameters, *call.inputs] for call in frame.dynamo_calls[this]]
+        candidates = [*compiled, *captured]
+    if not candidates:
+        return _fill_placeholders(list_placeholders(record.snapshots[0]), {}) if number == 0 else None
+    return _select_fitting(record, candidates)
+
+
+def _select_fitting(record: GraphRecord, candidates: Sequence[Sequence[Any]]) -> Sequence[Any] | None:
+    """The first inputs that are as many as the graph takes.
+
+    Freezing turns parameters into constants between the stages: the graph before it takes them as inputs.
+    """
+    wanted = len(list_placeholders(record.snapshots[0]))
+    return next((inputs for inputs in candidates if len(inputs) == wanted), None)
+
+
+def _find_joint_inputs(frame: Frame, record: GraphRecord, this: slice) -> Sequence[Any] | None:
+    """Primals of the forward call and tangents of the backward call, by placeholder name.
+
+    Where no backward ran, standard normal tangents stand in for them.
+    """
+    named = {
+        **_name_inputs(frame, "forward", frame.forward_calls[this]),
+        **_name_inputs(frame, "backward", frame.backward_calls[this]),
+    }
+    if this.start and not named:
+        return None
+    return _fill_placeholders(list_placeholders(record.snapshots[0]), named)
+
+
+def _name_inputs(frame: Frame, direction: str, calls: Sequence[CallInputs]) -> dict[str, Any]:
+    record = frame.find_record(POST_GRAD, direction)
+    if record is None or not record.snapshots or not calls:
+        return {}
+    names = [str(node.target) for node in list_placeholders(record.snapshots[0])]
+    return dict(zip(names, calls[0].inputs, strict=False))
+
+
+def _fill_placeholders(placeholders: Sequence[fx.Node], named: dict[str, Any]) -> Sequence[Any] | None:
+    generator = torch.Generator().manual_seed(_STAND_IN_SEED)
+    try:
+        return [
+            _cast_as_traced(node, named[str(node.target)])
+            if str(node.target) in named
+            else _make_stand_in(node, generator)
+            for node in placeholders
+        ]
+    except (TypeError, ValueError, RuntimeError):  # a size without a value, a kind of input that we do not know
+        return None
+
+
+def _cast_as_traced(node: fx.Node, value: Any) -> Any:
+    """Cast a captured value to the dtype that the graph was traced with.
+
+    Where a rewrite gave an output another dtype, its tangent came in that dtype too; the graph before takes none such.
+    """
+    traced = node.meta.get("val")
+    if not (isinstance(traced, torch.Tensor) and isinstance(value, torch.Tensor)) or not value.is_floating_point():
+        return value
+    return value.to(traced.dtype) if traced.is_floating_point() else value
+
+
+def _make_stand_in(node: fx.Node, generator: torch.Generator) -> Any:
+    """Standard normal values, zeros for integers (which may be indices) and False, in the recorded layout."""
+    value = node.meta.get("val", node.meta.get("example_value"))
+    if isinstance(value, (int, torch.SymInt)):
+        return int(value)
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"no stand-in for {type(value).__name__}")
+    shape, stride = [int(size) for size in value.shape], [int(step) for step in value.stride()]
+    made = torch.empty_strided(shape, stride, dtype=value.dtype, device=find_value_device(value.device)).zero_()
+    if value.is_floating_point():
+        made.copy_(torch.randn(shape, generator=generator))
+    return made
+
+
+def list_placeholders(snapshot: Snapshot) -> list[fx.Node]:
+    """The inputs of a snapshot's graph, in order."""
+    return [node for node in snapshot.graph.nodes if node.op == "placeholder"]
+
+
+# Replays of one graph's snapshots, each made once, and what differs between two of them.
+
+# Results that shrink by more than this when computed in float64 are zero by symmetry, with nothing but
+# rounding in them; so are those this much smaller than their graph's usual results. They are measured on the
+# scale of the usual results: on their own, rounding alone moves them by 100 %.
+_SHRINKS = 1e-6
+_VANISHING = 1e-11
+# A small result is one where native precision gives it to within so much of its size.
+_DIGITS = 0.01
+_CONSTANTS = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default)
+# Results of replays are kept for later comparisons up to this size, and those of two graphs (native, float64) always.
+_KEPT_BYTES = 256 * 2**20
+_FEWEST_KEPT = 4
+
+
+@dataclass
+class ReplayCount:
+    """Number of graph replays run so far, for the cost table."""
+
+    replays: int = 0
+
+
+class SnapshotReplays:
+    """Replays of snapshots, each done once unless they take too much memory to be kept."""
+
+    def __init__(self, snapshots: Sequence[Snapshot], inputs: Sequence[object], count: ReplayCount) -> None:
+        self.snapshots, self.inputs, self.count = snapshots, inputs, count
+        self._done: dict[tuple[int, bool], tuple[ReplayResult, int]] = {}  # the latest to be asked for comes last
+        self._captured = set(measure_storages(inputs))
+
+    def at(self, index: int, *, double: bool) -> ReplayResult:
+        """The replay of snapshot ``index``."""
+        key = (index, double)
+        if key in self._done:
+            self._done[key] = self._done.pop(key)
+        else:
+            self._make_room()
+            self.count.replays += 1
+            run = replay_graph(self.snapshots[index], self.inputs, double=double)
+            sizes = measure_storages(_results(run))
+            self._done[key] = run, sum(size for storage, size in sizes.items() if storage not in self._captured)
+        return self._done[key][0]
+
+    def replay_perturbed(self, index: int) -> ReplayResult:
+        """A replay of snapshot ``index`` in float64 with one ulp of noise per operator."""
+        self.count.replays += 1
+        return replay_graph(self.snapshots[index], self.inputs, double=True, noise_seed=1)
+
+    def _make_room(self) -> None:
+        """Forget what was asked for longest ago; a comparison needs the remaining runs of its pair."""
+        while len(self._done) >= _FEWEST_KEPT and sum(size for _, size in self._done.values()) > _KEPT_BYTES:
+            del self._done[next(iter(self._done))]
+
+    def have_same_result(self, first: int, last: int) -> bool:
+        """Return whether two snapshots give the same bits, metadata and layouts, natively and in float64."""
+        for double in (False, True):
+            before, after = self.at(first, double=double), self.at(last, double=double)
+            if before.error is not None or after.error is not None or measure_change(before, after) != 0.0:
+                return False
+            if not double and (
+                find_metadata_change(before, after)
+                or find_stride_change(before, after)
+                or find_alias_change(before, after)
+            ):
+                return False
+        return True
+
+
+def describe_raised(run: ReplayResult) -> str | None:
+    """The error of the program in a replay; None where there is none."""
+    if run.error is None or isinstance(run.error, NotReplayable):
+        return None
+    return f"{type(run.error).__name__}: {shorten_message(run.error)}"
+
+
+def measure_change(before: ReplayResult, after: ReplayResult, units: Sequence[float] = ()) -> float | None:
+    """Largest change of an output or mutated input, in units of its RMS size; None if not comparable.
+
+    Args:
+        before: one replay.
+        after: the other.
+        units: a smallest unit for each result, outputs first; none by default.
+    """
+    if before.error is not None or after.error is not None or len(before.outputs) != len(after.outputs):
+        return None
+    return rounding.largest_change(_results(before), _results(after), units)
+
+
+def find_smallest_units(native: ReplayResult, exact: ReplayResult) -> list[float]:
+    """A smallest unit for each result: the size of the usual outputs for those that are zero by symmetry."""
+    if native.error is not None or exact.error is not None:
+        return []
+    sizes = sorted(size for size in map(rounding.measure_size, exact.outputs) if size)
+    usual = sizes[(len(sizes) - 1) // 2] if sizes else 0.0
+    return [
+        0.0 if result is wide or _has_scale(result, wide, usual) else usual
+        for result, wide in zip(_results(native), _results(exact), strict=True)
+    ]
+
+
+def _has_scale(native: object, exact: object, usual: float) -> bool:
+    """Return whether a result has a scale of its own, and is not zero by symmetry."""
+    least = max(_SHRINKS * rounding.measure_size(native), _VANISHING * usual)
+    return _has_digits(native, exact) or rounding.measure_size(exact) > least
+
+
+def _has_digits(native: object, exact: object) -> bool:
+    """Return whether both precisions agree on small numbers, which then are a result of that scale and not zero."""
+    size = rounding.measure_size(exact)
+    if not size or not isinstance(native, torch.Tensor) or not isinstance(exact, torch.Tensor):
+        return False
+    return native.shape == exact.shape and metrics.largest_distance(native, exact) <= _DIGITS * size
+
+
+def _results(run: ReplayResult) -> list[object]:
+    return [*run.outputs, *run.inputs]
+
+
+def coarsest_epsilon(run: ReplayResult) -> float:
+    """The coarsest rounding unit among the floating outputs; 0 where there is none."""
+    floating = [v.dtype for v in run.outputs if isinstance(v, torch.Tensor) and v.dtype.is_floating_point]
+    return max((torch.finfo(dtype).eps for dtype in floating), default=0.0)
+
+
+def list_constants(snapshot: Snapshot) -> set[str]:
+    """Names of the nodes that hold constants."""
+    return {
+        node.name
+        for node in snapshot.graph.nodes
+        if node.op == "get_attr" or (node.op == "call_function" and node.target in _CONSTANTS)
+    }
+
+
+def _output_pairs(before: ReplayResult, after: ReplayResult) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """The outputs that are tensors in both runs, with their positions; none if one of the graphs does not run."""
+    if before.error is None and after.error is None:
+        for index, (was, now) in enumerate(zip(before.outputs, after.outputs, strict=False)):
+            if isinstance(was, torch.Tensor) and isinstance(now, torch.Tensor):
+                yield index, was, now
+
+
+def find_metadata_change(before: ReplayResult, after: ReplayResult) -> str | None:
+    """The first output of another dtype or shape; None if there is none, or one of the graphs does not run."""
+    for index, was, now in _output_pairs(before, after):
+        if was.dtype != now.dtype or was.shape != now.shape:
+            return f"output {index}: {was.dtype} {tuple(was.shape)} became {now.dtype} {tuple(now.shape)}"
+    return None
+
+
+def find_stride_change(before: ReplayResult, after: ReplayResult) -> str | None:
+    """The first output whose layout is another; None if there is none, or one of the graphs does not run."""
+    for index, was, now in _output_pairs(before, after):
+        strides = list_significant_strides(was), list_significant_strides(now)
+        if was.shape == now.shape and strides[0] != strides[1]:
+            return f"output {index}: stride {strides[0]} became {strides[1]}"
+    return None
+
+
+def find_alias_change(before: ReplayResult, after: ReplayResult) -> str | None:
+    """The first output that shares memory with other inputs or outputs than before."""
+    if before.error is not None or after.error is not None:
+        return None
+    memory = find_shared_memory(before), find_shared_memory(after)
+    for name in dict.fromkeys((*memory[0], *memory[1])):
+        if memory[0].get(name) != memory[1].get(name):
+            owners = [f"memory of {', '.join(shared[name])}" if name in shared else "its own" for shared in memory]
+            return f"{name}: {owners[0]} became {owners[1]}"
+    return None
+
+
+def find_shared_memory(run: ReplayResult | NodeRun) -> dict[str, tuple[str, ...]]:
+    """Map each output that shares memory to the inputs and earlier outputs that it shares memory with."""
+    named = {f"input {i}": value for i, value in enumerate(run.inputs)}
+    named |= {f"output {i}": value for i, value in enumerate(run.outputs)}
+    return {name: owners for name, owners in find_aliases(named).items() if name.startswith("output")}
+
+
+_AFTER_CAPTURE = (JOINT_GRAPH, FREEZING, POST_GRAD)
+# A native step below this is rounding, whatever the graph's own rounding error: 8 ulp of float32.
+_NATIVE_LEAST = 1e-6
+
+# Changes that no value shows: of an output's layout, of what shares memory, of an error that a graph raises.
+Form = Literal["stride", "alias", "silenced"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Effect of one rewrite on its graph's outputs and mutated inputs, on the program's real inputs.
+
+    ``float64`` and ``native`` are the largest change in units of the output's RMS size; None where the graph
+    could not be replayed that way. ``stride`` names an output whose layout changed and ``alias`` one that shares memory
+    with others than before, which matters only where the user sees it. ``raised`` is set where the graph ran before
+    the rewrite and not after, ``silenced`` where it raised before and not after (which matters only where eager
+    raises), ``folded`` where the rewrite put constants into the graph. ``float64_noise`` is what one ulp of float64 per
+    operator does to the result, looked at where the step is large.
+    """
+
+    frame: int
+    record: GraphRecord
+    rewrite: Rewrite
+    float64: float | None
+    native: float | None
+    native_noise: float
+    changed_bits: bool
+    metadata: str | None = None
+    stride: str | None = None
+    alias: str | None = None
+    raised: str | None = None
+    silenced: str | None = None
+    random: bool = False
+    float64_noise: float = 0.0
+    folded: bool = False
+
+    @property
+    def label(self) -> Label:
+        """The rule that was applied."""
+        return self.rewrite.label
+
+    @property
+    def is_semantic(self) -> bool:
+        """Return whether the rewrite changed what the graph means, and not only how it rounds."""
+        if self.random:
+            return False
+        if self.raised or self.metadata:
+            return True
+        if self.folded and self.native == 0.0:
+            return False  # constants folded in the program's own precision: float64 alone sees a change
+        return self.moves_float64
+
+    @property
+    def moves_float64(self) -> bool:
+        """Return whether the float64 result moved by more than float64 rounding, as this program amplifies it."""
+        return self.float64 is not None and rounding.changes_meaning(self.float64, self.float64_noise)
+
+    @property
+    def is_opaque(self) -> bool:
+        """Return whether the rewrite put a lowering in the place of operators.
+
+        Replay runs the operators that it stands for, so a wrong lowering shows no step.
+        """
+        snapshots, rewrite = self.record.snapshots, self.rewrite
+        return len(snapshots[rewrite.after].opaque) > len(snapshots[rewrite.before].opaque)
+
+    @property
+    def moves_natively(self) -> bool:
+        """Return whether the native result moved farther than the graph's own rounding explains."""
+        if self.random or self.native is None:
+            return False
+        return self.native > max(rounding.NATIVE * self.native_noise, _NATIVE_LEAST)
+
+
+def measure_steps(ledger: Ledger, count: ReplayCount) -> list[Step]:
+    """Replay every snapshot of the ledger on the captured inputs and measure every rewrite's step."""
+    return [step for frame in ledger.frames for step in _measure_frame(frame, count)]
+
+
+def rank_suspects(steps: Sequence[Step], shown: Collection[Form] = ()) -> list[Step]:
+    """Steps that may be the culprit, most telling first: changes of meaning, then unexplained native ones.
+
+    Changes of a form in ``shown`` come last: they are at fault only where the user sees such a difference.
+    """
+    semantic = [step for step in steps if step.is_semantic]
+    native = [step for step in steps if not step.is_semantic and step.moves_natively]
+    rest = [step for step in steps if step not in semantic and step not in native]
+    form = [step for step in rest if any(getattr(step, name) for name in shown)]
+    return [step for step in (*semantic, *native, *form) if step.label.rewrite not in MANDATORY]
+
+
+def select_semantic_steps(steps: Sequence[Step]) -> list[Step]:
+    """Steps whose values in float64 prove that a rewrite changed what the graph computes."""
+    return [step for step in rank_suspects(steps) if not step.random and step.moves_float64]
+
+
+def _measure_frame(frame: Frame, count: ReplayCount) -> Iterator[Step]:
+    for record in frame.records:
+        if not record.rewrites or not record.snapshots:
+            continue
+        yield from _merge_calls(frame, record, count)
+    yield from _measure_boundaries(frame, count)
+
+
+def _merge_calls(frame: Frame, record: GraphRecord, count: ReplayCount) -> list[Step]:
+    """One step per rewrite: a rewrite may be right on the values of one call and wrong on those of another."""
+    most: list[Step] = []
+    for number in range(CAPTURED_CALLS):
+        inputs = find_inputs(frame, record, number)
+        if inputs is None:
+            break
+        steps = list(_measure_record(frame.index, record, inputs, count))
+        most = [max(same, key=_rank) for same in zip(most, steps, strict=True)] if most else steps
+        if any(step.is_semantic or step.moves_natively for step in most):
+            break
+    return most
+
+
+def _rank(step: Step) -> tuple[bool, bool, float]:
+    return step.is_semantic, step.moves_natively, step.float64 or 0.0
+
+
+def _measure_record(frame: int, record: GraphRecord, inputs: Sequence[Any], count: ReplayCount) -> Iterator[Step]:
+    """One step per rewrite, in order.
+
+    Most rewrites change nothing that can be observed, so whole runs of them are settled by comparing the
+    graphs at their two ends, and only where these differ is there a look inside.
+    """
+    runs = SnapshotReplays(record.snapshots, inputs, count)
+    moved = set(_find_moved(runs, 0, len(record.snapshots) - 1))
+    for rewrite in record.rewrites:
+        if rewrite.after in moved:
+            yield _measure_step(frame, record, rewrite, runs)
+        else:
+            yield Step(frame, record, rewrite, 0.0, 0.0, 0.0, changed_bits=False)
+
+
+def _find_moved(runs: SnapshotReplays, first: int, last: int) -> Iterator[int]:
+    """Indices of the snapshots that differ observably from the one before."""
+    if first >= last or runs.have_same_result(first, last):
+        return
+    if last - first == 1:
+        yield last
+        return
+    middle = (first + last) // 2
+    yield from _find_moved(runs, first, middle)
+    yield from _find_moved(runs, middle, last)
+
+
+def _measure_boundaries(frame: Frame, count: ReplayCount) -> Iterator[Step]:
+    """Between the stages of an inference graph nothing may change its meaning; parameters may become constants."""
+    stages = [r for r in frame.records if r.stage in _AFTER_CAPTURE and r.direction == "inference" and r.snapshots]
+    for before, after in itertools.pairwise(stages):
+        pair = [before.snapshots[-1], after.snapshots[0]]
+        inputs = find_inputs(frame, after)
+        if inputs is None or len(list_placeholders(pair[0])) != len(list_placeholders(pair[1])):
+            continue
+        rewrite = Rewrite(Label(after.stage, None, "before the passes"), (), None, 0, 1)
+        between = GraphRecord(after.stage, "inference", pair, [rewrite])
+        step = _measure_step(frame.index, between, rewrite, SnapshotReplays(pair, inputs, count))
+        if step.is_semantic or step.changed_bits:
+            yield step
+
+
+def _measure_step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: SnapshotReplays) -> Step:
+    before, after = rewrite.before, rewrite.after
+    random = list_random_calls(runs.snapshots[before]) != list_random_calls(runs.snapshots[after])
+    native_before, native_after = runs.at(before, double=False), runs.at(after, double=False)
+    exact_before, exact_after = runs.at(before, double=True), runs.at(after, double=True)
+    units = find_smallest_units(native_before, exact_before)
+    native = measure_change(native_before, native_after, units)
+    noise = measure_change(exact_before, native_before, units)
+    step = measure_change(exact_before, exact_after, units)
+    amplified = 0.0
+    if step is not None and step > rounding.SEMANTIC_STEP:
+        amplified = measure_change(exact_before, runs.replay_perturbed(before), units) or 0.0
+    return Step(
+        frame,
+        record,
+        rewrite,
+        float64=step,
+        native=native,
+        native_noise=coarsest_epsilon(native_before) if noise is None else noise,
+        changed_bits=bool(native) or (native_before.error is None) != (native_after.error is None),
+        metadata=find_metadata_change(native_before, native_after),
+        stride=find_stride_change(native_before, native_after),
+        alias=find_alias_change(native_before, native_after),
+        raised=describe_raised(native_after) if native_before.error is None else None,
+        silenced=describe_raised(native_before) if native_after.error is None else None,
+        random=random,
+        float64_noise=amplified,
+        folded=bool(list_constants(runs.snapshots[after]) - list_constants(runs.snapshots[before])),
+    )

@@ -1,0 +1,154 @@
+"""Watched executions of a case under the strict settings: the values that every kernel wrote in each run."""
+
+from __future__ import annotations
+
+import ast
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from fuzzcompile.compiler.kernels.lowering_control import EVERYTHING, UNCHANGED, Control
+from fuzzcompile.compiler.session import Compilation, open_session
+from fuzzcompile.compiler.torch_config import MISSING, get_setting
+from fuzzcompile.compiler.watch.ledger import Ledger
+from fuzzcompile.diagnosis.attribution.steps import ReplayCount
+from fuzzcompile.diagnosis.kernels.kernel_suspects import WatchedGraph
+from fuzzcompile.model.facts import facts
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.case_program import build
+from fuzzcompile.run.observation import Observation
+from fuzzcompile.run.runs import SavedTensors, observe
+
+_HOW = Compilation(kernels=True)
+SHOWN = Control(realised=(EVERYTHING,), stored=True)
+"""Every operator has a buffer of its own, so that a kernel shows what each of its operators gave."""
+# No kernel writes into a buffer that it reads, or what was there could not be seen afterwards.
+_APART = {"inplace_buffers": False, "allow_buffer_reuse": False}
+
+
+class BitwiseOutOfTime(Exception):
+    """No further compile may be begun."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One compile of a case, and what it showed in each run of the same compiled program.
+
+    ``calls`` is how often each graph had been called after each run, in the order of ``ledger.lowered``.
+    """
+
+    ledger: Ledger
+    runs: tuple[Observation, ...]
+    calls: tuple[tuple[int, ...], ...]
+
+    @property
+    def first(self) -> Observation:
+        """The first run."""
+        return self.runs[0]
+
+    def list_watched_graphs(self, count: ReplayCount) -> list[WatchedGraph]:
+        """The lowered graphs with the calls of the first run, as far as they can be evaluated."""
+        calls = zip(self.ledger.lowered, self.calls[0], strict=False)
+        every = [WatchedGraph(self.ledger, lowered, count, number) for lowered, made in calls for number in range(made)]
+        return [look for look in every if look.is_usable]
+
+
+@dataclass
+class StrictCompiler:
+    """Makes the executions, and counts them.
+
+    Attributes:
+        case: the case under the strict settings.
+        device: where it runs.
+        vetoes: rewrites that are refused throughout.
+        deadline: value of ``time.monotonic()`` after which no further compile is begun.
+        count: how many compiles were made.
+    """
+
+    case: Case
+    device: torch.device
+    vetoes: tuple[str, ...] = ()
+    deadline: float | None = None
+    count: int = 0
+
+    @property
+    def is_late(self) -> bool:
+        """Return whether no further compile may be begun."""
+        return self.deadline is not None and time.monotonic() > self.deadline
+
+    def execute(self, *, case: Case | None = None, control: Control = UNCHANGED, runs: int = 1) -> Execution:
+        """Compile a case and run it ``runs`` times, each time from the same state.
+
+        Args:
+            case: another form of the case; the case itself by default.
+            control: what to change behind the graph passes.
+            runs: how often the compiled program runs.
+
+        Raises:
+            OutOfTime: the deadline has passed.
+        """
+        if self.is_late:
+            raise BitwiseOutOfTime
+        case = case or self.case
+        self.count += 1
+        config = _APART if control.stored else None
+        how = replace(_HOW, vetoes=self.vetoes, control=control, config=config)
+        observations, calls = list[Observation](), list[tuple[int, ...]]()
+        with open_session(case.settings, how) as session:
+            program = build(case, self.device)
+            kept = SavedTensors(case, program, self.device)
+            target = session.compile(program.model)
+            for number in range(runs):
+                if number:
+                    kept.restore()
+                observations.append(observe(case, program, target, describe_failure=session.describe_failure))
+                calls.append(tuple(len(lowered.calls) for lowered in session.ledger.lowered))
+        return Execution(session.ledger, tuple(observations), tuple(calls))
+
+    def run_eager(self, *, case: Case | None = None, runs: int = 1) -> list[Observation]:
+        """Run the same built program ``runs`` times in eager mode, each time from the same state."""
+        case = case or self.case
+        program = build(case, self.device)
+        kept = SavedTensors(case, program, self.device)
+        observations = []
+        for number in range(runs):
+            if number:
+                kept.restore()
+            observations.append(observe(case, program, program.model))
+        return observations
+
+
+# The settings under which torch promises equal bits, as far as the installed torch has them.
+
+
+def strict_settings() -> dict[str, object]:
+    """Entries of ``torch._inductor.config`` and their values, those that the installed torch has."""
+    wanted = facts().bitwise.settings
+    return {entry: _parse_value(text) for entry, text in wanted.items() if get_setting(entry) is not MISSING}
+
+
+def describe_promises() -> dict[str, str]:
+    """Map each of the settings to torch's words on it."""
+    promises = facts().bitwise.promises
+    return {entry: promises[entry] for entry in strict_settings() if entry in promises}
+
+
+def apply_contract(case: Case) -> Case:
+    """The case compiled under the strict settings, which replace its own values of the same entries."""
+    strict = strict_settings()
+    own: Mapping[str, object] = case.settings.options
+    options = {entry: value for entry, value in own.items() if entry not in strict}
+    inductor = {**case.settings.inductor, **strict}
+    return replace(case, settings=replace(case.settings, options=options, inductor=inductor))
+
+
+def list_replaced_settings(case: Case) -> tuple[str, ...]:
+    """Entries that the case itself sets to other values than the contract does."""
+    own = {**case.settings.inductor, **case.settings.options}
+    return tuple(entry for entry, value in strict_settings().items() if own.get(entry, value) != value)
+
+
+def _parse_value(text: str) -> object:
+    return ast.literal_eval(text) if text in ("True", "False") else text

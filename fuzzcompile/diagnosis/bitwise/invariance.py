@@ -1,0 +1,419 @@
+"""Promises of equal bits between compiled runs: for a row alone and in a batch, and from run to run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fuzzcompile.compiler.kernels.kernel_loops import list_operators_behind
+from fuzzcompile.compiler.kernels.lowering_control import UNCHANGED, Control
+from fuzzcompile.compiler.watch.ledger import GraphCall, Kernel, LoweredGraph
+from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS
+from fuzzcompile.diagnosis.bitwise.bit_difference import (
+    BitDifference,
+    Parting,
+    PromiseAnswer,
+    compare_bits,
+    compare_runs,
+    sort_partings,
+    why_open_batch,
+)
+from fuzzcompile.diagnosis.bitwise.execution import SHOWN, Execution, StrictCompiler
+from fuzzcompile.diagnosis.bitwise.kernel_bits import (
+    TracedCall,
+    find_first_parting,
+    find_parting_behind_kernels,
+    is_same_graph,
+    single_out,
+)
+from fuzzcompile.model.evidence import RANDOM_STATE
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.case_program import CaseProgram, build
+from fuzzcompile.run.metrics import within_default_tolerance
+from fuzzcompile.run.observation import Failure, Observation
+from fuzzcompile.run.runs import run_float64
+from fuzzcompile.run.tensors import map_tensors
+
+# The rows of a batch: inputs that hold one sample each, and the part of a value that belongs to a sample.
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples along the first dimension of a case's inputs.
+
+    Attributes:
+        case: the first call of the case, without its backward, whose loss would mix the samples.
+        size: how many samples.
+        rows: the samples that are looked at alone: the first, the last, and some between.
+        first_alone: only the first input holds samples.
+    """
+
+    case: Case
+    size: int
+    rows: tuple[int, ...]
+    first_alone: bool = False
+
+    def make_alone(self) -> Case:
+        """The case whose calls are the rows, one by one."""
+        make = self.case.make
+
+        def first() -> tuple[object, object]:
+            model, inputs = make()
+            return model, self.take_row(inputs, self.rows[0])
+
+        _, inputs = make()
+        rest = [self.take_row(inputs, number) for number in self.rows[1:]]
+        return replace(self.case, make=first, calls=rest)  # type: ignore[arg-type]
+
+    def take_row(self, inputs: object, number: int) -> object:
+        """The inputs of one sample; tensors without the batch's dimension stay as they are."""
+        taken = 0
+
+        def narrow(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal taken
+            if not tensor.dim() or tensor.shape[0] != self.size or isinstance(tensor, torch.nn.Parameter):
+                return tensor
+            taken += 1
+            return tensor if self.first_alone and taken > 1 else tensor.narrow(0, number, 1).detach().clone()
+
+        return map_tensors(narrow, inputs)
+
+
+def find_batches(case: Case, program: CaseProgram) -> list[Batch]:
+    """The batches that a case's first call may take, the likelier first.
+
+    All inputs whose first dimension has the size of the first input's hold rows, or the first input alone does; weights
+    among the inputs may have that size too.
+    """
+    tensors = [leaf for leaf in pytree.tree_leaves(program.calls[0]) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    size = tensors[0].shape[0] if tensors else 0
+    if size < 2:
+        return []
+    count = min(size, CAPTURED_CALLS)
+    rows = tuple(sorted({round(place * (size - 1) / (count - 1)) for place in range(count)}))
+    plain = replace(case, calls=None, backward=False)
+    shared = sum(tensor.shape[0] == size for tensor in tensors) > 1
+    return [Batch(plain, size, rows, first_alone) for first_alone in ((False, True) if shared else (False,))]
+
+
+def take_row_of_value(value: torch.Tensor, alone: torch.Tensor, size: int, number: int) -> torch.Tensor | None:
+    """The part of a batch's value that belongs to one sample.
+
+    Args:
+        value: of the whole batch.
+        alone: the same value of a sample alone, whose shape says where the samples are.
+        size: how many samples.
+        number: of the sample.
+
+    Returns:
+        None if the shapes do not say which dimension holds the samples.
+    """
+    if value.dtype != alone.dtype:
+        return None
+    if value.dim() != alone.dim():
+        return _take_flat_row(value, alone, size, number)
+    apart = [dim for dim, sizes in enumerate(zip(value.shape, alone.shape, strict=True)) if sizes[0] != sizes[1]]
+    if not apart:
+        return value  # no sample enters it, as in a table of positions
+    dim = apart[0]
+    if len(apart) > 1 or value.shape[dim] != size * alone.shape[dim]:
+        return None
+    return value.narrow(dim, number * alone.shape[dim], alone.shape[dim])
+
+
+def _take_flat_row(value: torch.Tensor, alone: torch.Tensor, size: int, number: int) -> torch.Tensor | None:
+    """The same where a compiler dropped the dimension of a sample that is alone."""
+    if value.numel() != size * alone.numel() or not value.dim() or value.shape[0] != size:
+        return None
+    part = value[number]
+    return part.reshape(alone.shape) if _without_ones(part.shape) == _without_ones(alone.shape) else None
+
+
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size != 1]
+
+
+BATCH = "batch"
+
+
+def judge_batch(compiles: StrictCompiler) -> PromiseAnswer:
+    """Run the rows of the case's inputs alone and in a batch, eagerly and compiled."""
+    rows = _run_rows_eagerly(compiles)
+    if isinstance(rows, str):
+        return PromiseAnswer(BATCH, None, f"not looked at: {rows}")
+    compiled = _CompiledRows.compile(compiles, rows.batch)
+    if compiled.failure:
+        return PromiseAnswer(BATCH, None, f"not looked at: compiled, it raises {compiled.failure}", unsure=True)
+    return _answer_rows(compiles, compiled, _compare_rows(rows.batch, rows.together, rows.alone))
+
+
+def rows_differ(compiles: StrictCompiler, control: Control) -> bool:
+    """Return whether a row alone differs from the row in its batch, compiled under ``control``."""
+    rows = _run_rows_eagerly(compiles)
+    if isinstance(rows, str):
+        return False
+    compiled = _CompiledRows.compile(compiles, rows.batch, control)
+    return compiled.failure is not None or bool(compiled.outputs)
+
+
+@dataclass(frozen=True)
+class _EagerRows:
+    """A batch, and what eager gives for it and for its rows alone."""
+
+    batch: Batch
+    together: Observation
+    alone: Observation
+
+
+def _run_rows_eagerly(compiles: StrictCompiler) -> _EagerRows | str:
+    """The first way to cut the inputs into rows that do not depend on each other; else why there is none."""
+    refused = "the first input has no dimension of two or more rows"
+    for batch in find_batches(compiles.case, build(compiles.case, compiles.device)):
+        together, alone = (compiles.run_eager(case=case)[0] for case in (batch.case, batch.make_alone()))
+        why = _why_refused(batch, together, alone) or _why_mixed(compiles, batch)
+        if why is None:
+            return _EagerRows(batch, together, alone)
+        refused = why
+    return refused
+
+
+def _answer_rows(compiles: StrictCompiler, compiled: _CompiledRows, eager: list[BitDifference]) -> PromiseAnswer:
+    known = {apart.name for apart in eager}
+    itself = f"eager itself is not batch invariant ({eager[0].name}: {eager[0]})" if eager else ""
+    if not compiled.outputs:
+        which = f"rows {', '.join(map(str, compiled.batch.rows))} of {compiled.batch.size}"
+        why = f"{which} have the same bits alone and in the batch"
+        return PromiseAnswer(BATCH, True, f"{why}, though {itself}" if itself else why)
+    outputs, blamed = tuple(compiled.outputs), [apart for apart in compiled.outputs if apart.name not in known]
+    partings = compiled.find_partings()
+    if not blamed:
+        partings = [replace(parting, unpromised=parting.unpromised or itself) for parting in partings]
+        return PromiseAnswer(BATCH, None, f"{itself}, so that compiled cannot be blamed", tuple(partings), outputs)
+    if not partings:
+        why = "a row alone differs from the row in its batch, and no graph or kernel shows where"
+        return PromiseAnswer(BATCH, None, why, (), outputs, unsure=True)
+    first = single_out(partings[0], lambda: _CompiledRows.compile(compiles, compiled.batch, SHOWN).find_partings())
+    partings = [first, *partings[1:]]
+    if first.is_promised:
+        why = f"a row alone differs from the row in its batch although promised: {first}: {first.detail}"
+        return PromiseAnswer(BATCH, False, why, tuple(partings), outputs)
+    why = f"a row alone differs from the row in its batch where nothing is promised: {first}: {first.unpromised}"
+    return PromiseAnswer(BATCH, None, why, tuple(partings), outputs)
+
+
+def _why_refused(batch: Batch, together: Observation, alone: Observation) -> str | None:
+    """Return the reason for which the rows prove nothing; None if they do prove something."""
+    failure = together.failure or alone.failure
+    if failure:
+        return f"eager does not run on a row alone: {failure}" if alone.failure else f"eager raises {failure}"
+    written = (value for run in (together, alone) for value in run.values if value.kind == "mutation")
+    if any(value.name != RANDOM_STATE for value in written):  # random numbers differ by row, as `_why_mixed` sees
+        return "the program writes to its own state, which the rows would share"
+    if not list(_pair_rows(batch, together, alone)):
+        return "no output has a row for each row of the first input"
+    return None
+
+
+def _why_mixed(compiles: StrictCompiler, batch: Batch) -> str | None:
+    """The sentence that an output depends on the other rows, as float64 shows; None where it does not."""
+    together, alone = (
+        run_float64(case, compiles.device, keep_casts=False)[0] for case in (batch.case, batch.make_alone())
+    )
+    if together.failure or alone.failure:
+        return "the program does not run in float64, which shows whether rows depend on each other"
+    for name, part, row in _pair_rows(batch, together, alone):
+        if not within_default_tolerance(row.float(), part.float()):
+            return f"the first dimension is no batch: {name} depends on the other rows"
+    return None
+
+
+def _pair_rows(
+    batch: Batch, together: Observation, alone: Observation
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """The rows of each output: its name, its part of the batch's, and the row's own."""
+    rows = alone.index_by_name()
+    for value in together.values:
+        if value.kind != "output" or not value.is_tensor:
+            continue
+        for call, number in enumerate(batch.rows):
+            row = rows.get(f"call{call}.{value.name}")
+            part = None
+            if row is not None and row.is_tensor and value.value.shape != row.value.shape:
+                part = take_row_of_value(value.value, row.value, batch.size, number)
+            if row is not None and part is not None:
+                yield value.name, part, row.value
+
+
+def _compare_rows(batch: Batch, together: Observation, alone: Observation) -> list[BitDifference]:
+    """The outputs of which a row differs, each with its first such row."""
+    found: dict[str, BitDifference] = {}
+    for name, part, row in _pair_rows(batch, together, alone):
+        apart = compare_bits(name, part, row)
+        if apart is not None and not apart.only_payloads:
+            found.setdefault(name, apart)
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class _CompiledRows:
+    """A batch compiled, and its rows compiled alone."""
+
+    batch: Batch
+    together: Execution
+    alone: Execution
+
+    @classmethod
+    def compile(cls, compiles: StrictCompiler, batch: Batch, control: Control = UNCHANGED) -> _CompiledRows:
+        """Compile both."""
+        return cls(
+            batch,
+            compiles.execute(case=batch.case, control=control),
+            compiles.execute(case=batch.make_alone(), control=control),
+        )
+
+    @property
+    def failure(self) -> Failure | None:
+        """Failure of the batch, else of its rows; None if both ran."""
+        return self.together.first.failure or self.alone.first.failure
+
+    @functools.cached_property
+    def outputs(self) -> list[BitDifference]:
+        """The outputs of which a row differs."""
+        return _compare_rows(self.batch, self.together.first, self.alone.first)
+
+    def find_partings(self) -> list[Parting]:
+        """The first parting of each graph, over the rows."""
+        found = []
+        for lowered in self.together.ledger.lowered:
+            partner = next((each for each in self.alone.ledger.lowered if is_same_graph(lowered, each)), None)
+            parting = self._find_first_parting(lowered, partner) if partner is not None else None
+            if parting is not None:
+                found.append(parting)
+        return sort_partings(found)
+
+    def _find_first_parting(self, lowered: LoweredGraph, partner: LoweredGraph) -> Parting | None:
+        if not lowered.calls:
+            return None
+        for call, number in zip(partner.calls, self.batch.rows, strict=False):
+            project = functools.partial(take_row_of_value, size=self.batch.size, number=number)
+            pair = TracedCall(lowered, lowered.calls[0]), TracedCall(partner, call)
+            parting = find_first_parting(*pair, why_open_kernel, project) or find_parting_behind_kernels(*pair, project)
+            if parting is not None:
+                return replace(parting, detail=f"row {number}: {parting.detail}")
+        return None
+
+
+def why_open_kernel(kernel: Kernel, buffer: str, compared: Collection[str], apart: BitDifference) -> str | None:
+    """Return the reason for which a kernel may give a row other bits in another batch; None if it may not.
+
+    Args:
+        kernel: the kernel.
+        buffer: what it wrote.
+        compared: the buffers whose own bits were the same.
+        apart: how the row's value differs.
+    """
+    if kernel.extern:
+        return "a library computes it, and torch promises nothing of libraries"
+    return why_open_batch(list_operators_behind(kernel, buffer, compared), apart)
+
+
+# The promise that bits are the same from run to run: one compiled program twice, and two compiles of it.
+
+RUN_TO_RUN = "run_to_run"
+_RUNS = "two runs of one compiled program"
+_COMPILES = "two compiles of the program"
+
+
+def judge_run_to_run(compiles: StrictCompiler, execution: Execution) -> PromiseAnswer:
+    """Run a compiled program twice, and compile it twice.
+
+    Args:
+        compiles: makes further compiles.
+        execution: the compiled program, run twice.
+    """
+    if compare_runs(*compiles.run_eager(runs=2)):
+        return PromiseAnswer(RUN_TO_RUN, None, "eager itself gives other bits when the same program runs again")
+    outputs = find_significant(execution.runs)
+    if outputs:
+        return _make_broken_promise(
+            _RUNS, outputs, _compare_runs(execution), lambda: _compare_runs(_execute_shown_twice(compiles))
+        )
+    second = compiles.execute()
+    outputs = find_significant((execution.first, second.first))
+    if outputs:
+        partings = _compare_compiles(execution, second)
+        return _make_broken_promise(
+            _COMPILES, outputs, partings, lambda: _compare_compiles(*_compile_shown_twice(compiles))
+        )
+    return PromiseAnswer(RUN_TO_RUN, True, f"{_RUNS} give the same bits, and so do {_COMPILES}")
+
+
+def repeats_differ(compiles: StrictCompiler, control: Control) -> bool:
+    """Return whether a program compiled under ``control`` differs between two runs or two compiles."""
+    execution = compiles.execute(control=control, runs=2)
+    if any(run.failure for run in execution.runs) or find_significant(execution.runs):
+        return True
+    return bool(find_significant((execution.first, compiles.execute(control=control).first)))
+
+
+def find_significant(runs: Sequence[Observation]) -> list[BitDifference]:
+    """Compare the values of the first two runs, and drop differences in payloads of NaN alone."""
+    return [apart for apart in compare_runs(*runs[:2]) if not apart.only_payloads]
+
+
+def _make_broken_promise(
+    between: str, outputs: list[BitDifference], partings: list[Parting], finer: Callable[[], list[Parting]]
+) -> PromiseAnswer:
+    if not partings:
+        why = f"{between} differ, and no graph or kernel shows where"
+        return PromiseAnswer(RUN_TO_RUN, False, why, (), tuple(outputs), unsure=True)
+    first = single_out(partings[0], finer)
+    return PromiseAnswer(
+        RUN_TO_RUN, False, f"{between} differ: {first}: {first.detail}", (first, *partings[1:]), tuple(outputs)
+    )
+
+
+def _execute_shown_twice(compiles: StrictCompiler) -> Execution:
+    return compiles.execute(control=SHOWN, runs=2)
+
+
+def _compile_shown_twice(compiles: StrictCompiler) -> tuple[Execution, Execution]:
+    return compiles.execute(control=SHOWN), compiles.execute(control=SHOWN)
+
+
+def _compare_runs(execution: Execution) -> list[Parting]:
+    """The first parting of each graph between the first run and the second."""
+    found: list[Parting] = []
+    for lowered, before, after in zip(execution.ledger.lowered, *execution.calls[:2], strict=False):
+        pairs = zip(lowered.calls[:before], lowered.calls[before:after], strict=False)
+        found += _find_first_parting(lowered, lowered, pairs)
+    return sort_partings(found)
+
+
+def _compare_compiles(first: Execution, second: Execution) -> list[Parting]:
+    """The first parting of each graph between two compiles."""
+    found: list[Parting] = []
+    for lowered, made in zip(first.ledger.lowered, first.calls[0], strict=False):
+        partner = next((each for each in second.ledger.lowered if is_same_graph(lowered, each)), None)
+        if partner is not None:
+            found += _find_first_parting(lowered, partner, zip(lowered.calls[:made], partner.calls, strict=False))
+    return sort_partings(found)
+
+
+def _find_first_parting(
+    first: LoweredGraph, second: LoweredGraph, calls: Iterable[tuple[GraphCall, GraphCall]]
+) -> list[Parting]:
+    for before, after in calls:
+        pair = TracedCall(first, before), TracedCall(second, after)
+        parting = find_first_parting(*pair, _is_never_open) or find_parting_behind_kernels(*pair)
+        if parting is not None:
+            return [parting]
+    return []
+
+
+def _is_never_open(kernel: Kernel, buffer: str, compared: Collection[str], apart: BitDifference) -> None:
+    """Return None: torch promises that every kernel repeats itself."""

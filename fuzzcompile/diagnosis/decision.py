@@ -1,0 +1,438 @@
+"""From observations to a decision: the verdict, refined by float64, emulated casts, repetition and promises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fuzzcompile.compiler.session import Compilation, get_effective_setting
+from fuzzcompile.compiler.target import target_process
+from fuzzcompile.compiler.target.interpreter import TEMPLATES
+from fuzzcompile.compiler.target.kernel_log import ProgramOrder
+from fuzzcompile.compiler.target.target_process import current_target, explain_unfit_kernels
+from fuzzcompile.diagnosis.attribution.ablation import REPLAY, SUSPICION, VALUES, Evidence
+from fuzzcompile.diagnosis.attribution.steps import ReplayCount, Step, select_semantic_steps
+from fuzzcompile.diagnosis.operators.graph_boundary import BOUNDARY, Boundary, find_boundaries
+from fuzzcompile.diagnosis.oracle import random_streams
+from fuzzcompile.diagnosis.oracle.judgement import GROSS, Judgement, choose_wrong_values_verdict, have_same_bits
+from fuzzcompile.diagnosis.oracle.rounding import SEMANTIC_STEP, relative_change
+from fuzzcompile.diagnosis.trials.case_runs import Trial
+from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.model import stages as names
+from fuzzcompile.model.contract import TargetJson
+from fuzzcompile.model.facts import facts
+from fuzzcompile.model.stages import PRE_GRAD
+from fuzzcompile.model.verdicts import Comparison, Verdict
+from fuzzcompile.run.case import CompileSettings
+
+# Promises that a case's own settings make, as far as its judged compile shows whether they are kept.
+
+FULLGRAPH = "fullgraph: an error in place of a graph break"
+"""``torch.compile``: "If True, then it will error if the entire function is not capturable into a single graph"."""
+_CASTS = "emulate_precision_casts"
+
+
+def describe_promise(setting: str) -> str:
+    """Name the promise of an entry of Inductor's config, as reports do: the entry, and torch's words on it."""
+    return f"{setting}: {facts().bitwise.promises[setting].strip()}"
+
+
+def promises_casts(experiments: Experiments) -> bool:
+    """Return whether the case itself asks for its low-precision casts to be kept."""
+    settings = experiments.case.settings
+    return settings.backend == "inductor" and asks_for_casts(settings)
+
+
+def asks_for_casts(settings: CompileSettings) -> bool:
+    """Return whether settings request eager's rounding, by name or by a numerics mode that implies it (torch 2.15)."""
+    own = {**settings.inductor, **settings.options}
+    return own.get(_CASTS) is True or str(own.get("numerics", "")) in ("strict", "strict_pointwise")
+
+
+def find_broken_promise(experiments: Experiments, trial: Trial, verdict: Verdict) -> str | None:
+    """The promise that the judged compile breaks, for a verdict that is a bug; None if it breaks none.
+
+    ``fuzzcompile.contracts`` judges promises of equal bits, which takes compiles of its own.
+    """
+    if trial.draws_others:
+        return describe_promise("fallback_random")
+    if verdict is Verdict.PRECISION_LOSS and promises_casts(experiments) and trial.judgement.casts_dropped:
+        return describe_promise(_CASTS)
+    return FULLGRAPH if verdict is Verdict.ACCEPTS_INVALID and breaks_silently(experiments, trial) else None
+
+
+def breaks_silently(experiments: Experiments, trial: Trial) -> bool:
+    """Return whether a graph broke without an error in a program that asks to be one graph."""
+    settings, compiled = experiments.case.settings, trial.observation
+    return bool(settings.fullgraph and compiled.failure is None and trial.ledger.graph_breaks)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A verdict that stands, and what shows it; ``boundary`` is the change of meaning before the graph passes."""
+
+    verdict: Verdict
+    confidence: str
+    detail: str = ""
+    evidence: Evidence = VALUES
+    boundary: Boundary | None = None
+
+
+def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Decision:
+    """The judge's verdict, refined by what float64 and emulated casts say.
+
+    Args:
+        experiments: make the further runs and compiles that this takes.
+        trial: the judged compile.
+        steps: how much each of its rewrites moved the result.
+    """
+    first = trial.judgement
+    if first.verdict is Verdict.COMPILE_ERROR and _backward_raises_alike(experiments, trial):
+        return Decision(
+            Verdict.INVALID,
+            first.confidence,
+            "eager raises this as well, in backward, which the compiler traces ahead of time; compile under no_grad",
+        )
+    if not first.verdict.is_bug and breaks_silently(experiments, trial):
+        return Decision(Verdict.ACCEPTS_INVALID, "high", f"{_BROKE}: {'; '.join(trial.ledger.graph_breaks)}")
+    semantic = [] if experiments.compares_modes else select_semantic_steps(steps)
+    if first.casts_dropped and not first.verdict.is_bug and not semantic:
+        return _decide_casts(experiments, first)
+    if first.verdict in (Verdict.ROUNDING, Verdict.EQUAL):
+        return _decide_within_rounding(experiments, trial, semantic)
+    if (
+        first.verdict is Verdict.UNSTABLE
+        and experiments.runs.has_low_precision_casts
+        and _emulation_repairs(experiments)
+    ):
+        return Decision(
+            Verdict.PRECISION_CASTS,
+            first.confidence,
+            "low-precision casts in the program, which overflow, are elided; equal under emulate_precision_casts",
+        )
+    if trial.sampled is not None:  # random values: float64 draws others
+        return Decision(first.verdict, first.confidence, first.detail)
+    far = first.verdict in (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT) and all(
+        c.finding != "integer" for c in first.comparisons
+    )
+    if far and not semantic:
+        return _decide_precision(experiments, first)
+    return Decision(first.verdict, first.confidence, first.detail)
+
+
+def _backward_raises_alike(experiments: Experiments, trial: Trial) -> bool:
+    """Return whether compiling raised the error that eager raises once gradients are requested."""
+    failed, eager = trial.observation.failure, experiments.runs.backward_failure
+    if failed is None or eager is None or failed.type_name != eager.type_name:
+        return False
+    return failed.message.partition(":")[0] == eager.message.partition(":")[0]
+
+
+def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Sequence[Step]) -> Decision:
+    """Values that rounding explains natively: what float64 says of the graphs, the program and its casts."""
+    first = trial.judgement
+    if semantic:
+        return Decision(
+            choose_wrong_values_verdict(first),
+            first.confidence,
+            f"within rounding natively, but {semantic[0].label.rewrite} moves the float64 result by "
+            f"{semantic[0].float64:.1e} of its size",
+            evidence=REPLAY,
+        )
+    boundary = None if first.verdict is Verdict.EQUAL else _find_boundary(experiments, trial)
+    if boundary is not None and _has_other_kernel(experiments, trial, boundary):
+        return Decision(
+            first.verdict,
+            "low",
+            f"in float64 the captured graph and the compiler's differ by {boundary.step:.1e} of a result's size, which "
+            "the values of both runs contradict: there, attention takes another kernel",
+        )
+    if boundary is not None:
+        what = f"the decomposition of {boundary.operator}" if boundary.operator else "a decomposition"
+        return Decision(
+            choose_wrong_values_verdict(first),
+            first.confidence,
+            f"within rounding natively, but {what} moves a float64 "
+            f"{'gradient' if boundary.gradient else 'result'} by {boundary.step:.1e} of its size",
+            evidence=BOUNDARY,
+            boundary=boundary,
+        )
+    if trial.sampled is None and first.suspicious and survives_float64(experiments):
+        return Decision(
+            choose_wrong_values_verdict(first),
+            "low",
+            "small, but it survives when the program is compiled in float64",
+            evidence=SUSPICION,
+        )
+    if _shows_elided_casts(experiments, first):
+        return Decision(Verdict.PRECISION_CASTS, first.confidence, _ELIDED)
+    return Decision(first.verdict, first.confidence)
+
+
+def _find_boundary(experiments: Experiments, trial: Trial) -> Boundary | None:
+    """The largest change of meaning between dynamo's graphs and those that the passes get."""
+    if experiments.compares_modes:
+        return None
+    boundaries = find_boundaries(trial.ledger, ReplayCount())
+    return max(boundaries, key=lambda boundary: boundary.step, default=None)
+
+
+def _decide_casts(experiments: Experiments, first: Judgement) -> Decision:
+    """Right only without the user's casts: their verdict, if emulating the casts makes it right with them."""
+    if promises_casts(experiments):
+        return Decision(Verdict.PRECISION_LOSS, first.confidence, _CASTS_BROKEN)
+    if not _emulation_repairs(experiments):
+        return Decision(Verdict.ROUNDING, "low", "compiled keeps more precision than the program asks for")
+    return Decision(Verdict.PRECISION_CASTS, first.confidence, _ELIDED)
+
+
+def _has_other_kernel(experiments: Experiments, trial: Trial, boundary: Boundary) -> bool:
+    """Return whether attention's float64 kernel causes the change, which the native values contradict.
+
+    No fused kernel of a GPU takes float64, and the math kernel in its place treats some rows in another way: torch 2.11
+    hands cuDNN -65504 for what is masked, so that it averages a row without any key, which the math kernel makes zero.
+    """
+    if experiments.device.type != "cuda" or boundary.step <= _HIDEABLE:
+        return False
+    captured = [frame.find_record(PRE_GRAD) for frame in trial.ledger.frames if frame.index == boundary.frame]
+    calls = [call for record in captured if record is not None for call in record.snapshots[-1].operator_names]
+    eager, compiled = experiments.baseline.index_by_name(), trial.observation.index_by_name()
+    pairs = [(eager[name].value, compiled[name].value) for name in eager.keys() & compiled.keys()]
+    apart = max((relative_change(before, after) for before, after in pairs), default=float("inf"))
+    return apart < boundary.step / 10 and any("scaled_dot_product" in call for call in calls)
+
+
+# A change by more than this share of a result's size does not hide in rounding, not even in bfloat16's.
+_HIDEABLE = 0.5
+_BROKE = "the graph breaks, although FULLGRAPH promises an error there"
+_CASTS_BROKEN = "low-precision casts in the program are elided, although emulate_precision_casts promises to keep them"
+_ELIDED = "low-precision casts in the program are elided; equal under emulate_precision_casts"
+
+
+def _shows_elided_casts(experiments: Experiments, first: Judgement) -> bool:
+    """Return whether elided casts are visible: beyond default tolerances, and within them if the casts are kept."""
+    if not experiments.runs.has_low_precision_casts or all(c.within_default_tolerance for c in first.comparisons):
+        return False
+    return _emulation_repairs(experiments, closely=True)
+
+
+def _emulation_repairs(experiments: Experiments, *, closely: bool = False) -> bool:
+    """Return whether eager and compiled agree under ``emulate_precision_casts`` with the user's casts kept.
+
+    ``closely``: within default tolerances.
+    """
+    how = replace(experiments.how, record=False, config={"emulate_precision_casts": True})
+    emulated = experiments.trial(how).judgement
+    benign = emulated.verdict in (Verdict.EQUAL, Verdict.ROUNDING)
+    close = not closely or all(c.within_default_tolerance for c in emulated.comparisons)
+    return benign and close and not emulated.suspicious and not emulated.casts_dropped
+
+
+def _decide_precision(experiments: Experiments, first: Judgement) -> Decision:
+    """Wrong values that no rewrite explains: lost precision, if they are right when compiled in float64."""
+    worst = max((c.relative_error for c in first.suspicious), default=0.0)
+    gross = worst > GROSS or any(_off_by_whole(c) for c in first.suspicious)
+    # Where it stays in float64, or that is not known, precision is not what is lacking.
+    if gross or _is_float64(experiments) or survives_float64(experiments) is not False:
+        return Decision(first.verdict, first.confidence, first.detail)
+    return Decision(
+        Verdict.PRECISION_LOSS,
+        first.confidence,
+        "far from float64 where eager is not; gone when compiled in float64",
+    )
+
+
+def _is_float64(experiments: Experiments) -> bool:
+    """Return whether the program already computes in float64, so that no higher precision exists."""
+    floating = [v.value.dtype for v in experiments.runs.eager.values if v.is_tensor and v.value.is_floating_point()]
+    return bool(floating) and set(floating) == {torch.float64}
+
+
+def _off_by_whole(comparison: Comparison) -> bool:
+    """Return whether the worst element is whole in all runs and differs when compiled: no lack of precision."""
+    values = [comparison.at.get(run) for run in ("eager", "compiled", "float64")]
+    return all(value is not None and float(value).is_integer() for value in values) and values[0] != values[1]
+
+
+def survives_float64(experiments: Experiments) -> bool | None:
+    """Return whether the divergence is there, beyond rounding, when the program itself is compiled in float64.
+
+    None if it cannot be run there, or draws other numbers when compiled. One compile, made once.
+    """
+    judged = experiments.in_float64
+    if judged is None:
+        return None
+    return any(
+        c.finding in ("integer", "nonfinite")
+        or (c.finding == "far" and not c.by_norm and c.relative_error > SEMANTIC_STEP)
+        for c in judged.comparisons
+    )
+
+
+def confirm(experiments: Experiments, trial: Trial, decision: Decision) -> Decision:
+    """The decision, if a second compile shows the finding too or gives the same bits; else ``nondeterministic``.
+
+    Args:
+        experiments: make the second compile.
+        trial: the first compile.
+        decision: what was decided on it.
+    """
+    evidence = decision.evidence
+    second = experiments.trial(replace(experiments.how, record=evidence.replays, timed=True))
+    if evidence.replays:
+        again = evidence.shows(second, ReplayCount())
+    else:
+        again = second.judgement.verdict.is_bug or bool(second.judgement.suspicious)
+    if again or have_same_bits(trial.observation, second.observation):
+        return decision
+    return Decision(
+        Verdict.NONDETERMINISTIC,
+        "low",
+        f"{decision.verdict} in the first compile, {second.judgement.verdict} in the second",
+    )
+
+
+def find_survival(experiments: Experiments, trial: Trial, decision: Decision, *, ask: bool) -> bool | None:
+    """Return whether the divergence persists in float64, as the report states it.
+
+    Args:
+        experiments: compile the program in float64, unless they have.
+        trial: the judged compile.
+        decision: the verdict on it.
+        ask: make that compile if values are apart at all; otherwise only a known answer is given.
+
+    Returns:
+        None if it was not tried, or can say nothing.
+    """
+    values = decision.verdict.kind == "values" or any(
+        not c.within_default_tolerance for c in trial.judgement.comparisons
+    )
+    if trial.sampled is not None or trial.observation.failure is not None or not values:
+        return None
+    if not have_same_bits(experiments.runs.eager, experiments.again):
+        return None  # what eager itself does not repeat differs in float64 as well
+    return survives_float64(experiments) if ask or experiments.knows_float64 else None
+
+
+def describe_randomness(experiments: Experiments, trial: Trial, *, own_stream: Trial | None = None) -> str | None:
+    """Describe how a program that draws random numbers was judged; None if it draws none.
+
+    Args:
+        experiments: the runs of the case.
+        trial: the judged compile.
+        own_stream: the compile in which the compiler drew from a stream of its own, if there was one.
+    """
+    if not experiments.runs.draws:
+        return None
+    drawn = " and ".join(experiments.runs.draws)
+    if trial is own_stream:
+        text = f"the compiler's own stream (fallback_random=False), not {drawn}'s: {_SAMPLED}"
+    elif trial.draws_others:
+        text = f"draws from {drawn}; compiled draws other numbers, although fallback_random promises eager's own"
+    elif trial.sampled is not None:
+        text = f"random stream not aligned (compiled draws from {drawn} in another way than eager): {_SAMPLED}"
+    else:
+        text = f"draws from {drawn}; compiled draws the same numbers"
+    if not experiments.runs.reference.failure and not experiments.runs.reference_draws_alike:
+        text += "; the float64 run draws others, so that eager stands in for the reference"
+    if own_stream is not None and own_stream is not trial:
+        text += "; with the compiler's own stream (fallback_random=False) no difference either"
+    return text
+
+
+_SAMPLED = f"judged on support, mean, RMS, range and the gradient's mask over {random_streams.SEEDS} seeds"
+
+
+# Limits of claims about a target: graphs ran on the CPU, kernels in an interpreter, nothing on a device.
+
+# In descending order programs run one by one.
+_ONE_BY_ONE = 512
+_FAKE = "real code, fake device"
+_NO_DEVICE = "nothing is recorded without a device"
+
+
+def limit_claims(experiments: Experiments, decision: Decision) -> Decision:
+    """The decision, without what cannot be said of a device that is not there; as it is where there is no target.
+
+    Rounding is the device's own, so that a loss of precision is none to report; NaN and infinities count where they
+    remain in float64, as a kernel may read padding that only a device fills.
+    """
+    if current_target() is None:
+        return decision
+    if decision.verdict is Verdict.PRECISION_LOSS:
+        return Decision(Verdict.ROUNDING, "low", "apart by rounding alone, of which a device makes its own")
+    if decision.verdict is Verdict.NONFINITE and survives_float64(experiments) is not True:
+        return Decision(Verdict.UNSTABLE, "low", "not finite in one of the runs, which is not so in float64")
+    return decision
+
+
+def iter_other_ways(experiments: Experiments, trial: Trial) -> Iterator[tuple[str, Compilation]]:
+    """Further ways to compile for the target that a device might take, where only timing or order decides.
+
+    Args:
+        experiments: whose compile is judged.
+        trial: what it showed.
+
+    Yields:
+        What is decided the other way, and how to compile so.
+    """
+    if current_target() is None or trial.observation.failure is not None:
+        return
+    how, log = experiments.how, trial.ledger.interpreted
+    if target_process.PADDING in log.undecided:
+        yield target_process.PADDING, replace(how, screen=True, config={**(how.config or {}), "force_shape_pad": True})
+    if any(question.startswith(TEMPLATES) for question in log.undecided) and not trial.how.screen:
+        yield TEMPLATES, replace(how, templates=True)
+    programs = [math.prod(launch.grid) for launch in log.launches]
+    if 1 < max(programs, default=0) <= _ONE_BY_ONE:
+        yield "order of programs", replace(how, order=ProgramOrder.BACKWARD)
+
+
+def make_target_notes(experiments: Experiments, trial: Trial, tried: tuple[str, ...]) -> TargetJson | None:
+    """Describe how each stage was examined for the target; None without one.
+
+    Args:
+        experiments: the compiles of the case.
+        trial: the compile that the verdict rests on.
+        tried: what a device would decide by timing, and was compiled both ways.
+    """
+    target = current_target()
+    if target is None:
+        return None
+    kernels = _describe_kernels(experiments, trial)
+    freezing = bool(get_effective_setting(experiments.case.settings, trial.how, "freezing"))
+    stages = {
+        names.DYNAMO: "real code, on the CPU",
+        **dict.fromkeys((names.PRE_GRAD, names.FUNCTIONALIZATION, names.DECOMPOSITION, names.JOINT_GRAPH), _FAKE),
+        names.PARTITION: _FAKE if any(frame.partitions for frame in trial.ledger.frames) else "nothing to cut",
+        names.FREEZING: _FAKE if freezing else "off",
+        names.POST_GRAD: _FAKE,
+        **dict.fromkeys((names.LOWERING, names.SCHEDULER, names.CODEGEN), _FAKE if not trial.how.screen else kernels),
+        "kernels": kernels,
+        "library calls": "run by the CPU's libraries",
+        "autotuning": _describe_autotuning(trial, tried),
+        "strides": "not judged",
+        names.CUDAGRAPHS: f"not looked at: {_NO_DEVICE}",
+    }
+    return TargetJson(device=target.name, stages=stages, confirmed_on_device=False)
+
+
+def _describe_kernels(experiments: Experiments, trial: Trial) -> str:
+    refused = experiments.runs.uninterpreted
+    if refused:
+        return "not looked at: " + "; ".join(f"{kernel}: {why}" for kernel, why in refused.items())
+    if trial.how.screen:
+        return f"not looked at: {explain_unfit_kernels() or 'screened'}"
+    return trial.ledger.interpreted.summarise()
+
+
+def _describe_autotuning(trial: Trial, tried: tuple[str, ...]) -> str:
+    questions = trial.ledger.interpreted.undecided
+    open_questions = [question for question in questions if not question.startswith(tried)]
+    shown = ("template or library call" if question == TEMPLATES else question for question in tried)
+    parts = [f"both ways: {', '.join(shown)}"] if tried else []
+    parts += [f"not decided: {', '.join(open_questions)}"] if open_questions else []
+    return "; ".join(parts) or "nothing to decide"

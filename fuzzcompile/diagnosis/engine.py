@@ -1,0 +1,528 @@
+"""Triage: judge one case, attribute the fault, and report on it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.compiler.session import Compilation, find_path
+from fuzzcompile.compiler.torch_api import check_torch_same
+from fuzzcompile.compiler.watch.conformance import probe_unknown_torch
+from fuzzcompile.compiler.watch.ledger import Label, Ledger
+from fuzzcompile.compiler.watch.unseen import Unseen, format_unseen, gather_unseen, get_gathered
+from fuzzcompile.diagnosis import decision as promises
+from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
+from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
+from fuzzcompile.diagnosis.attribution.steps import ReplayCount, Step, measure_steps
+from fuzzcompile.diagnosis.attributor import Attributor, find_known_culprit, prove_again
+from fuzzcompile.diagnosis.decision import (
+    Decision,
+    confirm,
+    decide,
+    describe_randomness,
+    find_survival,
+    iter_other_ways,
+    limit_claims,
+    make_target_notes,
+)
+from fuzzcompile.diagnosis.oracle.comparison import compare_warnings
+from fuzzcompile.diagnosis.refusals import (
+    CannotJudge,
+    refuse_lack_of_cpu,
+    refuse_lasting_state,
+    refuse_unfit,
+    refuse_unsupported,
+)
+from fuzzcompile.diagnosis.triage_report import Cost, RewriteFate, TriageReport, find_rewrite_fate
+from fuzzcompile.diagnosis.trials.case_runs import Trial
+from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.model.contract import AOTI, EXPORT, ErrorMapJson
+from fuzzcompile.model.errors import MachineUnfit
+from fuzzcompile.model.facts import facts
+from fuzzcompile.model.tolerances import Tolerances
+from fuzzcompile.model.verdicts import NO_REFERENCE, Comparison, CoverageCount, Verdict
+from fuzzcompile.run import metrics
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.device import find_gpu_error
+from fuzzcompile.run.observation import Observation
+from fuzzcompile.run.tensors import densify
+
+# Error maps: the places at which a compiled program's outputs are wrong, in a grid small enough to print.
+
+# Rows and columns of a map, at most.
+CELLS = 32
+_DIGITS = 4  # significant digits of an error
+
+
+def make_error_map(eager: torch.Tensor, compiled: torch.Tensor, exact: torch.Tensor) -> ErrorMapJson | None:
+    """The errors of eager and compiled against ``exact``, each cell the largest of the elements that it covers.
+
+    The tensor is read as a matrix: the last dimension of more than one element gives the columns, all others, one
+    behind the other, the rows. Rows and columns beyond :data:`CELLS` are gathered into ranges of nearly equal length.
+
+    Args:
+        eager: the values of the eager run.
+        compiled: those of the compiled run, of the same shape.
+        exact: the float64 reference, of that shape.
+
+    Returns:
+        None for a tensor of fewer than two elements, or of another shape than the reference.
+    """
+    shape = densify(eager).shape
+    if not (shape == densify(compiled).shape == densify(exact).shape) or shape.numel() < 2:
+        return None
+    split = max(dimension for dimension, size in enumerate(shape) if size > 1)
+    rows, columns = shape[:split].numel(), shape[split]
+    row_edges, column_edges = _list_edges(rows), _list_edges(columns)
+    return {
+        "shape": list(shape),
+        "row_dims": split,
+        "rows": row_edges,
+        "columns": column_edges,
+        "eager": _fill_cells(metrics.distance(eager, exact).view(rows, columns), row_edges, column_edges),
+        "compiled": _fill_cells(metrics.distance(compiled, exact).view(rows, columns), row_edges, column_edges),
+    }
+
+
+def _list_edges(length: int) -> list[int]:
+    """Return the start of each range, and the end of the last."""
+    parts = min(length, CELLS)
+    return [length * part // parts for part in range(parts + 1)]
+
+
+def _fill_cells(errors: torch.Tensor, rows: list[int], columns: list[int]) -> list[list[float | None]]:
+    """The largest error of each cell; None where it is not finite."""
+    in_rows = torch.stack([errors[start:end].amax(0) for start, end in itertools.pairwise(rows)])
+    grid = torch.stack([in_rows[:, start:end].amax(1) for start, end in itertools.pairwise(columns)], 1)
+    return [[_round_error(error) for error in row] for row in grid.tolist()]
+
+
+def _round_error(error: float) -> float | None:
+    return float(f"{error:.{_DIGITS}g}") if math.isfinite(error) else None
+
+
+# Error maps: the places in its outputs at which a compiled program is wrong.
+
+# Findings with errors to show, and those of them that are no fault.
+_HARMLESS = ("close", "wild")
+_MEASURED = ("far", "nonfinite", "integer", *_HARMLESS)
+_MOST = 6  # outputs of one report
+
+
+def make_error_maps(experiments: Experiments, trial: Trial) -> dict[str, ErrorMapJson]:
+    """Return the error maps of the worst outputs, by name, among those that were measured and differ."""
+    exact = experiments.runs.exact if trial.judgement.casts_dropped else experiments.runs.reference
+    runs = [run.index_by_name() for run in (experiments.baseline, trial.observation, exact)]
+    random = trial.sampled or ()
+    measured = [c for c in trial.judgement.comparisons if c.finding in _MEASURED and c.name not in random]
+    maps = dict[str, ErrorMapJson]()
+    for comparison in sorted(measured, key=lambda c: (c.finding in _HARMLESS, -c.relative_error))[:_MOST]:
+        values = [run[comparison.name].value for run in runs if comparison.name in run]
+        if len(values) == len(runs) and all(isinstance(value, torch.Tensor) for value in values):
+            drawn = make_error_map(*values)
+            maps |= {} if drawn is None else {comparison.name: drawn}
+    return maps
+
+
+# A decision on one trial, and the report on it.
+
+
+@dataclass(frozen=True)
+class JudgedTrial:
+    """A decision on one trial, with all that a report on it takes.
+
+    Attributes:
+        experiments: the compiles of the case.
+        trial: the judged one.
+        steps: what its rewrites changed.
+        decision: the verdict on it.
+        count: the replays of graphs so far.
+        started: value of ``time.perf_counter()`` when judging began.
+        own_stream: the compile that draws the compiler's own random numbers, if that was looked at.
+        survives: whether the bug shows in float64 too; None if that was not asked.
+        both_ways: the ways of compiling that a target's device might take and that were tried beside the first.
+        hit: the attribution to a known bug, if it is one.
+    """
+
+    experiments: Experiments
+    trial: Trial
+    steps: Sequence[Step]
+    decision: Decision
+    count: ReplayCount
+    started: float
+    own_stream: Trial | None = None
+    survives: bool | None = None
+    both_ways: tuple[str, ...] = ()
+    hit: Attribution | None = None
+
+    def report(self, attribution: Attribution | None = None) -> TriageReport:
+        """The report as it stands; without an attribution, one that names no culprit."""
+        return _make_report(self, attribution or self._make_unproved())
+
+    def attribution(self, deadline: float | None, *, thorough: bool = False) -> Attribution:
+        """The culprit with its proof.
+
+        Args:
+            deadline: value of ``time.monotonic()`` after which no compile is begun.
+            thorough: try every backend of PyTorch's issue form.
+        """
+        verdict, unproved = self.decision.verdict, self._make_unproved()
+        if not verdict.is_bug or verdict is Verdict.NONDETERMINISTIC:
+            return unproved
+        if self.hit is not None:
+            return self.hit
+        attribution = Attributor(self._make_ablator(deadline), self.steps, thorough=thorough).run()
+        return replace(attribution, changed_bits=unproved.changed_bits)
+
+    def find_hit(self, known: Collection[tuple[str, str]], deadline: float | None) -> Attribution | None:
+        """The attribution to a bug that is ``known``, if the first suspect is that and is proved again."""
+        divergence = Divergence(self.experiments, self.trial, self.steps, self.count)
+        suspect = find_known_culprit(divergence, self.decision.verdict, known)
+        ablator = self._make_ablator(deadline)
+        hit = prove_again(ablator, suspect) if suspect is not None else None
+        return (
+            None
+            if hit is None
+            else replace(self._make_unproved(), culprit=hit, known=True, ablations=ablator.ablations)
+        )
+
+    def list_fates(self, asked: Experiments, names: Sequence[str]) -> tuple[RewriteFate, ...]:
+        """List the fates of the named rewrites; one that is off is tried as ``asked``, not the other way judged."""
+        return tuple(find_rewrite_fate(asked, self.trial, self.steps, name) for name in names)
+
+    def _make_ablator(self, deadline: float | None) -> Ablator:
+        return Ablator(self.experiments, self.trial, self.count, self.decision.evidence, deadline)
+
+    def _make_unproved(self) -> Attribution:
+        return Attribution(changed_bits=_list_changed_bits(self.steps))
+
+
+def _make_report(answer: JudgedTrial, attribution: Attribution) -> TriageReport:
+    experiments, trial, steps, decision = answer.experiments, answer.trial, answer.steps, answer.decision
+    unseen = (*dict.fromkeys((*trial.ledger.unseen, *get_gathered())),)
+    seconds = time.perf_counter() - answer.started
+    return TriageReport(
+        case=experiments.case.name,
+        torch=str(torch.__version__),  # a plain string: a process without torch reads it
+        device=str(experiments.device),
+        verdict=decision.verdict,
+        confidence=_decide_confidence(decision, attribution, unseen),
+        detail=decision.detail,
+        comparisons=_compare_with_torch_same(experiments, trial),
+        eager_deterministic=experiments.is_deterministic,
+        float64_step=_find_largest_step(steps, decision),
+        failure=trial.observation.failure,
+        attribution=attribution,
+        coverage=_count_coverage(trial, steps),
+        against=experiments.against,
+        path=find_path(experiments.case.settings, trial.how),
+        threads=torch.get_num_threads(),
+        graphs=len(trial.ledger.frames) or trial.ledger.graphs,
+        # Of a program that was never captured, dynamo lists errors and no breaks.
+        graph_breaks=trial.ledger.graph_breaks if trial.ledger.graphs else (),
+        warnings=compare_warnings(experiments.runs.eager, trial.observation),
+        cost=Cost(experiments.compiles, answer.count.replays, seconds, experiments.screens),
+        survives_float64=answer.survives,
+        promise=promises.find_broken_promise(experiments, trial, decision.verdict),
+        randomness=describe_randomness(experiments, trial, own_stream=answer.own_stream),
+        gives=_describe_outputs(trial.observation) if decision.verdict is Verdict.ACCEPTS_INVALID else None,
+        notes=(
+            *experiments.case.notes,
+            *_make_version_note(),
+            *_make_reference_note(experiments),
+            *format_unseen(unseen),
+            *trial.ledger.interpreted.notes,
+        ),
+        target=make_target_notes(experiments, trial, answer.both_ways),
+    )
+
+
+def _describe_outputs(observation: Observation) -> str:
+    """Dtypes and shapes of what a program returns, or the values that are no tensors."""
+    outputs = [value.value for value in observation.values if value.kind == "output"]
+    return ", ".join(
+        f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+        if isinstance(value, torch.Tensor)
+        else repr(value)
+        for value in outputs
+    )
+
+
+def _make_version_note() -> tuple[str, ...]:
+    """Note that another version's facts stand in for an installed torch that has none of its own."""
+    note = facts().note
+    return () if note is None else (note,)
+
+
+def _make_reference_note(experiments: Experiments) -> tuple[str, ...]:
+    """Note the reason for a missing float64 run, if eager itself runs."""
+    failure = experiments.runs.reference.failure
+    if failure is None or experiments.runs.eager.failure is not None:
+        return ()
+    return (f"{NO_REFERENCE}, compared with eager alone: it raises {failure}",)
+
+
+def _find_largest_step(steps: Sequence[Step], decision: Decision) -> float | None:
+    """The largest change of a float64 result by a rewrite, or by a decomposition where that decided."""
+    moves = [step.float64 for step in steps if step.float64 is not None and not step.random]
+    return max([*moves, *([decision.boundary.step] if decision.boundary is not None else [])], default=None)
+
+
+def _decide_confidence(decision: Decision, attribution: Attribution, unseen: Sequence[Unseen]) -> str:
+    """``low`` if the culprit is not proved, or if something went unseen that might have changed the answer."""
+    culprit = attribution.culprit
+    if not all(missed.harmless for missed in unseen):
+        return "low"
+    if culprit is not None and (culprit.confidence == "low" or not culprit.necessary):
+        return "low"
+    return decision.confidence
+
+
+def _list_changed_bits(steps: Sequence[Step]) -> list[Culprit]:
+    return [Culprit.from_step(step) for step in steps if step.changed_bits and not step.random]
+
+
+def _compare_with_torch_same(experiments: Experiments, trial: Trial) -> tuple[Comparison, ...]:
+    if not trial.judgement.comparisons or experiments.runs.reference.failure:
+        return trial.judgement.comparisons
+    runs = (experiments.baseline, trial.observation, experiments.runs.reference)
+    random = trial.sampled or ()
+    return tuple(c if c.name in random else _add_torch_same(c, *runs) for c in trial.judgement.comparisons)
+
+
+def _add_torch_same(
+    comparison: Comparison, eager: Observation, compiled: Observation, reference: Observation
+) -> Comparison:
+    if comparison.finding == "same":
+        return replace(comparison, torch_same=True)
+    values = [run.index_by_name().get(comparison.name) for run in (eager, compiled, reference)]
+    tensors = [v.value for v in values if v is not None and isinstance(v.value, torch.Tensor)]
+    if len(tensors) != 3 or len({t.shape for t in tensors}) > 1 or not tensors[0].numel():
+        return comparison
+    try:
+        return replace(comparison, torch_same=check_torch_same(*tensors))
+    except (AssertionError, RuntimeError, TypeError):  # it asserts on dtypes and types it does not know
+        return comparison
+
+
+def _count_coverage(trial: Trial, steps: Sequence[Step]) -> tuple[CoverageCount, ...]:
+    rewrites, reached = trial.ledger.coverage.items(), trial.ledger.reached.items()
+    largest: dict[Label, float] = {}
+    for step in steps:
+        if step.float64 is not None and not step.random:
+            largest[step.label] = max(step.float64, largest.get(step.label, 0.0))
+    return (
+        *(
+            CoverageCount(rule.stage, rule.pass_name, rule.rewrite, outcome, n, largest.get(rule))
+            for (rule, outcome), n in rewrites
+        ),
+        *(CoverageCount(part.stage, None, part.name, part.outcome, n) for part, n in reached),
+    )
+
+
+@gather_unseen()
+def triage(
+    case: Case,
+    device: torch.device,
+    *,
+    against: str = "eager",
+    tolerances: Tolerances | None = None,
+    vetoes: Sequence[str] = (),
+    known: Collection[tuple[str, str]] = (),
+    deadline: float | None = None,
+    thorough: bool = False,
+    screen: bool = False,
+    suspects: Sequence[str] = (),
+    error_maps: bool = False,
+    on_eager: Callable[[], None] = lambda: None,
+    on_verdict: Callable[[TriageReport], None] = lambda report: None,
+    on_ledger: Callable[[Ledger], None] = lambda ledger: None,
+) -> TriageReport:
+    """Judge a loaded case on a device, in this process.
+
+    Args:
+        case: the case.
+        device: the device.
+        against: the other side (:class:`~fuzzcompile.diagnosis.trials.experiments.Experiments`).
+        tolerances: by default the table that comes with fuzzcompile.
+        vetoes: rewrites that are refused throughout, by name.
+        known: signatures with the kind of their verdict that need no further proof (:meth:`JudgedTrial.find_hit`).
+        deadline: value of ``time.monotonic()`` after which attribution begins no further compile.
+        thorough: spend further compiles on evidence (:func:`_look_again`, and what each backend shows).
+        screen: screen first, and judge in full only a bug that is not ``known``.
+        suspects: names of rewrites whose fate the report is to state.
+        error_maps: add maps of the errors in the outputs.
+        on_eager: called after the eager runs; a crash or time-out from then on is the compiler's.
+        on_verdict: called with each report as soon as there is one, before anything is attributed.
+        on_ledger: called with what the judged compile did to its graphs, before anything is attributed.
+
+    Raises:
+        CaseError, CannotJudge: ``make()`` fails; nothing is compiled as the case demands, or the machine lacks a part.
+    """
+    started = time.perf_counter()
+    _prepare_compiler(device)
+    experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)), against=against, tolerances=tolerances)
+    looking = _run_eager(experiments, quick=screen)
+    on_eager()
+    early = _screen(looking, known, started, deadline) if screen else None
+    if early is None:
+        trial = _compile_once(experiments)
+        early = _report_without_gpu(experiments, trial, started)
+    if early is not None:
+        on_verdict(early)
+        return early
+    answer = _judge_trial(experiments, trial, ReplayCount(), started, known, deadline)
+    answer = _judge_baseline(_try_both_ways(answer, deadline))
+    on_verdict(answer.report())
+    if thorough and not _is_late(deadline):
+        answer = _look_again(answer, deadline)
+        on_verdict(answer.report())
+    on_ledger(answer.trial.ledger)
+    report = answer.report(answer.attribution(deadline, thorough=thorough))
+    maps = make_error_maps(answer.experiments, answer.trial) if error_maps else report.error_maps
+    return replace(report, error_maps=maps, asked=answer.list_fates(experiments, suspects))
+
+
+def _prepare_compiler(device: torch.device) -> None:
+    """Register the compiler's patterns and probe an unknown torch, before the case can change the process."""
+    initialise_patterns(device)
+    probe_unknown_torch()
+
+
+def _run_eager(experiments: Experiments, *, quick: bool) -> Experiments:
+    """Run the case eagerly, and refuse it where its state lasts or the CPU lacks what it needs.
+
+    Returns:
+        The experiments that looked: those given, or a quick look with fewer runs.
+    """
+    looking = _make_quick(experiments) if quick else experiments
+    looking.run_eager()
+    if experiments.device.type == "cuda":
+        _ = experiments.is_deterministic  # nothing can be read from a GPU that the compiled program has lost
+    refuse_lasting_state(experiments)
+    refuse_lack_of_cpu(experiments)
+    return looking
+
+
+def _compile_once(experiments: Experiments) -> Trial:
+    """Return the trial that is judged, and refuse what cannot be compiled here."""
+    trial = experiments.trial()
+    refuse_unsupported(experiments, trial)
+    refuse_unfit(experiments.case, trial)
+    return trial
+
+
+def _report_without_gpu(experiments: Experiments, trial: Trial, started: float) -> TriageReport | None:
+    """Return the report on a compiled program that cost the process its GPU; None if the GPU is there."""
+    why = find_gpu_error(experiments.device) if trial.observation.failure is not None else None
+    if why is None:
+        return None
+    detail = f"eager runs; of the compiled program the GPU says {why!r}, and does nothing more for that process"
+    decision = Decision(trial.judgement.verdict, "low", f"{detail}: no culprit was looked for")
+    return JudgedTrial(experiments, trial, (), decision, ReplayCount(), started).report()
+
+
+def _make_quick(experiments: Experiments) -> Experiments:
+    """The same experiments for a compile without code generation; what eager and float64 give is run once for both."""
+    if not experiments.runs.eager.failure:
+        _ = experiments.runs.reference
+    return experiments.under(replace(experiments.how, screen=True), quick=True)
+
+
+def _screen(
+    looking: Experiments, known: Collection[tuple[str, str]], started: float, deadline: float | None
+) -> TriageReport | None:
+    """The report of a compile without code generation; None if it shows a bug, which a full compile has to show.
+
+    A hit of what is known needs no full compile: a second screen, without the culprit, proves it.
+    """
+    trial = looking.trial()
+    if trial.observation.failure is None:
+        refuse_unfit(looking.case, trial)
+    count = ReplayCount()
+    steps = measure_steps(trial.ledger, count)
+    decision = limit_claims(looking, decide(looking, trial, steps))
+    answer = JudgedTrial(looking, trial, steps, decision, count, started)
+    hit = answer.find_hit(known, deadline)
+    if decision.verdict.is_bug and hit is None:
+        return None
+    detail = "; ".join(part for part in (decision.detail, "screened: every rewrite, no generated code") if part)
+    answer = replace(answer, decision=replace(decision, detail=detail))
+    if hit is None:
+        answer = _try_both_ways(answer, None)
+        if answer.decision.verdict.is_bug:
+            return None
+    return replace(answer.report(hit), screened=True)
+
+
+def _is_late(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() > deadline
+
+
+def _judge_trial(
+    experiments: Experiments,
+    trial: Trial,
+    count: ReplayCount,
+    started: float,
+    known: Collection[tuple[str, str]] = (),
+    deadline: float | None = None,
+) -> JudgedTrial:
+    """The decision on one compile; a bug is confirmed by a second one unless it is a hit, whose proof confirms it."""
+    steps = measure_steps(trial.ledger, count)
+    decision = limit_claims(experiments, decide(experiments, trial, steps))
+    hit = JudgedTrial(experiments, trial, steps, decision, count, started).find_hit(known, deadline)
+    if decision.verdict.is_bug and hit is None:
+        decision = confirm(experiments, trial, decision)
+    survives = find_survival(experiments, trial, decision, ask=False)
+    return JudgedTrial(experiments, trial, steps, decision, count, started, survives=survives, hit=hit)
+
+
+def _try_both_ways(answer: JudgedTrial, deadline: float | None) -> JudgedTrial:
+    """The answer, or that on a way of compiling which a target's device might take, if only that is a bug."""
+    tried: tuple[str, ...] = ()
+    for question, how in iter_other_ways(answer.experiments, answer.trial):
+        if answer.decision.verdict.is_bug or _is_late(deadline):
+            break
+        under = answer.experiments.under(how)
+        trial = under.trial()
+        try:
+            refuse_unfit(under.case, trial)
+        except (CannotJudge, MachineUnfit):  # the report says that this way was not tried
+            continue
+        second = _judge_trial(under, trial, answer.count, answer.started)
+        tried = (*tried, question)
+        if second.decision.verdict.is_bug:
+            detail = "; ".join(part for part in (second.decision.detail, f"{question}: the other way") if part)
+            answer = replace(second, decision=replace(second.decision, detail=detail))
+    return replace(answer, both_ways=tried)
+
+
+def _judge_baseline(answer: JudgedTrial) -> JudgedTrial:
+    """The answer; or that on the exported program which compiled was compared with, if it is that which is wrong."""
+    experiments = answer.experiments
+    if experiments.against not in (EXPORT, AOTI) or not experiments.baseline_judgement.verdict.is_bug:
+        return answer
+    how = replace(experiments.how, backend=None, path=experiments.against)
+    exported = Experiments(experiments.case, experiments.device, how, tolerances=experiments.tolerances)
+    exported.run_eager()
+    second = _judge_trial(exported, exported.trial(), answer.count, answer.started)
+    return second if second.decision.verdict.is_bug else answer
+
+
+def _look_again(answer: JudgedTrial, deadline: float | None) -> JudgedTrial:
+    """The answer with further evidence: the compiler's own random stream, and the program compiled in float64."""
+    experiments, trial = answer.experiments, answer.trial
+    benign = not answer.decision.verdict.is_bug and trial.observation.failure is None
+    if benign and experiments.runs.draws:
+        # Other rewrites fire where the compiler need not follow eager's random numbers.
+        unaligned = experiments.under(replace(experiments.how, fallback_random=False))
+        second = _judge_trial(unaligned, unaligned.trial(), answer.count, answer.started)
+        answer = replace(second if second.decision.verdict.is_bug else answer, own_stream=second.trial)
+    ask = not _is_late(deadline)
+    return replace(answer, survives=find_survival(answer.experiments, answer.trial, answer.decision, ask=ask))

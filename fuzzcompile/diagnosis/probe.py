@@ -1,0 +1,217 @@
+"""A quick look at a case, and the signature that a reduction is locked to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.compiler.watch.rule_labels import get_family
+from fuzzcompile.diagnosis.attribution.ablation import Divergence
+from fuzzcompile.diagnosis.attribution.steps import ReplayCount, measure_steps, rank_suspects, select_semantic_steps
+from fuzzcompile.diagnosis.decision import confirm, decide
+from fuzzcompile.diagnosis.oracle.judgement import choose_wrong_values_verdict
+from fuzzcompile.diagnosis.stages.graph_passes import list_visible_rewrites
+from fuzzcompile.diagnosis.stages.stage import Suspect
+from fuzzcompile.diagnosis.stages.stage_table import get_stage
+from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.model.contract import find_broken_promise
+from fuzzcompile.model.signatures import normalise_message, parse_fingerprint, renew
+from fuzzcompile.model.stages import AROUND_CAPTURE, BEHIND_GRAPHS, GRAPH_STAGES
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.run.case import Case
+
+Keep = Literal["verdict", "culprit"]
+# What is wrong before code generation shows without it.
+_SCREENABLE = (*GRAPH_STAGES, *AROUND_CAPTURE)
+_NEEDS_CODE = (Verdict.CRASH, Verdict.TIMEOUT, Verdict.NONDETERMINISTIC)
+# The part of an error's message that says which error it is: sizes and names come later.
+_MESSAGE = 60
+# What is found of a value whose elements are right.
+_RIGHT_VALUES = ("same", "close", "stride", "alias")
+# How long the operators of a candidate are compared, which is small most of the time.
+_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class CaseProbe:
+    """A quick look at a case: one compile, no proof.
+
+    ``suspects`` are the suspects of the stages that were asked, most telling first. ``error`` is the type and message
+    of what was raised, without what changes from case to case. ``outcomes`` are the stage and family of whatever
+    matched, each with what became of it, ``right_values`` whether nothing but strides and aliases can be wrong, and
+    ``outputs`` what the compiled program returned.
+    """
+
+    verdict: Verdict
+    is_bug: bool
+    suspects: tuple[Suspect, ...] = ()
+    error: str | None = None
+    compiles: int = 1
+    screens: int = 0
+    outcomes: frozenset[tuple[str, str, str]] = frozenset()
+    right_values: bool = False
+    outputs: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def suspect(self) -> Suspect | None:
+        """The first suspect."""
+        return self.suspects[0] if self.suspects else None
+
+
+@dataclass(frozen=True)
+class SignatureLock:
+    """The signature that a reduction is locked to.
+
+    ``named`` says that a culprit has a name; otherwise ``error`` distinguishes one error from another, and all else is
+    held by stage. ``causes`` holds the fingerprint of the cause, if it is known: no probe looks for it, but a full
+    judgement tries it first. ``promise`` is the promise of equal
+    bits that is broken where no value is wrong: no probe shows that
+    (`fuzzcompile.diagnosis.bitwise.promises.find_broken_bits`).
+    """
+
+    verdict: str
+    stage: str | None
+    source: str | None
+    families: tuple[str, ...]
+    keep: Keep = "culprit"
+    named: bool = True
+    error: str | None = None
+    causes: tuple[str, ...] = ()
+    promise: str | None = None
+
+    @classmethod
+    def of(cls, report: Mapping[str, Any], keep: Keep = "culprit") -> SignatureLock:
+        """The target that a report's culprit makes; ``keep`` the verdict only, if that is all that is asked for."""
+        culprit = report.get("culprit") or {}
+        families = tuple((culprit.get("family") or "").split("+"))
+        stage, named = culprit.get("stage"), culprit.get("rewrite") is not None
+        # The signature of an error without a culprit: stage, type and message.
+        parts = renew(str(report.get("signature") or "")).split(":", 2)
+        error = None
+        if not named and Verdict(report["verdict"]).kind == "error" and len(parts) == 3 and parts[1] != "-":
+            error = f"{parts[1]}: {parts[2]}"[:_MESSAGE]
+        cause = parse_fingerprint(str(report.get("signature") or ""))
+        causes = () if cause is None or keep == "verdict" else (cause,)
+        return cls(
+            report["verdict"],
+            stage,
+            culprit.get("source"),
+            families,
+            keep,
+            named,
+            error,
+            causes,
+            find_broken_promise(report),
+        )
+
+    @property
+    def screens(self) -> bool:
+        """Return whether the bug may show where graphs are interpreted instead of compiled."""
+        return self.stage in _SCREENABLE and self.verdict not in _NEEDS_CODE and self.promise is None
+
+    @property
+    def suspect_stage(self) -> str | None:
+        """The stage around the graph passes whose suspects must hold the culprit; None if there is none."""
+        held = self.keep == "culprit" and self.named and self.stage in (*AROUND_CAPTURE, *BEHIND_GRAPHS)
+        return self.stage if held else None
+
+    def matches(self, probe: CaseProbe) -> bool:
+        """Return whether the probe fails in this way.
+
+        The verdict must be of the same class (wrong values, an error, metadata). For ``keep`` "culprit" so must
+        be the suspect: the first of the rewrites; any of those around the graph passes, where a compile without proof
+        does not order the suspects.
+        """
+        if not probe.is_bug or probe.verdict.kind != Verdict(self.verdict).kind:
+            return False
+        if self.keep == "verdict":
+            return True
+        if self.stage in GRAPH_STAGES:
+            return probe.suspect is not None and self._is_same_culprit(probe.suspect)
+        if self.suspect_stage is not None:
+            return any(self._is_same_culprit(suspect) for suspect in probe.suspects)
+        if self.error is not None and probe.error is not None and probe.error[:_MESSAGE] != self.error:
+            return False
+        return probe.suspect is None or probe.suspect.stage not in GRAPH_STAGES
+
+    def _is_same_culprit(self, suspect: Suspect) -> bool:
+        """Return whether a suspect is the same culprit; behind the graph passes its file is unknown until proved."""
+        if suspect.stage != self.stage or suspect.family not in self.families:
+            return False
+        return self.stage in BEHIND_GRAPHS or suspect.source == self.source or suspect.source is None
+
+
+def probe_case(
+    case: Case,
+    device: torch.device,
+    *,
+    vetoes: Sequence[str] = (),
+    screen: bool = False,
+    thorough: bool = False,
+    target: SignatureLock | None = None,
+    on_eager: Callable[[], None] = lambda: None,
+) -> CaseProbe:
+    """One compile and its replays: what a reduction asks of every candidate.
+
+    Args:
+        case: the candidate.
+        device: where to run it.
+        vetoes: rewrites that are refused, by name.
+        screen: interpret the graphs instead of generating code.
+        thorough: refine the verdict as triage does, by further compiles where it takes them: for bugs that one compile
+            cannot distinguish from rounding.
+        target: the bug that is looked for; only the suspects that it may name are worked out. Unless it is an input
+            that compiled code accepts and eager refuses, a program that raises in eager is not compiled.
+        on_eager: called once eager has run, before anything is compiled.
+
+    Raises:
+        CaseError: ``make()`` fails.
+    """
+    initialise_patterns(device)
+    looks = target.suspect_stage if target is not None else None
+    how = Compilation(vetoes=tuple(vetoes), screen=screen, kernels=looks in BEHIND_GRAPHS and not screen)
+    experiments = Experiments(case, device, how)
+    failed = experiments.runs.eager.failure
+    if target is not None and target.verdict != Verdict.ACCEPTS_INVALID and failed:
+        return CaseProbe(Verdict.INVALID, False, compiles=0)
+    on_eager()
+    trial = experiments.trial()
+    steps = measure_steps(trial.ledger, ReplayCount())
+    verdict = trial.judgement.verdict
+    if thorough:
+        decision = decide(experiments, trial, steps)
+        if not screen and decision.verdict.is_bug:
+            decision = confirm(experiments, trial, decision)
+        verdict = decision.verdict
+    elif verdict is Verdict.ROUNDING and select_semantic_steps(steps):
+        verdict = choose_wrong_values_verdict(trial.judgement)
+    divergence = Divergence(experiments, trial, steps, ReplayCount(), _SECONDS)
+    suspects = tuple(_list_suspects(looks, divergence)) if verdict.is_bug else ()
+    failure = trial.observation.failure
+    return CaseProbe(
+        verdict,
+        verdict.is_bug,
+        suspects,
+        None if failure is None else f"{failure.type_name}: {normalise_message(failure.message)}",
+        experiments.compiles,
+        experiments.screens,
+        frozenset((rule.stage, get_family(rule.rewrite), outcome) for rule, outcome in trial.ledger.coverage),
+        failure is None and all(c.finding in _RIGHT_VALUES for c in trial.judgement.comparisons),
+        tuple(value.value for value in trial.observation.values if value.kind == "output" and value.is_tensor),
+    )
+
+
+def _list_suspects(looks: str | None, divergence: Divergence) -> list[Suspect]:
+    """The suspects of a stage, before those among the rewrites.
+
+    A rewrite that changes what a graph means explains whatever looks wrong around the graph passes.
+    """
+    rewrites = divergence.once(list_visible_rewrites)
+    if looks is None or (rewrites and any(step.is_semantic for step in rank_suspects(divergence.steps))):
+        return rewrites
+    return [*get_stage(looks).suspects(divergence), *rewrites]

@@ -1,0 +1,316 @@
+"""Faults of dynamo's capture: calls that differ in its graph, and branches taken otherwise than in eager mode."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.overrides import TorchFunctionMode
+
+from fuzzcompile.compiler.functional_run import run_eagerly
+from fuzzcompile.compiler.graph_breaks import find_handler, resolve_call
+from fuzzcompile.compiler.graph_replay import list_random_calls
+from fuzzcompile.compiler.operators.decompositions import get_operator_family
+from fuzzcompile.compiler.operators.operator_paths import (
+    find_branch,
+    list_profiled_operators,
+    list_traced_paths,
+    profile_operators,
+)
+from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
+from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
+from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
+from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_inputs
+from fuzzcompile.diagnosis.operators.operator_comparison import iter_program_lines
+from fuzzcompile.diagnosis.operators.operator_suspects import doubt, list_lost_check_suspects, make_operator_culprit
+from fuzzcompile.diagnosis.oracle.rounding import relative_change
+from fuzzcompile.diagnosis.stages.stage import AblatedCompile, Stage, Suspect
+from fuzzcompile.diagnosis.trials.case_runs import Trial
+from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.model import stages
+from fuzzcompile.model.stages import DYNAMO, PRE_GRAD
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.run import runs
+from fuzzcompile.run.case_program import build
+
+# Another way through Python under dynamo than in eager mode, as a culprit.
+
+_FEW = 2
+
+
+def find_other_branch(divergence: Divergence) -> Culprit | None:
+    """The first operator that is called only in eager mode or, without one, only in the captured graph.
+
+    Only a program that is one graph without random numbers is looked at.
+    """
+    ledger = divergence.trial.ledger
+    record = ledger.frames[0].find_record(PRE_GRAD) if len(ledger.frames) == 1 and not ledger.graph_breaks else None
+    inputs = find_inputs(ledger.frames[0], record) if record is not None and record.snapshots else None
+    if record is None or inputs is None or list_random_calls(record.snapshots[0]):
+        return None
+    divergence.count.replays += 1
+    snapshot = record.snapshots[0]
+    branch = find_branch(_record_eager_calls(divergence.experiments), snapshot, inputs)
+    if branch is None:
+        return None
+    calling = [node for node in snapshot.graph.nodes if node.name in branch.nodes]
+    source, line = _find_module(calling[0]) if calling else (None, None)
+    where = find_location(calling[:1])
+    return Culprit(
+        DYNAMO,
+        None,
+        branch.telling,
+        get_operator_family(branch.telling),
+        nodes=branch.nodes,
+        source=source,
+        line=line,
+        site=None if where is None else f"{where} #1",
+        details={"kind": "branch", "eager": list(branch.eager), "compiled": list(branch.captured)},
+    )
+
+
+def _find_module(node: fx.Node) -> tuple[str | None, int | None]:
+    """File and line of the ``forward`` of the library's module that makes a call; None twice for a user's own."""
+    for _, kind in reversed(list((node.meta.get("nn_module_stack") or {}).values())):
+        source, line = find_source(getattr(kind, "forward", None))
+        if source is not None and "/" in source:
+            return source, line
+    return None, None
+
+
+def prove_branch(ablator: Ablator, culprit: Culprit) -> Attribution:
+    """The branch, proved where one side agrees with the other once it takes the same way.
+
+    Either the captured graph does without the few calls that it alone makes, or eager mode does on the path that dynamo
+    traces.
+
+    Raises:
+        OutOfTime: no further compile may be begun.
+    """
+    if 0 < len(culprit.nodes) <= _FEW:
+        without = replace(ablator.how, backend="eager", record=False, bypassed=culprit.nodes)
+        toggle = f"backend=eager without {', '.join(culprit.nodes)}"
+        if ablator.attempt(without, toggle)[1]:
+            operator = culprit.details["compiled"][0]
+            return _make_proved_branch(replace(culprit, rewrite=operator, family=get_operator_family(operator)), toggle)
+    for way, change in list_traced_paths():
+        if ablator.attempt_in_eager(change, way):
+            return _make_proved_branch(culprit, way)
+    return Attribution(replace(culprit, confidence="low"))
+
+
+def _make_proved_branch(culprit: Culprit, way: str) -> Attribution:
+    return Attribution(replace(culprit, necessary=True, details={**culprit.details, "agrees": way}))
+
+
+def _record_eager_calls(experiments: Experiments) -> list[str]:
+    """The operators that the program itself calls in eager mode, in order, the first time that it runs."""
+    called: list[str] = []
+    program = build(experiments.case, experiments.device)
+
+    def model(*args: Any, **kwargs: Any) -> Any:
+        if called:
+            return program.model(*args, **kwargs)
+        with profile_operators() as heard:
+            result = program.model(*args, **kwargs)
+        called.extend(name for name, _ in list_profiled_operators(heard, {""}))
+        return result
+
+    runs.observe(experiments.case, program, model)
+    return called
+
+
+# The same kernels on the same values: what differs by more than this many units in the last place is another call.
+_ULPS = 100.0
+__watches_calls__ = True  # its frames stand between a call and the program that makes it
+_KEPT_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class _EagerCall:
+    """A call of the program: what was called, on which line, and the first tensor of its result."""
+
+    function: Callable[..., Any]
+    name: str
+    line: str
+    value: torch.Tensor | None
+
+    @property
+    def writes(self) -> bool:
+        """Return whether the call is made for its write, judging by its name."""
+        dunder = self.name.startswith("__")
+        return self.name.startswith("__i") or self.name == "__setitem__" or (self.name.endswith("_") and not dunder)
+
+
+@dataclass(frozen=True)
+class _DifferingCall:
+    """The first call of the program that gives something else in dynamo's graph, and the nodes it became (if any)."""
+
+    call: _EagerCall
+    nodes: tuple[str, ...]
+
+
+class Dynamo(Stage):
+    """The capture: a call of the program that is another one, or none, in dynamo's graph.
+
+    Found by running the program in eager mode and the captured graphs, and matching their values line by line.
+    """
+
+    name = stages.DYNAMO
+
+    def suspects(self, divergence: Divergence) -> list[Suspect]:
+        """The first call that gives something else, or whose check was lost."""
+        if divergence.verdict is Verdict.ACCEPTS_INVALID:
+            return [lost for lost in divergence.once(list_lost_check_suspects) if lost.stage == self.name]
+        if not divergence.is_of_values and divergence.verdict not in (Verdict.METADATA, Verdict.ALIASING):
+            return []
+        differing = divergence.once(_find_differing_call)
+        if differing is not None:
+            return [Suspect(self.name, differing.call.name, finding=differing)]
+        branch = divergence.once(find_other_branch)
+        return [] if branch is None else [doubt(branch)]
+
+    def without(self, suspect: Suspect, how: Compilation) -> AblatedCompile | None:
+        """A compile that breaks the graph at the call."""
+        if not isinstance(suspect.finding, _DifferingCall):
+            return None
+        call = suspect.finding.call
+        return AblatedCompile(
+            f"graph break at {call.name}", replace(how, disallowed=(*how.disallowed, resolve_call(call.function)))
+        )
+
+    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
+        """Shown by a compile that only captures, proved by one that breaks the graph at the call."""
+        if not suspects or ablator.attempt(capture_only(ablator.how), "backend=eager")[1]:
+            return None
+        suspect = suspects[0]
+        if isinstance(suspect.finding, Culprit):
+            return prove_branch(ablator, suspect.finding)
+        without = self.without(suspect, ablator.how)
+        if without is not None and ablator.attempt(without.how, without.toggle)[1]:
+            return Attribution(replace(self.culprit(suspect), necessary=True))
+        return Attribution(replace(self.culprit(suspect), confidence="low"))
+
+    def culprit(self, suspect: Suspect) -> Culprit:
+        """The call, with the variable class of dynamo that handles it."""
+        if not isinstance(suspect.finding, _DifferingCall):
+            return make_operator_culprit(suspect)
+        call, nodes = suspect.finding.call, suspect.finding.nodes
+        source, line = find_source(find_handler(call.function, call.name))
+        details = {"kind": "values" if nodes else "lost", "call": call.name}
+        return Culprit(self.name, None, call.name, call.name, nodes, source, line, site=call.line, details=details)
+
+
+def capture_only(how: Compilation) -> Compilation:
+    """The same compile with nothing behind dynamo: its graphs run as they were captured."""
+    return replace(how, backend="eager", record=False)
+
+
+def _find_differing_call(divergence: Divergence) -> _DifferingCall | None:
+    captured = _replay_captured(divergence.trial, divergence.count)
+    if not captured:
+        return None
+    calls = _record_calls(divergence.experiments)
+    at: dict[str, list[_EagerCall]] = defaultdict(list)
+    for call in calls:
+        at[call.line].append(call)
+    lost: _EagerCall | None = None
+    seen: dict[str, int] = defaultdict(int)
+    for call in calls:
+        number, there = seen[call.line], captured.get(call.line)
+        seen[call.line] += 1
+        if there is None:
+            lost = call if call.writes else lost
+            continue
+        if len(there) == len(at[call.line]):
+            node, value = there[number]
+        elif number == len(at[call.line]) - 1:
+            node, value = there[-1]
+        else:
+            continue
+        if _is_another(call.value, value):
+            return _DifferingCall(lost, ()) if lost is not None else _DifferingCall(call, (node,))
+    return None
+
+
+def _replay_captured(trial: Trial, count: ReplayCount) -> dict[str, list[tuple[str, Any]]]:
+    """Names and values of the nodes of dynamo's graphs, by the line of the program that they come from.
+
+    A graph that comes back to a line of an earlier one was captured in another call of the program.
+    """
+    values: dict[str, list[tuple[str, Any]]] = defaultdict(list)
+    for frame in trial.ledger.frames:
+        record = frame.find_record(stages.PRE_GRAD)
+        if record is None or not record.snapshots or not frame.dynamo_calls:
+            continue
+        snapshot = record.snapshots[0]
+        inputs = find_inputs(frame, record)
+        if inputs is None or list_random_calls(snapshot):
+            return {}
+        count.replays += 1
+        run = run_eagerly(snapshot, inputs, double=False)
+        values_here: dict[str, list[tuple[str, Any]]] = defaultdict(list)
+        for node in snapshot.graph.nodes:
+            where = find_location([node])
+            if node.op.startswith("call") and where is not None and run.values.get(node.name) is not None:
+                values_here[where].append((node.name, run.values[node.name]))
+        if not values.keys() & values_here.keys():
+            values.update(values_here)
+    return values
+
+
+def _is_another(eager: torch.Tensor | None, captured: object) -> bool:
+    """Return whether one kernel on the same values could not have given both results."""
+    if eager is None or not isinstance(captured, torch.Tensor):
+        return False
+    if eager.shape != captured.shape or eager.dtype != captured.dtype:
+        return True
+    moved = relative_change(eager, captured)
+    return bool(moved) if not eager.is_floating_point() else moved > _ULPS * torch.finfo(eager.dtype).eps
+
+
+# -- the calls of the program -------------------------------------------------------------------------
+
+
+def _record_calls(experiments: Experiments) -> list[_EagerCall]:
+    """Record the calls of the program in eager mode, in order, the first time that it runs."""
+    watcher = _CallRecorder()
+    program = build(experiments.case, experiments.device)
+
+    def model(*args: Any, **kwargs: Any) -> Any:
+        if watcher.done:
+            return program.model(*args, **kwargs)
+        with watcher:
+            result = program.model(*args, **kwargs)
+        watcher.done = True
+        return result
+
+    runs.observe(experiments.case, program, model)
+    return watcher.calls
+
+
+class _CallRecorder(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[_EagerCall] = []
+        self.done = False
+        self._kept = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``func`` and write it down."""
+        result = func(*args, **(kwargs or {}))
+        line = next(iter_program_lines(), None)
+        # ``x[i] = v`` has no result: what it wrote to is its value.
+        value = args[0] if result is None and args else result
+        if line is not None and isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            self._kept += value.numel() * value.element_size()
+            if self._kept <= _KEPT_BYTES:
+                self.calls.append(_EagerCall(func, getattr(func, "__name__", str(func)), line, value.detach().clone()))
+        return result

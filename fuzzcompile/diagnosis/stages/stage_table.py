@@ -1,0 +1,150 @@
+"""The compiler on one screen: its stages in the order in which a program passes them, and the order of looking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+
+from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
+from fuzzcompile.diagnosis.attribution.culprit import Attribution
+from fuzzcompile.diagnosis.kernels.kernel_bisection import prove_templates
+from fuzzcompile.diagnosis.kernels.kernel_suspects import search_behind_graphs
+from fuzzcompile.diagnosis.operators.operator_suspects import (
+    doubt_first,
+    doubt_operators,
+    list_lost_check_suspects,
+    list_metadata_suspects,
+    prove_aten_kernels,
+    prove_operators,
+)
+from fuzzcompile.diagnosis.stages.codegen import Codegen
+from fuzzcompile.diagnosis.stages.decomposition import Decomposition, FakeTensor
+from fuzzcompile.diagnosis.stages.dynamo import Dynamo
+from fuzzcompile.diagnosis.stages.functionalization import Functionalization
+from fuzzcompile.diagnosis.stages.graph_passes import Freezing, Ground, JointGraph, PostGrad, PreGrad, prove_rewrites
+from fuzzcompile.diagnosis.stages.lowering import Lowering
+from fuzzcompile.diagnosis.stages.partition import Partitioner
+from fuzzcompile.diagnosis.stages.runtime import Cudagraphs, Runtime
+from fuzzcompile.diagnosis.stages.scheduler import Scheduler
+from fuzzcompile.diagnosis.stages.stage import Stage
+
+DYNAMO, FUNCTIONALIZATION, PARTITION = Dynamo(), Functionalization(), Partitioner()
+OPERATORS = (Decomposition(), FakeTensor())
+LOWERING, SCHEDULER, CODEGEN, CUDAGRAPHS, RUNTIME = Lowering(), Scheduler(), Codegen(), Cudagraphs(), Runtime()
+
+STAGES: tuple[Stage, ...] = (
+    DYNAMO,
+    PreGrad(),
+    FUNCTIONALIZATION,
+    *OPERATORS,
+    JointGraph(),
+    PARTITION,
+    Freezing(),
+    PostGrad(),
+    LOWERING,
+    SCHEDULER,
+    CODEGEN,
+    CUDAGRAPHS,
+    RUNTIME,
+)
+
+Prove = Callable[[Ablator, Divergence], Attribution | None]
+
+
+class Shows(Enum):
+    """Condition on where a divergence shows, under which a search step is worth its compiles."""
+
+    ANYWHERE = "anywhere"
+    """Wherever it shows: these looks come first, and what they name ends the search."""
+    CERTAINLY = "certainly"
+    """Wherever it shows: what is proved ends the search; what repairs it only together stands for the graphs' side."""
+    IN_GRAPHS = "in graphs"
+    """Where interpreted graphs show it, first; where generated code alone does, last."""
+    IN_CODE = "in code"
+    """Where generated code alone shows it."""
+
+
+@dataclass(frozen=True)
+class SearchStep:
+    """One step of the search for the culprit. The first step of a group that names anything decides for the group."""
+
+    shows: Shows
+    prove: Prove
+
+
+def _prove_stage(stage: Stage) -> Prove:
+    return lambda ablator, divergence: stage.prove(ablator, stage.suspects(divergence))
+
+
+def _prove_operators(*, certain: bool) -> Prove:
+    return partial(prove_operators, OPERATORS, certain=certain)
+
+
+def _prove_rewrites(ground: Ground) -> Prove:
+    return partial(prove_rewrites, ground=ground)
+
+
+# One setting decides about CUDA graphs alone; then the IR is looked at, the kernels, and the outputs.
+BACKEND_STAGES = (CUDAGRAPHS, LOWERING, SCHEDULER, CODEGEN, RUNTIME)
+
+
+def _prove_behind_graphs(ablator: Ablator, divergence: Divergence) -> Attribution | None:
+    return search_behind_graphs(BACKEND_STAGES, ablator)
+
+
+# Tuned: what is cheap to look at and rarely wrong comes first. A compile is spent on a suspect only after everything
+# above it in the table has named nothing.
+ORDER: tuple[SearchStep, ...] = (
+    SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.RAISED)),
+    SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.MOVED)),
+    SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.RANDOM)),
+    SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.UNREPLAYED)),
+    SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.OPAQUE)),
+    SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.MANDATORY)),
+    # Of a kernel that is wrong on some layouts, whatever agrees with it or not would be blamed.
+    SearchStep(Shows.CERTAINLY, prove_aten_kernels),
+    # Code that is generated for a wrong dtype or layout is wrong code: this comes before any search behind the graphs.
+    SearchStep(Shows.CERTAINLY, _prove_operators(certain=True)),
+    SearchStep(Shows.IN_GRAPHS, _prove_operators(certain=False)),
+    SearchStep(Shows.IN_GRAPHS, _prove_stage(DYNAMO)),
+    SearchStep(Shows.IN_GRAPHS, _prove_stage(FUNCTIONALIZATION)),
+    SearchStep(Shows.IN_GRAPHS, _prove_stage(PARTITION)),
+    SearchStep(Shows.IN_GRAPHS, partial(doubt_first, list_metadata_suspects)),
+    SearchStep(Shows.IN_GRAPHS, partial(doubt_operators, OPERATORS)),
+    SearchStep(Shows.IN_GRAPHS, partial(doubt_first, list_lost_check_suspects)),
+    SearchStep(Shows.IN_CODE, prove_templates),
+    SearchStep(Shows.IN_CODE, _prove_behind_graphs),
+)
+# What is tried where all of these prove nothing, and overrides what they doubt.
+LAST = _prove_rewrites(Ground.SHARED_MEMORY)
+# The backends of PyTorch's ladder, each of which adds a part of the compiler, and the stage at fault if it is the first
+# that shows the divergence.
+LADDER = (
+    ("eager", DYNAMO.name),
+    ("aot_eager", FUNCTIONALIZATION.name),
+    ("aot_eager_decomp_partition", OPERATORS[0].name),
+)
+
+
+def look_in_order(ablator: Ablator, divergence: Divergence, shows: Shows) -> Attribution | None:
+    """Run the search steps of a group in order; return the first attribution with a culprit, else None.
+
+    Raises:
+        OutOfTime: no further compile may be begun.
+    """
+    attributions = (look.prove(ablator, divergence) for look in ORDER if look.shows is shows)
+    return next((named for named in attributions if named is not None and named.culprit is not None), None)
+
+
+def get_stage(name: str) -> Stage:
+    """The stage of that name in the JSON contract.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return _NAMED[name]
+
+
+_NAMED = {stage.name: stage for stage in STAGES}

@@ -1,0 +1,230 @@
+"""Runs of a case that need no compiler, each made at most once, and the plain data that a run or a compile yields."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.compiler.watch.ledger import Ledger
+from fuzzcompile.diagnosis.oracle import random_streams
+from fuzzcompile.diagnosis.oracle.judgement import Judgement
+from fuzzcompile.run import runs
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.case_program import build
+from fuzzcompile.run.observation import Failure, Observation, are_streams_promised, asks_for_eager_numbers
+from fuzzcompile.run.runs import SavedTensors, fingerprint_start, fingerprint_streams, list_moved_streams, observe_seeds
+
+# Results of one run and of one compile of a case: plain data.
+
+_NO_CODE = ("eager", "aot_eager", "aot_eager_decomp_partition")  # backends that generate no code
+
+
+@dataclass(frozen=True)
+class CaseRun:
+    """One run. ``ends`` are fingerprints of the random streams after it, by stream."""
+
+    observation: Observation
+    ends: Mapping[str, str]
+
+    @classmethod
+    def finish(cls, observation: Observation) -> CaseRun:
+        """A run that has ended just now: nothing may have drawn random numbers since."""
+        return cls(observation, fingerprint_streams())
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One compile of a case: how it was compiled, what the compiled program showed, and the judgement on it.
+
+    Attributes:
+        seconds: time to build, compile and run the program.
+        sampled: names of the values that were judged by their distribution over many seeds, because their random
+            numbers could not be aligned with eager's; None if no value was.
+        runtime: seconds that a call of the compiled program takes; None unless ``how.timed``.
+        draws_others: whether it draws other random numbers than eager, though promised eager's, and is right otherwise.
+    """
+
+    how: Compilation
+    observation: Observation
+    judgement: Judgement
+    ledger: Ledger
+    seconds: float
+    sampled: tuple[str, ...] | None = None
+    runtime: float | None = None
+    draws_others: bool = False
+
+
+@dataclass
+class CompileCounts:
+    """Number of compiles and screens made for a case so far.
+
+    Attributes:
+        compiles: full compiles.
+        screens: compiles without code generation.
+        runtime: seconds that a call takes when compiled as for the verdict; None until that was timed.
+    """
+
+    compiles: int = 0
+    screens: int = 0
+    runtime: float | None = None
+
+    def add(self, how: Compilation) -> None:
+        """Count one compile."""
+        if how.screen or how.backend in _NO_CODE:
+            self.screens += 1
+        else:
+            self.compiles += 1
+
+
+NOISE_RUNS = 3
+# A screen makes do with fewer runs: what looks suspicious in it is compiled and judged again in full.
+QUICK_NOISE_RUNS = 1
+_EAGER_SEEDS = range(1, random_streams.SEEDS + 1)
+# A difference of distributions counts only if other seeds show it too.
+_EAGER_SEEDS_AGAIN = range(2001, random_streams.SEEDS + 2001)
+
+
+class CaseRuns:
+    """The eager, reference and perturbed runs of one case on one device.
+
+    A run is made when it is first asked for. No result changes afterwards, so every compile of the case shares them.
+
+    Attributes:
+        uninterpreted: kernels of a target that could not be run here, and why. From the first on, nothing but graphs
+            is looked at.
+    """
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        self.case = case
+        self.device = device
+        self._perturbed: dict[int, CaseRun] = {}
+        self.uninterpreted: dict[str, str] = {}
+
+    @property
+    def eager(self) -> Observation:
+        """The eager run."""
+        return self._eager.observation
+
+    @functools.cached_property
+    def again(self) -> Observation:
+        """A second eager run: the same bits, if eager is deterministic."""
+        return runs.run_eager(self.case, self.device)
+
+    @property
+    def reference(self) -> Observation:
+        """The float64 run with the program's own low-precision casts kept."""
+        return self._reference[0].observation
+
+    @property
+    def has_low_precision_casts(self) -> bool:
+        """Return whether the program itself casts floating values to bfloat16 or float16."""
+        return self._reference[1]
+
+    @functools.cached_property
+    def exact(self) -> Observation:
+        """The float64 run with the program's own low-precision casts dropped."""
+        return runs.run_float64(self.case, self.device, keep_casts=False)[0]
+
+    def select_noisy(self, count: int) -> tuple[Observation, ...]:
+        """Of ``count`` eager runs perturbed by one ulp per operator, those that draw the same numbers as eager."""
+        perturbed = [self._run_noisy(seed) for seed in range(1, count + 1)]
+        return tuple(run.observation for run in perturbed if self.draws_alike(run))
+
+    @functools.cached_property
+    def noisy_in_float64(self) -> tuple[Observation, ...]:
+        """Perturbed runs on float64 inputs: the program's own casts still round to their dtype there."""
+        seeds = range(1, NOISE_RUNS + 1)
+        return tuple(runs.run_eager(self.case, self.device, noise_seed=seed, double=True) for seed in seeds)
+
+    @functools.cached_property
+    def backward_failure(self) -> Failure | None:
+        """Failure of eager in the backward that the case leaves out.
+
+        None if it raises nothing, and None if the case runs that backward itself or cannot run one.
+        """
+        if self.case.backward or self.case.grad != "enabled" or self.case.state is not None:
+            return None
+        return runs.run_eager(replace(self.case, backward=True), self.device).failure
+
+    # -- kernels of a target --------------------------------------------------------------------
+
+    def refuses_kernels(self, ledger: Ledger) -> bool:
+        """Return whether a compile had kernels that could not be run, so that its run shows nothing."""
+        self.uninterpreted.update(ledger.interpreted.refused)
+        return bool(ledger.interpreted.refused)
+
+    def limit_to_interpreted(self, how: Compilation) -> Compilation:
+        """Restrict a compile to a screen if some kernels cannot be run."""
+        return replace(how, screen=True) if self.uninterpreted and not how.screen else how
+
+    # -- random numbers ---------------------------------------------------------------------------
+
+    @functools.cached_property
+    def draws(self) -> tuple[str, ...]:
+        """The random streams that the eager run draws from."""
+        if self.eager.failure:
+            return ()
+        return list_moved_streams(fingerprint_start(self.case), self._eager.ends)
+
+    @functools.cached_property
+    def promises_eager_numbers(self) -> bool:
+        """Return whether the case asks for eager's own random numbers, and draws only those that torch promises."""
+        return asks_for_eager_numbers(self.case) and are_streams_promised(self.draws)
+
+    def draws_alike(self, run: CaseRun) -> bool:
+        """Return whether ``run`` left the random streams that eager draws from where eager left them."""
+        return not any(self._eager.ends.get(name) != run.ends.get(name) for name in self.draws)
+
+    @functools.cached_property
+    def reference_draws_alike(self) -> bool:
+        """Return whether the float64 run drew eager's numbers: fused operators may draw in their own dtype."""
+        return self.draws_alike(self._reference[0])
+
+    @functools.cached_property
+    def depends_on_seeds(self) -> bool:
+        """Return whether the seed changes what eager shows: a program that seeds itself draws the same every time."""
+        return bool(self.draws) and bool(random_streams.find_varying(self.eager_samples))
+
+    @functools.cached_property
+    def eager_samples(self) -> list[random_streams.SampledRun]:
+        """Eager runs under :data:`streams.SEEDS` seeds, without those that raise."""
+        return self._sample_eager(_EAGER_SEEDS)
+
+    @functools.cached_property
+    def more_eager_samples(self) -> list[random_streams.SampledRun]:
+        """Eager runs under as many other seeds."""
+        return self._sample_eager(_EAGER_SEEDS_AGAIN)
+
+    def _sample_eager(self, seeds: range) -> list[random_streams.SampledRun]:
+        program = build(self.case, self.device)
+        kept = SavedTensors(self.case, program, self.device)
+        observations = observe_seeds(self.case, program, program.model, kept, seeds)
+        return [self.sample(observation) for observation in observations if not observation.failure]
+
+    def sample(self, observation: Observation) -> random_streams.SampledRun:
+        """A run summarised for comparisons by distribution; what may be rounding alone counts as zero."""
+        return random_streams.sample_run(observation, self._floors)
+
+    @functools.cached_property
+    def _floors(self) -> dict[str, float]:
+        return random_streams.measure_floors(self.eager, self.select_noisy(NOISE_RUNS))
+
+    # -- each run, made once ----------------------------------------------------------------------
+
+    def _run_noisy(self, seed: int) -> CaseRun:
+        if seed not in self._perturbed:
+            self._perturbed[seed] = CaseRun.finish(runs.run_eager(self.case, self.device, noise_seed=seed))
+        return self._perturbed[seed]
+
+    @functools.cached_property
+    def _eager(self) -> CaseRun:
+        return CaseRun.finish(runs.run_eager(self.case, self.device))
+
+    @functools.cached_property
+    def _reference(self) -> tuple[CaseRun, bool]:
+        observation, has_casts = runs.run_float64(self.case, self.device, keep_casts=True)
+        return CaseRun.finish(observation), has_casts

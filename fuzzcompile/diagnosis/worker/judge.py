@@ -1,0 +1,354 @@
+"""The judge in a worker process: its preparation, and the judging of a case. Tasks and results are plain data."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from fuzzcompile.compiler.custom_code import apply_backend, install_custom
+from fuzzcompile.compiler.graph_text import dump_ledger
+from fuzzcompile.compiler.kernel_cache import share_headers
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.compiler.source_probes import watch_focus
+from fuzzcompile.compiler.target.target_process import assume_target, interpret_own_kernels
+from fuzzcompile.compiler.torch_config import compile_in_process, drop_broken_kernels, preserve_config
+from fuzzcompile.compiler.watch.ledger import Ledger
+from fuzzcompile.diagnosis.bitwise.execution import apply_contract
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.triage_report import TriageReport
+from fuzzcompile.diagnosis.worker.worker_loss import leave_eager, leave_report
+from fuzzcompile.model.contract import ReportJson, read_target
+from fuzzcompile.model.errors import EnvironmentUnfit, MachineUnfit
+from fuzzcompile.model.focus_plan import FocusObservation
+from fuzzcompile.model.judge_task import JudgeResult, JudgeTask, WorkerSetup
+from fuzzcompile.model.signatures import drop_fingerprint
+from fuzzcompile.model.targets import find_target
+from fuzzcompile.programs.capture.case_loader import load
+from fuzzcompile.programs.capture.invocation import Invocation
+from fuzzcompile.programs.capture.script_process import preserve_process
+from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
+from fuzzcompile.run.attention_backends import MATH_ONLY, force_math_kernel
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.device import Numerics, assign_device, describe_environment, find_gpu_error, seed_everything
+from fuzzcompile.run.footprint import refuse_oversized
+from fuzzcompile.run.plants import run_plants
+from fuzzcompile.run.pool.worker import get_current_device, get_worker_number, restore_streams, retire, say, use_device
+
+__all__ = ["JudgeResult", "JudgeTask", "WorkerSetup", "calm_collector", "judge_file", "prepare"]
+
+
+# Process-wide state that a case may change, restored after the case.
+
+
+@contextlib.contextmanager
+def isolate_process() -> Iterator[None]:
+    """Restore threads, dtypes, grad and autocast modes, configs and the like after the block.
+
+    In a process that compiles for a target, Triton kernels of the case are interpreted in it.
+    """
+    threads, dtype, grad = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    try:
+        with preserve_config(), preserve_process(), interpret_own_kernels():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(None)
+        torch.set_grad_enabled(grad)
+        for device in ("cpu", "cuda"):
+            torch.set_autocast_enabled(device, False)
+        torch.autograd.set_detect_anomaly(False)
+        torch.compiler.set_stance("default")
+        torch.use_deterministic_algorithms(deterministic)
+        Numerics().apply()
+        share_headers()
+
+
+# Progress of a case, kept in case its worker or its GPU is lost.
+
+
+@dataclass
+class CaseProgress:
+    """Progress of a case: whether eager has finished, and the report so far.
+
+    Attributes:
+        task: what is asked; how far it came is left for the case that the worker is lost.
+        file: what the case was loaded from, once it was read.
+        seen: what the judged compile showed of the task's focus.
+    """
+
+    task: JudgeTask
+    file: CaseFile | None = None
+    eager_done: bool = False
+    report: TriageReport | None = None
+    seen: FocusObservation = field(default_factory=FocusObservation)
+
+    def note_eager(self) -> None:
+        """Note that eager mode has finished."""
+        self.eager_done = True
+        leave_eager()
+
+    def note_verdict(self, report: TriageReport) -> None:
+        """Note the verdict; the answer of a contract is not known yet."""
+        self.report = report
+        if self.task.contract == "bitwise":
+            from fuzzcompile.diagnosis.bitwise.promises import make_unjudged_contract
+
+            report = replace(report, confidence="low", contract=make_unjudged_contract("the worker was lost"))
+        leave_report(self.answer(report))
+
+    def answer(self, report: TriageReport) -> ReportJson:
+        """The report in its JSON form, with places as a user knows them."""
+        plain = cast(ReportJson, report.to_json())
+        return plain if self.file is None else self.file.locate(plain)
+
+    def answer_without_gpu(self, why: str, error: Exception) -> JudgeResult:
+        """The verdict that was reached before the GPU was lost.
+
+        Raises:
+            EnvironmentUnfit: there was none.
+        """
+        if self.report is not None:
+            detail = "; ".join(part for part in (self.report.detail, f"what came after the verdict: {why}") if part)
+            report = replace(self.report, confidence="low", detail=detail)
+            return JudgeResult(self.answer(report), report.coverage, report.screened, seen=self.seen)
+        when = "while it was judged" if self.eager_done else "in eager mode"
+        raise EnvironmentUnfit(
+            f"{self.task.path} could not be judged: {why}, {when}, and no run can follow in that process; mend the "
+            "program (an index out of range?), or run it with CUDA_LAUNCH_BLOCKING=1 to see where."
+        ) from error
+
+
+# Full garbage collections run after a case that took this many seconds, or after this many partial collections.
+_LONG = 2.0
+_LOADING = {
+    "case": "making the model and its inputs",
+    "script": "running the script up to its compiled call",
+    "notebook": "running the notebook up to its compiled call",
+    "call": "receiving the call",
+}
+_SHORT_COLLECTIONS = 32
+_took: list[float] = []  # seconds of processor time that the latest case took, if nothing was collected since
+
+
+def prepare(setup: WorkerSetup) -> None:
+    """Set this process up: target, device, numerics, threads, Inductor's patterns, plants, the user's own passes.
+
+    Raises:
+        UsageError: a plant raises, a pass or backend cannot be used, or the device is none.
+        EnvironmentUnfit: the machine has no such device.
+    """
+    if setup.target is not None:
+        assume_target(find_target(setup.target))
+    device = assign_device(get_current_device(), get_worker_number())
+    use_device(str(device))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.set_num_threads(max(1, setup.threads))
+    Numerics().apply()
+    compile_in_process(setup.threads if device.type == "cpu" else 1)
+    drop_broken_kernels()
+    share_headers()
+    say("registering the compiler's patterns")
+    initialise_patterns(device)
+    run_plants([Path(path) for path in setup.plants])
+    install_custom(setup.custom)
+    seed_everything(0)
+    calm_collector()
+
+
+def calm_collector() -> None:
+    """Exempt everything loaded so far from garbage collection, and collect little while a case is judged.
+
+    The compiler allocates millions of objects; scanning torch's own again and again takes a tenth of the time.
+    :func:`judge_file` collects what the case before left.
+    """
+    gc.freeze()  # what is garbage by now (some 20,000 of 700,000 objects) would take 0.4 s to find
+    gc.set_threshold(100_000, 50, 100)
+    gc.enable()
+
+
+def _collect_garbage() -> None:
+    """Collect what the case before this one has left: its answer need not wait for that.
+
+    The compiler's caches grow, so each full collection takes longer than the last. After a short case only the young
+    generations are scanned, unless the last full collection was long ago.
+    """
+    if _took:
+        full = _took.pop() > _LONG or gc.get_count()[2] >= _SHORT_COLLECTIONS
+        gc.collect(2 if full else 1)
+
+
+def judge_file(task: JudgeTask) -> JudgeResult:
+    """Judge one case, a file or what the task holds, or a call that another process sent, on this worker's device.
+
+    Raises:
+        CaseError: the file is not a case, or the case cannot be run.
+        EnvironmentUnfit: the case needs more than ``task.memory``, or the ledger cannot be written.
+    """
+    _collect_garbage()
+    device = torch.device(get_current_device())
+    progress, worked = CaseProgress(task), time.process_time()
+    try:
+        return _judge_task(progress, device)
+    except Exception as error:  # of any kind: a GPU that is lost fails in whatever comes next
+        why = find_gpu_error(device)
+        if why is None:
+            raise
+        return progress.answer_without_gpu(why, error)
+    finally:
+        _took[:] = [time.process_time() - worked]
+        if find_gpu_error(device) is not None:
+            retire()
+
+
+def _judge_task(progress: CaseProgress, device: torch.device) -> JudgeResult:
+    task = progress.task
+    if task.source is None:
+        return _judge_path(Path(task.path), progress, device)
+    with contextlib.ExitStack() as stack:
+        try:
+            # The case may remove the folder, or what it may not touch any more.
+            made = tempfile.TemporaryDirectory(prefix="fuzzcompile-", ignore_cleanup_errors=True)
+            path = Path(stack.enter_context(made), Path(task.path).name)
+            path.write_text(task.source, encoding="utf-8")
+        except OSError as error:
+            raise MachineUnfit(
+                f"A case cannot be written to {tempfile.gettempdir()} ({error.strerror}): make room there, or set "
+                "TMPDIR."
+            ) from error
+        return _judge_path(path, progress, device)
+
+
+def _judge_path(path: Path, progress: CaseProgress, device: torch.device) -> JudgeResult:
+    task = progress.task
+    deadline = None if task.seconds is None else time.monotonic() + task.seconds
+    file = progress.file = read_case_file(path)
+    say(_LOADING[file.kind])
+    # Outside of the block, so that the modules that a call imports are there for the next one.
+    called = _receive_call(file.path, device) if file.kind == "call" else None
+    with isolate_process():
+        case = load(file, device, call=task.call, module=task.module) if called is None else called.case()
+        case = replace(case, settings=apply_backend(case.settings))
+        restore_streams()  # the script may have closed them, and the compiler writes to them
+        report = judge_case(case, progress, device, deadline)
+    answer = progress.answer(report)
+    machine = describe_environment(device, read_target(answer)) if task.describe else None
+    return JudgeResult(answer, report.coverage, report.screened, machine, progress.seen)
+
+
+def _receive_call(path: Path, device: torch.device) -> Invocation:
+    from fuzzcompile.programs.capture.call_file import receive  # most workers never need a pickler
+
+    return receive(path, device)
+
+
+def judge_case(case: Case, progress: CaseProgress, device: torch.device, deadline: float | None) -> TriageReport:
+    """Judge a loaded case in this process; of the task, its path is not read.
+
+    Raises:
+        CaseError: the case cannot be run.
+        EnvironmentUnfit: it needs more than ``task.memory``, or the ledger cannot be written.
+    """
+    task = progress.task
+    with contextlib.ExitStack() as exact:
+        if task.memory is not None:
+            refuse_oversized(case, device, task.memory)
+        case = replace(case, notes=(*case.notes, *_note_limits(task)))
+        if task.math_only:
+            exact.enter_context(force_math_kernel())
+        seen = exact.enter_context(watch_focus(task.watch))
+        bitwise = task.contract == "bitwise"
+        judged = apply_contract(case) if bitwise else case
+
+        def record_ledger(ledger: Ledger) -> None:
+            progress.seen = seen(ledger)
+            _dump_text(task.dump, ledger)
+
+        def run_triage(known: Collection[tuple[str, str]]) -> TriageReport:
+            return triage(
+                judged,
+                device,
+                against=task.against,
+                tolerances=task.tolerances,
+                vetoes=task.vetoes,
+                known=known,
+                deadline=deadline,
+                thorough=task.thorough and not bitwise,
+                screen=task.screen,
+                suspects=task.suspects,
+                error_maps=task.error_maps,
+                on_eager=progress.note_eager,
+                on_verdict=progress.note_verdict,
+                on_ledger=record_ledger,
+            )
+
+        report = _attach_cause(run_triage, progress, judged, device, deadline)
+        if bitwise:
+            from fuzzcompile.diagnosis.bitwise.promises import judge_bitwise
+
+            report = judge_bitwise(judged, device, report, own=case, vetoes=task.vetoes, deadline=deadline)
+        elif task.against == "eager":
+            from fuzzcompile.diagnosis.bitwise.promises import judge_own_promises
+
+            report = judge_own_promises(case, device, report, vetoes=task.vetoes, deadline=deadline)
+    return report
+
+
+def _attach_cause(
+    triaged: Callable[[Collection[tuple[str, str]]], TriageReport],
+    progress: CaseProgress,
+    case: Case,
+    device: torch.device,
+    deadline: float | None,
+) -> TriageReport:
+    """The report with its cause; what looks like a known bug and has another cause is triaged like any new bug."""
+    task = progress.task
+    report = triaged(task.known)
+    if not report.is_bug:
+        return report
+    progress.note_verdict(report)  # the programs that are tried next may take this process down
+    from fuzzcompile.diagnosis.causes.search import add_cause, known_causes  # a third of what fuzzcompile imports
+
+    known = known_causes(report, task.known)
+    if report.attribution.known and not known:
+        return report  # of the known bug, no cause is known either
+    report = add_cause(report, case, device, vetoes=task.vetoes, known=known, deadline=deadline)
+    cause = report.cause
+    if not report.attribution.known or cause is None or cause["fingerprint"] in known:
+        return report
+    fresh = triaged(())
+    if fresh.attribution.culprit is None or fresh.attribution.culprit.signature != drop_fingerprint(
+        report.signature or ""
+    ):
+        return add_cause(fresh, case, device, vetoes=task.vetoes, deadline=deadline)
+    return replace(fresh, cause=cause, program=report.program)
+
+
+def _note_limits(task: JudgeTask) -> Iterator[str]:
+    """Yield notes for the reader of a report on the limits under which the case was judged."""
+    if task.math_only:
+        yield MATH_ONLY
+    if task.tolerances is not None:
+        yield "limits: from a file of tolerances (--tolerances), not fuzzcompile's own"
+
+
+def _dump_text(folder: str | None, ledger: Ledger) -> None:
+    """Write the ledger as text into the folder, if there is one."""
+    if folder is None:
+        return
+    try:
+        dump_ledger(ledger, Path(folder))
+    except OSError as error:
+        raise EnvironmentUnfit(
+            f"Cannot write the ledger into {folder}: {error.strerror}; name another folder."
+        ) from error

@@ -1,0 +1,193 @@
+"""Minimization in a worker process: capture graphs, probe candidates, judge the result."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+
+from fuzzcompile.diagnosis.bitwise.bit_difference import Parting
+from fuzzcompile.diagnosis.bitwise.promises import find_broken_bits, judge_own_promises
+from fuzzcompile.diagnosis.causes.search import add_cause
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.probe import Keep, SignatureLock, probe_case
+from fuzzcompile.diagnosis.worker.judge import isolate_process
+from fuzzcompile.diagnosis.worker.minimize_task import MinimizeResult, MinimizeTask, ResumableState
+from fuzzcompile.diagnosis.worker.worker_loss import leave_eager, leave_report
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.errors import FuzzcompileError
+from fuzzcompile.model.signatures import hash_source
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.programs.capture.case_loader import load
+from fuzzcompile.programs.casefiles.python_text import defines_make
+from fuzzcompile.programs.ir.case_source import CaseText, write_source
+from fuzzcompile.programs.ir.evaluation import evaluate, guard_runs
+from fuzzcompile.programs.ir.program import Program
+from fuzzcompile.programs.shrink.minimize import minimize as reduce_case
+from fuzzcompile.programs.shrink.outcome import ProbeResult, Recipe
+from fuzzcompile.programs.shrink.search import Capture, MinimizeJob, SearchBudget, capture_graph_programs, write_out
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.pool.worker import get_current_device
+
+# Compiling a candidate of one of these would take this worker down too.
+_LOST = (Verdict.CRASH, Verdict.TIMEOUT)
+_CRASHED = str(Verdict.CRASH)
+# Words in sources whose graphs may be compiled with dynamic shapes.
+_RESIZED = re.compile(r"\b(DYNAMIC|CALLS|dynamic|mark_dynamic)\b")
+
+
+@dataclass(frozen=True)
+class ProbeTask:
+    """A candidate to compile; ``target`` is the failure that it must show."""
+
+    candidate: CaseText
+    target: SignatureLock
+    screen: bool
+    thorough: bool = False
+    vetoes: tuple[str, ...] = ()
+
+
+def minimize(task: MinimizeTask) -> MinimizeResult:
+    """Minimize a finding in this process; the result has the same signature.
+
+    With ``task.left``, the search goes on where a lost worker stopped, without what that worker was asking; after
+    several losses it ends there.
+    """
+    asked = ResumableState.resume(task.left)
+    tools = LocalTools(SignatureLock.of(task.report), task.vetoes, asked=asked)
+    budget = SearchBudget(task.tests, time.monotonic() + task.seconds)
+    if task.report["verdict"] in _LOST or asked.is_over:
+        budget = SearchBudget(0)
+    job = make_job(task.source, task.report, task.recipe, for_issue=True)
+    with guard_runs(lambda program: asked.guard_eager(write_source(program))):
+        return MinimizeResult.from_outcome(reduce_case(job, tools, budget, tally=asked.tally), task.source)
+
+
+def make_job(
+    source: str,
+    report: ReportJson,
+    recipe: Recipe | None,
+    keeps: Keep = "culprit",
+    *,
+    for_issue: bool = False,
+) -> MinimizeJob:
+    """The reduction of a source with that report."""
+    return MinimizeJob(
+        source,
+        report,
+        recipe=recipe,
+        is_case=defines_make(source),
+        screens=SignatureLock.of(report).screens,
+        resizes=_RESIZED.search(source) is not None,
+        keeps=keeps,
+        for_issue=for_issue,
+    )
+
+
+@dataclass
+class LocalTools:
+    """Tools that compile in this process: a crash ends it, and ``asked`` keeps the state of the search."""
+
+    target: SignatureLock
+    vetoes: tuple[str, ...] = ()
+    thorough: bool = False
+    asked: ResumableState = field(default_factory=ResumableState)
+
+    def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
+        """Find whether and how a candidate fails, from one compile; one that killed a worker does not match."""
+        with self.asked.guard(f"{'screen' if screen else 'compile'} {candidate.digest}") as survives:
+            if not survives:
+                return ProbeResult(False, False, _CRASHED, 0, 0)
+            return probe_candidate(ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes))
+
+    def programs(self, source: str, capture: Capture) -> Sequence[Program]:
+        """The captured graphs of a source."""
+        with self.asked.guard(f"{capture} {hash_source(source)}") as survives:
+            return capture_programs(source, capture) if survives else []
+
+    def judge(self, source: str) -> ReportJson:
+        """Return the full report on a source; for one that killed a worker, a report without a bug to keep."""
+        with self.asked.guard(f"judge {hash_source(source)}") as survives:
+            if not survives:
+                return {"verdict": _CRASHED, "is_bug": False, "signature": None}
+            return judge_source(source, self.vetoes, self.target.causes)
+
+    def become_thorough(self) -> None:
+        """Refine the verdicts of all further probes as triage does."""
+        self.thorough = True
+
+
+def probe_candidate(task: ProbeTask) -> ProbeResult:
+    """Compile a candidate in this process. One that cannot run at all does not match."""
+    device = torch.device(get_current_device())
+    with write_out(task.candidate) as path, isolate_process():
+        try:
+            if task.target.promise is not None:
+                return _probe_promise(task, task.target.promise, load(path, device), device)
+            result = probe_case(
+                load(path, device),
+                device,
+                vetoes=task.vetoes,
+                screen=task.screen,
+                thorough=task.thorough,
+                target=task.target,
+                on_eager=leave_eager,
+            )
+        except MemoryError:
+            raise
+        except Exception as error:  # statements were removed from the source: it may fail anywhere, in any way
+            return ProbeResult(False, False, type(error).__name__, 0, 0)
+    return ProbeResult(task.target.matches(result), result.is_bug, str(result.verdict), result.compiles, result.screens)
+
+
+def _probe_promise(task: ProbeTask, wanted: str, case: Case, device: torch.device) -> ProbeResult:
+    """Return whether a candidate breaks the promise of equal bits ``wanted`` where the target does."""
+    promise, compiles = find_broken_bits(case, device, wanted, vetoes=task.vetoes)
+    if promise is None:
+        return ProbeResult(False, False, str(Verdict.ROUNDING), compiles)
+    return ProbeResult(_matches_target(task.target, promise.first), True, task.target.verdict, compiles)
+
+
+def _matches_target(target: SignatureLock, first: Parting | None) -> bool:
+    """Return whether bits part first where the target says, if it says where."""
+    if target.keep == "verdict" or not target.named:
+        return True
+    culprit = first.culprit() if first is not None else None
+    return culprit is not None and culprit.stage == target.stage and culprit.family in target.families
+
+
+def run_eagerly(program: Program) -> None:
+    """Run a program in eager mode, which may end this process. Exceptions are ignored."""
+    evaluate(program)
+
+
+def judge_source(source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, ...] = ()) -> ReportJson:
+    """The full report on a source; that without a cause is left before the search for it, as in `Progress`.
+
+    Args:
+        source: the case.
+        vetoes: rewrites to refuse.
+        causes: fingerprints to try first.
+    """
+    device = torch.device(get_current_device())
+    with write_out(CaseText(source, {})) as path, isolate_process():
+        case = load(path, device)
+        triaged = triage(case, device, vetoes=vetoes, error_maps=True, on_eager=leave_eager)
+        leave_report(cast(ReportJson, triaged.to_json()))  # the programs that are tried next may end this process
+        report = add_cause(triaged, case, device, vetoes=vetoes, known=causes)
+        report = judge_own_promises(case, device, report, vetoes=vetoes, deadline=None)
+        return cast(ReportJson, report.to_json())
+
+
+def capture_programs(source: str, capture: Capture = "static") -> list[Program]:
+    """The graphs of a source as programs (:func:`~fuzzcompile.programs.shrink.search.capture_graph_programs`)."""
+    device = torch.device(get_current_device())
+    with write_out(CaseText(source, {})) as path, isolate_process():
+        try:
+            return capture_graph_programs(load(path, device), device, capture)
+        except FuzzcompileError:
+            return []

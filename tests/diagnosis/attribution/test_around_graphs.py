@@ -1,0 +1,247 @@
+"""What AOTAutograd does around its graphs, methods left to eager mode, and calls that draw."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fuzzcompile.compiler.functional_run import find_lossy_views
+from fuzzcompile.compiler.graph_breaks import find_captured_calls
+from fuzzcompile.compiler.session import Compilation, open_session
+from fuzzcompile.compiler.watch import aot_autograd
+from fuzzcompile.diagnosis.attribution.steps import find_inputs
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.model.stages import PRE_GRAD
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.case import CompileSettings
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel")
+
+CPU = torch.device("cpu")
+WriteCase = Callable[..., Path]
+
+TRAINED = """
+import torch
+
+BACKWARD = True
+
+def program(x):
+    return torch.tanh(x).t()
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(3, 5, requires_grad=True),)
+"""
+
+
+def test_a_copy_of_a_tangent_that_loses_values_is_named_proved_and_worked_around(
+    write_case: WriteCase, monkeypatch: pytest.MonkeyPatch
+):
+    wrappers = importlib.import_module(aot_autograd.PLACE[0])
+    right = getattr(wrappers, aot_autograd.PLACE[1])
+
+    def loses_a_row(x: Any, memory_format: Any) -> Any:
+        copied = right(x, memory_format)
+        return copied if copied is x else copied.index_fill(0, torch.tensor([1]), 0.0)
+
+    monkeypatch.setattr(wrappers, aot_autograd.PLACE[1], loses_a_row)
+    report = triage(load_case(write_case(TRAINED)), CPU).to_json()
+    culprit = report["culprit"]
+    assert (report["verdict"], report["confidence"]) == ("wrong_gradient", "high")
+    assert (culprit["stage"], culprit["family"], culprit["necessary"]) == ("functionalization", "tangent", True)
+    assert culprit["source"] == "torch/_functorch/_aot_autograd/runtime_wrappers.py"
+    assert culprit["details"] == {"kind": "tangent", "shape": [5, 3], "strides": [1, 5]}
+    assert report["workaround"]["how"] == "torch._functorch.config.guess_tangent_strides_as_outputs = False"
+
+
+def test_a_tangent_copied_into_another_layout_keeps_a_case_clean(write_case: WriteCase):
+    report = triage(load_case(write_case(TRAINED)), CPU).to_json()
+    assert report["verdict"] in ("equal", "rounding")
+    assert report["culprit"] is None
+
+
+ANALYSED = """
+import torch
+
+def program(x):
+    {body}
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(3, 5),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "answer", "body", "shown"),
+    [
+        ("has_data_mutation", False, "x.mul_(2); return x.sin()", "input 0 is written to"),
+        ("has_data_mutation", False, "x[1] = 7; return x * 3", "input 0 is written to"),
+    ],
+)
+def test_what_aotautograd_says_of_inputs_is_named_where_a_run_contradicts_it(
+    write_case: WriteCase, monkeypatch: pytest.MonkeyPatch, function: str, answer: object, body: str, shown: str
+):
+    module = importlib.import_module(aot_autograd.SOURCE.removesuffix(".py").replace("/", "."))
+    monkeypatch.setattr(module, function, lambda *_: answer)
+    report = triage(load_case(write_case(ANALYSED.format(body=body))), CPU).to_json()
+    culprit = report["culprit"]
+    assert report["is_bug"]
+    assert (culprit["stage"], culprit["source"]) == ("functionalization", aot_autograd.SOURCE)
+    assert shown in culprit["details"]["a run shows"]
+    assert culprit["necessary"] is None, "nothing was compiled without it"
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["return x.chunk(2, 1)", "return x, x.t(), x.view(-1)", "x.add_(1); return x[1:]", "return x.detach().relu_()"],
+)
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_run_agrees_with_what_aotautograd_says_of_right_programs(write_case: WriteCase, body: str, grad: bool):
+    head = "GRAD = 'enabled'\n" if grad else ""
+    case = load_case(write_case(head + ANALYSED.format(body=body)))
+    trial = Experiments(case, CPU).trial(Compilation(screen=True))
+    (frame,) = trial.ledger.frames
+    record = frame.find_record(PRE_GRAD)
+    assert record is not None and frame.analysis is not None
+    inputs = find_inputs(frame, record)
+    assert inputs is not None
+    assert not list(aot_autograd.find_contradictions(frame.analysis, record.snapshots[-1], inputs, grad=grad))
+
+
+def written(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.t().mul_(3)
+    y[0] = 1
+    return y + 1
+
+
+@pytest.mark.parametrize("left", ["mul_", operator.setitem], ids=["method", "setitem"])
+def test_dynamo_leaves_a_method_to_eager_mode_and_compiles_the_rest(left: Any):
+    x = torch.arange(6.0).reshape(2, 3)
+    with torch.no_grad(), open_session(CompileSettings(), Compilation(backend="eager", disallowed=(left,))) as session:
+        given = session.compile(written)(x)
+    assert torch.equal(given, written(x))
+    assert session.ledger.graphs == 2
+
+
+def test_calls_at_a_line_have_the_names_that_a_user_gives_them():
+    with torch.no_grad(), open_session(CompileSettings(), Compilation(screen=True)) as session:
+        session.compile(written)(torch.arange(6.0).reshape(2, 3))
+    first = written.__code__.co_firstlineno
+    here = Path(__file__).name
+    calls = [find_captured_calls(session.ledger, f"{here}:{first + line} #1", ()) for line in (2, 3)]
+    assert calls == [
+        {"torch.Tensor.t": "t", "torch.Tensor.mul_": "mul_"},
+        {"operator.setitem": operator.setitem},
+    ]
+
+
+VIEWED = """
+import torch
+
+def program(x):
+    y = x * 2
+    y.diagonal().mul_(3)
+    y[0].add_(1)
+    return y
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(3, 4),)
+"""
+
+
+def forgets_the_rest(base: torch.Tensor, written: torch.Tensor, *where: int) -> torch.Tensor:
+    return torch.nn.functional.pad(torch.diag(written), (0, base.shape[1] - len(written)))
+
+
+def test_a_view_that_loses_the_rest_of_its_base_is_found_whatever_writes_through_it(write_case: WriteCase):
+    case = load_case(write_case(VIEWED))
+    trial = Experiments(case, CPU).trial(Compilation(screen=True))
+    (frame,) = trial.ledger.frames
+    record = frame.find_record(PRE_GRAD)
+    assert record is not None
+    inputs = find_inputs(frame, record)
+    assert inputs is not None
+    assert find_lossy_views(record.snapshots[-1], inputs) == []
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("diagonal_scatter", forgets_the_rest, "CPU")
+    try:
+        assert find_lossy_views(record.snapshots[-1], inputs) == ["diagonal"]
+    finally:
+        library._destroy()
+
+
+DRAWN = """
+import torch
+
+OPTIONS = {"fallback_random": True}
+
+def program(x):
+    x.t().exponential_(2.0)
+    return x
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.ones(4, 3),)
+"""
+
+
+def test_a_write_that_draws_other_numbers_once_it_is_functional_is_proved_by_leaving_the_method_out(
+    write_case: WriteCase,
+):
+    library = torch.library.Library("aten", "IMPL")
+    library.impl(
+        "exponential", lambda x, rate=1.0, *, generator=None: torch.empty_like(x).exponential_(rate) + 1, "CPU"
+    )
+    try:
+        report = triage(load_case(write_case(DRAWN)), CPU).to_json()
+    finally:
+        library._destroy()
+    culprit = report["culprit"]
+    assert (report["verdict"], report["confidence"]) == ("miscompile", "high")
+    assert (culprit["stage"], culprit["family"], culprit["necessary"]) == ("functionalization", "exponential", True)
+
+
+DREW_ONE_MORE = """
+import torch
+
+OPTIONS = {"fallback_random": True}
+
+def program(x):
+    return torch.feature_dropout(x, 0.5, True)
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(4, 3, 2),)
+"""
+
+
+def test_a_traced_call_that_draws_one_number_more_is_found_by_the_state_that_it_leaves(
+    write_case: WriteCase, monkeypatch: pytest.MonkeyPatch
+):
+    call = torch.ops.aten.feature_dropout.default
+
+    def draws_more(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        kept = torch.empty(x.shape[:2]).bernoulli_(1 - p).unsqueeze(-1) / (1 - p)
+        return x * kept * torch.empty(1).bernoulli_(p).add(1).sign()  # times one
+
+    monkeypatch.setitem(call.py_kernels, torch._C.DispatchKey.CompositeImplicitAutograd, draws_more)
+    call._dispatch_cache.clear()
+    try:
+        report = triage(load_case(write_case(DREW_ONE_MORE)), CPU).to_json()
+    finally:
+        call._dispatch_cache.clear()
+    culprit = report["culprit"]
+    assert report["verdict"] == "miscompile"
+    assert report["evidence"]["outputs"][-1]["name"] == "random state after the call"
+    assert (culprit["stage"], culprit["family"], culprit["necessary"]) == ("functionalization", "feature_dropout", True)
+    assert culprit["details"]["kind"] == "numbers"

@@ -1,0 +1,114 @@
+"""Bugs of torch 2.13 whose rewrites are hard to name: one draws random numbers, one works in two halves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.programs.casefiles.case_module import load_case
+
+pytestmark = pytest.mark.usefixtures("no_workarounds")
+
+# torch's own fusion of dropouts forgets p and training.
+SOURCE = """
+import torch
+import torch.nn.functional as F
+
+OPTIONS = {"pre_grad_fusion_options": {"normalization_pass": {}, "batch_dropout": {"min_fuse_set_size": 2}}}
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        one, other = x.split(4, dim=-1)
+        return torch.cat([F.dropout(one, 0.1, self.training), F.dropout(other, 0.1, self.training)], dim=-1)
+
+def make():
+    torch.manual_seed(0)
+    return Model().eval(), (torch.randn(2, 9, 8),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what this fusion does hangs on the torch")
+def test_a_fusion_that_drops_in_eval_is_named(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(SOURCE)), torch.device("cpu")).to_json()
+    assert report["verdict"] == "miscompile"
+    culprit = report["culprit"]
+    assert (culprit["stage"], culprit["rewrite"]) == ("pre_grad", "BatchDropoutPreGradFusion")
+    assert culprit["necessary"] is True
+
+
+# The handler of unbind_cat_to_view, which forgets the order of the parts, calls a pass before it is done.
+REORDERED = """
+import torch
+
+OPTIONS = {"pre_grad_fusion_options": {"normalization_pass": {}, "unbind_cat_to_view_pass": {}}}
+
+def program(x):
+    one, other = torch.unbind(x, dim=-2)
+    return torch.cat([other, one])
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(2, 3, 2, 4),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what this pass does hangs on the torch")
+def test_a_pattern_whose_handler_calls_a_pass_is_named(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(REORDERED)), torch.device("cpu")).to_json()
+    assert report["is_bug"]
+    culprit = report["culprit"]
+    assert (culprit["stage"], culprit["rewrite"]) == ("pre_grad", "unbind_cat_to_view")
+    assert culprit["necessary"] is True
+
+
+# _sfdp_pattern_8 takes weights that are cast down to float16 for weights cast back to the query's float32. The output's
+# dtype changes, and with it that of the tangent which the compiled program gets.
+CAST_DOWN = """
+import torch
+
+BACKWARD = True
+
+def program(q, k, v):
+    q, k, v = (x.permute(0, 2, 1, 3) for x in (q, k, v))
+    weights = (q @ k.transpose(-2, -1) / 2.8284).float().softmax(-1).to(torch.float16)
+    return weights @ v.to(weights.dtype)
+
+def make():
+    torch.manual_seed(0)
+    return program, tuple(torch.randn(2, 5, 4, 8, requires_grad=True) for _ in range(3))
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what this pattern does hangs on the torch")
+@pytest.mark.slow
+def test_a_rewrite_that_changes_the_dtype_of_a_trained_output_is_named(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(CAST_DOWN)), torch.device("cpu")).to_json()
+    assert report["verdict"] == "metadata"
+    assert report["culprit"]["rewrite"] == "_sfdp_pattern_8_training"
+    assert report["culprit"]["necessary"] is True
+
+
+# The decomposition of xlogy has another layout than its kernel, and so has its fake tensor: it takes both to repair it.
+TOGETHER = """
+import torch
+
+def program(x, y):
+    return torch.xlogy(x, y)
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(1, 2, 2), torch.randn(1, 2, 2).transpose(1, 2))
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what this decomposition does hangs on the torch")
+def test_a_function_that_is_decomposition_and_fake_tensor_rule_at_once_is_one_culprit(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(TOGETHER)), torch.device("cpu")).to_json()
+    assert (report["verdict"], report["confidence"]) == ("metadata", "high")
+    culprit = report["culprit"]
+    assert (culprit["stage"], culprit["rewrite"]) == ("decomposition", "aten.xlogy.Tensor")
+    assert culprit["necessary"] is True and report["contributors"] == []

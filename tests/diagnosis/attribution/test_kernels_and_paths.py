@@ -1,0 +1,238 @@
+"""ATen kernels that are wrong on some layouts, and programs that take another path when they are compiled."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor.decomposition import decompositions
+
+from fuzzcompile.compiler.functional_run import find_identity_nodes
+from fuzzcompile.diagnosis.attribution.steps import find_inputs
+from fuzzcompile.diagnosis.attributor import find_producer
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.programs.casefiles.case_module import load_case
+
+pytestmark = [
+    pytest.mark.usefixtures("no_workarounds"),
+    pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel"),
+]
+
+aten = torch.ops.aten
+CPU = torch.device("cpu")
+WriteCase = Callable[..., Path]
+
+
+def report_on(path: Path) -> dict[str, Any]:
+    return triage(load_case(path), CPU).to_json()
+
+
+# -- plants -------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def kernel(operator: Any, wrong: Callable[..., Any]) -> Iterator[None]:
+    """The CPU kernel of an operator is ``wrong(right, *args, **kwargs)`` inside the block."""
+    right = torch.library.get_kernel(operator, "CPU")
+    library = torch.library.Library("aten", "IMPL")
+
+    def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrong(lambda *a, **k: right.call_boxed(keys, *a, **k), *args, **kwargs)
+
+    name = operator._schema.name.partition("::")[2]
+    library.impl(f"{name}.{operator._schema.overload_name}".rstrip("."), run, "CPU", with_keyset=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def read_in_order_of_memory(right: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    """Takes a transposed operand for a contiguous one."""
+    as_if = torch.as_strided(tensor, tensor.shape, torch.empty(tensor.shape, device="meta").stride())
+    return right(as_if, *args, **kwargs)
+
+
+def refuses_transposed(right: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    if not tensor.is_contiguous():
+        raise RuntimeError("expected a contiguous operand")
+    return right(tensor, *args, **kwargs)
+
+
+# -- kernels that are wrong on some layouts -----------------------------------------------------------
+
+EAGER = """
+import torch
+
+def program(x):
+    return torch.special.erfcx(x.t()) + x.t()
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.rand(4, 6),)
+"""
+
+
+@pytest.mark.slow
+def test_a_kernel_that_misreads_what_eager_mode_gives_it_is_named_and_proved(write_case: WriteCase):
+    with kernel(aten.special_erfcx.default, read_in_order_of_memory):
+        report = report_on(write_case(EAGER))
+    culprit = report["culprit"]
+    assert (report["verdict"], report["confidence"]) == ("miscompile", "high")
+    assert (culprit["rewrite"], culprit["necessary"]) == ("aten.special_erfcx.default", True)
+    named = culprit["details"]["aten_kernel"]
+    assert (named["operator"], named["wrong_in"]) == ("aten.special_erfcx.default", "eager")
+    assert named["inputs"] == [{"shape": [6, 4], "stride": [1, 6], "dtype": "float32"}]
+    assert named["call"] == "torch.ops.aten.special_erfcx.default(inputs[0])"
+    assert report["workaround"] is None, "to agree with a wrong kernel mends nothing"
+
+
+COMPILED = """
+import torch
+
+def program(x, y):
+    return torch.logaddexp(x, y) + 1
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(3, 4), torch.randn(3, 4))
+"""
+
+
+@contextlib.contextmanager
+def as_a_scan() -> Iterator[None]:
+    """``logaddexp`` is decomposed, rightly, into an operator that gets a transposed operand and is not lowered."""
+
+    def decomposition(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return aten.logcumsumexp(torch.stack([x, y]).transpose(0, 1), 1)[:, 1]
+
+    kept = decompositions.get(aten.logaddexp.default)
+    decompositions[aten.logaddexp.default] = decomposition
+    try:
+        yield
+    finally:
+        del decompositions[aten.logaddexp.default]
+        decompositions.update({} if kept is None else {aten.logaddexp.default: kept})
+
+
+def test_a_kernel_that_only_the_compiled_program_reaches_is_named_and_proved(write_case: WriteCase):
+    with as_a_scan(), kernel(aten.logcumsumexp.default, read_in_order_of_memory):
+        report = report_on(write_case(COMPILED))
+    culprit = report["culprit"]
+    assert (report["verdict"], report["confidence"]) == ("miscompile", "high")
+    assert (culprit["stage"], culprit["rewrite"]) == ("decomposition", "aten.logcumsumexp.default")
+    assert culprit["necessary"] is True and culprit["site"] is not None
+    assert culprit["details"]["aten_kernel"]["wrong_in"] == "compiled"
+
+
+def test_a_kernel_that_raises_on_what_only_the_compiled_program_gives_it_is_named(write_case: WriteCase):
+    with as_a_scan(), kernel(aten.logcumsumexp.default, refuses_transposed):
+        report = report_on(write_case(COMPILED))
+    culprit = report["culprit"]
+    assert report["verdict"] == "runtime_error"
+    assert (culprit["rewrite"], culprit["necessary"]) == ("aten.logcumsumexp.default", True)
+    assert culprit["details"]["got"] == "RuntimeError: expected a contiguous operand"
+
+
+# -- other paths through an operator ------------------------------------------------------------------
+
+POOLED = """
+import torch
+import torch.nn.functional as F
+
+def program(x):
+    y = F.max_pool1d(x.transpose(1, 2), 3, 1, 1)
+    return y.to(x.dtype)
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(1, 6, 4),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="which path pooling takes hangs on the torch")
+def test_a_layout_that_another_path_gives_is_not_blamed_on_what_passes_it_on(write_case: WriteCase):
+    culprit = report_on(write_case(POOLED))["culprit"]
+    assert (culprit["stage"], culprit["family"], culprit["necessary"]) == ("functionalization", "max_pool1d", True)
+    assert culprit["details"]["kind"] == "stride"
+
+
+# -- other paths through Python -----------------------------------------------------------------------
+
+TRACED = """
+import torch
+
+def program(x):
+    y = torch.sin(x).t()
+    if torch.compiler.is_compiling():
+        y = y.contiguous()
+    return y
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(3, 5),)
+"""
+
+
+def test_a_call_that_is_made_only_under_dynamo_is_named_and_proved(write_case: WriteCase):
+    report = report_on(write_case(TRACED))
+    culprit = report["culprit"]
+    assert (report["verdict"], report["confidence"]) == ("metadata", "high")
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "aten.contiguous", True)
+    assert (culprit["details"]["eager"], culprit["details"]["compiled"]) == ([], ["aten.contiguous"])
+    assert culprit["details"]["agrees"] == f"backend=eager without {culprit['nodes'][0]}"
+
+
+FAST_PATH = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(4, 2, batch_first=True).eval()
+    return (lambda x: layer(x, x, x, need_weights=False)[0]), (torch.randn(2, 3, 4),)
+"""
+
+
+def sequence_first(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result, *rest = right(*args, **kwargs)
+    return (result.transpose(0, 1).contiguous().transpose(0, 1), *rest)
+
+
+@pytest.mark.slow
+def test_a_fast_path_that_dynamo_does_not_trace_is_named_and_proved(write_case: WriteCase):
+    with kernel(aten._native_multi_head_attention.default, sequence_first):
+        report = report_on(write_case(FAST_PATH))
+    culprit = report["culprit"]
+    assert (report["verdict"], report["confidence"]) == ("metadata", "high")
+    assert (culprit["stage"], culprit["family"]) == ("dynamo", "_native_multi_head_attention")
+    assert culprit["necessary"] is True and "is_exporting" in culprit["details"]["agrees"]
+    assert not torch.compiler.is_exporting() and torch.backends.mha.get_fastpath_enabled()
+
+
+# -- what made an output ------------------------------------------------------------------------------
+
+PASSED_ON = """
+import torch
+
+def program(x):
+    return torch.sin(x).contiguous().to(x.dtype)
+
+def make():
+    return program, (torch.ones(3),)
+"""
+
+
+def test_what_gives_its_argument_back_has_made_no_output(write_case: WriteCase):
+    frame = Experiments(load_case(write_case(PASSED_ON)), CPU).trial().ledger.frames[0]
+    record = frame.find_record("pre_grad")
+    assert record is not None
+    snapshot, inputs = record.snapshots[0], find_inputs(frame, record)
+    assert inputs is not None
+    passing = find_identity_nodes(snapshot, inputs)
+    assert len(passing) == 2
+    assert find_producer(snapshot.graph, "out0", passing) == "sin"

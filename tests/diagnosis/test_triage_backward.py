@@ -1,0 +1,58 @@
+"""What compiling raises because it traces a backward that eager refuses as well is no bug; another error is one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch._inductor import lowering
+
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.programs.casefiles.case_module import load_case
+
+pytestmark = pytest.mark.usefixtures("no_workarounds")
+
+OVERWRITTEN = """
+import torch
+
+GRAD = "enabled"
+
+def program(x):
+    y = x.sigmoid()
+    out = y * 2
+    y += 1
+    return out + y
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(3, 4, requires_grad=True),)
+"""
+RIGHT = OVERWRITTEN.replace("y += 1", "y = y + 1")
+
+
+@contextlib.contextmanager
+def raising():
+    table, kept = lowering.lowerings, lowering.lowerings[torch.ops.aten.sigmoid.default]
+
+    def planted(*args, **kwargs):
+        raise RuntimeError("one of the variables needed for gradient computation: planted")
+
+    table[torch.ops.aten.sigmoid.default] = planted
+    try:
+        yield
+    finally:
+        table[torch.ops.aten.sigmoid.default] = kept
+
+
+@pytest.mark.parametrize(
+    ("source", "plant", "verdict"),
+    [(OVERWRITTEN, contextlib.nullcontext, "invalid"), (RIGHT, raising, "compile_error")],
+)
+def test_the_error_of_a_backward(source: str, plant: Callable, verdict: str, write_case: Callable[..., Path]):
+    with plant():
+        report = triage(load_case(write_case(source)), torch.device("cpu"))
+    assert str(report.verdict) == verdict
+    assert ("in backward" in report.detail) is (verdict == "invalid")
