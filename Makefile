@@ -20,12 +20,13 @@ test: lint ## What every change must pass: formatter, linter, type checker, and 
 slow: $(STAMP) ## The tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
-lint: $(STAMP) ## Formatter, linter, type checker, and the measures of language and rooms
+lint: $(STAMP) ## Formatter, linter, type checker, the measures of language and rooms, and the schema of the report
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python tools/language.py
 	$(BIN)/python tools/rooms.py --check
+	$(BIN)/python tools/report_schema.py --check
 
 doctor: $(STAMP)
 	$(BIN)/fuzzcompile doctor

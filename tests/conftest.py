@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from fuzzcompile.compiler.torch_config import compile_in_process, drop_broken_kernels
 from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.device import Numerics
 
@@ -46,11 +49,13 @@ def process_settings() -> None:
 
 @pytest.fixture(scope="session")
 def triaged() -> Callable[[Path], dict[str, Any]]:
-    """Triage a case file on the CPU, once per session and file: the report in its JSON form."""
+    """Triage a case file on the CPU, once per session and file: the report in its JSON form, as its types say."""
 
     @functools.cache
     def report(path: Path) -> dict[str, Any]:
-        return triage(load_case(path), torch.device("cpu")).to_json()
+        report = json.loads(json.dumps(triage(load_case(path), torch.device("cpu")).to_json(), allow_nan=False))
+        assert msgspec.convert(report, ReportJson) == report, "a key that no type of the contract has"
+        return report
 
     return report
 

@@ -15,6 +15,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.watch.ledger import Frame, GraphRecord, Label, Ledger, Rewrite, Snapshot
+from fuzzcompile.model.culprit_contract import MatchedLineJson
 
 _CONTEXT = 2  # unchanged lines around a change
 _LONGEST = 200  # characters of a line
@@ -64,7 +65,7 @@ def find_changed_nodes(before: Snapshot, after: Snapshot) -> list[str]:
     ]
 
 
-def list_user_lines(snapshot: Snapshot, names: Iterable[str]) -> list[dict[str, Any]]:
+def list_user_lines(snapshot: Snapshot, names: Iterable[str]) -> list[MatchedLineJson]:
     """The lines of the user's program behind the nodes of these names, with the nodes of each, in their order.
 
     Each has ``source`` (``file.py:12``), ``code`` (what stands there) and ``nodes``; ``source`` and ``code`` are None

@@ -38,6 +38,7 @@ from fuzzcompile.corpus.models import (
 from fuzzcompile.corpus.queries import make_record, reproducer_record
 from fuzzcompile.corpus.records import CaseRecord, Related, Replay, Reproducer, Umbrella, public_id
 from fuzzcompile.corpus.transactions import Mark, get_status
+from fuzzcompile.model.contract import ReportMalformed, check_report
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.severity import rate_severity
 from fuzzcompile.model.signatures import PROGRAM, agree, drop_fingerprint, replace_fingerprint
@@ -134,9 +135,10 @@ def put_export(session: Session, export: Export, *, trusted: bool) -> Arrived:
             name: data.decode(errors="surrogatepass") for name, data in export.files.items() if name in SOURCE_FILES
         }
         signature = str(told["signature"])
-        if not signature or not told["report"]["is_bug"] or rate_severity(told["report"]) is None:
+        severity = rate_severity(report) if (report := check_report(told["report"]))["is_bug"] else None
+        if not signature or severity is None:
             raise ValueError("its report shows no bug")
-        known, signature = _known(session, signature, content_hash(sources["case.py"]), rate_severity(told["report"]))
+        known, signature = _known(session, signature, content_hash(sources["case.py"]), severity)
         before = 0 if known is None else known.hits
         finding_id = _put_case(session, told, sources["case.py"], known, signature, trusted=trusted)
         put_said(session, finding_id, _said(told), before)
@@ -149,7 +151,7 @@ def put_export(session: Session, export: Export, *, trusted: bool) -> Arrived:
         raise ValueError(f"it has no {error.args[0]}") from error
     except UsageError as error:
         raise ValueError(str(error)) from error
-    except (TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError, ReportMalformed) as error:
         raise ValueError(f"its {REPORT_FILE} is not one that fuzzcompile wrote ({error})") from error
     how: Literal["new", "known"] = "new" if known is None else "known"
     return Arrived(export.name, how, public_id(finding_id), _changed(told, export), tuple(map(public_id, gone)))

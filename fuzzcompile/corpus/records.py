@@ -16,7 +16,8 @@ from fuzzcompile.model.severity import Severity
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.machines import Machines
-    from fuzzcompile.model.contract import CulpritJson, EvidenceJson, ReportJson, ShownJson
+    from fuzzcompile.model.contract import EvidenceJson, ReportJson, ShownJson
+    from fuzzcompile.model.culprit_contract import CulpritJson
 
 
 Ended = Literal["budget", "interrupted", "max-findings", "exhausted", "failed"]

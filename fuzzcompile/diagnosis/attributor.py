@@ -27,6 +27,7 @@ from fuzzcompile.diagnosis.stages.stage import format_tracing_settings
 from fuzzcompile.diagnosis.stages.stage_table import LADDER, LAST, Shows, get_stage, look_in_order
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT, PATHS
+from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.signatures import drop_fingerprint
 from fuzzcompile.model.stages import (
     CODEGEN,
@@ -62,7 +63,8 @@ def find_workaround(ablator: Ablator, culprit: Culprit) -> Workaround | None:
 
     Where eager mode is what is wrong, a setting that made compiled agree with it would mend nothing.
     """
-    if culprit.details.get("aten_kernel", {}).get("wrong_in") == "eager":
+    kernel = culprit.details.get("aten_kernel")
+    if kernel is not None and kernel["wrong_in"] == "eager":
         return None
     start, before = time.perf_counter(), ablator.experiments.compiles
     try:
@@ -319,7 +321,7 @@ class Attributor:
                 label = make_backend_label(self.experiments.case.settings.backend)
                 return Attribution(Culprit.from_label(label, necessary=True))
         family = self._find_operator()  # tells bugs apart, though it need not be at fault
-        details = {"output of": family} if family else {}
+        details: DetailsJson = {"output of": family} if family else {}
         return Attribution(Culprit(stage, None, None, family or UNKNOWN, confidence="low", details=details))
 
     def _attribute_to_compile(self) -> Attribution | None:

@@ -6,8 +6,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
@@ -17,8 +17,22 @@ from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
 from fuzzcompile.diagnosis.attribution.steps import Step
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
-from fuzzcompile.model.contract import COMPILE, SCHEMA, CauseJson, ContractJson, ErrorMapJson, ReportJson, TargetJson
-from fuzzcompile.model.severity import Severity, rate_severity
+from fuzzcompile.model.contract import (
+    COMPILE,
+    SCHEMA,
+    CauseJson,
+    ContractJson,
+    CostJson,
+    ErrorMapJson,
+    EvidenceJson,
+    OutputJson,
+    ReportJson,
+    RewriteJson,
+    SuspectJson,
+    TargetJson,
+)
+from fuzzcompile.model.culprit_contract import CulpritJson
+from fuzzcompile.model.severity import Severity, rate_bug, rate_severity
 from fuzzcompile.model.signatures import UNATTRIBUTED, make_program_signature, normalise_message, replace_fingerprint
 from fuzzcompile.model.stages import BY_NAME, GRAPH_STAGES, PARTITION
 from fuzzcompile.model.verdicts import Comparison, CoverageCount, Verdict
@@ -43,6 +57,16 @@ class RewriteFate:
     changed_bits: bool
     on: bool | None
     said: str
+
+    def to_json(self) -> SuspectJson:
+        """The form of the triage contract."""
+        return {
+            "name": self.name,
+            "ran": self.ran,
+            "changed_bits": self.changed_bits,
+            "on": self.on,
+            "said": self.said,
+        }
 
 
 def find_rewrite_fate(experiments: Experiments, trial: Trial, steps: Sequence[Step], name: str) -> RewriteFate:
@@ -157,6 +181,16 @@ class Cost:
     screens: int = 0
     cause_screens: int = 0
 
+    def to_json(self) -> CostJson:
+        """The form of the triage contract."""
+        return {
+            "compiles": self.compiles,
+            "replays": self.replays,
+            "seconds": round(self.seconds, 3),
+            "screens": self.screens,
+            "cause_screens": self.cause_screens,
+        }
+
 
 @dataclass(frozen=True)
 class TriageReport:
@@ -240,62 +274,61 @@ class TriageReport:
         culprit, attribution = self.attribution.culprit, self.attribution
         if attribution.known or (culprit is not None and culprit.necessary):
             return False
-        outputs = [asdict(comparison) for comparison in self.comparisons]
-        shown = {"verdict": str(self.verdict), "is_bug": True, "evidence": {"outputs": outputs}}
-        return rate_severity(cast("ReportJson", shown)) in (Severity.SILENT, Severity.ALIASING)
+        return rate_bug(str(self.verdict), self._make_evidence()["outputs"]) in (Severity.SILENT, Severity.ALIASING)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ReportJson:
         """The object that ``fuzzcompile triage --json`` prints."""
         attribution = self.attribution
-        culprit = _culprit_to_json(attribution.culprit) if attribution.culprit is not None and self.is_bug else None
+        culprit = attribution.culprit if self.is_bug else None
         workaround = attribution.workaround if self.is_bug else None
-        contract: dict[str, Any] = make_finite(
-            {
-                "schema": SCHEMA,
-                "case": self.case,
-                "torch": self.torch,
-                "device": self.device,
-                "verdict": str(self.verdict),
-                "is_bug": self.is_bug,
-                "confidence": self.confidence,
-                "detail": self.detail,
-                "evidence": self._evidence_to_json(),
-                "culprit": culprit,
-                "contributors": [culprit.to_json() for culprit in attribution.contributors],
-                "changed_bits": [culprit.to_json() for culprit in attribution.changed_bits],
-                "ablations": [ablation.to_json() for ablation in attribution.ablations],
-                "workaround": workaround.to_json() if workaround is not None else None,
-                "cause": self.cause,
-                "signature": self.signature,
-                "rewrites": self._count_rewrites(),
-                "suspects": [asdict(asked) for asked in self.asked],
-                "target": self.target,
-                "cost": {**asdict(self.cost), "seconds": round(self.cost.seconds, 3)},
-            }
-        )
+        report: ReportJson = {
+            "schema": SCHEMA,
+            "case": self.case,
+            "torch": self.torch,
+            "device": self.device,
+            "verdict": str(self.verdict),
+            "is_bug": self.is_bug,
+            "confidence": self.confidence,
+            "detail": self.detail,
+            "evidence": self._make_evidence(),
+            "culprit": _make_named_culprit(culprit) if culprit is not None else None,
+            "contributors": [culprit.to_json() for culprit in attribution.contributors],
+            "changed_bits": [culprit.to_json() for culprit in attribution.changed_bits],
+            "ablations": [ablation.to_json() for ablation in attribution.ablations],
+            "workaround": workaround.to_json() if workaround is not None else None,
+            "cause": self.cause,
+            "signature": self.signature,
+            "rewrites": self._count_rewrites(),
+            "suspects": [asked.to_json() for asked in self.asked],
+            "target": self.target,
+            "cost": self.cost.to_json(),
+        }
         if self.contract is not None:
-            contract["contract"] = make_finite(self.contract)
-        return {**contract, "severity": rate_severity(cast("ReportJson", contract))}
+            report["contract"] = self.contract
+        finite: ReportJson = make_finite(report)
+        return {**finite, "severity": rate_severity(finite)}
 
-    def _count_rewrites(self) -> list[dict[str, Any]]:
+    def _count_rewrites(self) -> list[RewriteJson]:
         """The rules that matched anything in the judged compile, and what became of it."""
-        counts: dict[tuple[str, str | None, str], dict[str, int]] = {}
+        counts: dict[tuple[str, str | None, str], Counter[str]] = {}
         for rule in self.coverage:
             if rule.outcome in _MATCHED and (rule.stage in _REWRITING or rule.pass_name is not None):
-                key = (rule.stage, rule.pass_name, rule.rewrite)
-                counts.setdefault(key, dict.fromkeys(_MATCHED, 0))[rule.outcome] += rule.count
+                counts.setdefault((rule.stage, rule.pass_name, rule.rewrite), Counter())[rule.outcome] += rule.count
         return [
-            {"stage": stage, "pass": name, "rewrite": rewrite, **outcomes}
+            {
+                "stage": stage,
+                "pass": name,
+                "rewrite": rewrite,
+                "fired": outcomes["fired"],
+                "refused": outcomes["refused"],
+                "vetoed": outcomes["vetoed"],
+            }
             for (stage, name, rewrite), outcomes in counts.items()
         ]
 
-    def _evidence_to_json(self) -> dict[str, Any]:
+    def _make_evidence(self) -> EvidenceJson:
         return {
-            "outputs": [
-                _output_to_json(comparison)
-                | ({"error_map": drawn} if (drawn := self.error_maps.get(comparison.name)) else {})
-                for comparison in self.comparisons
-            ],
+            "outputs": [_make_output(comparison, self.error_maps) for comparison in self.comparisons],
             "eager_deterministic": self.eager_deterministic,
             "float64_step": self.float64_step,
             "survives_float64": self.survives_float64,
@@ -328,16 +361,33 @@ def make_finite(value: Any) -> Any:
     return value
 
 
-def _culprit_to_json(culprit: Culprit) -> dict[str, Any]:
+def _make_named_culprit(culprit: Culprit) -> CulpritJson:
     """The culprit, with what reports call the part of PyTorch that its stage belongs to."""
     return {**culprit.to_json(), "component": BY_NAME[culprit.stage].component}
 
 
-def _output_to_json(comparison: Comparison) -> dict[str, Any]:
-    """A comparison in the names of the contract, with its ratio of errors and without what only the judge reads."""
-    fields = {**asdict(comparison), "error_ratio": comparison.error_ratio}
-    return {_CONTRACT.get(name, name): value for name, value in fields.items() if name not in _INTERNAL}
-
-
-_CONTRACT = {"max_error_eager": "max_abs_error_eager", "max_error_compiled": "max_abs_error_compiled"}
-_INTERNAL = ("kind", "within_scaled_tolerance", "by_norm")
+def _make_output(comparison: Comparison, maps: Mapping[str, ErrorMapJson]) -> OutputJson:
+    """A comparison as evidence, without what only the judge reads."""
+    output: OutputJson = {
+        "name": comparison.name,
+        "finding": comparison.finding,
+        "max_abs_error_eager": comparison.max_error_eager,
+        "max_abs_error_compiled": comparison.max_error_compiled,
+        "rms_error_eager": comparison.rms_error_eager,
+        "rms_error_compiled": comparison.rms_error_compiled,
+        "max_ulps_eager": comparison.max_ulps_eager,
+        "max_ulps_compiled": comparison.max_ulps_compiled,
+        "noise_floor": comparison.noise_floor,
+        "scale": comparison.scale,
+        "within_default_tolerance": comparison.within_default_tolerance,
+        "cosine": comparison.cosine,
+        "torch_same": comparison.torch_same,
+        "view_raises": comparison.view_raises,
+        "where": None if comparison.where is None else list(comparison.where),
+        "at": dict(comparison.at),
+        "detail": comparison.detail,
+        "error_ratio": comparison.error_ratio,
+    }
+    if comparison.name in maps:
+        output["error_map"] = maps[comparison.name]
+    return output

@@ -7,7 +7,9 @@ what an older version wrote.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
+
+from fuzzcompile.model.culprit_contract import AblationJson, CulpritJson, WorkaroundJson
 
 SCHEMA = 1
 """The version of the contract, in each object."""
@@ -33,9 +35,30 @@ class ErrorMapJson(TypedDict):
 
 
 class OutputJson(TypedDict, total=False):
-    """The differences of one output. Errors are absolute, against the float64 run; None where none was measured.
+    """The differences of one output, gradient, or input, parameter or buffer that a call may change.
 
-    ``error_map`` is there for outputs whose values differ, and only where a page asked for it.
+    Errors are absolute, against the float64 run; null where none was measured.
+
+    Keys:
+        name: ``out0``, ``input1.key``, ``parameter weight``, prefixed with ``call1.`` where there are several calls and
+            with ``gradient of`` for gradients, and followed by ``after the call`` for the state that a call left.
+        finding: ``same``, ``close`` (by rounding), ``wild`` (eager itself has no correct digits), ``far`` (further than
+            rounding explains), ``nonfinite``, ``integer``, ``dtype``, ``shape``, ``stride``, ``alias``, ``missing``.
+        max_abs_error_eager, max_abs_error_compiled: the largest error.
+        rms_error_eager, rms_error_compiled: the root mean square of the errors.
+        max_ulps_eager, max_ulps_compiled: the largest error in units in the last place of the program's dtype.
+        error_ratio: the largest error of compiled over that of eager; null where eager is exact.
+        noise_floor: the error that rounding alone makes.
+        scale: the root mean square of the reference.
+        within_default_tolerance: whether ``torch.testing.assert_close`` accepts compiled against eager.
+        torch_same: the answer of ``torch._dynamo.utils.same``; null if it was not asked.
+        cosine: cosine similarity of compiled and reference.
+        view_raises: of other strides, whether ``.view()`` raises on the compiled result alone.
+        where: index of the worst element.
+        at: the values there, by run.
+        detail: what differs that is no value, such as both dtypes.
+        non_finite: ``inf``, ``-inf`` or ``nan``, of the number beside it that is null for that.
+        error_map: for pages only, the errors in cells.
     """
 
     name: str
@@ -54,14 +77,31 @@ class OutputJson(TypedDict, total=False):
     cosine: float | None
     view_raises: bool | None
     where: list[int] | None
-    at: dict[str, float | int | str | None] | None
+    at: dict[str, float | int | bool | str | None] | None
     detail: str
     non_finite: str
     error_map: ErrorMapJson
 
 
 class EvidenceJson(TypedDict, total=False):
-    """The evidence that the verdict rests on."""
+    """The evidence that the verdict rests on.
+
+    Keys:
+        outputs: everything that can be observed of a run, each with its differences.
+        eager_deterministic: whether two eager runs are equal.
+        float64_step: the largest step of a rewrite in float64, in units of the result's size.
+        survives_float64: whether the difference is still there when compiled in float64; null: not tried.
+        against: what the compiled program was compared with.
+        path: the side that was judged: ``compile``, ``export`` or ``aoti``.
+        threads: the CPU threads that code was generated for.
+        graphs: how many graphs dynamo captured; ``graph_breaks`` says why it stopped.
+        randomness: how a program that draws random numbers was judged; null: it draws none.
+        gives: for ``accepts_invalid``, dtypes and shapes of what the compiled program returns.
+        promise: the promise of a setting that is broken; null where none is.
+        warnings: the warnings that only one of the two runs gave.
+        notes: what else a reader should know, such as what lowers the confidence.
+        non_finite: ``inf``, ``-inf`` or ``nan``, of the number beside it that is null for that.
+    """
 
     outputs: list[OutputJson]
     eager_deterministic: bool
@@ -77,74 +117,47 @@ class EvidenceJson(TypedDict, total=False):
     promise: str | None
     warnings: list[str]
     notes: list[str]
-
-
-# The functional form, because "pass" is a keyword.
-CulpritJson = TypedDict(
-    "CulpritJson",
-    {
-        "stage": str,
-        "component": str,
-        "pass": str | None,
-        "rewrite": str | None,
-        "nodes": list[str],
-        "source": str | None,
-        "line": int | None,
-        "family": str,
-        "site": str | None,
-        "step": float | None,
-        "necessary": bool | None,
-        "sufficient": bool | None,
-        "siblings": list[str],
-        "details": Mapping[str, object],
-    },
-    total=False,
-)
-CulpritJson.__doc__ = """A rewrite, pass, decomposition, lowering or kernel, and what was proved of it."""
-
-
-class AblationJson(TypedDict, total=False):
-    """A compile under one changed setting; ``error`` is the largest absolute error that was left."""
-
-    toggle: str
-    repairs: bool
-    error: float | None
     non_finite: str
 
 
-class WorkaroundJson(TypedDict, total=False):
-    """A setting that avoids the bug today; ``cost_ratio`` is the run time with it over that without."""
+RewriteJson = TypedDict(
+    "RewriteJson",
+    {"stage": str, "pass": str | None, "rewrite": str, "fired": int, "refused": int, "vetoed": int},
+)
+RewriteJson.__doc__ = """A rule that matched anything.
 
-    how: str
-    config: Mapping[str, object]
-    verified: bool
-    error: float | None
-    cost_ratio: float | None
-
-
-class RewriteJson(TypedDict):
-    """A rule that matched anything, and how often each outcome followed."""
-
-    stage: str
-    rewrite: str
-    fired: int
-    refused: int
-    vetoed: int
+Keys:
+    stage: of the compiler, with the ``pass`` that runs the rule ``rewrite``.
+    fired: how often it was applied; ``refused`` by its own check, ``vetoed`` by ``--veto``.
+"""
 
 
 class SuspectJson(TypedDict):
-    """The result for a rewrite that the user asked about."""
+    """The result for a rewrite that the user asked about.
+
+    Keys:
+        ran: whether it was applied.
+        changed_bits: whether that moved any bit of its graph's results.
+        on: whether it is switched on; null where no rewrite has that name.
+        name: as it was typed.
+        said: all of it in a sentence.
+    """
 
     name: str
+    ran: bool
+    changed_bits: bool
+    on: bool | None
     said: str
 
 
 class TargetJson(TypedDict):
     """The device that the compiler generated code for, where that is not the one that ran.
 
-    ``device`` is its name (``cuda:sm_90``). ``stages`` says of each stage how it was looked at: ``real code, fake
-    device``, ``replayed on the CPU``, ``interpreted``, ``not decided``, or ``not looked at:`` and why.
-    ``confirmed_on_device`` says whether a device of that kind showed the same.
+    Keys:
+        device: its name (``cuda:sm_90``).
+        stages: of each stage, how it was looked at: ``real code, fake device``, ``replayed on the CPU``,
+            ``interpreted``, ``not decided``, or ``not looked at:`` and why.
+        confirmed_on_device: whether a device of that kind showed the same.
     """
 
     device: str
@@ -153,10 +166,17 @@ class TargetJson(TypedDict):
 
 
 class PartingJson(TypedDict):
-    """The place where bits part: a graph of dynamo by its number, the operator, and the kernel that computes it.
+    """The place where bits part.
 
-    ``source`` and ``line`` are the compiler's code at work there, ``site`` is the user's line. ``why`` says what was
-    seen, or, without ``promised``, why torch promises nothing there.
+    Keys:
+        graph: the number of dynamo's graph; ``direction`` is ``forward``, ``backward`` or ``inference``.
+        operator, node: that part there; ``kernel`` computes it.
+        stage: of the compiler; ``source`` and ``line`` are its code at work there.
+        site: the user's line.
+        promised: whether torch promises equal bits there.
+        why: what was seen, or why nothing is promised.
+        differing: the elements with other bits, out of ``elements``.
+        max_ulps: how far apart they are.
     """
 
     graph: int
@@ -176,7 +196,15 @@ class PartingJson(TypedDict):
 
 
 class BitsJson(TypedDict):
-    """The number of elements of an output that have other bits, and how far apart they are."""
+    """The number of elements of an output that have other bits, and how far apart they are.
+
+    Keys:
+        name: of the output.
+        differing: the elements with other bits, out of ``elements``.
+        max_ulps: the largest distance, in units in the last place.
+        zero_signs: how many differ in the sign of a zero; ``nan_payloads``, in the payload of a NaN.
+        detail: what differs beside bits.
+    """
 
     name: str
     differing: int
@@ -188,10 +216,14 @@ class BitsJson(TypedDict):
 
 
 class PromiseJson(TypedDict):
-    """The result for a promise: ``eager``, ``batch`` (a row alone and in a batch) or ``run_to_run``.
+    """The result for a promise.
 
-    ``holds`` is None where bits part and nothing is promised, and where it was not looked at. ``first`` is the first
-    place where bits part although promised, else the first of all.
+    Keys:
+        promise: ``eager``, ``batch`` (a row alone and in a batch) or ``run_to_run``.
+        holds: null where bits part and nothing is promised, and where it was not looked at; ``why`` in a sentence.
+        first: the first place where bits part although promised, else the first of all.
+        unpromised: places where nothing is promised, at most 20.
+        outputs: how the outputs differ.
     """
 
     promise: str
@@ -203,7 +235,15 @@ class PromiseJson(TypedDict):
 
 
 class ContractJson(TypedDict):
-    """The part that ``--contract bitwise`` adds: settings in force, torch's word on each, and each promise."""
+    """The part that ``--contract bitwise`` adds.
+
+    Keys:
+        name: ``bitwise``.
+        settings: in force.
+        promised: what torch says of each setting.
+        compared: what counts as equal.
+        promises: the result for each.
+    """
 
     name: str
     settings: dict[str, object]
@@ -213,7 +253,14 @@ class ContractJson(TypedDict):
 
 
 class CostJson(TypedDict, total=False):
-    """Cost of the answer; ``seconds`` is wall time, ``cause_screens`` what the search for the cause took besides."""
+    """Cost of the answer.
+
+    Keys:
+        compiles: with generated code.
+        screens: compiles without; ``cause_screens`` are those that the search for the cause took besides.
+        replays: runs of a graph in eager mode.
+        seconds: of wall time.
+    """
 
     compiles: int
     screens: int
@@ -285,14 +332,43 @@ class ShownJson(TypedDict, total=False):
 
 
 class WhereJson(TypedDict):
-    """The place where a call of a running program was judged: ``worker``, or ``in place`` and why."""
+    """The place where a call of a running program was judged.
+
+    Keys:
+        process: ``worker``, or ``in place``; ``why`` that was so.
+    """
 
     process: str
     why: str
 
 
 class ReportJson(TypedDict, total=False):
-    """The answer on one case."""
+    """The answer on one case.
+
+    Keys:
+        schema: 1. A change that breaks a reader increases it; further keys may be added without an increase.
+        case: its name.
+        torch: the version that compiled it; ``device`` where it ran.
+        evidence: that the verdict rests on.
+        verdict: a word of the verdict kinds; ``is_bug`` says whether it is worth a report to PyTorch.
+        confidence: ``high`` or ``low``; the notes of the evidence say what lowers it.
+        detail: one sentence.
+        culprit: the part of the compiler at fault; null for what is no bug.
+        contributors: others that are necessary too.
+        changed_bits: the rewrites that moved any bit: for a rounding verdict the only answer there is.
+        ablations: the compiles that were tried for the proof.
+        workaround: a setting that was run before it is offered; null where none was found.
+        cause: the change that makes the case pass; null where none was found.
+        signature: the identity of the bug; null for what is no bug.
+        severity: a word of the severities; null for what is no bug.
+        rewrites: the rules that matched anything.
+        suspects: the answers to ``--suspect``.
+        cost: of the answer.
+        target: with ``--target``, the device that code was generated for; null otherwise.
+        contract: with ``--contract bitwise``, the promises of equal bits.
+        known: with ``--baseline``, whether the bug is in it.
+        where: from Python, the process that judged.
+    """
 
     schema: int
     case: str
@@ -334,135 +410,35 @@ def read_target(report: ReportJson) -> str | None:
     return None if target is None else target["device"]
 
 
-class LayerJson(TypedDict, total=False):
-    """One call of one module (or operator), run in two ways. Errors are absolute, in the units of the output.
-
-    Keys:
-        name: qualified name of the module, with ``#2`` behind it at its second call.
-        kind: its class, or the operator.
-        size: RMS of the reference's output.
-        max_error, rms_error: of the output, against the reference's.
-        cosine: of the angle between both outputs; null where one of them is zero or not finite.
-        float64_error, reference_float64_error: RMS errors of both sides against float64.
-        made: RMS of the error newly made here: the output against the reference's module run on this side's own input.
-        inherited: RMS of the error that the module passes on: the reference's module on this side's input, against
-            the reference's output.
-        noise: RMS error that rounding alone makes here: the reference's module with every operator moved by an ulp.
-        rounding: RMS error that rounding alone has made up to here: the whole program with every operator so moved.
-        made_in_float64: error newly made here with all of this side computed in float64, in units of ``size``.
-        amplification: relative inherited error over the relative error of the inputs; null where those are equal.
-        non_finite: which numbers are not finite, where one of the above is therefore null.
-        note: what could not be measured here, and why.
-    """
-
-    name: str
-    kind: str
-    size: float | None
-    max_error: float | None
-    rms_error: float | None
-    cosine: float | None
-    float64_error: float | None
-    reference_float64_error: float | None
-    made: float | None
-    inherited: float | None
-    noise: float | None
-    rounding: float | None
-    made_in_float64: float | None
-    amplification: float | None
-    non_finite: str
-    note: str
-
-
-class ToleranceJson(TypedDict):
-    """The difference allowed between two ways to run, and the reason (see :mod:`fuzzcompile.model.tolerances`)."""
-
-    pair: str
-    dtype: str
-    factor: float
-    relative: float
-    absolute: float
-    reason: str
-
-
-class AttentionBackendJson(TypedDict):
-    """A kernel of ``scaled_dot_product_attention`` for given inputs; ``reason`` says why it is not usable."""
-
-    name: str
-    usable: bool
-    chosen: bool
-    reason: str
-
-
-class AttentionKernelsJson(TypedDict):
-    """The answer of every kernel to one kind of typical inputs, in ``fuzzcompile doctor --json``."""
-
-    inputs: str
-    head_dim: int
-    dtype: str
-    backends: list[AttentionBackendJson]
-
-
-class AttentionTensorJson(TypedDict):
-    """An argument of ``scaled_dot_product_attention``; shape and strides in elements."""
-
-    shape: list[int]
-    strides: list[int]
-    dtype: str
-
-
-class AttentionCallJson(TypedDict):
-    """A distinct call of ``scaled_dot_product_attention``, and how often a run made it.
-
-    ``backends`` is empty where torch could not answer for the inputs; ``note`` says why.
-    """
-
-    query: AttentionTensorJson
-    key: AttentionTensorJson
-    value: AttentionTensorJson
-    mask: AttentionTensorJson | None
-    device: str
-    dropout: float
-    causal: bool
-    scale: float | None
-    enable_gqa: bool
-    needs_grad: bool
-    switched_on: list[str]
-    calls: int
-    backends: list[AttentionBackendJson]
-    note: str
-
-
-class ProfileJson(TypedDict, total=False):
-    """The answer of ``fuzzcompile profile``.
-
-    ``layers`` are in the order in which they end, inner modules before those that contain them. ``verdict`` is
-    ``expected_compounding``, ``jump``, ``unstable_reference`` or ``equal``; ``layer`` names the layer of a jump, and
-    ``rule`` says in one sentence which rule decided, with its numbers. ``attention`` lists the kernels of
-    ``scaled_dot_product_attention`` that exist for the inputs at hand, and why the others refuse. ``triage`` is the
-    report on that layer alone, ``triage_whole`` that on the whole program where the layer alone shows nothing.
-    """
-
-    schema: int
-    case: str
-    torch: str
-    device: str
-    against: str
-    reference: str
-    verdict: str
-    layer: str | None
-    rule: str
-    tolerance: ToleranceJson
-    layers: list[LayerJson]
-    attention: list[AttentionCallJson]
-    notes: list[str]
-    environment: dict[str, object]
-    triage: ReportJson | None
-    triage_whole: ReportJson | None
-    cost: CostJson
-
-
 # Ways to run a program, as a case file's ``PATH`` spells them. Needs no torch.
 
 COMPILE, EXPORT, AOTI = "compile", "export", "aoti"
 PATHS = (COMPILE, EXPORT, AOTI)
 """``torch.compile``; ``torch.export``, whose program runs in eager mode; AOTInductor, which compiles that program."""
+
+
+# Reading a report that was written elsewhere.
+
+CORE = ("schema", "case", "torch", "device", "verdict", "is_bug", "confidence")
+"""Keys that every report has."""
+
+
+class ReportMalformed(ValueError):
+    """A value is no report of the contract; the message names the place in it and what stands there."""
+
+
+def check_report(value: object) -> ReportJson:
+    """Return ``value`` as a report, with whatever further keys a newer version wrote.
+
+    Raises:
+        ReportMalformed: it is no object, lacks a part that every report has, or holds a part of another type.
+    """
+    import msgspec  # most commands read no foreign report
+
+    try:
+        report = msgspec.convert(value, ReportJson)
+    except msgspec.ValidationError as error:
+        raise ReportMalformed(str(error)) from None
+    if missing := [key for key in CORE if key not in report]:
+        raise ReportMalformed(f"Object lacks `{missing[0]}`")
+    return cast(ReportJson, value)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 from fuzzcompile.model.contract import COMPILE, SCHEMA, ReportJson
+from fuzzcompile.model.culprit_contract import CulpritJson, DetailsJson, FrameJson
 from fuzzcompile.model.severity import rate_severity
 from fuzzcompile.model.signatures import UNATTRIBUTED, normalise_message
 from fuzzcompile.model.stages import CODEGEN, LOWERING, find_file_stage, is_compiler
@@ -63,7 +62,7 @@ def parse_stack(output: str) -> list[StackFrame]:
     return frames[:_MOST_FRAMES]
 
 
-def make_stack_culprit(output: str, when: str) -> dict[str, Any] | None:
+def make_stack_culprit(output: str, when: str) -> CulpritJson | None:
     """The place at which a lost worker stood, as a culprit of the contract, in doubt; None if no stack shows it.
 
     Args:
@@ -75,7 +74,8 @@ def make_stack_culprit(output: str, when: str) -> dict[str, Any] | None:
         return None
     first = frames[0]
     kernel = _CALLED.search(first.statement) if first.source is None else None
-    details: dict[str, Any] = {"stack": list(_frames_to_json(frames)), "proof": f"the Python stack {when}"}
+    stack: list[FrameJson] = [{"source": f.source, "line": f.line, "function": f.function} for f in frames]
+    details: DetailsJson = {"stack": stack, "proof": f"the Python stack {when}"}
     if first.source is None:
         details["program"] = first.statement or "the generated program"
     return {
@@ -86,14 +86,13 @@ def make_stack_culprit(output: str, when: str) -> dict[str, Any] | None:
         "source": first.source,
         "line": first.line if first.source is not None else None,
         "family": "unknown",
-        **dict.fromkeys(("site", "step", "necessary", "sufficient")),
+        "site": None,
+        "step": None,
+        "necessary": None,
+        "sufficient": None,
         "siblings": [],
         "details": details,
     }
-
-
-def _frames_to_json(frames: list[StackFrame]) -> Iterator[dict[str, object]]:
-    return ({"source": frame.source, "line": frame.line, "function": frame.function} for frame in frames)
 
 
 # Reports on cases whose judging was cut short, as JSON of the contract. Needs no torch: the parent writes them.
@@ -113,7 +112,7 @@ def report_worker_failure(
         output: what the worker printed last; the stack in it names the place at which it stood.
     """
     when = "at the time limit" if verdict is Verdict.TIMEOUT else "at the crash"
-    report: dict[str, Any] = {
+    report: ReportJson = {
         **_begin_report(case, torch_version, device, str(verdict), detail),
         "is_bug": True,
         "evidence": {
@@ -132,16 +131,22 @@ def report_worker_failure(
             "warnings": [],
             "notes": [],
         },
-        **{name: [] for name in ("contributors", "changed_bits", "ablations", "rewrites", "suspects")},
+        "contributors": [],
+        "changed_bits": [],
+        "ablations": [],
+        "rewrites": [],
+        "suspects": [],
         "culprit": make_stack_culprit(output, when),
-        **dict.fromkeys(("workaround", "cause", "target")),
+        "workaround": None,
+        "cause": None,
+        "target": None,
         "signature": f"{UNATTRIBUTED}:{verdict}:{normalise_message(detail.split(';')[0])}",
         "cost": {"compiles": 0, "replays": 0, "seconds": 0.0, "screens": 0, "cause_screens": 0},
     }
-    return cast(ReportJson, {**report, "severity": rate_severity(cast(ReportJson, report))})
+    return {**report, "severity": rate_severity(report)}
 
 
-def make_unjudged_record(case: str, torch_version: str, device: str, detail: str) -> dict[str, Any]:
+def make_unjudged_record(case: str, torch_version: str, device: str, detail: str) -> ReportJson:
     """The stored form of a case of which nothing can be said: it is no bug and no clean case.
 
     Args:
@@ -160,6 +165,13 @@ def make_unjudged_record(case: str, torch_version: str, device: str, detail: str
     }
 
 
-def _begin_report(case: str, torch_version: str, device: str, verdict: str, detail: str) -> dict[str, Any]:
-    said = {"case": case, "torch": torch_version, "device": device, "verdict": verdict}
-    return {"schema": SCHEMA, **said, "confidence": "low", "detail": detail}
+def _begin_report(case: str, torch_version: str, device: str, verdict: str, detail: str) -> ReportJson:
+    return {
+        "schema": SCHEMA,
+        "case": case,
+        "torch": torch_version,
+        "device": device,
+        "verdict": verdict,
+        "confidence": "low",
+        "detail": detail,
+    }

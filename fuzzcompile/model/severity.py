@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from enum import StrEnum
 
 from fuzzcompile.model.contract import OutputJson, ReportJson, read_target
@@ -61,13 +61,18 @@ _OF_VERDICT = {
 
 def rate_severity(report: ReportJson | None) -> Severity | None:
     """The severity of what a report shows; None for none, and for verdicts that are no bug."""
-    verdict = (report or {}).get("verdict")
-    if report is None or verdict is None:
+    if report is None or "verdict" not in report:
         return None
+    return rate_bug(report["verdict"], (report.get("evidence") or {}).get("outputs") or ())
+
+
+def rate_bug(verdict: str | None, outputs: Sequence[OutputJson]) -> Severity | None:
+    """The severity of a verdict with this evidence; None for verdicts that are no bug."""
+    wrong = [output for output in outputs if output.get("finding") not in (None, "same", "close", "wild")]
     if verdict == "metadata":
-        return _rate_metadata((report.get("evidence") or {}).get("outputs") or ())
-    own = _OF_VERDICT.get(verdict)
-    if own is Severity.SILENT and _shares_wrongly(report):
+        return _rate_metadata(wrong)
+    own = _OF_VERDICT.get(verdict or "")
+    if own is Severity.SILENT and wrong and all(output.get("finding") == "alias" for output in wrong):
         return Severity.ALIASING
     return own
 
@@ -78,18 +83,13 @@ def rank(report: ReportJson | None) -> tuple[int, bool]:
     return (len(Severity) if own is None else own.rank, report is not None and read_target(report) is not None)
 
 
-def _rate_metadata(outputs: object) -> Severity:
-    wrong: list[Mapping[str, object]] = [
-        output
-        for output in (outputs if isinstance(outputs, list | tuple) else ())
-        if output.get("finding") not in (None, "same", "close", "wild")
-    ]
+def _rate_metadata(wrong: Sequence[OutputJson]) -> Severity:
     if not wrong or any(output.get("finding") != "stride" for output in wrong):
         return Severity.SILENT
     return Severity.RAISING_LAYOUT if any(_view_raises(output) for output in wrong) else Severity.LAYOUT
 
 
-def _view_raises(output: Mapping[str, object]) -> bool:
+def _view_raises(output: OutputJson) -> bool:
     """Return whether eager's result can be viewed flat and the compiled one cannot."""
     said = output.get("view_raises")
     if said is not None:
@@ -101,11 +101,3 @@ def _view_raises(output: Mapping[str, object]) -> bool:
     # Strides of a contiguous tensor never grow; without the shape, that is all that can be read off.
     eager, compiled = strides
     return eager == sorted(eager, reverse=True) and compiled != sorted(compiled, reverse=True)
-
-
-def _shares_wrongly(report: ReportJson) -> bool:
-    outputs: list[OutputJson] = list((report.get("evidence") or {}).get("outputs") or ())
-    wrong = [
-        output.get("finding") for output in outputs if output.get("finding") not in (None, "same", "close", "wild")
-    ]
-    return bool(wrong) and all(finding == "alias" for finding in wrong)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION, GRAPH_STAGES
 
 if TYPE_CHECKING:
@@ -119,9 +119,8 @@ def _is_proved_error(report: ReportJson) -> bool:
 
 def _find_raising_function(report: ReportJson) -> tuple[object, object] | None:
     """File and name of the innermost function of the compiler that raised; None where none did."""
-    raised = ((report.get("culprit") or {}).get("details") or {}).get("raised")
-    first = raised[0] if isinstance(raised, list) and raised else None
-    return (first.get("source"), first.get("function")) if isinstance(first, Mapping) else None
+    raised = read_details(report.get("culprit")).get("raised")
+    return (raised[0]["source"], raised[0]["function"]) if raised else None
 
 
 def find_error(report: ReportJson) -> str | None:

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from fuzzcompile.model.contract import ToleranceJson
 from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.profile_contract import ToleranceJson
 
 __all__ = ["PAIRS", "Tolerance", "Tolerances"]
 

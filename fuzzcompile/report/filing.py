@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus, order, public
+from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.hints import CommandSubject, format_command
 from fuzzcompile.model.severity import Severity
@@ -241,7 +242,7 @@ def _fixed(facts: IssueFacts) -> Iterator[Refusal]:
 
 def _unproved(facts: IssueFacts) -> Iterator[Refusal]:
     culprit = facts.culprit
-    unnamed = culprit is None or "stack" in (culprit.get("details") or {})  # a stack places a loss and blames nothing
+    unnamed = culprit is None or "stack" in read_details(culprit)  # a stack places a loss and blames nothing
     if facts.proved or facts.without_compiler or (unnamed and facts.verdict in _EVIDENT):
         return
     if culprit is None:

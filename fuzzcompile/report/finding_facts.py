@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fuzzcompile.model.contract import CauseJson, CulpritJson, OutputJson, ReportJson, ShownJson, read_target
+from fuzzcompile.model.contract import CauseJson, OutputJson, ReportJson, ShownJson, read_target
+from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.severity import Severity, rate_severity
@@ -228,11 +229,10 @@ class IssueFacts:
     @property
     def kernel(self) -> str | None:
         """The operator whose own kernel is wrong, such as ``aten.cat.default``; None for any other culprit."""
-        culprit = self.culprit or {}
-        kernel = culprit.get("details", {}).get("aten_kernel")
-        if isinstance(kernel, Mapping) and kernel.get("operator"):
-            return str(kernel["operator"])
-        blamed = str(culprit.get("rewrite") or "")
+        kernel = read_details(self.culprit).get("aten_kernel")
+        if kernel is not None:
+            return kernel["operator"]
+        blamed = str((self.culprit or {}).get("rewrite") or "")
         return blamed if self.without_compiler and blamed.startswith("aten.") else None
 
     @property
@@ -250,9 +250,7 @@ class IssueFacts:
         """The operation at fault as a user writes it; None where no short text stands for it."""
         if self.shown.get("expression"):
             return self.shown["expression"]
-        details = (self.culprit or {}).get("details", {})
-        matched = details.get("matched")
-        codes = [short(str(line.get("code"))) for line in matched] if isinstance(matched, list) else []
+        codes = [short(str(line["code"])) for line in read_details(self.culprit).get("matched") or ()]
         operator = re.match(r"aten\.(\w+)", str((self.culprit or {}).get("rewrite") or ""))
         written = next(filter(None, reversed(codes)), None) or find_expression(
             self.reproducer, operator and operator[1]

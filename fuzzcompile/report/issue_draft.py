@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.privacy import fold_lines, scrub
 from fuzzcompile.model.templates import get_environment
 from fuzzcompile.model.verdicts import Verdict
@@ -207,7 +208,7 @@ def _kernel(facts: IssueFacts) -> list[str]:
     """The generated kernel at fault, for a target: nobody can look at it on the device."""
     if facts.target is None or facts.culprit is None:
         return []
-    source = facts.culprit.get("details", {}).get("kernel_source")
+    source = read_details(facts.culprit).get("kernel_source")
     return [scrub(line) for line in str(source or "").strip().splitlines()[:_MAX_KERNEL]]
 
 

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fuzzcompile.model.contract import AttentionCallJson, LayerJson, ProfileJson, ReportJson
+from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.hints import CommandSubject
+from fuzzcompile.model.profile_contract import AttentionCallJson, LayerJson, ProfileJson
 from fuzzcompile.report import verdict_text as triaged
 from fuzzcompile.report.circumstances import several
 from fuzzcompile.report.proof import format_number

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fuzzcompile.model.contract import CulpritJson, OutputJson, ReportJson, read_target
+from fuzzcompile.model.contract import OutputJson, ReportJson, read_target
+from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.privacy import fold_lines, scrub
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.stages import BY_NAME, CODEGEN, DISPATCHER_LABEL, DYNAMO, INDUCTOR_LABEL
@@ -30,7 +31,7 @@ _LABELS = {
 
 def role_of_contributor(contributor: CulpritJson) -> str:
     """Name the role of a contributor: needed too, or suspected of the same flaw of a generated program."""
-    return "also suspected" if "program" in (contributor.get("details") or {}) else NEEDED
+    return "also suspected" if "program" in read_details(contributor) else NEEDED
 
 
 @dataclass(frozen=True)
@@ -73,17 +74,17 @@ class Bar:
 def matched(culprit: CulpritJson) -> list[str]:
     """The lines of the program that the culprit matched, each with its code and the names of its nodes."""
     lines = []
-    for entry in _mappings(culprit.get("details", {}).get("matched")):
-        nodes = _strings(entry.get("nodes"))
+    for entry in read_details(culprit).get("matched") or ():
+        nodes = entry["nodes"]
         more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
-        code = f": {entry['code']}" if entry.get("code") else ""
-        lines.append(f"{entry.get('source') or 'no known line'}{code}  ({', '.join(nodes[:_NAMED])}{more})")
+        code = f": {entry['code']}" if entry["code"] else ""
+        lines.append(f"{entry['source'] or 'no known line'}{code}  ({', '.join(nodes[:_NAMED])}{more})")
     return lines
 
 
 def find_step(culprit: CulpritJson) -> str | None:
     """Return the distance by which the culprit moved the result, in units of its size; None if no replay shows one."""
-    details = culprit.get("details", {})
+    details = read_details(culprit)
     exact, native = _number(details, "float64"), _number(details, "native")
     moved = [] if exact is None else [f"{format_number(exact)} in float64"]
     if native is not None:
@@ -102,7 +103,7 @@ def find_step(culprit: CulpritJson) -> str | None:
 
 def list_proof_facts(culprit: CulpritJson) -> Iterator[Fact]:
     """The other details: what changed in the result, a kernel's source, what was expected and computed."""
-    details = culprit.get("details", {})
+    details = read_details(culprit)
     if details.get("changed"):
         yield Fact("it changed", str(details["changed"]))
     for key, value in details.items():
@@ -113,7 +114,7 @@ def list_proof_facts(culprit: CulpritJson) -> Iterator[Fact]:
 
 def get_diff(culprit: CulpritJson | None) -> list[str]:
     """The graph before and after the culprit, as a diff; empty where there is none."""
-    return str((culprit or {}).get("details", {}).get("diff") or "").splitlines()
+    return str(read_details(culprit).get("diff") or "").splitlines()
 
 
 def plain_toggle(toggle: str) -> str:
@@ -182,7 +183,7 @@ def _identity(rewrite: CulpritJson) -> tuple[object, ...]:
 
 
 def _bar(rewrite: CulpritJson, *, of_culprit: bool) -> Bar:
-    details = rewrite.get("details", {})
+    details = read_details(rewrite)
     direction = details.get("direction")
     return Bar(
         str(rewrite.get("rewrite") or rewrite.get("family")),
@@ -227,14 +228,6 @@ def _number(details: Mapping[str, object], key: str) -> float | None:
     if value is None and key in details and details.get("non_finite"):
         value = details["non_finite"]
     return float(value) if isinstance(value, int | float | str) else None
-
-
-def _mappings(value: object) -> list[Mapping[str, object]]:
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []
-
-
-def _strings(value: object) -> list[str]:
-    return [str(item) for item in value] if isinstance(value, list | tuple) else []
 
 
 def _text(value: object) -> str:
@@ -291,10 +284,10 @@ def labels(facts: IssueFacts) -> list[str]:
 
 def paths(facts: IssueFacts) -> str:
     """What a composite operator calls in eager mode and as it is traced; empty where no such operator is at fault."""
-    composite = ((facts.culprit or {}).get("details") or {}).get("composite")
-    if not isinstance(composite, dict):
+    composite = read_details(facts.culprit).get("composite")
+    if composite is None:
         return ""
-    eager, compiled = (", ".join(f"`{name}`" for name in composite.get(side) or ()) for side in ("eager", "compiled"))
+    eager, compiled = (", ".join(f"`{name}`" for name in composite[side]) for side in ("eager", "compiled"))
     return f"eager mode calls {eager or 'nothing'}; traced for the compiler it becomes {compiled or 'nothing'}"
 
 

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION, REWRITING_STAGES
 
 # What the installed torch's source says of a rewrite: the classes that it shares its code with.
@@ -250,7 +251,7 @@ def _operators(report: ReportJson) -> Iterator[str]:
     rule = _OPERATOR_RULE.match(culprit.get("rewrite") or "")
     if rule:
         yield rule[1]
-    family, diff = culprit.get("family"), str((culprit.get("details") or {}).get("diff") or "")
+    family, diff = culprit.get("family"), read_details(culprit).get("diff") or ""
     if family and f"aten.{family}." in diff:
         yield family
 
@@ -263,9 +264,7 @@ def _of_fingerprint(report: ReportJson) -> tuple[list[str], list[str]]:
 
 def _calls_at_fault(report: ReportJson, source: str) -> list[CalledOperator]:
     """The calls in the user's lines that the culprit matched; of the whole program where it names none."""
-    details = (report.get("culprit") or {}).get("details") or {}
-    matched = details.get("matched")
-    lines = [str(match.get("code") or "") for match in matched] if isinstance(matched, list) else []
+    lines = [match["code"] or "" for match in read_details(report.get("culprit")).get("matched") or ()]
     calls = [call for line in lines for call in list_calls(line)]
     return calls or list_calls(source)
 

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fuzzcompile.model.contract import CulpritJson, OutputJson, PromiseJson, ReportJson, read_target
+from fuzzcompile.model.contract import OutputJson, PromiseJson, ReportJson, read_target
+from fuzzcompile.model.culprit_contract import CulpritJson
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.report.circumstances import advice_for, circumstances, meaning_for, several

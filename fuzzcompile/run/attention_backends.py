@@ -20,8 +20,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from fuzzcompile.model.contract import AttentionBackendJson, AttentionCallJson, AttentionTensorJson
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.model.profile_contract import AttentionBackendJson, AttentionCallJson, AttentionTensorJson
 from fuzzcompile.run.device import Numerics, hold_numerics
 
 # By the names that users give them, in the order in which tables show them.

@@ -1,4 +1,4 @@
-"""The C++ compiler that Inductor calls on the CPU: where it is, and whether it works. Imports no torch."""
+"""Processes that this one starts and signals: commands with time limits, the C++ compiler, SIGTERM. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -139,3 +139,19 @@ def _find_complaint(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line or "cannot find" in line]
     return (errors or lines[-1:] or ["it says nothing"])[0][:200]
+
+
+# SIGTERM acts as Ctrl-C: a cancelled job stops its workers and ends with its summary.
+
+
+@contextlib.contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGTERM within the block; without effect outside of the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

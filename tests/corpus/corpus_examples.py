@@ -44,6 +44,7 @@ def report(**fields: Any) -> dict[str, Any]:
         "schema": 1,
         "torch": TORCH,
         "device": "cpu",
+        "case": "case.py",
         "verdict": "rounding",
         "is_bug": False,
         "confidence": "high",

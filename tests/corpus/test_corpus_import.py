@@ -179,6 +179,8 @@ def spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object
         (spoil(lambda said: said.update(first_seen="2026-01-01")), "has no zone"),
         (spoil(lambda said: said.update(status="solved")), "'solved' is no status"),
         (spoil(lambda said: said["related"].append({"url": 1})), "not one that fuzzcompile wrote"),
+        (spoil(lambda said: said["report"].update(evidence=[])), "not one that fuzzcompile wrote"),
+        (spoil(lambda said: said["report"].pop("device")), "lacks `device`"),
     ],
 )
 def test_one_that_is_broken_does_not_stop_the_rest(

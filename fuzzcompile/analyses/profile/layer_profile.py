@@ -34,8 +34,8 @@ from fuzzcompile.analyses.profile.side_runs import (
     untapped,
 )
 from fuzzcompile.analyses.profile.sides import EAGER, Side, exactly, parse_pair
-from fuzzcompile.model.contract import AttentionCallJson, LayerJson, ProfileJson
 from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.profile_contract import AttentionCallJson, LayerJson, ProfileJson
 from fuzzcompile.model.tolerances import Tolerances
 from fuzzcompile.run.arithmetic_modes import UlpNoise
 from fuzzcompile.run.attention_backends import (

@@ -14,7 +14,7 @@ from fuzzcompile.analyses.profile.recordings import RecordedRun, record
 from fuzzcompile.analyses.profile.side_runs import Look
 from fuzzcompile.analyses.profile.sides import Side
 from fuzzcompile.diagnosis.worker.judge import isolate_process
-from fuzzcompile.model.contract import ProfileJson
+from fuzzcompile.model.profile_contract import ProfileJson
 from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.footprint import refuse_oversized

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypedDict, Unpack
 
 from fuzzcompile.compiler.graph_text import diff_graphs, find_changed_nodes, list_user_lines
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.watch.ledger import Label
 from fuzzcompile.compiler.watch.rule_labels import get_family
 from fuzzcompile.diagnosis.attribution.steps import Step
+from fuzzcompile.model.culprit_contract import AblationJson, CulpritJson, DetailsJson, FrameJson, WorkaroundJson
 
 UNKNOWN = "unknown"
 """The family of a culprit of which the place alone is known."""
+
+
+class Proof(TypedDict, total=False):
+    """Fields of a culprit that say how sure it is (:class:`Culprit`)."""
+
+    necessary: bool | None
+    sufficient: bool | None
+    siblings: tuple[str, ...]
+    confidence: str
+
+
+class CulpritFields(Proof, total=False):
+    """Fields of a culprit beside its stage and its names (:class:`Culprit`)."""
+
+    nodes: tuple[str, ...]
+    source: str | None
+    line: int | None
+    site: str | None
+    step: float | None
+    details: DetailsJson
 
 
 @dataclass(frozen=True)
@@ -38,31 +59,45 @@ class Culprit:
     sufficient: bool | None = None
     siblings: tuple[str, ...] = ()
     confidence: str = "high"
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: DetailsJson = field(default_factory=lambda: DetailsJson())
 
     @classmethod
-    def from_step(cls, step: Step, **proof: Any) -> Culprit:
+    def from_step(cls, step: Step, **proof: Unpack[Proof]) -> Culprit:
         """The rewrite behind a step."""
-        size = step.float64 if step.float64 is not None else step.native
-        site = str(step.rewrite.site) if step.rewrite.site else None
-        measured = {"nodes": step.rewrite.nodes, "site": site, "step": size, "details": _describe_step(step)}
-        return cls.from_label(step.label, **{**measured, **proof})
+        label, rewrite = step.label, step.rewrite
+        return cls(
+            label.stage,
+            label.pass_name,
+            label.rewrite,
+            get_family(label.rewrite),
+            nodes=rewrite.nodes,
+            source=label.source,
+            line=label.line,
+            site=str(rewrite.site) if rewrite.site else None,
+            step=step.float64 if step.float64 is not None else step.native,
+            details=_describe_step(step),
+            **proof,
+        )
 
     @classmethod
-    def from_label(cls, label: Label, **proof: Any) -> Culprit:
+    def from_label(
+        cls, label: Label, *, nodes: tuple[str, ...] = (), details: DetailsJson | None = None, **proof: Unpack[Proof]
+    ) -> Culprit:
         """A rewrite of which no application could be measured (it raised, or was refused)."""
         return cls(
             label.stage,
             label.pass_name,
             label.rewrite,
             get_family(label.rewrite),
+            nodes=nodes,
             source=label.source,
             line=label.line,
+            details=details or {},
             **proof,
         )
 
     @classmethod
-    def from_operator(cls, stage: str, operator: str | None, **known: Any) -> Culprit:
+    def from_operator(cls, stage: str, operator: str | None, **known: Unpack[CulpritFields]) -> Culprit:
         """An operator at fault; its family is its name without namespace and overload.
 
         Args:
@@ -82,12 +117,23 @@ class Culprit:
         """Identity of the bug that findings share: stage, source file and family."""
         return ":".join((self.stage, self.source or "-", self.family))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> CulpritJson:
         """The form of the triage contract, in which a report's confidence is that of its culprit."""
-        fields = {
-            "pass" if name == "pass_name" else name: value for name, value in vars(self).items() if name != "confidence"
+        return {
+            "stage": self.stage,
+            "pass": self.pass_name,
+            "rewrite": self.rewrite,
+            "family": self.family,
+            "nodes": list(self.nodes),
+            "source": self.source,
+            "line": self.line,
+            "site": self.site,
+            "step": self.step,
+            "necessary": self.necessary,
+            "sufficient": self.sufficient,
+            "siblings": list(self.siblings),
+            "details": self.details,
         }
-        return {**fields, "nodes": list(self.nodes), "siblings": list(self.siblings), "details": dict(self.details)}
 
 
 @dataclass(frozen=True)
@@ -98,9 +144,9 @@ class Ablation:
     repairs: bool
     error: float | None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> AblationJson:
         """The form of the triage contract."""
-        return asdict(self)
+        return {"toggle": self.toggle, "repairs": self.repairs, "error": self.error}
 
 
 @dataclass(frozen=True)
@@ -121,7 +167,7 @@ class Workaround:
     compiles: int = 0
     seconds: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> WorkaroundJson:
         """The form of the triage contract."""
         return {
             "how": self.how,
@@ -148,12 +194,12 @@ class Attribution:
     known: bool = False
 
 
-def frames_to_json(frames: Sequence[tuple[str, int, str]]) -> list[dict[str, object]]:
+def frames_to_json(frames: Sequence[tuple[str, int, str]]) -> list[FrameJson]:
     """Frames of the compiler (file, line and function) as ``details`` of a culprit hold them."""
     return [{"source": file, "line": line, "function": name} for file, line, name in frames]
 
 
-def _describe_step(step: Step) -> dict[str, Any]:
+def _describe_step(step: Step) -> DetailsJson:
     """Return the step's sizes, the program lines that the rewrite matched, and the graph before and after it.
 
     ``native_noise`` is what rounding alone does to the native result.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import fx
 
 from fuzzcompile.compiler.kernels.lowering_control import get_operator_name
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
-from fuzzcompile.diagnosis.attribution.culprit import Culprit
+from fuzzcompile.diagnosis.attribution.culprit import Culprit, Proof
 from fuzzcompile.model.contract import PartingJson, PromiseJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.observation import Observation, Value
@@ -203,7 +203,7 @@ class Parting:
             "max_ulps": self.difference.max_ulps,
         }
 
-    def culprit(self, **proof: Any) -> Culprit:
+    def culprit(self, **proof: Unpack[Proof]) -> Culprit:
         """The parting as a culprit."""
         return Culprit.from_operator(
             self.stage,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 
@@ -19,6 +19,7 @@ from fuzzcompile.diagnosis.causes.changes import Change, generate_changes
 from fuzzcompile.diagnosis.probe import SignatureLock, probe_case
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.model.contract import CauseJson, ReportJson
+from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.signatures import drop_fingerprint, has_fingerprints, parse_fingerprint
 from fuzzcompile.model.stages import GRAPH_STAGES
 from fuzzcompile.model.verdicts import Verdict
@@ -289,11 +290,7 @@ def _shrink_window(best: Program, shown: ScreenResult, budget: _Budget) -> tuple
 def _places(report: ReportJson) -> tuple[set[int], int | None, int]:
     """The lines that the culprit worked on, that of its site, and the number of its match there."""
     culprit = report.get("culprit") or {}
-    details: Mapping[str, object] = culprit.get("details") or {}
-    matched = details.get("matched")
-    named = (
-        [str(line.get("source")) for line in matched if isinstance(line, Mapping)] if isinstance(matched, list) else []
-    )
+    named = [str(line["source"]) for line in read_details(culprit).get("matched") or ()]
     where, _, ordinal = (culprit.get("site") or "").partition(" #")
     lines = {number for text in (*named, where) if (number := _line(text)) is not None}
     return lines, _line(where), int(ordinal) if ordinal.isdigit() else 1
@@ -436,7 +433,7 @@ def add_cause(
         return report
     say("looking for what must change for the case to pass")
     started = time.monotonic()
-    asked = cast(ReportJson, report.to_json())
+    asked = report.to_json()
     screens = LocalScreener(SignatureLock.of(asked), device, vetoes)
     ends = started + _SECONDS if deadline is None else min(started + _SECONDS, deadline)
     note = _NONE

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Unpack
 
 from fuzzcompile.compiler.kernels.kernel_loops import check_dependences, find_definition
 from fuzzcompile.compiler.kernels.lowering_control import find_lowering_source, get_operator_name
@@ -13,7 +13,7 @@ from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.ledger import Kernel, LoweredGraph, LoweringFailure
 from fuzzcompile.diagnosis.attribution.ablation import Ablator
-from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
+from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit, Proof
 from fuzzcompile.diagnosis.kernels.code_generators import LOOPS, CodeGenerator, find_generator
 from fuzzcompile.diagnosis.kernels.kernel_bisection import (
     BackendFailure,
@@ -31,6 +31,7 @@ from fuzzcompile.diagnosis.kernels.kernel_bisection import (
 )
 from fuzzcompile.diagnosis.stages.stage import AblatedCompile
 from fuzzcompile.diagnosis.trials.case_runs import Trial
+from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import CODEGEN, LOWERING, POST_GRAD, RUNTIME, SCHEDULER
 from fuzzcompile.model.verdicts import Comparison
@@ -47,8 +48,10 @@ def make_kernel_culprit(
     family: str,
     *,
     nodes: tuple[str, ...] | None = None,
-    details: Mapping[str, object] | None = None,
-    **known: Any,
+    details: DetailsJson | None = None,
+    source: str | None = None,
+    line: int | None = None,
+    **proof: Unpack[Proof],
 ) -> Culprit:
     """Something about one kernel as a culprit, with the kernel and its wrong values as details.
 
@@ -59,13 +62,19 @@ def make_kernel_culprit(
         family: what is at fault, for the signature.
         nodes: the operators that it concerns; those of the wrong buffer by default.
         details: further details.
-        known: further fields of the culprit.
+        source: the file at fault.
+        line: the line there.
+        proof: how sure that is.
     """
     nodes = wrong.nodes if nodes is None else nodes
     site = next((site for name in reversed(nodes) if (site := find_site(wrong.lowered, name))), None)
-    shown = {**describe_kernel(wrong.lowered, wrong.kernel), **describe_values(wrong.comparison), **(details or {})}
+    shown: DetailsJson = {
+        **describe_kernel(wrong.lowered, wrong.kernel),
+        **describe_values(wrong.comparison),
+        **(details or {}),
+    }
     step = wrong.comparison.relative_error
-    return Culprit(stage, None, rewrite, family, nodes, site=site, step=step, details=shown, **known)
+    return Culprit(stage, None, rewrite, family, nodes, source, line, site, step=step, details=shown, **proof)
 
 
 def find_site(lowered: LoweredGraph, node: str) -> str | None:
@@ -87,12 +96,12 @@ def find_kernel(lowered: LoweredGraph, node: str) -> Kernel | None:
     return next((kernel for kernel in lowered.kernels if node in kernel.nodes), None)
 
 
-def describe_kernel(lowered: LoweredGraph, kernel: Kernel | None) -> dict[str, object]:
+def describe_kernel(lowered: LoweredGraph, kernel: Kernel | None) -> DetailsJson:
     """Name, operators with their lines, and generated source of a kernel, for the reader."""
     if kernel is None:
         return {}
     source = lowered.sources.get(kernel.name)
-    written = {} if kernel.extern else {"code_generator": find_generator(lowered, kernel.name).name}
+    written: DetailsJson = {} if kernel.extern else {"code_generator": find_generator(lowered, kernel.name).name}
     return {
         "graph": lowered.direction,
         "kernel": kernel.name,
@@ -107,7 +116,7 @@ def _shorten(lines: Sequence[str]) -> str:
     return "\n".join([*lines[:_LINES], *rest])
 
 
-def describe_values(comparison: Comparison | None) -> dict[str, object]:
+def describe_values(comparison: Comparison | None) -> DetailsJson:
     """Describe the worst element of a comparison as JSON."""
     if comparison is None:
         return {}
@@ -257,7 +266,7 @@ def _prove_refused(ablator: Ablator, failure: BackendFailure) -> Attribution:
     refused = _with_nodes(failure, nodes)
     refused = replace(refused, failed=replace(refused.failed, source=code.source, line=code.line))
     culprit = _make_failure_culprit(refused, CODEGEN, code.name)
-    details = {**culprit.details, "operators": list(failed.operators), "vectorised": vectorised}
+    details: DetailsJson = {**culprit.details, "operators": list(failed.operators), "vectorised": vectorised}
     sure = _choose_confidence(proved and narrow is not False)
     return Attribution(
         replace(culprit, family=operator, necessary=True if proved else None, confidence=sure, details=details)

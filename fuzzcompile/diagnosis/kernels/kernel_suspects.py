@@ -35,6 +35,7 @@ from fuzzcompile.diagnosis.kernels.kernel_culprits import find_failure, list_fai
 from fuzzcompile.diagnosis.oracle.rounding import SEMANTIC_STEP, changes_meaning, relative_change
 from fuzzcompile.diagnosis.stages.stage import Stage, Suspect
 from fuzzcompile.diagnosis.trials.case_runs import Trial
+from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import CODEGEN, LOWERING, POST_GRAD, RUNTIME, SCHEDULER
 from fuzzcompile.model.verdicts import Comparison, Verdict
@@ -424,7 +425,7 @@ def _make_lost_culprit(
     lowered: LoweredGraph, nodes: tuple[str, ...], stage: str, source: str | None, line: int | None
 ) -> Culprit:
     families = sorted({find_node_family(lowered, name) for name in nodes})
-    details = {"program": "computes these operators nowhere", "operators": families}
+    details: DetailsJson = {"program": "computes these operators nowhere", "operators": families}
     family = "+".join(families) or _LOST
     return Culprit(stage, None, _LOST, family, nodes, source, line, confidence="low", details=details)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -16,6 +16,7 @@ from fuzzcompile.diagnosis.attribution.ablation import Ablator
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
 from fuzzcompile.diagnosis.kernels.kernel_bisection import attempt_ablation, with_config
 from fuzzcompile.diagnosis.trials.case_runs import Trial
+from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import CompilerDecision, facts
 from fuzzcompile.model.stages import FAKE_TENSOR
 from fuzzcompile.run.observation import GeneratedPlace
@@ -197,9 +198,7 @@ def prove_flawed_program(ablator: Ablator) -> Attribution | None:
     return _prove_owner(ablator, owners, details) or Attribution(first, others)
 
 
-def _prove_owner(
-    ablator: Ablator, owners: Iterable[CompilerDecision], details: Mapping[str, object]
-) -> Attribution | None:
+def _prove_owner(ablator: Ablator, owners: Iterable[CompilerDecision], details: DetailsJson) -> Attribution | None:
     """The first decision without which the program is right."""
     for owner in owners:
         if owner.without and attempt_ablation(ablator, with_config(ablator.how, dict(owner.without)))[1]:
@@ -259,18 +258,19 @@ def _iter_owners(flawed: ProgramFlaw) -> Iterator[CompilerDecision]:
         yield decisions["inputs"]
 
 
-def _make_owner_culprit(owner: CompilerDecision, details: Mapping[str, object]) -> Culprit:
+def _make_owner_culprit(owner: CompilerDecision, details: DetailsJson) -> Culprit:
     source, line = find_definition(owner.place)
     name = owner.name
     return Culprit(owner.stage, None, name, name, source=source, line=line, confidence="low", details=details)
 
 
-def _describe_flaw(flawed: ProgramFlaw) -> dict[str, object]:
-    shown = {
-        "program": flawed.flaw.value,
-        "variable": flawed.variable,
-        "statement": flawed.statement,
-        "elsewhere": flawed.elsewhere,
-        "operators": list(flawed.operators),
-    }
-    return {name: value for name, value in shown.items() if value}
+def _describe_flaw(flawed: ProgramFlaw) -> DetailsJson:
+    shown: DetailsJson = {"program": flawed.flaw.value}
+    if flawed.variable:
+        shown["variable"] = flawed.variable
+    shown["statement"] = flawed.statement
+    if flawed.elsewhere:
+        shown["elsewhere"] = flawed.elsewhere
+    if flawed.operators:
+        shown["operators"] = list(flawed.operators)
+    return shown

@@ -31,6 +31,7 @@ from fuzzcompile.diagnosis.operators.operator_faults import (
 )
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.model.culprit_contract import AtenKernelJson, KernelInputJson
 from fuzzcompile.model.stages import DECOMPOSITION, JOINT_GRAPH, PRE_GRAD
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
@@ -91,7 +92,7 @@ class KernelFault:
     fault: Fault
     wrong_in: Side
     call: str
-    inputs: tuple[dict[str, Any], ...]
+    inputs: tuple[KernelInputJson, ...]
 
     @property
     def operator(self) -> str:
@@ -105,7 +106,7 @@ class KernelFault:
     def culprit(self) -> Culprit:
         """The operator as a culprit of which nothing is proved."""
         culprit = self.fault.culprit(confidence="low")
-        kernel = {
+        kernel: AtenKernelJson = {
             "operator": self.fault.operator,
             "call": self.call,
             "inputs": list(self.inputs),
@@ -171,9 +172,9 @@ def _is_float(value: object) -> bool:
     return has_floats([value])
 
 
-def _format_call(application: Application) -> tuple[str, tuple[dict[str, Any], ...]]:
+def _format_call(application: Application) -> tuple[str, tuple[KernelInputJson, ...]]:
     """The call as Python, and its tensors."""
-    inputs: list[dict[str, Any]] = []
+    inputs: list[KernelInputJson] = []
 
     def name_input(value: object) -> object:
         if not isinstance(value, torch.Tensor):
@@ -194,8 +195,8 @@ class _InputName:
         return self._name
 
 
-def _describe_input(tensor: torch.Tensor) -> dict[str, Any]:
-    described: dict[str, Any] = {
+def _describe_input(tensor: torch.Tensor) -> KernelInputJson:
+    described: KernelInputJson = {
         "shape": list(tensor.shape),
         "stride": list(tensor.stride()),
         "dtype": str(tensor.dtype).removeprefix("torch."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 
@@ -13,8 +13,9 @@ from fuzzcompile.compiler.operators.fake_tensors import find_fake_function
 from fuzzcompile.compiler.operators.operator_application import Application, OperatorOutcome, OperatorPlace
 from fuzzcompile.compiler.watch.compiler_errors import list_raise_frames
 from fuzzcompile.compiler.watch.rule_labels import find_source
-from fuzzcompile.diagnosis.attribution.culprit import Culprit, frames_to_json
+from fuzzcompile.diagnosis.attribution.culprit import Culprit, Proof, frames_to_json
 from fuzzcompile.diagnosis.oracle import rounding
+from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION
 from fuzzcompile.run import metrics
@@ -58,9 +59,9 @@ class Fault:
         """``file.py:line #n`` of the user's program."""
         return f"{self.place.location} #{self.place.ordinal}" if self.place.location else None
 
-    def culprit(self, **proof: Any) -> Culprit:
+    def culprit(self, **proof: Unpack[Proof]) -> Culprit:
         """The operator as a culprit; its family is its name without namespace and overload."""
-        details: dict[str, object] = {
+        details: DetailsJson = {
             "kind": self.kind,
             "way": self.way,
             "backward": self.place.backward,

@@ -34,6 +34,7 @@ from fuzzcompile.diagnosis.operators.operator_comparison import (
 from fuzzcompile.diagnosis.operators.operator_faults import Fault
 from fuzzcompile.diagnosis.stages.stage import Stage, Suspect, prove_by_break, prove_in_turn
 from fuzzcompile.diagnosis.trials.case_runs import Trial
+from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.stages import (
     DECOMPOSITION,
     DYNAMO,
@@ -89,7 +90,7 @@ def _find_metadata_fault(frame: Frame, record: GraphRecord, count: ReplayCount, 
             for index in (rewrite.before, rewrite.after)
         )
         if after.get(node.name) == node.target and before.get(node.name) != node.target:
-            details = {"kind": "metadata", "expected": expected, "got": got, "node": node.name}
+            details: DetailsJson = {"kind": "metadata", "expected": expected, "got": got, "node": node.name}
             return Culprit.from_label(rewrite.label, confidence="low", details=details, nodes=(node.name,))
     return None
 

@@ -36,6 +36,7 @@ from fuzzcompile.diagnosis.kernels.kernel_suspects import list_kernel_suspects, 
 from fuzzcompile.diagnosis.stages.runtime import make_kernel_call_culprit
 from fuzzcompile.diagnosis.stages.scheduler import prove_fusion
 from fuzzcompile.diagnosis.stages.stage import AblatedCompile, Stage, Suspect
+from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.stages import CODEGEN
 
 # What a kernel's operators give when each has a kernel of its own; "unknown" where that does not run.
@@ -124,7 +125,10 @@ def _isolate(ablator: Ablator, wrong: WrongKernel) -> tuple[_Alone, WrongKernel 
 def _make_race_culprit(wrong: WrongKernel) -> Attribution:
     """Right when the programs of the kernel run in their order: they touch the same elements."""
     code = wrong.generator.find_store_code()
-    details = {"operators": wrong.operators(), "programs": "right in ascending order, wrong in descending order"}
+    details: DetailsJson = {
+        "operators": wrong.operators(),
+        "programs": "right in ascending order, wrong in descending order",
+    }
     culprit = make_kernel_culprit(
         wrong, CODEGEN, code.name, "race", source=code.source, line=code.line, necessary=True, details=details
     )
@@ -181,7 +185,7 @@ def _make_code_culprit(
 ) -> Culprit:
     at = single or wrong
     code = at.generator.find_code(operator, vectorised=vectorised)
-    details: dict[str, object] = {"operators": at.operators(), "vectorised": vectorised}
+    details: DetailsJson = {"operators": at.operators(), "vectorised": vectorised}
     if single is not None:
         details["alone"] = describe_kernel(single.lowered, single.kernel).get("kernel_source")
     return make_kernel_culprit(

@@ -33,6 +33,7 @@ from fuzzcompile.diagnosis.stages.stage import AblatedCompile, Stage, Suspect
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model import stages
+from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.stages import DYNAMO, PRE_GRAD
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run import runs
@@ -202,7 +203,7 @@ class Dynamo(Stage):
             return make_operator_culprit(suspect)
         call, nodes = suspect.finding.call, suspect.finding.nodes
         source, line = find_source(find_handler(call.function, call.name))
-        details = {"kind": "values" if nodes else "lost", "call": call.name}
+        details: DetailsJson = {"kind": "values" if nodes else "lost", "call": call.name}
         return Culprit(self.name, None, call.name, call.name, nodes, source, line, site=call.line, details=details)
 
 

@@ -22,6 +22,7 @@ from fuzzcompile.diagnosis.operators.operator_suspects import doubt, make_operat
 from fuzzcompile.diagnosis.oracle.rounding import SEMANTIC_STEP, relative_change
 from fuzzcompile.diagnosis.stages.stage import AblatedCompile, Stage, Suspect
 from fuzzcompile.model import stages
+from fuzzcompile.model.culprit_contract import DetailsJson
 
 _PARTS: tuple[Direction, ...] = ("forward", "backward")
 
@@ -139,7 +140,7 @@ def _compare_draws(frame: Frame) -> Culprit | None:
         return None
     name, function = describe_partitioner()
     source, line = find_source(function) if function is not None else (None, None)
-    details = {"kind": "numbers", "joint graph draws": dict(wanted), "its parts draw": dict(drawn)}
+    details: DetailsJson = {"kind": "numbers", "joint graph draws": dict(wanted), "its parts draw": dict(drawn)}
     return Culprit(stages.PARTITION, None, name, name, source=source, line=line, confidence="low", details=details)
 
 

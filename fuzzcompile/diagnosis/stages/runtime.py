@@ -18,6 +18,7 @@ from fuzzcompile.diagnosis.kernels.kernel_suspects import (
 )
 from fuzzcompile.diagnosis.stages.stage import AblatedCompile, Stage, Suspect
 from fuzzcompile.diagnosis.trials.case_runs import Trial
+from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import CUDAGRAPHS, RUNTIME
 from fuzzcompile.model.verdicts import Verdict
@@ -66,7 +67,7 @@ class Runtime(Stage):
         )
 
 
-def _describe_results(finding: object) -> dict[str, object] | None:
+def _describe_results(finding: object) -> DetailsJson | None:
     """Describe the fault in a program's results for a reader; None for any other finding."""
     if isinstance(finding, WrongOutput):
         return {"output": finding.name, "finding": finding.comparison.finding, **describe_values(finding.comparison)}

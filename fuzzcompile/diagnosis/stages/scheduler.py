@@ -26,6 +26,7 @@ from fuzzcompile.diagnosis.kernels.kernel_culprits import (
 )
 from fuzzcompile.diagnosis.kernels.kernel_suspects import list_kernel_suspects
 from fuzzcompile.diagnosis.stages.stage import AblatedCompile, Stage, Suspect
+from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.stages import CODEGEN, SCHEDULER
 
 _NO_REUSE: dict[str, object] = {"allow_buffer_reuse": False, "inplace_buffers": False}
@@ -103,7 +104,7 @@ def prove_fusion(ablator: Ablator, wrong: WrongKernel, *, vectorised: bool) -> A
     memory = check_dependences(wrong.lowered, wrong.kernel.scheduled)
     shown = wrong.scheduled or memory == "broken"
     operators = wrong.operators() or wrong.all_operators()
-    details: dict[str, object] = {"operators": operators, "vectorised": vectorised, "dependences": memory}
+    details: DetailsJson = {"operators": operators, "vectorised": vectorised, "dependences": memory}
     named = None
     if vectorised and not shown:
         named, _ = find_right_in_scalars(ablator, wrong.generator, [name for name in operators if ":" not in name])

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -108,7 +107,7 @@ class CaseProgress:
 
     def answer(self, report: TriageReport) -> ReportJson:
         """The report in its JSON form, with places as a user knows them."""
-        plain = cast(ReportJson, report.to_json())
+        plain = report.to_json()
         return plain if self.file is None else self.file.locate(plain)
 
     def answer_without_gpu(self, why: str, error: Exception) -> JudgeResult:

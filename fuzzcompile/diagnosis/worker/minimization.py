@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 
@@ -177,10 +176,10 @@ def judge_source(source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, .
     with write_out(CaseText(source, {})) as path, isolate_process():
         case = load(path, device)
         triaged = triage(case, device, vetoes=vetoes, error_maps=True, on_eager=leave_eager)
-        leave_report(cast(ReportJson, triaged.to_json()))  # the programs that are tried next may end this process
+        leave_report(triaged.to_json())  # the programs that are tried next may end this process
         report = add_cause(triaged, case, device, vetoes=vetoes, known=causes)
         report = judge_own_promises(case, device, report, vetoes=vetoes, deadline=None)
-        return cast(ReportJson, report.to_json())
+        return report.to_json()
 
 
 def capture_programs(source: str, capture: Capture = "static") -> list[Program]:

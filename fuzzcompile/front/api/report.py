@@ -10,7 +10,8 @@ from typing import Literal, cast
 from rich.console import Console
 from rich.text import Text
 
-from fuzzcompile.model.contract import CulpritJson, ReportJson, WhereJson, read_target
+from fuzzcompile.model.contract import ReportJson, ReportMalformed, WhereJson, check_report, read_target
+from fuzzcompile.model.culprit_contract import CulpritJson
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.templates import get_environment
 from fuzzcompile.report.circumstances import circumstances, several
@@ -104,9 +105,10 @@ class Report:
             read = json.loads(text) if isinstance(text, str) else text
         except ValueError as error:
             raise UsageError(f"Report.from_json() takes the JSON of a report: {error}.") from error
-        if not isinstance(read, Mapping) or not isinstance(read.get("verdict"), str):
-            raise UsageError("Report.from_json() takes the JSON of a report, which has a verdict.")
-        return cls(cast(ReportJson, dict(read)))
+        try:
+            return cls(check_report(read))
+        except ReportMalformed as error:
+            raise UsageError(f"Report.from_json() takes the JSON of a report: {error}.") from error
 
     def __str__(self) -> str:
         """One screen of text, as the command line prints it."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict, Unpack, cast
+from typing import TypedDict, Unpack
 
 from rich.console import Console
 
@@ -310,7 +310,7 @@ class _CallTriage:
         task = JudgeTask(**vars(self.question), path="", vetoes=conditions.vetoes, seconds=limit)
         with _show_status(self.invocation.name), restore_after(self.invocation):
             report = judge_case(self.invocation.case(), CaseProgress(task), device, time.monotonic() + limit)
-        return _make_report(cast(ReportJson, report.to_json()), {"process": "in place", "why": why})
+        return _make_report(report.to_json(), {"process": "in place", "why": why})
 
 
 def _make_report(report: ReportJson, where: WhereJson) -> Report:

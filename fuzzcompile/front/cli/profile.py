@@ -15,7 +15,7 @@ from fuzzcompile.model.hints import CommandSubject, format_command
 
 if TYPE_CHECKING:
     from fuzzcompile.analyses.profile.recordings import RecordedRun
-    from fuzzcompile.model.contract import ProfileJson
+    from fuzzcompile.model.profile_contract import ProfileJson
 
 
 # A profile compiles twice, and its layers are run again and again.

@@ -94,7 +94,7 @@ def replay(
     from fuzzcompile.corpus.store import Store
     from fuzzcompile.front.commands.replay import ReplayRun
     from fuzzcompile.report.output_files import EventLog, check_writable
-    from fuzzcompile.run.interrupts import sigterm_interrupts
+    from fuzzcompile.run.subprocesses import sigterm_interrupts
 
     for path, option in ((junit, "--junit"), (markdown, "--markdown")):
         if path is not None:

@@ -100,7 +100,7 @@ def triage_and_print(
     """
     from fuzzcompile.front.cli.wait_line import WaitLine
     from fuzzcompile.front.commands import triage as command
-    from fuzzcompile.run.interrupts import sigterm_interrupts
+    from fuzzcompile.run.subprocesses import sigterm_interrupts
 
     files = command.list_case_files(cases, ignored)
     known = command.Baseline.of(baseline, ignored)

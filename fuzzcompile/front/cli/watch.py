@@ -93,7 +93,7 @@ def watch(
     from fuzzcompile.analyses.watch.watch_text import print_summary
     from fuzzcompile.front.commands.watch import watch as run
     from fuzzcompile.report.verdict_text import report_console
-    from fuzzcompile.run.interrupts import sigterm_interrupts
+    from fuzzcompile.run.subprocesses import sigterm_interrupts
 
     settings = WatchSettings(
         str(folder.resolve()),

@@ -17,9 +17,10 @@ from fuzzcompile.compiler.watch.patch_table import PATCHES
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.front.commands.triage import triage_files
 from fuzzcompile.model.conditions import Conditions, Question
-from fuzzcompile.model.contract import AttentionKernelsJson, TargetJson
+from fuzzcompile.model.contract import TargetJson
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.model.facts import find_facts, list_known_versions
+from fuzzcompile.model.profile_contract import AttentionKernelsJson
 from fuzzcompile.model.targets import find_target
 from fuzzcompile.run.attention_backends import AttentionBackend, list_backends
 from fuzzcompile.run.device import describe_environment, resolve_device

@@ -14,8 +14,9 @@ from fuzzcompile.diagnosis.worker.local_pool import LEAST_THREADS, open_pool
 from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
 from fuzzcompile.front.commands.triage import FileAnswer, triage_files
 from fuzzcompile.model.conditions import Conditions, Question
-from fuzzcompile.model.contract import ProfileJson, ReportJson
+from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError
+from fuzzcompile.model.profile_contract import ProfileJson
 from fuzzcompile.run.plants import check_plants
 from fuzzcompile.run.pool.worker import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerStartFailed, WorkerTimeout
 

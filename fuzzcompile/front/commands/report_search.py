@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from fuzzcompile.corpus.records import Finding, Reproducer
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.model.contract import CulpritJson, ReportJson
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.culprit_contract import CulpritJson
 from fuzzcompile.report.github_search import GitHub, Search, search
 
 

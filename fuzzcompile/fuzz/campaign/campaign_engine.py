@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Yielding
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from fuzzcompile.corpus.records import (
     CaseRecord,
@@ -61,7 +61,8 @@ from fuzzcompile.fuzz.campaign.steering import CoverageExchange, PlaceOutcome, S
 from fuzzcompile.fuzz.campaign.work_queue import WorkQueue, list_first_pending
 from fuzzcompile.fuzz.focus.focus_request import FOCUS, FocusTally
 from fuzzcompile.fuzz.generation.cases import GeneratedCase
-from fuzzcompile.model.contract import CulpritJson, ReportJson, read_target
+from fuzzcompile.model.contract import ReportJson, read_target
+from fuzzcompile.model.culprit_contract import CulpritJson
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, MachineUnfit
 from fuzzcompile.model.focus_plan import FocusObservation
 from fuzzcompile.model.hints import format_command
@@ -528,7 +529,7 @@ class CampaignEngine:
             self._work.shares.count_minimized(job.seconds, reproducer=False)
             yield Trouble(f"minimizing {job.minimizes} failed: {type(error).__name__}: {text}")
             return
-        report = cast(ReportJson, make_unjudged_record(job.name, self._bookkeeping.torch, self.settings.device, text))
+        report = make_unjudged_record(job.name, self._bookkeeping.torch, self.settings.device, text)
         self._record(job, report | {"target": make_unexamined_target(self.settings.target)})
         self._unfit += isinstance(error, MachineUnfit)
         if self._unfit >= _MOST_UNFIT:

@@ -41,10 +41,10 @@ from fuzzcompile.model.judge_task import DESCRIBE, WorkerDescription
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.versions import __version__, installed_torch
 from fuzzcompile.programs.edits.pattern_program import PatternProgram
-from fuzzcompile.run.interrupts import sigterm_interrupts
 from fuzzcompile.run.plants import check_plants
 from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed
 from fuzzcompile.run.pool.worker_pool import TaskPool
+from fuzzcompile.run.subprocesses import sigterm_interrupts
 
 if TYPE_CHECKING:
     from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from fuzzcompile.corpus.records import FindingSummary
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase
-from fuzzcompile.model.contract import CulpritJson, ReportJson
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.culprit_contract import CulpritJson
 from fuzzcompile.model.custom import LoadedCustom
 from fuzzcompile.model.verdicts import NO_REFERENCE, CoverageCount, Verdict
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuzzcompile.model.contract import ReportJson, RungJson
+from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.model.versions import PACKAGE
 from fuzzcompile.programs.issue import checks
@@ -226,8 +227,8 @@ def find_eager_script(
         ladder: what each backend showed.
         clock: bounds the processes; what there is no time for is not looked at.
     """
-    kernel = ((report.get("culprit") or {}).get("details") or {}).get("aten_kernel")
-    named = str(kernel.get("operator")) if isinstance(kernel, dict) else None
+    kernel = read_details(report.get("culprit")).get("aten_kernel")
+    named = kernel["operator"] if kernel is not None else None
     early = any(rung["result"] in ("wrong", "raises") for rung in ladder[1:3])
     limit = clock.limit
     if report.get("verdict") not in _VALUES or not (early or named) or limit is None:

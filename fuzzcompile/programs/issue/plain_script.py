@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.programs.ir.case_source import format_literal
 from fuzzcompile.programs.ir.case_text import MAKES, find_bound_names
 from fuzzcompile.programs.issue.checks import CallText, ScriptCheck, generate_checks
@@ -58,7 +59,7 @@ def may_show_on_cuda(report: ReportJson) -> bool:
     """Return whether the culprit of a report may be at work on a GPU too."""
     culprit = report.get("culprit") or {}
     named = f"{culprit.get('source') or ''} {culprit.get('rewrite') or ''} {culprit.get('family') or ''}".lower()
-    return not any(word in named for word in _CPU_SOURCES) and "aten_kernel" not in (culprit.get("details") or {})
+    return not any(word in named for word in _CPU_SOURCES) and "aten_kernel" not in read_details(culprit)
 
 
 class _CudaMover(ast.NodeTransformer):

@@ -14,6 +14,7 @@ import torch
 
 from fuzzcompile.compiler.custom_code import has_custom_code
 from fuzzcompile.model.contract import COMPILE, ReportJson, RungJson, ShownJson, read_target
+from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.ir.case_source import (
@@ -401,9 +402,8 @@ def build_issue_script(source: str, chosen: ScriptPlan, report: ReportJson, seco
 
 def _eager_is_wrong(report: ReportJson, made: ShownJson) -> bool:
     """Return whether eager gives the kernel such inputs: by the report, else if aot_eager agrees with eager."""
-    kernel = ((report.get("culprit") or {}).get("details") or {}).get("aten_kernel")
-    said = kernel.get("wrong_in") if isinstance(kernel, dict) else None
-    return said == "eager" if said else made["ladder"][1]["result"] == "right"
+    kernel = read_details(report.get("culprit")).get("aten_kernel")
+    return kernel["wrong_in"] == "eager" if kernel is not None else made["ladder"][1]["result"] == "right"
 
 
 def _show_without_run(candidates: Sequence[PlainScript], report: ReportJson) -> ShownJson:

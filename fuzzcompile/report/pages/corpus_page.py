@@ -41,7 +41,7 @@ from fuzzcompile.model.versions import __version__
 from fuzzcompile.report.circumstances import seen_on, versions
 from fuzzcompile.report.filing import Refusal, find_refusal
 from fuzzcompile.report.finding_facts import IssueFacts
-from fuzzcompile.report.pages.report_view import ReportView, inline, scrubbed
+from fuzzcompile.report.pages.case_page import ReportView, inline, scrubbed
 from fuzzcompile.report.verdict_text import name_culprit
 from fuzzcompile.report.wording import title
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
 
-from fuzzcompile.model.contract import LayerJson, ProfileJson
 from fuzzcompile.model.hints import CommandSubject
+from fuzzcompile.model.profile_contract import LayerJson, ProfileJson
 from fuzzcompile.model.templates import get_environment as templates
 from fuzzcompile.model.versions import __version__
 from fuzzcompile.report.charts import Panel, Series, chart_or_reason

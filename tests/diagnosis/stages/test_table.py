@@ -54,8 +54,8 @@ OTHER_MEANINGS = {
         "scheduler",
     },
     "run/case.py": {"dynamo"},  # the key of the settings
-    "triage/decision.py": {"freezing"},  # the entry
-    "triage/stages/graph_passes.py": {"freezing"},  # the entry
+    "diagnosis/decision.py": {"freezing"},  # the entry
+    "diagnosis/stages/graph_passes.py": {"freezing"},  # the entry
 }
 
 

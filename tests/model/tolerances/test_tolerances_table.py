@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.model.contract import ToleranceJson
 from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.profile_contract import ToleranceJson
 from fuzzcompile.model.tolerances import PAIRS, Tolerances
 from fuzzcompile.run import metrics
 

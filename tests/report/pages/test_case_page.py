@@ -165,7 +165,8 @@ def test_the_source_stands_there_with_the_culprits_lines_marked():
 
 def test_no_path_of_this_machine_and_no_backtick_is_left():
     path = "/home/someone/project/model.py"
-    culprit = {**BLAMED, "site": f"{path}:14 #1", "details": {**DETAILS, "matched": [{"source": f"{path}:14"}]}}
+    matched = [{"source": f"{path}:14", "code": None, "nodes": []}]
+    culprit = {**BLAMED, "site": f"{path}:14 #1", "details": {**DETAILS, "matched": matched}}
     shown = bug(detail=f"it raises `Error` in {path}", culprit=culprit)
     page = render_case_page(shown, ENVIRONMENT, name=path, source=f'open("{path}") //2\n')
     text = Reader(page).text

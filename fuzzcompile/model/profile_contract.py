@@ -1,0 +1,134 @@
+"""The JSON object that ``fuzzcompile profile --json`` prints, and kernels of attention, as types."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from fuzzcompile.model.contract import CostJson, ReportJson
+
+
+class LayerJson(TypedDict, total=False):
+    """One call of one module (or operator), run in two ways. Errors are absolute, in the units of the output.
+
+    Keys:
+        name: qualified name of the module, with ``#2`` behind it at its second call.
+        kind: its class, or the operator.
+        size: RMS of the reference's output.
+        max_error, rms_error: of the output, against the reference's.
+        cosine: of the angle between both outputs; null where one of them is zero or not finite.
+        float64_error, reference_float64_error: RMS errors of both sides against float64.
+        made: RMS of the error newly made here: the output against the reference's module run on this side's own input.
+        inherited: RMS of the error that the module passes on: the reference's module on this side's input, against
+            the reference's output.
+        noise: RMS error that rounding alone makes here: the reference's module with every operator moved by an ulp.
+        rounding: RMS error that rounding alone has made up to here: the whole program with every operator so moved.
+        made_in_float64: error newly made here with all of this side computed in float64, in units of ``size``.
+        amplification: relative inherited error over the relative error of the inputs; null where those are equal.
+        non_finite: which numbers are not finite, where one of the above is therefore null.
+        note: what could not be measured here, and why.
+    """
+
+    name: str
+    kind: str
+    size: float | None
+    max_error: float | None
+    rms_error: float | None
+    cosine: float | None
+    float64_error: float | None
+    reference_float64_error: float | None
+    made: float | None
+    inherited: float | None
+    noise: float | None
+    rounding: float | None
+    made_in_float64: float | None
+    amplification: float | None
+    non_finite: str
+    note: str
+
+
+class ToleranceJson(TypedDict):
+    """The difference allowed between two ways to run, and the reason (see :mod:`fuzzcompile.model.tolerances`)."""
+
+    pair: str
+    dtype: str
+    factor: float
+    relative: float
+    absolute: float
+    reason: str
+
+
+class AttentionBackendJson(TypedDict):
+    """A kernel of ``scaled_dot_product_attention`` for given inputs; ``reason`` says why it is not usable."""
+
+    name: str
+    usable: bool
+    chosen: bool
+    reason: str
+
+
+class AttentionKernelsJson(TypedDict):
+    """The answer of every kernel to one kind of typical inputs, in ``fuzzcompile doctor --json``."""
+
+    inputs: str
+    head_dim: int
+    dtype: str
+    backends: list[AttentionBackendJson]
+
+
+class AttentionTensorJson(TypedDict):
+    """An argument of ``scaled_dot_product_attention``; shape and strides in elements."""
+
+    shape: list[int]
+    strides: list[int]
+    dtype: str
+
+
+class AttentionCallJson(TypedDict):
+    """A distinct call of ``scaled_dot_product_attention``, and how often a run made it.
+
+    ``backends`` is empty where torch could not answer for the inputs; ``note`` says why.
+    """
+
+    query: AttentionTensorJson
+    key: AttentionTensorJson
+    value: AttentionTensorJson
+    mask: AttentionTensorJson | None
+    device: str
+    dropout: float
+    causal: bool
+    scale: float | None
+    enable_gqa: bool
+    needs_grad: bool
+    switched_on: list[str]
+    calls: int
+    backends: list[AttentionBackendJson]
+    note: str
+
+
+class ProfileJson(TypedDict, total=False):
+    """The answer of ``fuzzcompile profile``.
+
+    ``layers`` are in the order in which they end, inner modules before those that contain them. ``verdict`` is
+    ``expected_compounding``, ``jump``, ``unstable_reference`` or ``equal``; ``layer`` names the layer of a jump, and
+    ``rule`` says in one sentence which rule decided, with its numbers. ``attention`` lists the kernels of
+    ``scaled_dot_product_attention`` that exist for the inputs at hand, and why the others refuse. ``triage`` is the
+    report on that layer alone, ``triage_whole`` that on the whole program where the layer alone shows nothing.
+    """
+
+    schema: int
+    case: str
+    torch: str
+    device: str
+    against: str
+    reference: str
+    verdict: str
+    layer: str | None
+    rule: str
+    tolerance: ToleranceJson
+    layers: list[LayerJson]
+    attention: list[AttentionCallJson]
+    notes: list[str]
+    environment: dict[str, object]
+    triage: ReportJson | None
+    triage_whole: ReportJson | None
+    cost: CostJson
