@@ -128,9 +128,7 @@ DetailsJson = TypedDict(
         "parting": str,
         # A generated program, an error, a worker that was lost.
         "program": str,
-        "variable": str,
         "statement": str,
-        "elsewhere": str,
         "error": str,
         "raised": list[FrameJson],
         "stack": list[FrameJson],
@@ -178,8 +176,8 @@ Keys:
     dependences: ``kept`` or ``broken`` by a fusion.
     overwritten: the buffer that no longer held what kernel number ``written_by`` wrote.
     parting: the place where bits part.
-    program: what the text of a generated program lacks (``variable``, at ``statement``; it is defined ``elsewhere``);
-        of a lost worker, the statement of the generated program.
+    statement: of a generated program, at which it raised.
+    program: of a lost worker, the statement of the generated program.
     error: the message.
     raised: the three innermost functions of the compiler in which an error rose.
     stack: the functions of the compiler in which a lost worker stood; ``proof`` says when that was written down.

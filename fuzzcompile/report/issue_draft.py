@@ -17,6 +17,7 @@ from fuzzcompile.report.circumstances import seen_on, versions
 from fuzzcompile.report.filing import Refusal, rules
 from fuzzcompile.report.finding_facts import IssueFacts, case_part
 from fuzzcompile.report.proof import (
+    NEEDED,
     ablation_rows,
     error_rows,
     format_shown,
@@ -24,7 +25,6 @@ from fuzzcompile.report.proof import (
     has_errors,
     is_measured,
     named,
-    role_of_contributor,
     workaround_with_cost,
 )
 from fuzzcompile.report.wording import find_pair, refusal
@@ -199,8 +199,7 @@ def _culprits(facts: IssueFacts) -> Iterator[str]:
     if shown := format_shown(culprit):
         yield f"{shown[:1].upper()}{shown[1:]}."
     yield from (
-        f"{role_of_contributor(contributor).capitalize()}: {named(contributor)}."
-        for contributor in facts.report.get("contributors") or ()
+        f"{NEEDED.capitalize()}: {named(contributor)}." for contributor in facts.report.get("contributors") or ()
     )
 
 

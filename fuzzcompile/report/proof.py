@@ -29,11 +29,6 @@ _LABELS = {
 }
 
 
-def role_of_contributor(contributor: CulpritJson) -> str:
-    """Name the role of a contributor: needed too, or suspected of the same flaw of a generated program."""
-    return "also suspected" if "program" in read_details(contributor) else NEEDED
-
-
 @dataclass(frozen=True)
 class Fact:
     """A detail of a culprit; a ``text`` of several lines is code, or a list."""
@@ -343,9 +338,7 @@ def _proved(facts: IssueFacts) -> Iterator[str]:
     yield f"the bug is gone after {what.removesuffix(',')}{how}"
     if culprit.get("sufficient"):
         yield "it stays with every other optional rewrite off"
-    if contributors := [
-        entry for entry in facts.report.get("contributors") or () if role_of_contributor(entry) == NEEDED
-    ]:
+    if contributors := facts.report.get("contributors"):
         names = ", ".join(f"`{entry.get('rewrite') or entry.get('family')}`" for entry in contributors)
         yield f"the bug also needs {names}"
 

@@ -14,6 +14,7 @@ from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.report.circumstances import advice_for, circumstances, meaning_for, several
 from fuzzcompile.report.proof import (
+    NEEDED,
     find_step,
     format_number,
     format_shown,
@@ -23,7 +24,6 @@ from fuzzcompile.report.proof import (
     list_proof_facts,
     matched,
     name_role,
-    role_of_contributor,
     tried,
     workaround_with_cost,
 )
@@ -404,10 +404,7 @@ def _attribution(report: ReportJson, *, proof: bool) -> Iterator[str]:
         yield f"{name_role(culprit)}: {describe_culprit(culprit)}"
         if proof:
             yield from (f"  {line}" for line in proof_lines(culprit))
-        yield from (
-            f"{role_of_contributor(contributor)}: {describe_culprit(contributor)}"
-            for contributor in report["contributors"]
-        )
+        yield from (f"{NEEDED}: {describe_culprit(contributor)}" for contributor in report["contributors"])
     elif report["is_bug"]:
         yield "culprit: not attributed"
     elif report["changed_bits"]:

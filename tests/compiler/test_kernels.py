@@ -18,7 +18,7 @@ from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.compiler.watch.compiler_errors import find_raise_place, list_raise_frames
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount
-from fuzzcompile.diagnosis.kernels.kernel_suspects import find_lost_kernel, watch_graphs
+from fuzzcompile.diagnosis.kernels.kernel_suspects import watch_graphs
 from fuzzcompile.run.case import CompileSettings
 
 
@@ -81,7 +81,6 @@ def test_nothing_is_wrong_with_a_clean_program(clean):
     ledger, _, looks = clean
     assert looks
     assert not ledger.unseen
-    assert find_lost_kernel(ledger) is None
     for look in looks:
         assert look.find_first_refused() is None
         assert look.find_wrong_operators() == []

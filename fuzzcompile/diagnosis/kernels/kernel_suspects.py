@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import copy
 import functools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import fx
 
 from fuzzcompile.compiler.graph_replay import NodeValues, compute_values, list_random_calls, replay_graph
 from fuzzcompile.compiler.kernels.ir_evaluation import GraphEvaluation, map_buffers_to_nodes
-from fuzzcompile.compiler.kernels.kernel_loops import find_definition
-from fuzzcompile.compiler.kernels.kernel_watch import list_operator_names
 from fuzzcompile.compiler.kernels.loop_body import NotEvaluable
 from fuzzcompile.compiler.kernels.lowering_control import Control
-from fuzzcompile.compiler.watch.ledger import GraphCall, Ledger, LoweredGraph, list_class_names
+from fuzzcompile.compiler.watch.ledger import GraphCall, Ledger, LoweredGraph
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
-from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
+from fuzzcompile.diagnosis.attribution.culprit import Attribution
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_inputs
-from fuzzcompile.diagnosis.kernels.code_generators import find_generator
 from fuzzcompile.diagnosis.kernels.kernel_bisection import (
     WrongKernel,
     WrongOperator,
@@ -35,9 +31,7 @@ from fuzzcompile.diagnosis.kernels.kernel_culprits import find_failure, list_fai
 from fuzzcompile.diagnosis.oracle.rounding import SEMANTIC_STEP, changes_meaning, relative_change
 from fuzzcompile.diagnosis.stages.stage import Stage, Suspect
 from fuzzcompile.diagnosis.trials.case_runs import Trial
-from fuzzcompile.model.culprit_contract import DetailsJson
-from fuzzcompile.model.facts import facts
-from fuzzcompile.model.stages import CODEGEN, LOWERING, POST_GRAD, RUNTIME, SCHEDULER
+from fuzzcompile.model.stages import LOWERING, POST_GRAD, RUNTIME
 from fuzzcompile.model.verdicts import Comparison, Verdict
 from fuzzcompile.run import metrics
 
@@ -375,61 +369,6 @@ def _list_families(wrong: WrongKernel) -> list[str]:
     return list(dict.fromkeys([*names, "fusion", "loop", "kernel call"]))
 
 
-# Operators that the scheduler kept and that the generated program never computes.
-
-_LOOPS = ("SchedulerNode", "FusedSchedulerNode")
-_LIBRARY = "ExternKernelSchedulerNode"
-_LOST = "lost kernel"
-# What stands between the call-backs around a kernel.
-_AROUND = re.compile(r"before_kernel\(\d+, (\d+), locals\(\)\)\n((?:.*\n)*?).*after_kernel\(\d+, \1, locals\(\)\)")
-_NO_CALL = re.compile(r"\s*(#.*|\w+ = empty_strided.*|del .*)?")
-
-
-def find_lost_kernel(ledger: Ledger) -> Attribution | None:
-    """Find what dropped a kernel of a watched compile; None if the program computes every scheduled operator."""
-    for lowered in ledger.lowered:
-        if lowered.program and (named := _find_ungenerated(lowered) or _find_uncalled(lowered)) is not None:
-            return named
-    return None
-
-
-def _find_ungenerated(lowered: LoweredGraph) -> Attribution | None:
-    """Scheduled nodes for which nothing was generated."""
-    written = {buffer for kernel in lowered.kernels for buffer in kernel.writes}
-    nodes: list[Any] = list(getattr(lowered.scheduler, "nodes", ()))
-    for kind in (*_LOOPS, _LIBRARY):
-        for node in nodes:
-            buffers = set(node.get_buffer_names()) - lowered.graph.removed_buffers
-            if list_class_names(node)[0] != kind or not buffers or buffers & written:
-                continue
-            names = list_operator_names([node])
-            if kind == _LIBRARY:
-                place = find_definition(facts().places.library_calls)
-                return Attribution(_make_lost_culprit(lowered, names, SCHEDULER, *place))
-            code = find_generator(lowered).find_fusion_code()
-            return Attribution(_make_lost_culprit(lowered, names, CODEGEN, code.source, code.line))
-    return None
-
-
-def _find_uncalled(lowered: LoweredGraph) -> Attribution | None:
-    """A library's kernel that the program does not call."""
-    for match in _AROUND.finditer(lowered.program):
-        kernel = lowered.kernels[int(match[1])]
-        if kernel.extern and kernel.writes and all(_NO_CALL.fullmatch(line) for line in match[2].splitlines()):
-            place = find_definition(facts().places.written_calls)
-            return Attribution(_make_lost_culprit(lowered, kernel.nodes, CODEGEN, *place))
-    return None
-
-
-def _make_lost_culprit(
-    lowered: LoweredGraph, nodes: tuple[str, ...], stage: str, source: str | None, line: int | None
-) -> Culprit:
-    families = sorted({find_node_family(lowered, name) for name in nodes})
-    details: DetailsJson = {"program": "computes these operators nowhere", "operators": families}
-    family = "+".join(families) or _LOST
-    return Culprit(stage, None, _LOST, family, nodes, source, line, confidence="low", details=details)
-
-
 # The search behind the graph passes: one watched compile, then the stages in a fixed order.
 
 
@@ -447,9 +386,6 @@ def search_behind_graphs(stages: Sequence[Stage], ablator: Ablator) -> Attributi
         return None
     # If the kernels were not watched, only a setting that decides about a whole stage is evidence.
     trial = compile_watched(ablator) or ablator.trial
-    lost = find_lost_kernel(trial.ledger) if trial.observation.failure is None else None
-    if lost is not None:
-        return lost
     divergence = Divergence(ablator.experiments, trial, (), ablator.count)
     doubtful: Attribution | None = None
     for stage in stages:

@@ -11,7 +11,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.model.stages import POST_GRAD, PRE_GRAD, STAGES
@@ -184,19 +184,19 @@ class FusionFacts:
 
 @dataclass(frozen=True)
 class CompilerDecision:
-    """A decision of the compiler about a generated program.
+    """A decision of the compiler about the memory or order of a generated program.
 
     Attributes:
         stage: the stage that decides.
         name: what is decided.
         place: ``module:function`` that decides.
-        without: the settings that switch it off; empty where none does.
+        without: the settings that switch it off.
     """
 
     stage: str
     name: str
     place: str
-    without: Mapping[str, bool] = field(default_factory=dict)
+    without: Mapping[str, bool]
 
 
 @dataclass(frozen=True)
@@ -225,8 +225,6 @@ class CodePlaces:
     """Functions that a culprit without a rule is said to be, as ``module:function``."""
 
     fusion_decision: str
-    library_calls: str
-    written_calls: str
     program_results: str
     graph_recording: str
 

@@ -11,14 +11,9 @@ import pytest
 import torch
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
-from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.source_probes import ROOT, replace_code
 from fuzzcompile.diagnosis.engine import triage
-from fuzzcompile.diagnosis.kernels.kernel_suspects import find_lost_kernel
-from fuzzcompile.diagnosis.kernels.wrapper_program import Flaw, find_program_flaw
-from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.run.observation import GeneratedPlace
 
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 
@@ -87,23 +82,27 @@ def test_an_error_that_python_turned_into_another_is_seen_in_the_operator_alone(
     assert raised[0]["line"] == line + 1
 
 
-def test_a_program_that_deletes_a_buffer_too_early_names_what_decides_how_long_buffers_live(write_case):
-    with planted(SCHEDULER, "used_buffers - future_used_buffers", "used_buffers"):
+@pytest.mark.parametrize(
+    ("file", "before", "after", "error"),
+    [
+        (SCHEDULER, "used_buffers - future_used_buffers", "used_buffers", "UnboundLocalError"),
+        pytest.param(
+            WRAPPER, "name in V.graph.removed_buffers", "name.startswith('buf')", "NameError", marks=pytest.mark.slow
+        ),
+    ],
+    ids=["deletes too early", "allocates nothing"],
+)
+def test_a_program_that_raises_by_itself_is_named_with_its_statement_and_nothing_else(
+    write_case, file, before, after, error
+):
+    """Its text does not say which part of the compiler should have written it otherwise."""
+    with planted(file, before, after):
         answer = report(write_case, case(PRODUCTS))
-    culprit, second = answer["culprit"], answer["contributors"][0]
+    culprit = answer["culprit"]
     assert (answer["verdict"], answer["confidence"]) == ("runtime_error", "low")
-    assert (culprit["stage"], culprit["source"]) == ("scheduler", SCHEDULER)
-    assert second["source"] == WRAPPER
-    assert culprit["details"]["program"] == Flaw.FREED.value
-    assert "aten.mm" in culprit["details"]["operators"]
-
-
-@pytest.mark.slow
-def test_a_program_that_allocates_nothing_names_the_wrapper_alone(write_case):
-    with planted(WRAPPER, "name in V.graph.removed_buffers", "name.startswith('buf')"):
-        answer = report(write_case, case(PRODUCTS))
-    assert (answer["culprit"]["stage"], answer["culprit"]["source"]) == ("codegen", WRAPPER)
-    assert answer["contributors"] == []
+    assert (culprit["stage"], culprit["rewrite"], culprit["source"]) == ("codegen", None, None)
+    assert "buf" in culprit["details"]["statement"] and answer["contributors"] == []
+    assert answer["signature"].startswith(f"codegen:{error}:")
 
 
 @pytest.mark.slow
@@ -112,68 +111,3 @@ def test_a_program_that_returns_too_little_names_the_wrapper(write_case):
         answer = report(write_case, case(PRODUCTS))
     assert (answer["culprit"]["stage"], answer["culprit"]["source"]) == ("runtime", WRAPPER)
     assert answer["culprit"]["details"]["expected"] == 1
-
-
-@pytest.mark.parametrize(
-    ("file", "before", "body", "stage"),
-    [
-        (SCHEDULER, "scheduler_node.codegen(V.graph.wrapper_code)", PRODUCTS, "scheduler"),
-        (WRAPPER, "self.writeline(f\"{kernel}({', '.join(args)})\")", PRODUCTS, "codegen"),
-        pytest.param(
-            CPP, "self.scheduled_nodes += nodes", "return (lambda x: x.sin()), (x,)", "codegen", marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_an_operator_that_the_program_computes_nowhere_names_what_left_it_out(write_case, file, before, body, stage):
-    how = Compilation(kernels=True)
-    with planted(file, before, ""):
-        trial = Experiments(load_case(write_case(case(body))), CPU).trial(how)
-    named = find_lost_kernel(trial.ledger)
-    assert named is not None and named.culprit is not None
-    assert (named.culprit.stage, named.culprit.source) == (stage, file)
-
-
-PROGRAM = """\
-cpp_fused_add_sin_0 = async_compile.cpp_pybinding(['const float*', 'float*'], 'code')
-
-def call(args):
-    primals_1, tangents_1 = args
-    buf1 = empty(4)
-    cpp_fused_add_sin_0(buf0, buf1)
-    buf0 = empty(4)
-    # Topologically Sorted Source Nodes: [c], Original ATen: [aten.cumsum, aten.neg]
-    buf2 = torch.ops.aten.cumsum.default(buf3, 0)
-    cpp_fused_add_sin_0(buf1, buf4)
-    buf5 = buf1; del buf1  # reuse
-    return (buf1, s0, )
-"""
-
-
-@pytest.mark.parametrize(
-    ("line", "error", "flaw", "operators"),
-    [
-        (4, "ValueError: too many values to unpack (expected 2)", Flaw.INPUTS, ()),
-        (6, "UnboundLocalError: cannot access local variable 'buf0' where", Flaw.EARLY, ("add_sin",)),
-        (9, "NameError: name 'buf3' is not defined", Flaw.MISSING, ("aten.cumsum", "aten.neg")),
-        (12, "UnboundLocalError: local variable 'buf1' referenced before", Flaw.FREED, ("add_sin",)),
-        (12, "NameError: name 's0' is not defined", Flaw.MISSING, ()),
-    ],
-)
-def test_the_flaw_of_a_generated_program(line, error, flaw, operators):
-    flawed = find_program_flaw(GeneratedPlace(PROGRAM, line), error)
-    assert flawed is not None
-    assert (flawed.flaw, flawed.operators) == (flaw, operators)
-    assert flawed.backward
-    assert not flawed.written
-    assert flawed.is_reused == (flaw is Flaw.FREED)
-
-
-def test_what_a_kernel_writes_is_no_value_that_another_should_have_made():
-    flawed = find_program_flaw(GeneratedPlace(PROGRAM, 10), "NameError: name 'buf4' is not defined")
-    assert flawed is not None
-    assert flawed.written
-
-
-def test_an_error_that_the_text_does_not_explain_is_left_alone():
-    assert find_program_flaw(GeneratedPlace(PROGRAM, 9), "RuntimeError: mat1 and mat2") is None
-    assert find_program_flaw(GeneratedPlace("def call(:", 1), "NameError: name 'buf3' is not defined") is None

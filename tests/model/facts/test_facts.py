@@ -241,7 +241,7 @@ def test_the_functions_of_decisions_and_of_aotautograd_exist():
     own = facts()
     names = own.aot_autograd
     places = [names.analysis, names.tangent_copy, *(decision.place for decision in own.decisions.values())]
-    assert len(places) > 10 and all(callable(resolve(place)) for place in places)
+    assert own.decisions and all(callable(resolve(place)) for place in places)
     tables = own.stages["post_grad"].tables
     assert all(callable(resolve(f"{tables}:{name}")) for name in own.passes.replacing.values())
     settings = {entry for decision in own.decisions.values() for entry in decision.without}
