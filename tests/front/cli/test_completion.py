@@ -1,55 +1,42 @@
-"""Completion: installed once, undone whole, quick, and with the names of the corpus."""
+"""Completion: click's scripts for each shell, quick, and with the names of the corpus."""
 
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from calling import call, sentence
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "ZDOTDIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "my home"))
-    (tmp_path / "my home").mkdir()
-    return tmp_path / "my home"
-
-
-def files(folder: Path) -> dict[Path, str]:
-    return {path: path.read_text() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_it_is_installed_once_and_undone_whole(home, monkeypatch, capsys, shell):
+def test_the_script_is_printed_for_the_shell_in_use_or_the_one_named(monkeypatch, capsys, shell):
     monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
-    (home / ".bashrc").write_text("alias a=b")
-    before = files(home)
-    assert call("completion", "install") == 0
-    said, installed = capsys.readouterr().out, files(home)
-    new = [path for path in installed if path not in before]
-    assert all(str(path) in said for path in new) and "completion uninstall" in said
-    assert "_FUZZCOMPILE_COMPLETE" in "".join(installed[path] for path in new)
-    assert call("completion", "install") == 0 and files(home) == installed
-    assert "up to date" in capsys.readouterr().out
-    assert call("completion", "uninstall") == 0
-    assert {path: text.strip() for path, text in files(home).items() if text} == before
+    assert call("completion") == 0
+    used = capsys.readouterr().out
+    monkeypatch.setenv("SHELL", "/bin/sh")
+    assert call("completion", shell) == 0 and capsys.readouterr().out == used
+    assert "_FUZZCOMPILE_COMPLETE" in used and shell in used
 
 
-def test_a_shell_reads_what_was_installed(home, capsys):
-    (home / ".bashrc").write_text("alias a=b")
-    assert call("completion", "install", "--shell", "bash") == 0
-    said = subprocess.run(["bash", "-c", '. "$HOME/.bashrc"; complete -p fuzzcompile'], capture_output=True, text=True)
+def test_bash_completes_from_the_script(tmp_path, capsys):
+    assert call("completion", "bash") == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    said = subprocess.run(
+        ["bash", "-c", f". {tmp_path}/script; complete -p fuzzcompile"], capture_output=True, text=True
+    )
     assert "_fuzzcompile_completion" in said.stdout and said.returncode == 0
 
 
-def test_what_cannot_be_installed_is_one_sentence(home, monkeypatch, capsys):
+@pytest.mark.parametrize("former", ["install", "uninstall", "show"])
+def test_a_former_spelling_answers_with_the_new_one(capsys, former):
+    assert call("completion", former) == 2 and "`completion SHELL`" in sentence(capsys)
+
+
+def test_a_shell_without_completion_is_one_sentence(monkeypatch, capsys):
     monkeypatch.setenv("SHELL", "/bin/dash")
-    assert call("completion", "install") == 2 and "--shell" in sentence(capsys)
-    (home / ".local").write_text("in the way")
-    assert call("completion", "install", "--shell", "bash") == 3 and "completion show" in sentence(capsys)
+    assert call("completion") == 2 and "bash, zsh, fish" in sentence(capsys)
+    monkeypatch.delenv("SHELL")
+    assert call("completion") == 2 and "$SHELL is empty" in sentence(capsys)
 
 
 def test_it_starts_without_torch(tmp_path):

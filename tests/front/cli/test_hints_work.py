@@ -70,7 +70,7 @@ COMMANDS = (
     (0, "issue", "F1", "--corpus", "a corpus.db"),
     (3, "corpus", "list", "--corpus", "no such.db"),
     (2, "mark", "F1", "known", "--corpus", "a corpus.db"),
-    (0, "completion", "install", "--shell", "fish"),
+    (0, "completion", "fish"),
 )
 
 
