@@ -260,13 +260,18 @@ def measure_campaign(minutes: float, workers: int, mix: Any, *, blocks: bool, se
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder, "kernels"))
         location = str(Path(folder, "corpus.db"))
         counted = BudgetClock(CampaignBudget(seconds=60.0 * minutes))
-        with start_workers(Conditions("cpu"), workers, counted) as crew:
+        with start_workers(Conditions("cpu"), workers, counted) as started:
             source = _Blocks() if blocks else None
-            settings = crew.make_settings(
+            settings = started.make_settings(
                 Profile(), counted, seed=seed, drafts=Path(folder, "drafts"), mix=mix, source=source
             )
             summary = run_campaign(
-                settings, crew, location=location, command="bench/throughput.py", on_event=watch.handle, clock=counted
+                settings,
+                started,
+                location=location,
+                command="bench/throughput.py",
+                on_event=watch.handle,
+                clock=counted,
             )
         if summary.why is not None:
             raise SystemExit(summary.why)

@@ -154,12 +154,12 @@ def minimize_pending(
     click.echo(format_starting(workers), err=True)
     with (
         outputs,
-        start_workers(conditions, workers, clock) as crew,
+        start_workers(conditions, workers, clock) as started,
         make_progress_handler(Console(stderr=True)) as handler,
     ):
         summary = run_campaign(
-            crew.make_settings(Profile(), clock, seed=0, judges=False),
-            crew,
+            started.make_settings(Profile(), clock, seed=0, judges=False),
+            started,
             location=location,
             command=hints.format_typed_line(),
             on_event=outputs.before(handler.handle),

@@ -249,17 +249,17 @@ class _CampaignCommand:
         with (
             outputs,
             open_tables() if self.sweeps and asked is None else nullcontext() as tables,
-            workers as crew,
+            workers as started,
             make_progress_handler(Console(stderr=True)) as handler,
             ExitStack() as stack,
         ):
             if self.sweeps or asked is not None:
-                crew.check_torch_here("--source opinfo" if self.sweeps else "--focus")
+                started.check_torch_here("--source opinfo" if self.sweeps else "--focus")
             if tables is not None:
                 source = tables(self.seed, clock)
             summary = run_campaign(
-                self._make_settings(crew, clock, source, asked, stack),
-                crew,
+                self._make_settings(started, clock, source, asked, stack),
+                started,
                 location=self.location,
                 command=hints.format_typed_line(),
                 on_event=outputs.before(handler.handle),
@@ -275,7 +275,7 @@ class _CampaignCommand:
 
     def _make_settings(
         self,
-        crew: CampaignWorkers,
+        started: CampaignWorkers,
         clock: BudgetClock,
         source: CaseSource | None,
         asked: FocusRequest | None,
@@ -288,13 +288,13 @@ class _CampaignCommand:
 
         profile = Profile(near_misses=not self.no_near_misses)
         if asked is None and source is None:
-            asked = focus_on_custom(crew.surroundings.custom)
+            asked = focus_on_custom(started.surroundings.custom)
         if asked is not None:
-            focus = crew.open_focus(asked.question, profile, clock, self.seed, sweeps=self.sweeps)
+            focus = started.open_focus(asked.question, profile, clock, self.seed, sweeps=self.sweeps)
             source = focused = stack.enter_context(focus)
             for note in (*asked.notes, *focused.notes):
                 click.echo(f"Focus: {note}", err=True)
-        return crew.make_settings(
+        return started.make_settings(
             profile,
             clock,
             seed=self.seed,

@@ -277,7 +277,7 @@ def _has_failed(future: Future[tuple[PatternProgram, ...]]) -> bool:
 
 def run_campaign(
     settings: CampaignSettings,
-    crew: CampaignWorkers,
+    started: CampaignWorkers,
     *,
     location: str | None,
     command: str,
@@ -292,20 +292,20 @@ def run_campaign(
     Raises:
         CorpusError: the corpus cannot be opened or written.
     """
-    environment = crew.surroundings.environment
-    with Store.open(location) as store, _open_source(settings, crew) as source:
+    environment = started.surroundings.environment
+    with Store.open(location) as store, _open_source(settings, started) as source:
         settings = replace(settings, source=source)
-        kept = {**_settings_to_json(settings), "numerics": dict(crew.surroundings.numerics)}
+        kept = {**_settings_to_json(settings), "numerics": dict(started.surroundings.numerics)}
         campaign = store.start_campaign(Campaign(settings.seed, kept, command, __version__, environment))
         engine = CampaignEngine(
             settings,
             store,
-            crew.pool,
+            started.pool,
             environment,
             campaign=campaign,
             clock=clock,
-            describe_workers=crew.list_activity,
-            cluster=crew.cluster,
+            describe_workers=started.list_activity,
+            cluster=started.cluster,
         )
         interrupted, why = False, None
         try:
@@ -322,15 +322,15 @@ def run_campaign(
             engine.fail()
             raise
         finally:
-            crew.pool.kill_workers()
+            started.pool.kill_workers()
         return engine.finish(interrupted=interrupted, why=why)
 
 
-def _open_source(settings: CampaignSettings, crew: CampaignWorkers) -> AbstractContextManager[CaseSource | None]:
+def _open_source(settings: CampaignSettings, started: CampaignWorkers) -> AbstractContextManager[CaseSource | None]:
     """Return the source, drawn ahead where there are many workers; a focus depends on results, and is not."""
     if settings.focus is not None:
         return nullcontext(settings.source)
-    return draw_ahead(settings.case_source, settings.strategy.candidates, lambda: crew.pool.capacity)
+    return draw_ahead(settings.case_source, settings.strategy.candidates, lambda: started.pool.capacity)
 
 
 def _settings_to_json(settings: CampaignSettings) -> dict[str, object]:

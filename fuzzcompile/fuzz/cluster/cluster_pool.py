@@ -130,10 +130,10 @@ class ClusterPool(TaskPool):
         except Exception as error:  # pickling runs the arguments' own code, which may raise anything
             future.set_exception(error)
             return cast(Future[T], future)
-        errand = ClusterTask(
+        task = ClusterTask(
             ClusterCall(self._campaign, next(self._numbers), call, options), name, future, on_left, frozenset(not_on)
         )
-        self._loop.call_soon_threadsafe(self._put, errand)
+        self._loop.call_soon_threadsafe(self._put, task)
         return cast(Future[T], future)
 
     @property
@@ -153,15 +153,15 @@ class ClusterPool(TaskPool):
         states: list[WorkerState] = []
         for member in list(self._membership.dispatcher.members.values()):
             running: list[ClusterTask | None] = list(member.running.values())
-            for errand in running + [None] * (member.slots - len(running)):
+            for task in running + [None] * (member.slots - len(running)):
                 states.append(
                     WorkerState(
                         slot=len(states),
                         pid=None,
                         device=member.surroundings.device,
                         ready=True,
-                        task=errand.label if errand is not None else None,
-                        busy_since=errand.since if errand is not None else None,
+                        task=task.label if task is not None else None,
+                        busy_since=task.since if task is not None else None,
                     )
                 )
         return states
@@ -201,11 +201,11 @@ class ClusterPool(TaskPool):
 
     # -- on the thread of the loop --------------------------------------------------------------------------------
 
-    def _put(self, errand: ClusterTask) -> None:
+    def _put(self, task: ClusterTask) -> None:
         if self._broken is not None:
-            errand.fail(self._make_failure())
+            task.fail(self._make_failure())
         else:
-            self._membership.dispatcher.put(errand)
+            self._membership.dispatcher.put(task)
 
     async def _stop(self) -> None:
         self._membership.dispatcher.fail_all(WorkerStopped, cancel=True)

@@ -182,12 +182,12 @@ class ClusterMember:
     def store_left(self, left: Mapping[int, Mapping[str, str]]) -> None:
         """Store and pass on intermediate results of the running tasks, by task number."""
         for number, texts in left.items():
-            errand = self.running.get(number)
-            if errand is not None:
-                errand.left.update(texts)
-                if errand.on_left is not None:
+            task = self.running.get(number)
+            if task is not None:
+                task.left.update(texts)
+                if task.on_left is not None:
                     for name, text in texts.items():
-                        errand.on_left(name, text)
+                        task.on_left(name, text)
 
     @property
     def machine(self) -> str:
@@ -219,9 +219,9 @@ class Dispatcher:
         self._client = None
         return sum(self.drop(*self.members.values(), blame=False))
 
-    def put(self, errand: ClusterTask) -> None:
+    def put(self, task: ClusterTask) -> None:
         """Send a task when a slot is free."""
-        self._waiting.append(errand)
+        self._waiting.append(task)
         self.place()
 
     def add(self, member: ClusterMember) -> None:
@@ -239,59 +239,59 @@ class Dispatcher:
             if self.members.get(member.address) is member:
                 del self.members[member.address]
             running, member.running = list(member.running.values()), {}
-            again.append([errand for errand in running if self._prepare_retry(errand, member, blame)])
-        self._waiting.extendleft(reversed([errand for errands in again for errand in errands]))
+            again.append([task for task in running if self._prepare_retry(task, member, blame)])
+        self._waiting.extendleft(reversed([task for tasks in again for task in tasks]))
         self.place()
-        return [len(errands) for errands in again]
+        return [len(tasks) for tasks in again]
 
     def fail_all(self, error: Callable[[], Exception], *, cancel: bool = False) -> None:
         """Settle every task with an error: none will run any more. With ``cancel``, waiting tasks are cancelled."""
-        running = [errand for member in self.members.values() for errand in member.running.values()]
+        running = [task for member in self.members.values() for task in member.running.values()]
         for member in self.members.values():
             member.running = {}
-        for errand in (*running, *self._waiting):
-            errand.release()
+        for task in (*running, *self._waiting):
+            task.release()
             if cancel:
-                errand.future.cancel()
-            errand.fail(error())
+                task.future.cancel()
+            task.fail(error())
         self._waiting.clear()
 
     def place(self) -> None:
         """Send waiting tasks to workers with free slots."""
         while self._client is not None and (placed := self._choose_next()) is not None:
-            errand, member = placed
-            self._waiting.remove(errand)
-            if errand.begin():
-                errand.attempt += 1
-                errand.since = time.monotonic()
-                member.running[errand.call.number] = errand
-                errand.sent = self._client.submit(
+            task, member = placed
+            self._waiting.remove(task)
+            if task.begin():
+                task.attempt += 1
+                task.since = time.monotonic()
+                member.running[task.call.number] = task
+                task.sent = self._client.submit(
                     pickle.loads,
-                    errand.call.make_payload(),
-                    key=errand.key,
+                    task.call.make_payload(),
+                    key=task.key,
                     workers=[member.address],
                     allow_other_workers=False,
                     pure=False,
                 )
-                _keep_reference(asyncio.create_task(self._follow(errand, member, errand.sent)))
+                _keep_reference(asyncio.create_task(self._follow(task, member, task.sent)))
 
     def _choose_next(self) -> tuple[ClusterTask, ClusterMember] | None:
         """Return the first task for which a worker has a free slot, and the worker with most free slots."""
         free = [member for member in self.members.values() if member.free > 0]
         if not free:
             return None
-        for errand in self._waiting:
-            if fits := self._select_fitting(errand, free):
-                return errand, max(fits, key=lambda member: member.free)
+        for task in self._waiting:
+            if fits := self._select_fitting(task, free):
+                return task, max(fits, key=lambda member: member.free)
         return None
 
-    def _select_fitting(self, errand: ClusterTask, free: list[ClusterMember]) -> list[ClusterMember]:
+    def _select_fitting(self, task: ClusterTask, free: list[ClusterMember]) -> list[ClusterMember]:
         """Select the ``free`` workers that a task may run on: those of another machine, if there are any."""
-        if not errand.not_on or all(member.machine in errand.not_on for member in self.members.values()):
+        if not task.not_on or all(member.machine in task.not_on for member in self.members.values()):
             return free
-        return [member for member in free if member.machine not in errand.not_on]
+        return [member for member in free if member.machine not in task.not_on]
 
-    async def _follow(self, errand: ClusterTask, member: ClusterMember, sent: DaskFuture) -> None:
+    async def _follow(self, task: ClusterTask, member: ClusterMember, sent: DaskFuture) -> None:
         """Wait for the answer to a task, unless its worker is dropped meanwhile."""
         reply, gone = ClusterReply(unhosted=True), False
         try:
@@ -303,43 +303,43 @@ class Dispatcher:
             reply = ClusterReply.of(error)
         finally:
             sent.release()
-        if errand.sent is not sent:
+        if task.sent is not sent:
             return  # it was sent elsewhere
         try:
-            self._take(reply, errand, member, gone)
+            self._take(reply, task, member, gone)
         except Exception as error:  # an error of our own must not leave the campaign waiting for ever
-            member.running.pop(errand.call.number, None)
-            errand.fail(error)
+            member.running.pop(task.call.number, None)
+            task.fail(error)
             self.place()
 
-    def _take(self, reply: ClusterReply, errand: ClusterTask, member: ClusterMember, gone: bool) -> None:
+    def _take(self, reply: ClusterReply, task: ClusterTask, member: ClusterMember, gone: bool) -> None:
         """Settle a task by its reply, or call ``doubt`` for a worker that could not run it."""
         raised = reply.load_error()
         if gone or reply.unhosted or isinstance(raised, WorkerStartFailed):
             self._doubt(member, raised, gone)
             return
-        del member.running[errand.call.number]
-        errand.future.environment = dict(member.surroundings.environment)
+        del member.running[task.call.number]
+        task.future.environment = dict(member.surroundings.environment)
         if raised is None:
-            errand.settle(lambda future: future.set_result(reply.value))
+            task.settle(lambda future: future.set_result(reply.value))
         else:
-            errand.settle(lambda future: future.set_exception(raised))
+            task.settle(lambda future: future.set_exception(raised))
         self.place()
 
-    def _prepare_retry(self, errand: ClusterTask, member: ClusterMember, blame: bool) -> bool:
+    def _prepare_retry(self, task: ClusterTask, member: ClusterMember, blame: bool) -> bool:
         """Prepare a task whose worker is lost to run again; return False if it fails instead."""
-        errand.release()
+        task.release()
         if blame:
-            errand.lost.append(member.address)
-        left = drop_blame(errand.left)
-        if len(errand.lost) < MOST_LOST:
+            task.lost.append(member.address)
+        left = drop_blame(task.left)
+        if len(task.lost) < MOST_LOST:
             if left:
-                errand.call = errand.call.resume(left)
+                task.call = task.call.resume(left)
             return True
-        errand.future.environment = dict(member.surroundings.environment)
-        crash = WorkerCrashed(None, f"Dask workers were lost while they ran it: {', '.join(errand.lost)}")
+        task.future.environment = dict(member.surroundings.environment)
+        crash = WorkerCrashed(None, f"Dask workers were lost while they ran it: {', '.join(task.lost)}")
         crash.left = left
-        errand.fail(crash)
+        task.fail(crash)
         return False
 
 

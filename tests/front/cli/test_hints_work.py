@@ -70,7 +70,6 @@ COMMANDS = (
     (0, "issue", "F1", "--corpus", "a corpus.db"),
     (3, "corpus", "list", "--corpus", "no such.db"),
     (2, "mark", "F1", "known", "--corpus", "a corpus.db"),
-    (0, "completion", "fish"),
 )
 
 

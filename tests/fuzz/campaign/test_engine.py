@@ -147,12 +147,12 @@ def test_the_summary_of_a_campaign_that_the_machine_ends_says_why(tmp_path):
     executor = Full()
     executor.kill_workers, executor.capacity = lambda: None, 1
     around = SimpleNamespace(environment={"torch": TORCH, "device": "cpu"}, numerics={})
-    crew = SimpleNamespace(pool=executor, surroundings=around, list_activity=list, cluster=None)
+    started = SimpleNamespace(pool=executor, surroundings=around, list_activity=list, cluster=None)
     settings = CampaignSettings(
         CampaignBudget(cases=40), 0, Profile(), "cpu", 1, TORCH, drafts=tmp_path, source=Numbers(), mix="full"
     )
     where = {"location": str(tmp_path / "corpus.db"), "command": "run"}
-    told = run_campaign(settings, crew, on_event=lambda event: None, **where).to_json()
+    told = run_campaign(settings, started, on_event=lambda event: None, **where).to_json()
     assert told["ended"] == "failed" and "No space left" in told["why"] and told["verdicts"] == {"unjudged": 4}
 
 

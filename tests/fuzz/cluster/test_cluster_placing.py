@@ -35,14 +35,14 @@ def member(address: str, machine: str, slots: int = 1) -> ClusterMember:
     return ClusterMember(address, slots, WorkerDescription({"machine": machine}, "cpu"))
 
 
-def errand(name: str, *not_on: str) -> ClusterTask:
+def make_task(name: str, *not_on: str) -> ClusterTask:
     return ClusterTask(ClusterCall("c", hash(name) % 999, b"", {}), name, ClusterFuture(), None, frozenset(not_on))
 
 
-def placed(members: list[ClusterMember], errands: list[ClusterTask], *later: ClusterMember) -> list[tuple[str, str]]:
+def placed(members: list[ClusterMember], tasks: list[ClusterTask], *later: ClusterMember) -> list[tuple[str, str]]:
     async def place() -> list[tuple[str, str]]:
         dispatcher, client = Dispatcher(lambda *_: None), Client()
-        for each in errands:
+        for each in tasks:
             dispatcher.put(each)
         for each in members:
             dispatcher.members[each.address] = each
@@ -55,20 +55,20 @@ def placed(members: list[ClusterMember], errands: list[ClusterTask], *later: Clu
 
 
 def test_tasks_go_to_the_worker_with_the_most_free_slots_in_their_order():
-    assert placed([member("a", "m", 1), member("b", "m", 2)], [errand(name) for name in "xyz"]) == [
+    assert placed([member("a", "m", 1), member("b", "m", 2)], [make_task(name) for name in "xyz"]) == [
         ("x", "b"), ("y", "a"), ("z", "b"),
     ]  # fmt: skip
 
 
 def test_what_a_machine_has_tried_is_judged_on_another_and_holds_nothing_up():
-    assert placed([member("a", "here"), member("b", "there")], [errand("x", "here"), errand("y")]) == [
+    assert placed([member("a", "here"), member("b", "there")], [make_task("x", "here"), make_task("y")]) == [
         ("x", "b"),
         ("y", "a"),
     ]
-    waits = placed([member("a", "here"), member("b", "there", 0)], [errand("x", "here"), errand("y")])
+    waits = placed([member("a", "here"), member("b", "there", 0)], [make_task("x", "here"), make_task("y")])
     assert waits == [("y", "a")], "it waits for the other machine"
 
 
 def test_where_there_is_no_other_machine_it_is_judged_all_the_same():
-    assert placed([member("a", "here")], [errand("x", "here")]) == [("x", "a")]
-    assert placed([member("a", "here", 0)], [errand("x", "here")], member("b", "there")) == [("x", "b")]
+    assert placed([member("a", "here")], [make_task("x", "here")]) == [("x", "a")]
+    assert placed([member("a", "here", 0)], [make_task("x", "here")], member("b", "there")) == [("x", "b")]

@@ -170,7 +170,7 @@ def test_a_task_that_loses_three_dask_workers_is_taken_to_end_them(workers, monk
     def lose_its_worker() -> bool:
         def lose() -> None:
             for member in list(workers._membership.dispatcher.members.values()):
-                if any(errand.future is killing for errand in member.running.values()):
+                if any(task.future is killing for task in member.running.values()):
                     workers._membership._lose("it is gone", member)
 
         workers._loop.call_soon_threadsafe(lose)

@@ -44,21 +44,21 @@ def member(address: str, slots: int = 1) -> ClusterMember:
     return ClusterMember(address, slots, WorkerDescription({"machine": address}, "cpu"))
 
 
-def errand(number: int = 0, *args: object) -> ClusterTask:
+def make_task(number: int = 0, *args: object) -> ClusterTask:
     return ClusterTask(ClusterCall("c", number, pack((len, args, {})), {}), "judge", ClusterFuture())
 
 
 def dispatched(
-    members: list[ClusterMember], errands: list[ClusterTask], then: Callable[[Dispatcher, Client], Any]
+    members: list[ClusterMember], tasks: list[ClusterTask], then: Callable[[Dispatcher, Client], Any]
 ) -> Client:
-    """Send errands to members, do something, and let what follows from it happen."""
+    """Send tasks to members, do something, and let what follows from it happen."""
 
     async def run() -> Client:
         dispatcher, client = Dispatcher(lambda member, *_: dispatcher.drop(member, blame=False) and None), Client()
         dispatcher.connect(client)  # type: ignore[arg-type]
         for each in members:
             dispatcher.add(each)
-        for sent in errands:
+        for sent in tasks:
             dispatcher.put(sent)
         await asyncio.sleep(0)
         then(dispatcher, client)
@@ -70,7 +70,7 @@ def dispatched(
 
 
 def test_workers_that_are_lost_at_once_blame_a_task_once():
-    members, task = [member(name) for name in "abcd"], errand()
+    members, task = [member(name) for name in "abcd"], make_task()
     client = dispatched(members, [task], lambda dispatcher, _: dispatcher.drop(*members[:3], blame=True))
     assert [where for where, _, _ in client.sent] == ["a", "d"]
     assert task.lost == ["a"] and task.future.running()
@@ -85,7 +85,7 @@ def test_workers_that_are_lost_at_once_blame_a_task_once():
     ],
 )
 def test_an_error_that_the_driver_cannot_unpickle_is_told_and_its_slot_is_free_again(reply, said):
-    first, second = errand(1), errand(2)
+    first, second = make_task(1), make_task(2)
     client = dispatched(
         [member("a")], [first, second], lambda _, client: client.sent[0][2].set_result(pickle.dumps(reply))
     )
@@ -103,7 +103,7 @@ def test_the_error_of_a_reply_has_its_cause_and_its_text():
 
 
 def test_on_a_lost_cluster_what_waits_fails_like_what_runs():
-    tasks = [errand(number) for number in range(3)]
+    tasks = [make_task(number) for number in range(3)]
     tasks[2].future.cancel()
     dispatched([member("a")], tasks, lambda dispatcher, _: dispatcher.fail_all(lambda: WorkerStartFailed("lost")))
     done, _ = concurrent.futures.wait([task.future for task in tasks], 0)
@@ -112,7 +112,7 @@ def test_on_a_lost_cluster_what_waits_fails_like_what_runs():
 
 
 def test_when_the_pool_is_stopped_what_waits_is_cancelled_and_reported():
-    tasks = [errand(number) for number in range(2)]
+    tasks = [make_task(number) for number in range(2)]
     dispatched([member("a")], tasks, lambda dispatcher, _: dispatcher.fail_all(WorkerStopped, cancel=True))
     done, _ = concurrent.futures.wait([task.future for task in tasks], 0)
     assert len(done) == 2 and tasks[1].future.cancelled()
@@ -120,7 +120,7 @@ def test_when_the_pool_is_stopped_what_waits_is_cancelled_and_reported():
 
 
 def test_a_task_that_was_lost_with_three_workers_fails():
-    task = errand()
+    task = make_task()
 
     def lose(dispatcher: Dispatcher, _: Client) -> None:
         for name in "abc":
@@ -133,7 +133,7 @@ def test_a_task_that_was_lost_with_three_workers_fails():
 
 
 def test_a_minimization_goes_on_elsewhere_without_blame_for_its_last_question():
-    task = errand(7, MinimizeTask("source", cast(Any, {}), None, 1.0))
+    task = make_task(7, MinimizeTask("source", cast(Any, {}), None, 1.0))
     heard: dict[str, str] = {}
     goes_on: list[dict[str, str]] = []
     task.on_left = heard.__setitem__

@@ -101,8 +101,8 @@ def test_a_planted_error_of_a_decomposition_is_found(tmp_path: Path):
     plant.write_text(PLANT)
     clock = BudgetClock(CampaignBudget.parse("12c"))
     conditions = Conditions(device="cpu", plants=(plant,))
-    with open_tables(("heaviside",)) as tables, start_workers(conditions, 1, clock) as crew:
-        settings = crew.make_settings(
+    with open_tables(("heaviside",)) as tables, start_workers(conditions, 1, clock) as started:
+        settings = started.make_settings(
             Profile(),
             clock,
             seed=0,
@@ -112,6 +112,11 @@ def test_a_planted_error_of_a_decomposition_is_found(tmp_path: Path):
             drafts=tmp_path / "drafts",
         )
         summary = run_campaign(
-            settings, crew, location=str(tmp_path / "corpus"), command="test", on_event=lambda event: None, clock=clock
+            settings,
+            started,
+            location=str(tmp_path / "corpus"),
+            command="test",
+            on_event=lambda event: None,
+            clock=clock,
         )
     assert any("heaviside" in finding.signature for finding in summary.findings), summary.to_json()
