@@ -60,7 +60,7 @@ def normalised(value: Any) -> Any:
 
 def normalised_text(text: str) -> str:
     """Return text without times, dates, temporary paths, and lines of fuzzcompile's own files."""
-    text = text.replace(sys.executable, "PYTHON")
+    text = text.replace(f"{sys.executable} -m fuzzcompile", "fuzzcompile").replace(sys.executable, "PYTHON")
     text = re.sub(r"/\S*?/(?=(tests|corpus|bench|templates|reports)/)", "", text)
     text = re.sub(r"/tmp/[\w./-]+", "TMP", text)
     text = re.sub(r"fuzzcompile/[\w/]+\.py(:\d+|\", line \d+)?", "FUZZCOMPILE", text)
