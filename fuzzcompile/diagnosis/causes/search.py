@@ -15,7 +15,6 @@ from typing import Protocol
 
 import torch
 
-from fuzzcompile.diagnosis.causes.changes import Change, generate_changes
 from fuzzcompile.diagnosis.probe import SignatureLock, probe_case
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.model.contract import CauseJson, ReportJson
@@ -24,6 +23,7 @@ from fuzzcompile.model.signatures import drop_fingerprint, has_fingerprints, par
 from fuzzcompile.model.stages import GRAPH_STAGES
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.capture.case_loader import load
+from fuzzcompile.programs.edits.changes import Change, generate_changes
 from fuzzcompile.programs.ir.case_source import MOST_LITERALS, write_program, write_source
 from fuzzcompile.programs.ir.case_text import program_key
 from fuzzcompile.programs.ir.evaluation import evaluate

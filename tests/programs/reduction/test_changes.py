@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuzzcompile.diagnosis.causes.changes import generate_changes
-from fuzzcompile.diagnosis.causes.operations import list_arguments, name_operation
 from fuzzcompile.diagnosis.causes.search import (
     CulpritActivity,
     ScreenResult,
@@ -14,6 +12,8 @@ from fuzzcompile.diagnosis.causes.search import (
     generate_windows,
     shrink_window,
 )
+from fuzzcompile.programs.edits.changes import generate_changes
+from fuzzcompile.programs.edits.operations import list_arguments, name_operation
 from fuzzcompile.programs.ir.case_source import write_source
 from fuzzcompile.programs.ir.program import Form, Input, Program, Ref, Statement
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
-from fuzzcompile.diagnosis.causes.operations import StatementArgument, list_arguments, name_operation
+from fuzzcompile.programs.edits.operations import StatementArgument, list_arguments, name_operation
 from fuzzcompile.programs.ir.case_source import (
     Writer,
     format_literal,
@@ -315,19 +316,56 @@ def _change_input_shape(program: Program, changed: Input, fingerprint: str) -> C
     return Change(program.with_input(changed), "size", fingerprint, format_shape(before), format_shape(changed))
 
 
+_OTHER_OPERATOR = {"/": "*", "*": "/", "-": "+", "+": "-", "+=": "-=", "*=": "/=", "<": "<=", ">": ">="}
 # What these say is no part of what an operation computes.
 _ASIDE = ("device", "layout", "pin_memory", "memory_format", "generator", "size", "self", "copy", "non_blocking")
 
 
 def generate_changes(program: Program) -> Iterator[Change]:
     """Programs one change away that run in eager, without duplicates."""
-    evaluation = evaluate(program)
+    return _select_running(program, _all(program, evaluate(program)))
+
+
+def generate_substitutes(program: Program) -> Iterator[Change]:
+    """Programs that compute something else at one place, and run in eager: another dtype or operator is written there.
+
+    They say where a bug is, and not why.
+    """
+    changed = (change for statement in program.statements for change in _substitute(program, statement))
+    return _select_running(program, chain(_widen_integers(program), changed))
+
+
+def _widen_integers(program: Program) -> Iterator[Change]:
+    for input_ in program.inputs:
+        if not (input_.dtype.is_floating_point or input_.dtype.is_complex or input_.dtype is torch.bool):
+            values = None if input_.values is None else input_.values.to(torch.int64)
+            wide = replace(input_, dtype=torch.int64, values=values)
+            before, after = (f"{input_.name} of {format_dtype(kind)}" for kind in (input_.dtype, wide.dtype))
+            yield Change(program.with_input(wide), "dtype", "dtype", before, after)
+
+
+def _select_running(program: Program, changes: Iterable[Change]) -> Iterator[Change]:
     seen = [program]
-    for change in _all(program, evaluation):
+    for change in changes:
         if change.program not in seen:
             seen.append(change.program)
             if evaluate(change.program).failed is None:
                 yield change
+
+
+def _substitute(program: Program, statement: Statement) -> Iterator[Change]:
+    text = format_call(statement)
+    for dtype in (torch.float32, torch.int64):
+
+        def put(leaf: object, dtype: torch.dtype = dtype) -> object:
+            return dtype if isinstance(leaf, torch.dtype) else leaf
+
+        changed = statement.map_leaves(put)
+        yield Change(program.with_statement(changed), "dtype", "dtype", text, format_call(changed), statement=changed)
+    other = _OTHER_OPERATOR.get(statement.target) if statement.form == "operator" else None
+    if other is not None:
+        changed = replace(statement, target=other)
+        yield Change(program.with_statement(changed), "argument", text, text, format_call(changed), statement=changed)
 
 
 def _all(program: Program, evaluation: Evaluation) -> Iterator[Change]:
