@@ -214,7 +214,7 @@ class Attributor:
             if self.thorough:
                 self._try_ladder()
         except OutOfTime:
-            attribution = attribution or Attribution(find_first_rewrite(self.divergence))
+            attribution = attribution or Attribution(find_first_rewrite(self.divergence), cut_off=True)
         attribution = with_asserted_layout(attribution, self.ablator.trial)
         attribution.ablations = self.ablator.ablations
         attribution.culprit = self._with_frames(attribution.culprit)

@@ -203,6 +203,9 @@ class JudgedTrial:
         return Attribution(changed_bits=_list_changed_bits(self.steps))
 
 
+_CUT_OFF = "the time was over before the culprit could be looked for everywhere; a longer --timeout leaves more of it"
+
+
 def _make_report(answer: JudgedTrial, attribution: Attribution) -> TriageReport:
     experiments, trial, steps, decision = answer.experiments, answer.trial, answer.steps, answer.decision
     unseen = (*dict.fromkeys((*trial.ledger.unseen, *get_gathered())),)
@@ -237,6 +240,7 @@ def _make_report(answer: JudgedTrial, attribution: Attribution) -> TriageReport:
             *_make_version_note(),
             *_make_reference_note(experiments),
             *format_unseen(unseen),
+            *([_CUT_OFF] if attribution.cut_off else []),
             *trial.ledger.interpreted.notes,
         ),
         target=make_target_notes(experiments, trial, answer.both_ways),
@@ -277,7 +281,7 @@ def _find_largest_step(steps: Sequence[Step], decision: Decision) -> float | Non
 def _decide_confidence(decision: Decision, attribution: Attribution, unseen: Sequence[Unseen]) -> str:
     """``low`` if the culprit is not proved, or if something went unseen that might have changed the answer."""
     culprit = attribution.culprit
-    if not all(missed.harmless for missed in unseen):
+    if attribution.cut_off or not all(missed.harmless for missed in unseen):
         return "low"
     if culprit is not None and (culprit.confidence == "low" or not culprit.necessary):
         return "low"

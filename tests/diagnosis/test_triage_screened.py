@@ -117,7 +117,9 @@ def test_wrong_code_is_seen_in_full_only(judge, monkeypatch):
     monkeypatch.setattr(cpp.CppVecOverrides, "sin", staticmethod(lambda x: f"{x}.cos()"))
     monkeypatch.setattr(cpp.CppOverrides, "sin", staticmethod(lambda x: f"std::cos({x})"))
     assert not judge(screen=True).is_bug
-    assert judge(deadline=0.0).is_bug  # no further compile is begun: who is at fault is tested elsewhere
+    cut_off = judge(deadline=0.0)  # no further compile is begun: who is at fault is tested elsewhere
+    assert cut_off.is_bug and cut_off.confidence == "low"
+    assert any("the time was over" in note for note in cut_off.notes)
 
 
 def test_a_version_without_facts_of_its_own_is_said_in_the_notes(judge, clean, monkeypatch):

@@ -183,7 +183,8 @@ class Workaround:
 class Attribution:
     """Culprit, what else is needed for the bug, and what was tried.
 
-    ``known``: the culprit was not proved because an earlier case proved it.
+    ``known``: the culprit was not proved because an earlier case proved it. ``cut_off``: the time was over before every
+    stage had been looked at.
     """
 
     culprit: Culprit | None = None
@@ -192,6 +193,7 @@ class Attribution:
     changed_bits: list[Culprit] = field(default_factory=list)
     workaround: Workaround | None = None
     known: bool = False
+    cut_off: bool = False
 
 
 def frames_to_json(frames: Sequence[tuple[str, int, str]]) -> list[FrameJson]:
