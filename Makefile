@@ -9,7 +9,7 @@ TORCH ?= 2.15.0
 OTHER := .venv-$(TORCH)
 OTHER_STAMP := $(OTHER)/.installed
 
-.PHONY: fuzz test slow lint doctor docs compat clean
+.PHONY: fuzz test slow lint doctor docs reports compat clean
 
 fuzz: $(STAMP) ## A short campaign on the device that is there
 	$(BIN)/fuzzcompile run --budget $(BUDGET)
@@ -30,6 +30,9 @@ lint: $(STAMP) ## Formatter, linter, type checker, the measures of language and 
 
 doctor: $(STAMP)
 	$(BIN)/fuzzcompile doctor
+
+reports: $(STAMP) ## The reports under reports/ that name their command, made again (NAMES="attribution" for some of them)
+	$(BIN)/python tools/reports.py $(NAMES)
 
 docs: $(STAMP) ## The documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir build/site

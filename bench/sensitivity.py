@@ -1,6 +1,6 @@
 """How small a planted semantic error may be and still be found: fuzzcompile beside torch.allclose and same().
 
-    python bench/sensitivity.py [--dtypes float32 bfloat16 float16] [--errors 1e-1 1e-5] [--markdown FILE]
+    python bench/sensitivity.py [--dtypes float32 bfloat16 float16] [--errors 1e-1 1e-5]
 
 One transformer block is compiled with one of its operators made wrong by a relative error: by a rewrite of the
 post-grad stage, by its decomposition, or by its lowering. ``allclose`` is ``torch.allclose`` of compiled and eager
@@ -29,7 +29,6 @@ from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.run.device import describe_environment
 
 aten = torch.ops.aten
 _CASE = """
@@ -81,27 +80,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16", "float16"])
     parser.add_argument("--errors", nargs="+", type=float, default=[1e-1, 2e-2, 1e-2, 1e-3, 1e-4, 1e-5, 0.0])
-    parser.add_argument("--markdown", type=Path, help="Write the table to this file as well.")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    facts = describe_environment(torch.device("cpu"))
-    lines = [
-        f"torch {facts['torch']}, {facts['cpu']}; cells: verdict of fuzzcompile (largest step in float64 "
-        "that it looked at: where values are wrong natively it does not look at decompositions) / allclose / same",
-        "",
-        "| dtype | relative error | " + " | ".join(PLACES) + " |",
-        "|---" * (2 + len(PLACES)) + "|",
-    ]
-    print("\n".join(lines), flush=True)
+    print("| dtype | relative error | " + " | ".join(PLACES) + " |")
+    print("|---" * (2 + len(PLACES)) + "|", flush=True)
     for dtype in given.dtypes:
         for error in given.errors:
             cells = [_cell(dtype, place, error) for place in (PLACES if error else ["nothing planted"])]
             cells += ["–"] * (len(PLACES) - len(cells))
-            row = f"| {dtype} | {error:.0e} | " + " | ".join(cells) + " |"
-            lines.append(row)
-            print(row, flush=True)
-    if given.markdown:
-        given.markdown.write_text("# Planted semantic errors\n\n" + "\n".join(lines) + "\n", encoding="utf-8")
+            print(f"| {dtype} | {error:.0e} | " + " | ".join(cells) + " |", flush=True)
 
 
 def _cell(dtype: str, place: str, error: float) -> str:
