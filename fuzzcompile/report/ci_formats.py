@@ -64,7 +64,7 @@ def clean(text: object) -> str:
 
 
 @dataclass(frozen=True)
-class TestCaseEntry:
+class JUnitCase:
     """The result for one file: a report, or the error where there is none; ``seconds`` is wall time."""
 
     path: Path
@@ -74,12 +74,12 @@ class TestCaseEntry:
     seconds: float = 0.0
 
 
-def format_triage_junit(entries: Sequence[TestCaseEntry]) -> bytes:
+def format_triage_junit(entries: Sequence[JUnitCase]) -> bytes:
     """The document: failures are bugs, errors are files that could not be judged, skipped are known bugs."""
     return document(_case(entry) for entry in entries)
 
 
-def _case(entry: TestCaseEntry) -> TestCase:
+def _case(entry: JUnitCase) -> TestCase:
     case = TestCase(clean(entry.path), "fuzzcompile", round(entry.seconds, 3))
     report = entry.report
     if report is None:

@@ -39,7 +39,7 @@ from fuzzcompile.run.pool.worker_pool import WorkerPool
 from fuzzcompile.run.pool.worker_slot import WorkerState
 
 if TYPE_CHECKING:
-    from fuzzcompile.report.ci_formats import Scanned, TestCaseEntry
+    from fuzzcompile.report.ci_formats import JUnitCase, Scanned
 
 __all__ = [
     "Baseline",
@@ -174,11 +174,11 @@ class FileAnswer:
             return self.report if self.known is None else {**self.report, "known": self.known}
         return {"schema": SCHEMA, "case": self.path.stem, "verdict": None, "is_bug": False, "error": self.error}
 
-    def to_junit(self) -> TestCaseEntry:
+    def to_junit(self) -> JUnitCase:
         """The answer as a JUnit test case."""
-        from fuzzcompile.report.ci_formats import TestCaseEntry
+        from fuzzcompile.report.ci_formats import JUnitCase
 
-        return TestCaseEntry(self.path, self.report, self.error, bool(self.known), self.seconds)
+        return JUnitCase(self.path, self.report, self.error, bool(self.known), self.seconds)
 
     def choose_status(self, least: Severity | None) -> int:
         """The exit status if only bugs that are at least as bad as ``least`` count."""
