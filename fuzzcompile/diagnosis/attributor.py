@@ -20,9 +20,9 @@ from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence, OutO
 from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Attribution, Culprit, Workaround, frames_to_json
 from fuzzcompile.diagnosis.attribution.steps import Step, find_inputs, measure_steps, select_semantic_steps
 from fuzzcompile.diagnosis.attribution.veto_proof import Prover, find_failing_rewrite
-from fuzzcompile.diagnosis.kernels.wrapper_program import prove_flawed_program, with_asserted_layout
 from fuzzcompile.diagnosis.oracle.judgement import largest_error
 from fuzzcompile.diagnosis.stages.graph_passes import list_blamed_rewrites, make_rewrite_culprit
+from fuzzcompile.diagnosis.stages.runtime import prove_flawed_program, with_asserted_layout
 from fuzzcompile.diagnosis.stages.stage import format_tracing_settings
 from fuzzcompile.diagnosis.stages.stage_table import LADDER, LAST, Shows, get_stage, look_in_order
 from fuzzcompile.diagnosis.trials.experiments import Experiments

@@ -17,14 +17,15 @@ from fuzzcompile.diagnosis.attribution.ablation import REPLAY, SUSPICION, VALUES
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, Step, select_semantic_steps
 from fuzzcompile.diagnosis.operators.graph_boundary import BOUNDARY, Boundary, find_boundaries
 from fuzzcompile.diagnosis.oracle import random_streams
-from fuzzcompile.diagnosis.oracle.judgement import GROSS, Judgement, choose_wrong_values_verdict, have_same_bits
-from fuzzcompile.diagnosis.oracle.rounding import SEMANTIC_STEP, relative_change
+from fuzzcompile.diagnosis.oracle.judgement import Judgement, choose_wrong_values_verdict, have_same_bits
+from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model import stages as names
 from fuzzcompile.model.contract import TargetJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import PRE_GRAD
+from fuzzcompile.model.thresholds import GROSS_ERROR, HIDEABLE_STEP, SEMANTIC_STEP
 from fuzzcompile.model.verdicts import Comparison, Verdict
 from fuzzcompile.run.case import CompileSettings
 
@@ -195,7 +196,7 @@ def _has_other_kernel(experiments: Experiments, trial: Trial, boundary: Boundary
     No fused kernel of a GPU takes float64, and the math kernel in its place treats some rows in another way: torch 2.11
     hands cuDNN -65504 for what is masked, so that it averages a row without any key, which the math kernel makes zero.
     """
-    if experiments.device.type != "cuda" or boundary.step <= _HIDEABLE:
+    if experiments.device.type != "cuda" or boundary.step <= HIDEABLE_STEP:
         return False
     captured = [frame.find_record(PRE_GRAD) for frame in trial.ledger.frames if frame.index == boundary.frame]
     calls = [call for record in captured if record is not None for call in record.snapshots[-1].operator_names]
@@ -205,8 +206,6 @@ def _has_other_kernel(experiments: Experiments, trial: Trial, boundary: Boundary
     return apart < boundary.step / 10 and any("scaled_dot_product" in call for call in calls)
 
 
-# A change by more than this share of a result's size does not hide in rounding, not even in bfloat16's.
-_HIDEABLE = 0.5
 _BROKE = "the graph breaks, although FULLGRAPH promises an error there"
 _CASTS_BROKEN = "low-precision casts in the program are elided, although emulate_precision_casts promises to keep them"
 _ELIDED = "low-precision casts in the program are elided; equal under emulate_precision_casts"
@@ -234,7 +233,7 @@ def _emulation_repairs(experiments: Experiments, *, closely: bool = False) -> bo
 def _decide_precision(experiments: Experiments, first: Judgement) -> Decision:
     """Wrong values that no rewrite explains: lost precision, if they are right when compiled in float64."""
     worst = max((c.relative_error for c in first.suspicious), default=0.0)
-    gross = worst > GROSS or any(_off_by_whole(c) for c in first.suspicious)
+    gross = worst > GROSS_ERROR or any(_off_by_whole(c) for c in first.suspicious)
     # Where it stays in float64, or that is not known, precision is not what is lacking.
     if gross or _is_float64(experiments) or survives_float64(experiments) is not False:
         return Decision(first.verdict, first.confidence, first.detail)

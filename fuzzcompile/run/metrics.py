@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fuzzcompile.model.thresholds import ALWAYS_ALLOWED, LEAST_SLICE, ROUNDING_FACTOR
 from fuzzcompile.run.tensors import densify
 
 # torch.testing.assert_close: (rtol, atol) by dtype.
@@ -19,14 +20,6 @@ DEFAULT_TOLERANCE = {
     torch.complex64: (1.3e-6, 1e-5),
     torch.complex128: (1e-7, 1e-7),
 }
-# A run that rounds differently may be this many times farther from the reference than eager and the perturbed runs
-# were: they are a small sample of what rounding can do. In 30 clean transformer blocks with their gradients (float32,
-# bfloat16, float16; 394 values, torch 2.13, CPU) compiled was at most 1.4 times as far, 0.35 times in short types.
-ROUNDING_FACTOR = 6.0
-# Units in the last place that any result may be off by, even if eager and every perturbed run are exact.
-ALWAYS_ALLOWED = 4.0
-# Slices of fewer elements than this say too little about the size of rounding in them.
-_MIN_SLICE = 16
 # Elements that are measured at a time: few enough that torch does not split them among threads, which on a busy
 # machine would wait for each other at every operator.
 _PIECE = 2**14
@@ -210,7 +203,7 @@ def _spread(worst: torch.Tensor) -> torch.Tensor:
     if worst.numel() == 0:
         return spread
     for dim, size in enumerate(worst.shape):
-        if size < 2 or worst.numel() // size < _MIN_SLICE:
+        if size < 2 or worst.numel() // size < LEAST_SLICE:
             continue
         slices = [d for d in range(worst.dim()) if d != dim]
         torch.minimum(spread, worst.amax(slices, keepdim=True), out=spread)

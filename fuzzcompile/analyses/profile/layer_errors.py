@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuzzcompile.analyses.profile.sides import exactly
 from fuzzcompile.analyses.profile.taps import KeptCall, KeptTensor, filled, leaves
 from fuzzcompile.diagnosis.oracle import rounding as value_change
+from fuzzcompile.model.thresholds import SEMANTIC_STEP
 from fuzzcompile.programs.capture.case_loader import copy_objects
 from fuzzcompile.programs.capture.state import RandomState
 from fuzzcompile.run import metrics
@@ -265,7 +266,7 @@ class Rerun:
             return layer
         inputs = [kept.values for kept in call.inputs]
         step = relative_step(call.outputs, viewed(self.reference.on(inputs, exactly(self.native))))
-        if step is None or step <= value_change.SEMANTIC_STEP:
+        if step is None or step <= SEMANTIC_STEP:
             return replace(layer, exact=step)
         # The mode entered last sees a call first: the noise is that of the operators in float64, not of native weights.
         noisy = self.reference.on(inputs, UlpNoise(_EXACT_NOISE_SEED), exactly(self.native))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fuzzcompile.analyses.profile.layer_errors import SUFFIX, Distance, Layer
-from fuzzcompile.diagnosis.oracle import rounding as value_change
+from fuzzcompile.model.thresholds import AMPLIFIED, SEMANTIC_STEP
 from fuzzcompile.model.tolerances import Tolerance
 
 Name = Literal["equal", "expected_compounding", "jump", "unstable_reference"]
@@ -100,7 +100,7 @@ def jump_in(layer: Layer, tolerance: Tolerance) -> str | None:
         return (
             f"computes something else: with all of it in float64 it is off by {layer.exact:.1e} of its size, "
             "where rounding explains "
-            f"{max(value_change.SEMANTIC_STEP, value_change.AMPLIFIED * layer.exact_noise):.1e}."
+            f"{max(SEMANTIC_STEP, AMPLIFIED * layer.exact_noise):.1e}."
         )
     excess = measure_excess(layer, tolerance)
     if excess is None or not excess.beyond:
@@ -145,9 +145,9 @@ def _backward(gradients: Sequence[Layer], tolerance: Tolerance) -> ProfileVerdic
     shares: list[float] = []
     for layer in gradients:
         share, name = _share(layer), layer.label.removesuffix(SUFFIX)
-        if layer.exact is not None and layer.exact > value_change.SEMANTIC_STEP:
+        if layer.exact is not None and layer.exact > SEMANTIC_STEP:
             rule = f"the gradients of {name} are off by {layer.exact:.1e} of their size with all of it in float64"
-            return ProfileVerdict("jump", name, f"{rule}, where rounding explains {value_change.SEMANTIC_STEP:.1e}.")
+            return ProfileVerdict("jump", name, f"{rule}, where rounding explains {SEMANTIC_STEP:.1e}.")
         if share > tolerance.factor and share > _UNEXPLAINED * max(shares, default=0.0) and _counts(layer, tolerance):
             rule = f"the gradients of {name} are {share:.1f} times as far from the reference as rounding carries them"
             return ProfileVerdict("jump", name, f"{rule}; {tolerance.factor:g} are allowed.")
@@ -160,11 +160,7 @@ def _outside(layers: Sequence[Layer], whole: Layer, tolerance: Tolerance, whole_
     if whole.misshapen:
         return "the program returns results of another number or shape than the reference."
     inherited = max((layer.exact for layer in layers if layer.exact is not None), default=0.0)
-    explained = (
-        max(value_change.SEMANTIC_STEP, value_change.AMPLIFIED * inherited * _gain(layers, whole))
-        if inherited
-        else value_change.SEMANTIC_STEP
-    )
+    explained = max(SEMANTIC_STEP, AMPLIFIED * inherited * _gain(layers, whole)) if inherited else SEMANTIC_STEP
     if whole_exact is not None and whole_exact > explained:
         return (
             f"the program's output is off by {whole_exact:.1e} of its size with all of it in float64, "

@@ -17,6 +17,14 @@ from fuzzcompile.compiler.watch.ledger import CallInputs, Frame, GraphRecord, La
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS, MANDATORY
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.model.stages import FREEZING, JOINT_GRAPH, POST_GRAD, PRE_GRAD
+from fuzzcompile.model.thresholds import (
+    LEAST_NATIVE_STEP,
+    NATIVE_DIGITS,
+    ROUNDING_FACTOR,
+    SEMANTIC_STEP,
+    SHRINKING,
+    VANISHING,
+)
 from fuzzcompile.run import metrics
 from fuzzcompile.run.device import shorten_message
 from fuzzcompile.run.tensors import find_aliases, list_significant_strides, measure_storages
@@ -130,13 +138,6 @@ def list_placeholders(snapshot: Snapshot) -> list[fx.Node]:
 
 # Replays of one graph's snapshots, each made once, and what differs between two of them.
 
-# Results that shrink by more than this when computed in float64 are zero by symmetry, with nothing but
-# rounding in them; so are those this much smaller than their graph's usual results. They are measured on the
-# scale of the usual results: on their own, rounding alone moves them by 100 %.
-_SHRINKS = 1e-6
-_VANISHING = 1e-11
-# A small result is one where native precision gives it to within so much of its size.
-_DIGITS = 0.01
 _CONSTANTS = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default)
 # Results of replays are kept for later comparisons up to this size, and those of two graphs (native, float64) always.
 _KEPT_BYTES = 256 * 2**20
@@ -230,7 +231,7 @@ def find_smallest_units(native: ReplayResult, exact: ReplayResult) -> list[float
 
 def _has_scale(native: object, exact: object, usual: float) -> bool:
     """Return whether a result has a scale of its own, and is not zero by symmetry."""
-    least = max(_SHRINKS * rounding.measure_size(native), _VANISHING * usual)
+    least = max(SHRINKING * rounding.measure_size(native), VANISHING * usual)
     return _has_digits(native, exact) or rounding.measure_size(exact) > least
 
 
@@ -239,7 +240,7 @@ def _has_digits(native: object, exact: object) -> bool:
     size = rounding.measure_size(exact)
     if not size or not isinstance(native, torch.Tensor) or not isinstance(exact, torch.Tensor):
         return False
-    return native.shape == exact.shape and metrics.largest_distance(native, exact) <= _DIGITS * size
+    return native.shape == exact.shape and metrics.largest_distance(native, exact) <= NATIVE_DIGITS * size
 
 
 def _results(run: ReplayResult) -> list[object]:
@@ -306,8 +307,6 @@ def find_shared_memory(run: ReplayResult | NodeRun) -> dict[str, tuple[str, ...]
 
 
 _AFTER_CAPTURE = (JOINT_GRAPH, FREEZING, POST_GRAD)
-# A native step below this is rounding, whatever the graph's own rounding error: 8 ulp of float32.
-_NATIVE_LEAST = 1e-6
 
 # Changes that no value shows: of an output's layout, of what shares memory, of an error that a graph raises.
 Form = Literal["stride", "alias", "silenced"]
@@ -376,7 +375,7 @@ class Step:
         """Return whether the native result moved farther than the graph's own rounding explains."""
         if self.random or self.native is None:
             return False
-        return self.native > max(rounding.NATIVE * self.native_noise, _NATIVE_LEAST)
+        return self.native > max(ROUNDING_FACTOR * self.native_noise, LEAST_NATIVE_STEP)
 
 
 def measure_steps(ledger: Ledger, count: ReplayCount) -> list[Step]:
@@ -479,7 +478,7 @@ def _measure_step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: Snaps
     noise = measure_change(exact_before, native_before, units)
     step = measure_change(exact_before, exact_after, units)
     amplified = 0.0
-    if step is not None and step > rounding.SEMANTIC_STEP:
+    if step is not None and step > SEMANTIC_STEP:
         amplified = measure_change(exact_before, runs.replay_perturbed(before), units) or 0.0
     return Step(
         frame,

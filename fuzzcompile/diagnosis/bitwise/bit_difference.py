@@ -14,6 +14,7 @@ from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.diagnosis.attribution.culprit import Culprit, Proof
 from fuzzcompile.model.contract import PartingJson, PromiseJson
 from fuzzcompile.model.facts import facts
+from fuzzcompile.model.thresholds import DIFFERING_SHARE, FORMS_APART
 from fuzzcompile.run.observation import Observation, Value
 from fuzzcompile.run.tensors import densify
 
@@ -281,11 +282,6 @@ _SHOWN = 20  # partings without a promise that a report lists
 
 _LOW = (torch.bfloat16, torch.float16)
 _CASTS = ("convert_element_type", "_to_copy")
-# Two good implementations of a function differ by an ulp of float32, which changes the rounding to float16 of no more
-# than one element in 2**12. A cast left out changes that of a large part of them.
-_SHARE = 0.01
-# Two forms of a function are at most so many ulps of the value apart.
-_FORMS = 4
 _ACCUMULATES = "its terms may be added in any order, or a library computes it"
 _FUNCTION = "torch leaves open how it approximates this function"
 _SCALAR = "torch does not say in which precision a Python number enters bfloat16 or float16 arithmetic"
@@ -377,7 +373,7 @@ def why_open_batch(operators: Sequence[str], difference: BitDifference) -> str |
     """
     if any(name.startswith("reduction") or name in ("scan", "sort") for name in operators):
         return None if _steers_reductions() else "batch_invariant steers the reductions of Triton kernels, not of C++"
-    if is_exact(operators) or (difference.max_ulps or 0) > _FORMS:
+    if is_exact(operators) or (difference.max_ulps or 0) > FORMS_APART:
         return None
     return "kernels for other sizes may compute a function in vectors or in scalars"
 
@@ -403,7 +399,7 @@ def why_open_family(family: str, difference: BitDifference) -> str | None:
 
 def is_rare(difference: BitDifference) -> bool:
     """Return whether so few elements differ that two good implementations of a function explain it."""
-    return difference.differing <= max(1.0, _SHARE * difference.elements)
+    return difference.differing <= max(1.0, DIFFERING_SHARE * difference.elements)
 
 
 def find_decomposed_operator(node: fx.Node) -> str | None:

@@ -21,6 +21,7 @@ from fuzzcompile.model.contract import CauseJson, ReportJson
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.signatures import drop_fingerprint, has_fingerprints, parse_fingerprint
 from fuzzcompile.model.stages import GRAPH_STAGES
+from fuzzcompile.model.thresholds import NEARER_TO_NEIGHBOUR
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.programs.edits.changes import Change, generate_changes
@@ -180,8 +181,6 @@ def _find_requiring_grad(program: Program) -> set[str]:
 _WINDOWS, _SMALLER, _NEIGHBOURS = 6, 8, 14
 # Programs that are looked at after the first that is right, for one that says more.
 _FURTHER = 6
-# A compiled result is that of a neighbour if it is this much nearer to it than to its own.
-_NEARER = 0.02
 
 
 class CulpritActivity(IntEnum):
@@ -375,7 +374,7 @@ def _matches_neighbour(window: Program, neighbour: Program, shown: ScreenResult)
     if not own or not len(own) == len(changed) == len(shown.outputs):
         return False
     far, near = (_distance(results, shown.outputs) for results in (own, changed))
-    return math.isfinite(near) and near <= _NEARER * far and far > 0.0
+    return math.isfinite(near) and near <= NEARER_TO_NEIGHBOUR * far and far > 0.0
 
 
 def _run_in_eager(program: Program) -> list[torch.Tensor]:

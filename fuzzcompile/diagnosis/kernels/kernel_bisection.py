@@ -22,6 +22,7 @@ from fuzzcompile.diagnosis.oracle.comparison import compare
 from fuzzcompile.diagnosis.stages.stage import AblatedCompile
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model.stages import CODEGEN, SCHEDULER
+from fuzzcompile.model.thresholds import KERNEL_FACTOR
 from fuzzcompile.model.verdicts import Comparison
 from fuzzcompile.run.observation import Value
 from fuzzcompile.run.tensors import list_significant_strides
@@ -199,9 +200,6 @@ def _locate_template(template: str) -> tuple[str | None, int | None]:
 
 # Faults behind the graph passes, and the threshold beyond which a value counts as wrong.
 
-# A kernel's error may be this many times the noise: rounding was carried through the kernels before it, and through
-# other ones in the values that it is compared with.
-_KERNEL_FACTOR = 20.0
 _WRONG = ("far", "nonfinite", "integer", "shape", "dtype")
 
 
@@ -359,4 +357,4 @@ def find_error(
 def is_beyond_rounding(comparison: Comparison) -> bool:
     """Return whether a value within default tolerances is wrong all the same."""
     usual = max(comparison.max_error_eager, comparison.noise_floor)
-    return comparison.finding != "far" or comparison.max_error_compiled > _KERNEL_FACTOR * usual
+    return comparison.finding != "far" or comparison.max_error_compiled > KERNEL_FACTOR * usual

@@ -28,15 +28,15 @@ from fuzzcompile.diagnosis.kernels.kernel_bisection import (
     is_beyond_rounding,
 )
 from fuzzcompile.diagnosis.kernels.kernel_culprits import find_failure, list_failed_families
-from fuzzcompile.diagnosis.oracle.rounding import SEMANTIC_STEP, changes_meaning, relative_change
+from fuzzcompile.diagnosis.oracle.rounding import changes_meaning, relative_change
 from fuzzcompile.diagnosis.stages.stage import Stage, Suspect
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model.stages import LOWERING, POST_GRAD, RUNTIME
+from fuzzcompile.model.thresholds import NOISE_SEEDS, SEMANTIC_STEP
 from fuzzcompile.model.verdicts import Comparison, Verdict
 from fuzzcompile.run import metrics
 
 T = TypeVar("T")
-_NOISE_SEEDS = (1, 2)
 _NOT_KNOWN = (NotEvaluable, AttributeError, RuntimeError, TypeError, KeyError)
 
 
@@ -102,13 +102,13 @@ class WatchedGraph:
     @functools.cached_property
     def noisy_native_ir(self) -> list[GraphEvaluation]:
         """The IR in the program's own dtypes with every result moved by one ulp."""
-        runs = zip(_NOISE_SEEDS, self.noisy_native, strict=True)
+        runs = zip(NOISE_SEEDS, self.noisy_native, strict=True)
         return [self._evaluate(values, double=False, noise_seed=seed) for seed, values in runs]
 
     @functools.cached_property
     def noisy_native(self) -> list[NodeValues]:
         """Every node's value with every result moved by one ulp."""
-        return [self._interpret(double=False, noise_seed=seed) for seed in _NOISE_SEEDS]
+        return [self._interpret(double=False, noise_seed=seed) for seed in NOISE_SEEDS]
 
     def _evaluate(self, given: NodeValues, *, double: bool, noise_seed: int | None = None) -> GraphEvaluation:
         return GraphEvaluation(

@@ -35,16 +35,18 @@ from fuzzcompile.diagnosis.oracle import rounding as value_change
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DECOMPOSITION, JOINT_GRAPH, PRE_GRAD
+from fuzzcompile.model.thresholds import (
+    AMPLIFIED,
+    CONSTANTS_FACTOR,
+    HIDDEN_ULPS,
+    NOISE_SEEDS,
+    SEMANTIC_STEP,
+    VANISHING_GRADIENT,
+)
 
-_CONSTANTS = 2.0
-# Changes below so many ulps of the program's own dtype may be hidden there by rounding.
-_HIDDEN = 100.0
 # Calls that give other values outside of the grad mode and the transforms that they were captured in.
 _NOT_REPLAYED = facts().operators.bound_to_capture
 _EPS = torch.finfo(torch.float32).eps
-_NOISE_SEEDS = (1, 2)
-# Gradients this much smaller than the usual ones are zero by symmetry, and measured on the scale of the usual.
-_VANISHING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -150,16 +152,12 @@ def _find_boundary(frame: Frame, count: ReplayCount) -> Boundary | None:
     if len(early.outputs) != len(late.outputs) and not joint:
         return None
     step = _measure_change(early.outputs, late.outputs)
-    if (
-        step > value_change.SEMANTIC_STEP
-        and _shows_natively(call, step)
-        and step > _measure_explained(call, early.outputs)
-    ):
+    if step > SEMANTIC_STEP and _shows_natively(call, step) and step > _measure_explained(call, early.outputs):
         return _blame_decomposition(frame, count, step, gradient=False) or Boundary(
             frame.index, step, False, *_find_operator(call)
         )
     step = _measure_gradient_change(call, late.outputs) if joint else 0.0
-    if step > value_change.SEMANTIC_STEP and step > _measure_explained(call, early.outputs):
+    if step > SEMANTIC_STEP and step > _measure_explained(call, early.outputs):
         return _blame_decomposition(frame, count, step, gradient=True) or Boundary(
             frame.index, step, True, None, (), None
         )
@@ -189,7 +187,7 @@ def _shows_natively(call: _Crossing, step: float) -> bool:
     if native.error is not None or late_run.error is not None:
         return True
     return (
-        step < _HIDDEN * (coarsest_epsilon(native) or _EPS)
+        step < HIDDEN_ULPS * (coarsest_epsilon(native) or _EPS)
         or _measure_change(native.outputs, late_run.outputs) > step / 10
     )
 
@@ -208,12 +206,10 @@ def _measure_explained(call: _Crossing, outputs: Sequence[Any]) -> float:
 
     The second is the native run's error, scaled from its dtype to float32.
     """
-    native, noisy = call.native, [call.run_early(double=True, noise_seed=seed) for seed in _NOISE_SEEDS]
+    native, noisy = call.native, [call.run_early(double=True, noise_seed=seed) for seed in NOISE_SEEDS]
     noise = max((_measure_change(outputs, run.outputs) for run in noisy if run.error is None), default=0.0)
     rounding = 0.0 if native.error is not None else _measure_change(outputs, native.outputs)
-    return max(
-        value_change.AMPLIFIED * noise, _CONSTANTS * rounding * min(1.0, _EPS / (coarsest_epsilon(native) or _EPS))
-    )
+    return max(AMPLIFIED * noise, CONSTANTS_FACTOR * rounding * min(1.0, _EPS / (coarsest_epsilon(native) or _EPS)))
 
 
 def _measure_gradient_change(call: _Crossing, joint: Sequence[Any]) -> float:
@@ -229,11 +225,11 @@ def _measure_gradient_change(call: _Crossing, joint: Sequence[Any]) -> float:
     if gradients is None:
         return 0.0
     step = _measure_change(gradients, joint[-len(primals) :], together=True)
-    if step <= value_change.SEMANTIC_STEP:
+    if step <= SEMANTIC_STEP:
         return 0.0
-    moved = call.differentiate_early(tangents, _NOISE_SEEDS[0])
+    moved = call.differentiate_early(tangents, NOISE_SEEDS[0])
     noise = _measure_change(gradients, moved, together=True) if moved is not None else 0.0
-    return step if step > value_change.AMPLIFIED * noise else 0.0
+    return step if step > AMPLIFIED * noise else 0.0
 
 
 def _alike(primal: Any, given: Any) -> bool:
@@ -247,7 +243,9 @@ def _measure_change(before: Sequence[object], after: Sequence[object], *, togeth
     sizes = [value_change.measure_size(value) for value in before]
     positive = sorted(size for size in sizes if size)
     usual = positive[(len(positive) - 1) // 2] if together and positive else 0.0
-    return value_change.largest_change(before, after, [usual if size < _VANISHING * usual else 0.0 for size in sizes])
+    return value_change.largest_change(
+        before, after, [usual if size < VANISHING_GRADIENT * usual else 0.0 for size in sizes]
+    )
 
 
 def _find_operator(call: _Crossing) -> tuple[str | None, tuple[str, ...], str | None]:
@@ -277,7 +275,4 @@ def _map_last_nodes(late: GraphRecord) -> dict[str, fx.Node]:
 
 def _differ(early: NodeValues, late: NodeValues, node: fx.Node, result: fx.Node) -> bool:
     value, traced = early.get(node.name), late.get(result.name)
-    return (
-        value_change.are_comparable(value, traced)
-        and value_change.relative_change(value, traced) > value_change.SEMANTIC_STEP
-    )
+    return value_change.are_comparable(value, traced) and value_change.relative_change(value, traced) > SEMANTIC_STEP

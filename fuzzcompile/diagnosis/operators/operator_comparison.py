@@ -33,6 +33,7 @@ from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.culprit_contract import AtenKernelJson, KernelInputJson
 from fuzzcompile.model.stages import DECOMPOSITION, JOINT_GRAPH, PRE_GRAD
+from fuzzcompile.model.thresholds import SEMANTIC_STEP
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
 
@@ -147,11 +148,7 @@ def _find_matter(application: Application) -> _Matter | None:
     native = rounding.largest_change(*_pair_results(given, plain))
     exact = application.compute_in_float64() if native else None
     step = rounding.largest_change(*_pair_results(*exact)) if exact is not None else 0.0
-    if (
-        exact is not None
-        and step > rounding.SEMANTIC_STEP
-        and rounding.changes_meaning(step, measure_noise(application, exact))
-    ):
+    if exact is not None and step > SEMANTIC_STEP and rounding.changes_meaning(step, measure_noise(application, exact)):
         got, expected = find_worst_element(*exact)
         return "values", expected, got, step, True
     floating = has_floats(plain.results)

@@ -18,6 +18,7 @@ from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION
+from fuzzcompile.model.thresholds import NOISE_SEEDS, OTHER_NUMBERS, ROUNDING_FACTOR, SEMANTIC_STEP
 from fuzzcompile.run import metrics
 from fuzzcompile.run.device import shorten_message
 from fuzzcompile.run.tensors import have_same_values, list_significant_strides
@@ -27,9 +28,6 @@ from fuzzcompile.run.tensors import have_same_values, list_significant_strides
 Kind = Literal["values", "numbers", "dtype", "shape", "device", "stride", "alias", "mutation", "check", "raises"]
 _SIZES: tuple[Kind, ...] = ("shape", "device")
 _LAYOUTS: tuple[Kind, ...] = ("alias", "stride")
-_NOISE_SEEDS = (1, 2)
-# Numbers that are computed from the same draws, in a bfloat16 at least, differ by less than this of their size.
-OTHER_NUMBERS = 0.05
 
 
 @dataclass(frozen=True)
@@ -201,7 +199,7 @@ def _compare_mutations(application: Application) -> Fault | None:
     if application.operator._schema.is_mutable:
         exact = application.compute_in_float64()
         step = step if exact is None else rounding.largest_change(exact[0].arguments, exact[1].arguments)
-        if step <= rounding.SEMANTIC_STEP:
+        if step <= SEMANTIC_STEP:
             return None
     return _make_fault(application, "mutation", "arguments as the kernel leaves them", f"off by {step:.1e}", step=step)
 
@@ -216,7 +214,7 @@ def _compare_values(application: Application) -> Fault | None:
     exact = application.compute_in_float64()
     if exact is not None:
         step = rounding.largest_change(exact[0].results, exact[1].results)
-        if step > rounding.SEMANTIC_STEP and rounding.changes_meaning(step, measure_noise(application, exact)):
+        if step > SEMANTIC_STEP and rounding.changes_meaning(step, measure_noise(application, exact)):
             return _make_fault(application, "values", *find_worst_element(*exact), step=step)
     if not native:
         return None
@@ -238,7 +236,7 @@ def _compare_random_numbers(application: Application) -> Fault | None:
 def measure_noise(application: Application, exact: tuple[OperatorOutcome, OperatorOutcome]) -> float:
     """Measure how far one ulp of float64 in the arguments moves either result."""
     most = 0.0
-    for seed in _NOISE_SEEDS:
+    for seed in NOISE_SEEDS:
         moved = application.compute_in_float64(noise=seed)
         if moved is None:
             continue
@@ -258,7 +256,7 @@ def is_far_from(kernel: OperatorOutcome, substitute: OperatorOutcome, exact: Ope
         ):
             continue
         apart = metrics.largest_distance(value, truth)
-        if apart > rounding.NATIVE * metrics.largest_distance(right, truth) and not metrics.within_default_tolerance(
+        if apart > ROUNDING_FACTOR * metrics.largest_distance(right, truth) and not metrics.within_default_tolerance(
             value, right
         ):
             return True

@@ -9,6 +9,7 @@ import torch
 
 from fuzzcompile.diagnosis.oracle.rounding import compare_floats, compare_integers
 from fuzzcompile.model.evidence import ONLY_EAGER, AliasDifference, ValuePair
+from fuzzcompile.model.thresholds import ROUNDING_FACTOR
 from fuzzcompile.model.verdicts import Comparison, Finding
 from fuzzcompile.run import metrics
 from fuzzcompile.run.observation import Observation, Value
@@ -56,7 +57,7 @@ def compare(
         noisy: the values of the perturbed eager runs.
         smallest_scale: absolute size below which a value counts as exactly zero (a gradient that vanishes by
             symmetry consists of rounding only).
-        factor_of: what stands for :data:`metrics.ROUNDING_FACTOR`, by the dtype of the values.
+        factor_of: what stands for ``ROUNDING_FACTOR``, by the dtype of the values.
     """
     if compiled is None:
         return Comparison(eager.name, eager.kind, "missing", detail=ONLY_EAGER)
@@ -165,7 +166,7 @@ def _compare_tensors(
         expected, samples = expected.to(actual.dtype), [sample.to(actual.dtype) for sample in samples]
     if not (expected.is_floating_point() or expected.is_complex()):
         return compare_integers(eager, expected, actual, exact, samples)
-    factor = metrics.ROUNDING_FACTOR if factor_of is None else factor_of(expected.dtype)
+    factor = ROUNDING_FACTOR if factor_of is None else factor_of(expected.dtype)
     return compare_floats(eager, expected, actual, exact, samples, smallest_scale, factor)
 
 

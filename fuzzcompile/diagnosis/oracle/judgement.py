@@ -9,23 +9,17 @@ import torch
 
 from fuzzcompile.diagnosis.oracle.comparison import DtypeFactor, compare
 from fuzzcompile.model.evidence import EagerRefusal
+from fuzzcompile.model.thresholds import VANISHING
 from fuzzcompile.model.verdicts import Comparison, Verdict
 from fuzzcompile.run import metrics
 from fuzzcompile.run.observation import Observation, Value
-
-# A gradient this much smaller than the largest of its run, in float64, is zero by symmetry: rounding leaves some
-# 1e-16 of the terms that cancel, and a true gradient of that ratio would be lost in float32 anyway.
-_VANISHING = 1e-11
-# An error beyond this share of the output's size is not a lack of precision, whatever float64 shows: bfloat16 alone
-# errs by 2**-9 of a value, so that 50 such errors would have to add up.
-GROSS = 0.1
 
 
 @dataclass(frozen=True)
 class Observations:
     """The runs of one case that a verdict rests on; ``again`` is a second eager run.
 
-    ``factor_of`` stands for :data:`metrics.ROUNDING_FACTOR` where another way to run has eager's place.
+    ``factor_of`` stands for ``ROUNDING_FACTOR`` where another way to run has eager's place.
     """
 
     eager: Observation
@@ -127,7 +121,7 @@ def _compare_all(runs: Observations) -> list[Comparison]:
     compiled, exact = runs.compiled.index_by_name(), runs.reference.index_by_name()
     # If eager is not deterministic, its own variation is noise like any other.
     noisy = [run.index_by_name() for run in (*runs.noisy, runs.again) if run.failure is None]
-    vanishing = _VANISHING * _measure_largest_gradient(list(exact.values()))
+    vanishing = VANISHING * _measure_largest_gradient(list(exact.values()))
     comparisons = []
     for value in runs.eager.values:
         reference = exact.get(value.name)
@@ -138,7 +132,7 @@ def _compare_all(runs: Observations) -> list[Comparison]:
                 compiled.get(value.name),
                 reference,
                 [run[value.name] for run in noisy if value.name in run],
-                smallest_scale=vanishing / _VANISHING if zero else 0.0,
+                smallest_scale=vanishing / VANISHING if zero else 0.0,
                 factor_of=runs.factor_of,
             )
         )

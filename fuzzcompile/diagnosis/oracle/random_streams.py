@@ -36,6 +36,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fuzzcompile.model.thresholds import ROUNDING_FACTOR
 from fuzzcompile.model.verdicts import Comparison
 from fuzzcompile.run import metrics
 from fuzzcompile.run.observation import Observation, Value
@@ -109,7 +110,7 @@ def measure_floors(eager: Observation, perturbed: Sequence[Observation]) -> dict
             if shifted is not None and _is_comparable(value, shifted):
                 apart = metrics.widen(shifted.value) - metrics.widen(value.value)
                 largest = metrics.largest(apart.abs().nan_to_num(0.0, 0.0, 0.0))
-                floors[value.name] = max(floors.get(value.name, 0.0), metrics.ROUNDING_FACTOR * largest)
+                floors[value.name] = max(floors.get(value.name, 0.0), ROUNDING_FACTOR * largest)
     return floors
 
 

@@ -10,6 +10,21 @@ from typing import Any
 
 import torch
 
+from fuzzcompile.model.thresholds import (
+    ALWAYS_ALLOWED,
+    AMPLIFIED,
+    KEPT_SHARE,
+    LEAST_ELEMENTS,
+    NO_DIGITS,
+    PERTURBED_SHARE,
+    PERTURBED_SURELY,
+    ROUNDED_BIAS,
+    ROUNDED_RMS,
+    ROUNDING_FACTOR,
+    SEMANTIC_STEP,
+    SUSPICIOUS_BIAS,
+    SUSPICIOUS_RMS,
+)
 from fuzzcompile.model.verdicts import Comparison, Finding
 from fuzzcompile.run import metrics
 from fuzzcompile.run.observation import Value
@@ -23,8 +38,7 @@ def compare_integers(
     """Compare eager's values ``expected`` with the compiled values ``actual``.
 
     An index or a comparison that rounding alone can flip says nothing about the compiler. The samples are few: if
-    they flip some elements, :data:`metrics.ROUNDING_FACTOR` times as many, by that many times as much, may flip in
-    another run.
+    they flip some elements, ``ROUNDING_FACTOR`` times as many, by that many times as much, may flip in another run.
     """
     apart = metrics.exact_distance(expected, actual)
     flips = metrics.exact_distance(expected, exact)
@@ -34,9 +48,9 @@ def compare_integers(
         flipped = max(flipped, int((moved > 0).sum()))
         torch.maximum(flips, moved, out=flips)
     unexplained = (apart > 0) & (flips == 0)
-    usual = metrics.ROUNDING_FACTOR * flipped
+    usual = ROUNDING_FACTOR * flipped
     if int(unexplained.sum()) <= usual:
-        unexplained &= apart > metrics.ROUNDING_FACTOR * metrics.largest(flips)
+        unexplained &= apart > ROUNDING_FACTOR * metrics.largest(flips)
     finding: Finding = "integer" if bool(unexplained.any()) else "wild" if bool((apart > 0).any()) else "same"
     error = torch.where(unexplained, apart, torch.zeros_like(apart)) if finding == "integer" else apart
     where, at = metrics.find_worst(error, eager=expected, compiled=actual, float64=exact)
@@ -52,24 +66,6 @@ def compare_integers(
         where=where,
         at=at,
     )
-
-
-# Fewer elements than this average nothing out.
-_MIN_ELEMENTS = 64
-_KEPT = 0.95
-# Multiples of the usual rounding that are suspicious. In 216 runs of transformer blocks (float32, bfloat16 and
-# float16, eval and training, 1008 values) the largest was 1.26 for the RMS and 0.45 for the bias.
-_SUSPICIOUS_RMS = 1.5
-_SUSPICIOUS_BIAS = 2.0
-# Rounding of the result alone: uniform within one unit in the last place, its RMS is 1/√12 of that unit; a scalar that
-# multiplies all elements is itself rounded, which on average makes a common factor of a quarter of eps.
-_ROUNDED_RMS = 12**-0.5
-_ROUNDED_BIAS = 0.25
-# Each operator of a perturbed run moves by -1, 0 or 1 units in the last place, eager's by up to a half: the perturbed
-# runs' RMS was 2 to 4 times eager's in float32 and 4 to 7 times in shorter types. A quarter of it stands for usual
-# rounding where eager happened to be exact, a half where no float64 step confirms the suspicion.
-_PERTURBED = 0.25
-_PERTURBED_SURELY = 0.5
 
 
 @dataclass(frozen=True)
@@ -94,11 +90,11 @@ def find_drift(
     compiled: torch.Tensor,
     reference: torch.Tensor,
     noisy: Sequence[torch.Tensor],
-    factor: float = metrics.ROUNDING_FACTOR,
+    factor: float = ROUNDING_FACTOR,
 ) -> Drift | None:
     """The norm in which the compiled run is too far from the reference; None if it is in neither.
 
-    What is suspicious grows and shrinks with ``factor`` (:data:`metrics.ROUNDING_FACTOR`).
+    What is suspicious grows and shrinks with ``factor`` (``ROUNDING_FACTOR``).
 
     A kernel that is wrong by 2e-2 throughout stays below what rounding may do to one bfloat16 element, but rounding
     averages out over many elements and a change of meaning does not. Two figures of the error e = value − reference are
@@ -169,18 +165,18 @@ def _find_bulk_limit(runs: Sequence[torch.Tensor]) -> float | None:
         piece = errors[1].abs()
         sizes[count : count + piece.numel()] = piece
         count += piece.numel()
-    if count < _MIN_ELEMENTS:
+    if count < LEAST_ELEMENTS:
         return None
     # Not kthvalue, which takes another copy and three times as long.
-    last, ordered = max(1, int(_KEPT * count)) - 1, sizes[:count].numpy()
+    last, ordered = max(1, int(KEPT_SHARE * count)) - 1, sizes[:count].numpy()
     ordered.partition(last)
     return float(ordered[last])
 
 
 def _find_bias_drift(sums: _Sums, eps: float, rtol: float, factor: float) -> Drift | None:
     own, compiled, *noisy = (abs(product) / sums.weight for product in sums.products)
-    usual = max(own, *noisy, 0.0) + _ROUNDED_BIAS * eps
-    if compiled <= _SUSPICIOUS_BIAS * factor / metrics.ROUNDING_FACTOR * usual:
+    usual = max(own, *noisy, 0.0) + ROUNDED_BIAS * eps
+    if compiled <= SUSPICIOUS_BIAS * factor / ROUNDING_FACTOR * usual:
         return None
     return Drift("a common factor is off by", own, compiled, compiled <= max(rtol, factor * usual))
 
@@ -188,10 +184,10 @@ def _find_bias_drift(sums: _Sums, eps: float, rtol: float, factor: float) -> Dri
 def _find_rms_drift(sums: _Sums, eps: float, rtol: float, factor: float) -> Drift | None:
     own, compiled, *noisy = (math.sqrt(square / sums.weight) for square in sums.squares)
     perturbed = max(noisy, default=0.0)
-    rounded = max(own, _ROUNDED_RMS * eps)
-    if compiled <= _SUSPICIOUS_RMS * factor / metrics.ROUNDING_FACTOR * max(rounded, _PERTURBED * perturbed):
+    rounded = max(own, ROUNDED_RMS * eps)
+    if compiled <= SUSPICIOUS_RMS * factor / ROUNDING_FACTOR * max(rounded, PERTURBED_SHARE * perturbed):
         return None
-    limit = factor * max(rounded, _PERTURBED_SURELY * perturbed)
+    limit = factor * max(rounded, PERTURBED_SURELY * perturbed)
     return Drift("RMS error is", own, compiled, compiled <= max(rtol, limit))
 
 
@@ -201,10 +197,6 @@ def _flatten_complex(wide: torch.Tensor) -> torch.Tensor:
 
 # Compare floating-point (and complex) values against the reference.
 
-# If eager and compiled differ by this share of their size, and both are within what rounding allows, eager itself has
-# no correct digits left: not even the second bit is certain.
-_NO_DIGITS = 0.25
-
 
 def compare_floats(
     eager: Value,
@@ -213,7 +205,7 @@ def compare_floats(
     exact: torch.Tensor,
     samples: list[torch.Tensor],
     smallest_scale: float,
-    factor: float = metrics.ROUNDING_FACTOR,
+    factor: float = ROUNDING_FACTOR,
 ) -> Comparison:
     """Compare eager's values ``expected`` with the compiled values ``actual``.
 
@@ -226,7 +218,7 @@ def compare_floats(
         exact: the float64 reference.
         samples: the values of the perturbed eager runs.
         smallest_scale: absolute size below which a value counts as exactly zero.
-        factor: see :data:`metrics.ROUNDING_FACTOR`.
+        factor: see ``ROUNDING_FACTOR``.
     """
     # In this order, because each of these needs the memory of several of its results.
     within = metrics.within_scaled_tolerance(actual, expected, smallest_scale)
@@ -235,7 +227,7 @@ def compare_floats(
     scale = max(metrics.rms(exact), smallest_scale)
     broken = _find_unexplained_nonfinite(expected, actual, exact, samples, scale)
     # An exact zero is what remains where numbers of that scale cancel; their rounding remains as well.
-    bound = allowed.bound.clamp_(min=metrics.ALWAYS_ALLOWED * torch.finfo(expected.dtype).eps * smallest_scale)
+    bound = allowed.bound.clamp_(min=ALWAYS_ALLOWED * torch.finfo(expected.dtype).eps * smallest_scale)
     excess = metrics.compute_excess(error_compiled, bound)
     apart = metrics.distance(expected, actual)
     drift, finding = None, _find_elementwise(broken, excess, apart, error_eager, scale, (expected, actual, exact))
@@ -304,8 +296,8 @@ def _is_wild(
     least = torch.finfo(runs[0].dtype).tiny
     for _, (far, far_eager, *values) in metrics.iter_pieces(apart, error_eager, *runs):
         expected, actual, exact = (value.abs().nan_to_num(0.0, 0.0, 0.0) for value in values)
-        limit = _NO_DIGITS * exact.clamp(min=max(scale, least))
-        lost = (far_eager > limit) & (far > _NO_DIGITS * torch.maximum(expected, actual).clamp(min=least))
+        limit = NO_DIGITS * exact.clamp(min=max(scale, least))
+        lost = (far_eager > limit) & (far > NO_DIGITS * torch.maximum(expected, actual).clamp(min=least))
         if bool(((far > limit) | lost | torch.isinf(far)).any()):
             return True
     return False
@@ -325,7 +317,7 @@ def _find_unexplained_nonfinite(
         if bool(kinds.any()) or not bool(torch.isfinite(runs[0]).all()):
             held = reference.to(expected.dtype)  # the float64 result as the program's own dtype holds it
             explained = [kinds == _classify_nonfinite(run) for run in (reference, held, *runs)]
-            limit = _NO_DIGITS * reference.abs().clamp(min=scale)
+            limit = NO_DIGITS * reference.abs().clamp(min=scale)
             explained += [(run - reference).abs() > limit for run in runs]
             broken.view(-1)[place] = ~torch.stack(explained).any(0)
     return broken
@@ -339,16 +331,6 @@ def _classify_nonfinite(wide: torch.Tensor) -> torch.Tensor:
 
 
 # The one measure of change: how far apart two computations of a value are, and when that is more than rounding.
-
-# A float64 change beyond this is one of meaning. Rewrites and decompositions may fold constants in the program's own
-# float32, which moves a float64 result by up to 4 ulp of float32; replayed clean graphs move by 4e-16 (measured).
-SEMANTIC_STEP = 4 * torch.finfo(torch.float32).eps
-# A change must be this many times what one ulp per operator does to the same value: a program that amplifies rounding
-# amplifies float64's as well. Clean generated modules stay within 1e-14, 45 ulp of float64 (210 cases, measured).
-AMPLIFIED = 100.0
-# A native result may be this many times farther away than rounding was seen to carry it: one run, or a few, are a
-# small sample of what rounding can do.
-NATIVE = metrics.ROUNDING_FACTOR
 
 
 def are_comparable(before: object, after: object) -> bool:

@@ -35,6 +35,7 @@ from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model import stages
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.stages import DYNAMO, PRE_GRAD
+from fuzzcompile.model.thresholds import ANOTHER_CALL_ULPS
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
@@ -126,8 +127,6 @@ def _record_eager_calls(experiments: Experiments) -> list[str]:
     return called
 
 
-# The same kernels on the same values: what differs by more than this many units in the last place is another call.
-_ULPS = 100.0
 __watches_calls__ = True  # its frames stand between a call and the program that makes it
 _KEPT_BYTES = 256 * 2**20
 
@@ -272,7 +271,7 @@ def _is_another(eager: torch.Tensor | None, captured: object) -> bool:
     if eager.shape != captured.shape or eager.dtype != captured.dtype:
         return True
     moved = relative_change(eager, captured)
-    return bool(moved) if not eager.is_floating_point() else moved > _ULPS * torch.finfo(eager.dtype).eps
+    return bool(moved) if not eager.is_floating_point() else moved > ANOTHER_CALL_ULPS * torch.finfo(eager.dtype).eps
 
 
 # -- the calls of the program -------------------------------------------------------------------------

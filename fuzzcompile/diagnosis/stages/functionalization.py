@@ -25,13 +25,7 @@ from fuzzcompile.compiler.watch.rule_labels import find_location
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_inputs, find_shared_memory
-from fuzzcompile.diagnosis.operators.operator_faults import (
-    OTHER_NUMBERS,
-    Kind,
-    find_difference,
-    find_worst_element,
-    is_far_from,
-)
+from fuzzcompile.diagnosis.operators.operator_faults import Kind, find_difference, find_worst_element, is_far_from
 from fuzzcompile.diagnosis.operators.operator_suspects import (
     doubt,
     list_aten_suspects,
@@ -40,10 +34,11 @@ from fuzzcompile.diagnosis.operators.operator_suspects import (
     make_operator_culprit,
 )
 from fuzzcompile.diagnosis.oracle import rounding
-from fuzzcompile.diagnosis.oracle.rounding import SEMANTIC_STEP, relative_change
+from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages.stage import Stage, Suspect, format_tracing_settings, prove_by_break
 from fuzzcompile.model import stages
 from fuzzcompile.model.stages import FUNCTIONALIZATION, JOINT_GRAPH, PRE_GRAD
+from fuzzcompile.model.thresholds import OTHER_NUMBERS, SEMANTIC_STEP
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.tensors import list_significant_strides
 
@@ -163,7 +158,7 @@ def _compare_paths(call: ComparedCall, verdict: Verdict) -> _Difference | None:
     exact = call.run_in_float64()
     known = all(outcome.error is None for outcome in exact)
     step = rounding.largest_change(exact[0].results, exact[1].results) if known else 0.0
-    if step > rounding.SEMANTIC_STEP:
+    if step > SEMANTIC_STEP:
         return "values", *find_worst_element(*exact), step
     if is_far_from(eager, traced, exact[0] if known else None):
         return "values", *find_worst_element(eager, traced), rounding.largest_change(eager.results, traced.results)

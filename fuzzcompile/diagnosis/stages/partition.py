@@ -19,10 +19,11 @@ from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_inputs, list_placeholders
 from fuzzcompile.diagnosis.operators.operator_suspects import doubt, make_operator_culprit
-from fuzzcompile.diagnosis.oracle.rounding import SEMANTIC_STEP, relative_change
+from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages.stage import AblatedCompile, Stage, Suspect
 from fuzzcompile.model import stages
 from fuzzcompile.model.culprit_contract import DetailsJson
+from fuzzcompile.model.thresholds import SEMANTIC_STEP
 
 _PARTS: tuple[Direction, ...] = ("forward", "backward")
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fuzzcompile.diagnosis.oracle import rounding
+from fuzzcompile.model.thresholds import ROUNDING_FACTOR
 from fuzzcompile.run import metrics
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64]
@@ -33,7 +34,7 @@ def whole_bound(exact: torch.Tensor, eager: torch.Tensor, noisy: list[torch.Tens
             others = [d for d in range(worst.dim()) if d != dim]
             spread = torch.minimum(spread, worst.amax(others, keepdim=True).expand_as(worst))
     ulp = torch.finfo(dtype).eps * metrics.widen(exact).abs().nan_to_num(0.0, 0.0, 0.0)
-    bound = metrics.ROUNDING_FACTOR * spread + 4 * ulp + torch.finfo(dtype).smallest_normal
+    bound = ROUNDING_FACTOR * spread + 4 * ulp + torch.finfo(dtype).smallest_normal
     return torch.where(torch.stack([torch.isfinite(e) for e in errors]).all(0), bound, math.inf)
 
 

@@ -9,8 +9,8 @@ import torch
 
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.profile_contract import ToleranceJson
+from fuzzcompile.model.thresholds import ROUNDING_FACTOR
 from fuzzcompile.model.tolerances import PAIRS, Tolerances
-from fuzzcompile.run import metrics
 
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16")
 
@@ -35,8 +35,8 @@ def test_every_pair_has_every_dtype_and_a_reason():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_backend_has_the_judges_factor_and_devices_more(dtype: str):
     table = Tolerances.load()
-    assert table.for_pair("same_backend", dtype).factor == metrics.ROUNDING_FACTOR
-    assert table.for_pair("across_devices", dtype).factor > metrics.ROUNDING_FACTOR
+    assert table.for_pair("same_backend", dtype).factor == ROUNDING_FACTOR
+    assert table.for_pair("across_devices", dtype).factor > ROUNDING_FACTOR
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
