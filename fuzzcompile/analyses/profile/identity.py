@@ -62,21 +62,6 @@ class RunFacts:
     dtype: str
     environment: Mapping[str, object]
 
-    @property
-    def program_sha256(self) -> str:
-        """One hash over the source and the tree of modules."""
-        return _over([self.source, *(f"{name}={kind}" for name, kind in self.modules.items())])
-
-    @property
-    def weights_sha256(self) -> str:
-        """One hash over all weights, whatever their order."""
-        return _over(sorted(f"{name}={leaf}" for name, leaf in self.weights.items()))
-
-    @property
-    def inputs_sha256(self) -> str:
-        """One hash over all inputs."""
-        return _over(f"{name}={leaf}" for name, leaf in self.inputs.items())
-
 
 def collect_facts(case: Case, program: CaseProgram, side: str, device: torch.device) -> RunFacts:
     """The facts of a run that is about to begin.

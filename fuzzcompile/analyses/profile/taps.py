@@ -11,7 +11,7 @@ import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
@@ -123,20 +123,6 @@ class KeptCall:
     def label(self) -> str:
         """The layer's name, with the number of the call behind it from the second on."""
         return self.name if not self.number else f"{self.name}#{self.number + 1}"
-
-
-@dataclass(frozen=True)
-class Activations:
-    """All calls of one run, in the order in which they ended, and how the run was made.
-
-    Attributes:
-        calls: by name and number.
-        facts: what identifies the run (see :mod:`fuzzcompile.analyses.profile.recordings`); empty for one made just
-        now.
-    """
-
-    calls: Mapping[tuple[str, int], KeptCall]
-    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 T = TypeVar("T")

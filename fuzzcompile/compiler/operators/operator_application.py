@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 _EPS = torch.finfo(torch.float64).eps
 _DRAW_SEED = 11
-# The other ways: Inductor's table, the Python dispatcher, fake tensors.
-WAYS = ("decomposition", "dispatcher", "fake")
 
 
 @dataclass(frozen=True)

@@ -185,11 +185,6 @@ class CaseRuns:
         return self.draws_alike(self._reference[0])
 
     @functools.cached_property
-    def depends_on_seeds(self) -> bool:
-        """Return whether the seed changes what eager shows: a program that seeds itself draws the same every time."""
-        return bool(self.draws) and bool(random_streams.find_varying(self.eager_samples))
-
-    @functools.cached_property
     def eager_samples(self) -> list[random_streams.SampledRun]:
         """Eager runs under :data:`streams.SEEDS` seeds, without those that raise."""
         return self._sample_eager(_EAGER_SEEDS)

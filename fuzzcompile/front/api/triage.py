@@ -238,13 +238,6 @@ class Triage:
 
 
 triage = Triage()
-
-
-def make_triage(**changes: Unpack[TriageOptions]) -> Triage:
-    """Return ``triage`` under other settings, as :meth:`Triage.options` does."""
-    return triage.options(**changes)
-
-
 """Judge a call of a callable; see :class:`Triage`."""
 
 

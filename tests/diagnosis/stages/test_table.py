@@ -24,8 +24,7 @@ ROOT = Path(fuzzcompile.__file__).parent
 OTHER_MEANINGS = {
     "compiler/facts/inductor_toggles.py": {"freezing"},  # an entry of torch._inductor.config
     "compiler/kernels/kernel_patches.py": {"codegen"},  # a method of torch's scheduler nodes
-    "compiler/operators/operator_application.py": {"decomposition"},  # a way to compute an operator, beside "fake"
-    "compiler/operators/operator_crossref.py": {"decomposition"},  # the same way
+    "compiler/operators/operator_crossref.py": {"decomposition"},  # a way to compute an operator, beside "fake"
     "compiler/rule_catalogue.py": {"decomposition", "lowering"},  # kinds of rule that `passes` lists, in the contract
     "compiler/session.py": {"dynamo"},  # the key of torch._dynamo.config in a case's settings
     "compiler/torch_config.py": {"dynamo"},  # the same key
