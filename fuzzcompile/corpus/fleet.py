@@ -107,7 +107,7 @@ State = Literal["runs", "silent", "ended"]
 
 @dataclass(frozen=True)
 class FleetCampaign:
-    """A campaign that was heard of in the last day.
+    """A campaign that wrote to the corpus in the last day.
 
     ``state`` is "silent" for one that neither ended nor said anything for three minutes. ``cases`` are those that it
     judged in all, ``per_minute`` those a minute and worker in the last hour in which it lived. ``machine`` is that of

@@ -41,7 +41,7 @@ def find_finding(session: Session, signature: str, report: ReportJson | None = N
     """The finding that a report of this signature is a hit of; None if it is a new one.
 
     With the report, an error is a hit of a finding at the same place that raises alike, whatever the causes are called.
-    Else a coarse signature is a hit of the only refined one of its place; where there are several, nobody can say which
+    Else a coarse signature is a hit of the only refined one of its place; where there are several, that is not decided
     until the case has been minimized.
     """
     exact = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
@@ -143,7 +143,7 @@ def find_umbrella(severity: str | None, signature: str) -> str | None:
     """The group of a finding, None for one that stands alone.
 
     What eager refuses and the compiler accepts is one group (``validation``): each operator whose decomposition forgot
-    a check shows it anew. Layouts that nobody is hurt by are one for each stage (``layout-decomposition``).
+    a check shows it anew. Harmless layouts are one for each stage (``layout-decomposition``).
     """
     if severity == Severity.ACCEPTS_INVALID:
         return VALIDATION

@@ -13,7 +13,7 @@ class Severity(StrEnum):
     """The effect of a bug on its users, the worst first; the values are the words of the JSON contract.
 
     The order is that of a PyTorch maintainer's reading of findings: what is silently wrong comes before what is loudly
-    wrong, and a layout that makes ``.view()`` raise before one that nobody notices.
+    wrong, and a layout that makes ``.view()`` raise before one that has no effect.
     """
 
     SILENT = "silent"

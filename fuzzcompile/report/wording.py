@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fuzzcompile.corpus.replay.replay_history import History
 
 
-# Whom a bug hits, what it takes, and since which version: the sentences of a draft.
+# Users that a bug hits, conditions that it takes, versions that have it: the sentences of a draft.
 
 _MODES = {"enabled": "with gradients enabled", "inference_mode": "under `torch.inference_mode()`"}
 

@@ -1,4 +1,4 @@
-// The report's list and pages. It asks nobody: what it shows lies packed in this file.
+// The report's list and pages. All that they show lies packed in this file: nothing is requested.
 "use strict";
 (() => {
   const $ = (selector, root = document) => root.querySelector(selector);

@@ -179,7 +179,7 @@ def next_release(
 ) -> tuple[str, list[int]] | None:
     """The release that most findings want next, and their ids; None once nothing is open.
 
-    Each finding wants the middle of what is open for it. Since those who share an interval want the same release,
+    Each finding wants the middle of what is open for it. Findings that share an interval want the same release, so that
     they share its environment.
     """
     wanted: dict[str, list[int]] = defaultdict(list)
