@@ -298,7 +298,7 @@ def _watched() -> dict[str, tuple[float, float]]:
     timed(runs, "run_eager", "eager and perturbed runs")
     timed(runs, "run_float64", "float64 runs")
     timed(Experiments, "trial", "compiles and their judgement")
-    timed(engine, "steps_of", "replays")
+    timed(engine, "measure_steps", "replays")
     timed(engine, "decide", "decision")
     timed(attributor.Attributor, "run", "attribution apart from its compiles")
     return totals
