@@ -114,13 +114,6 @@ class AtenCall:
     args: Sequence[object]
     kwargs: Mapping[str, object]
 
-    def run(self, change: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> object:
-        """Call it on fresh copies; ``change`` is applied to each tensor."""
-        args, kwargs = copy_tree((list(self.args), dict(self.kwargs)))
-        args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, change, (args, kwargs))
-        with torch.no_grad():
-            return self.operator(*args, **kwargs)
-
 
 def record_operator_calls(case: Case, device: torch.device, *, decomposed: bool) -> list[AtenCall]:
     """Run the case compiled to graphs of ATen operators, forward and backward, which run call by call.

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.operators.graph_capture import AtenCall, record_operator_calls
+from fuzzcompile.compiler.operators.operator_application import OperatorPlace, compare_contiguous
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.programs.ir.case_source import (
     MOST_LITERALS,
@@ -46,23 +46,18 @@ def main(path: str, operator: str | None = None) -> None:
 
 def _depends_on_layout(call: AtenCall) -> bool:
     """Return whether an operator gives other values (or an error) for contiguous copies of its inputs."""
-    tensors = [value for value in pytree.tree_leaves([call.args, call.kwargs]) if isinstance(value, torch.Tensor)]
-    if all(tensor.is_contiguous() for tensor in tensors):
-        return False
-    try:
-        expected = call.run(torch.Tensor.contiguous)
-    except Exception:  # an operator that refuses contiguous inputs is no reference
-        return False
-    try:
-        result = call.run()
-    except Exception:  # whatever it raises, it does not for the same values in another layout
-        return True
-    return _differ(result, expected)
+    compared = compare_contiguous(call.operator, tuple(call.args), dict(call.kwargs), OperatorPlace())
+    if compared is None or compared.other.error is not None:
+        return False  # an operator that refuses contiguous inputs is no reference
+    # Whatever the kernel raises, it does not for the same values in another layout.
+    return compared.kernel.error is not None or _differ(compared.kernel.results, compared.other.results)
 
 
-def _differ(result: object, expected: object) -> bool:
-    pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(expected), strict=True)
-    return any(isinstance(left, torch.Tensor) and _measure_difference(left, right) for left, right in pairs)
+def _differ(results: Sequence[object], expected: Sequence[object]) -> bool:
+    return any(
+        isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor) and _measure_difference(left, right)
+        for left, right in zip(results, expected, strict=True)
+    )
 
 
 def _measure_difference(left: torch.Tensor, right: torch.Tensor) -> bool:
