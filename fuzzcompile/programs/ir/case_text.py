@@ -224,14 +224,14 @@ def _nest_values(body: list[ast.stmt]) -> list[ast.stmt]:
     """
     index = len(body) - 1
     while index >= 0:
-        name = _get_bound_name(body[index])
+        name = get_assigned_name(body[index])
         if name is not None and _inline_value(body, index, name):
             del body[index]
         index -= 1
     return body
 
 
-def _get_bound_name(statement: ast.stmt) -> str | None:
+def get_assigned_name(statement: ast.stmt) -> str | None:
     """The one plain name that a statement assigns."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         target = statement.targets[0]
@@ -248,24 +248,27 @@ def _inline_value(body: list[ast.stmt], index: int, name: str) -> bool:
     assigned = sum(node.id == name for statement in body for node in _walk_names(statement)) - len(uses)
     if len(uses) != 1 or assigned != 1 or not isinstance(uses[0][1].ctx, ast.Load):
         return False
-    place, used = uses[0]
+    place = uses[0][0]
     user = later[place]
     if not isinstance(user, (*_ASSIGNED, ast.Return)) or any(isinstance(node, _SCOPES) for node in ast.walk(user)):
         return False
-    if any(_get_bound_name(statement) is None for statement in later[:place]):
+    if any(get_assigned_name(statement) is None for statement in later[:place]):
         return False
     statement = body[index]
     assert isinstance(statement, ast.Assign)
-    _ValueInliner(used, statement.value).visit(user)
+    ValueInliner({name: statement.value}).visit(user)
     return True
 
 
-class _ValueInliner(ast.NodeTransformer):
-    def __init__(self, name: ast.Name, value: ast.expr) -> None:
-        self.name, self.value = name, value
+class ValueInliner(ast.NodeTransformer):
+    """Writes values in the places where the names that they are assigned to are read."""
+
+    def __init__(self, values: Mapping[str, ast.expr]) -> None:
+        self.values = values
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self.value if node is self.name else node
+        """The value of a name that is read; a name that is assigned stays."""
+        return self.values.get(node.id, node) if isinstance(node.ctx, ast.Load) else node
 
 
 def _walk_names(tree: ast.AST) -> Iterator[ast.Name]:

@@ -223,7 +223,7 @@ def _check_values(script: ScriptPlan, calls: CallText) -> Iterator[ScriptCheck]:
     target = script.targets[0] if script.targets else None
     if target is not None and target.observable.floating:
         share = repro_script.share_apart([(target.observable, target.evidence)])
-        relative = f", rtol={_format_number(share)}, atol=0{_format_assert_close(probe)}"
+        relative = f", rtol={repro_script.format_number(share)}, atol=0{_format_assert_close(probe)}"
         yield _check_pair(script, pair, relative, calls, doubled)
         convertible = not (probe.is_module and calls.held)
         if script.form == "values" and probe.tensor_inputs and convertible:
@@ -247,7 +247,7 @@ def _check_against_float64(script: ScriptPlan, calls: CallText) -> ScriptCheck:
     bound = (
         script.bound
         if not script.several
-        else f"10 * error_eager + {_format_number(1.3e-6)} * exact.abs().max().item()"
+        else f"10 * error_eager + {repro_script.format_number(1.3e-6)} * exact.abs().max().item()"
     )
     return ScriptCheck(
         "asserts",
@@ -458,10 +458,6 @@ def _call_in_float64(calls: CallText, probe: EagerProbe) -> str:
 
 def _format_assert_close(probe: EagerProbe) -> str:
     return ", equal_nan=True" if probe.nonfinite else ""
-
-
-def _format_number(value: float) -> str:
-    return f"{value:.2g}".replace("e-0", "e-")
 
 
 class _ObservableRewriter(ast.NodeTransformer):

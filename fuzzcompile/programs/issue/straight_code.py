@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from fuzzcompile.programs.ir.case_text import ValueInliner, get_assigned_name
+
 # A case file taken apart: what its script needs of it, as syntax trees.
 
 # Module-level names that only say how a case is run; a script says that where it compiles.
@@ -203,8 +205,8 @@ def _merge_into_use(
 ) -> tuple[int, ast.stmt] | None:
     """The statement that uses the value of the one at ``place``, with that value in it, and where; None if it stays."""
     statement = statements[place]
-    name = _get_assigned_name(statement)
-    if name is None or not isinstance(statement, ast.Assign):
+    name = get_assigned_name(statement)
+    if name is None or not isinstance(statement, ast.Assign) or _may_write(statement):
         return None
     later = statements[place + 1 :]
     uses = [number for number, user in enumerate(later) for node in ast.walk(user) if _is(node, name)]
@@ -213,7 +215,7 @@ def _merge_into_use(
     bound = {bound for between in later[: uses[0]] for bound in find_names([between]) if _binds(between, bound)}
     if bound & find_names([statement.value]):
         return None  # it would see another value there
-    merged = _Substitution({name: statement.value}).visit(copy.deepcopy(later[uses[0]]))
+    merged = ValueInliner({name: statement.value}).visit(copy.deepcopy(later[uses[0]]))
     if _binds(later[uses[0]], name) or len(ast.unparse(merged)) > (named if name in USUAL else _WIDTH):
         return None
     return place + 1 + uses[0], merged
@@ -318,14 +320,6 @@ def call_directly(pieces: Pieces) -> Pieces:
 # -- parts ------------------------------------------------------------------------------
 
 
-def _get_assigned_name(statement: ast.stmt) -> str | None:
-    """The name that a plain assignment binds; None for anything else, and for calls that may write."""
-    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1 or _may_write(statement):
-        return None
-    target = statement.targets[0]
-    return target.id if isinstance(target, ast.Name) else None
-
-
 def _is(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
@@ -343,14 +337,6 @@ def _may_write(statement: ast.stmt) -> bool:
     named = [func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "") for func in calls]
     outs = any(isinstance(node, ast.keyword) and node.arg in ("out", "inplace") for node in inner)
     return outs or any(name.endswith("_") for name in named)
-
-
-class _Substitution(ast.NodeTransformer):
-    def __init__(self, values: Mapping[str, ast.expr]) -> None:
-        self._values = values
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return self._values.get(node.id, node) if isinstance(node.ctx, ast.Load) else node
 
 
 class _Renaming(ast.NodeTransformer):

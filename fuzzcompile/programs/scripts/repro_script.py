@@ -369,12 +369,12 @@ class ScriptPlan:
     def bound(self) -> str:
         """The expression for the largest allowed error."""
         if self.form == "apart in float64":
-            return f"{_number(FLOAT64_SHARE)} * {self._largest('eager')}"
+            return f"{format_number(FLOAT64_SHARE)} * {self._largest('eager')}"
         pairs = [(target.observable, target.evidence) for target in self.targets]
         if self.form == "apart":
-            return f"{_number(share_apart(pairs))} * {self._largest('eager')}"
+            return f"{format_number(share_apart(pairs))} * {self._largest('eager')}"
         allowed = choose_bound(pairs)
-        share = f" + {_number(allowed.share)} * {self._largest('exact')}" if allowed.share else ""
+        share = f" + {format_number(allowed.share)} * {self._largest('exact')}" if allowed.share else ""
         return f"{allowed.factor:g} * error_eager{share}"
 
     @property
@@ -417,6 +417,6 @@ def _compare(target: ComparedValue) -> str:
     return f"memory({target.expression}) == memory({target.partner})" if target.partner else target.expression
 
 
-def _number(value: float) -> str:
+def format_number(value: float) -> str:
     """Two digits, without leading zeros in the exponent: 1.3e-6."""
     return f"{value:.2g}".replace("e-0", "e-")
