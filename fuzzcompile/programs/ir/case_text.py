@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 # Case sources as text: the part kept in a reproducer, and the difference between two cases.
 
@@ -54,8 +54,13 @@ def only_difference(source: str, changed: str) -> tuple[str, str] | None:
 
 def find_bound_names(source: str) -> set[str]:
     """Names that the module's top-level statements bind, those in branches and comprehensions too."""
+    return collect_bound_names(ast.parse(source).body)
+
+
+def collect_bound_names(nodes: Iterable[ast.stmt]) -> set[str]:
+    """Names that statements bind at their own level, those in branches and comprehensions too."""
     bound: set[str] = set()
-    for node in ast.parse(source).body:
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
             bound.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):

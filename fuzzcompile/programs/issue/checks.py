@@ -266,20 +266,19 @@ def _check_mutation(script: ScriptPlan, calls: CallText) -> Iterator[ScriptCheck
     target = next(target for target in script.targets if _find_value_kind(target) == "mutation")
     reached = calls.format_observable(target.expression, "out")
     if reached in calls.arguments:
-        lines = [
-            f"expected = {reached}.clone()",
-            calls.format_call(calls.callee, {reached: "expected"}),
-            calls.format_call("compiled"),
-        ]
-        yield ScriptCheck(
-            "asserts",
-            [*lines, f"torch.testing.assert_close({reached}, expected{_format_assert_close(script.drive.probe)})"],
-        )
+        compared = f"torch.testing.assert_close({reached}, expected{_format_assert_close(script.drive.probe)})"
+        yield ScriptCheck("asserts", [*_run_on_copy(calls, reached, "expected"), compared])
     elif target.expression.startswith("model.") and (not calls.held or reached.startswith(f"{calls.callee}.")):
         expected = calls.format_observable(target.expression, "out").replace(calls.callee, "expected", 1)
         lines = [calls.format_call("expected"), calls.format_call("compiled")]
         lines.append(f"torch.testing.assert_close({reached}, {expected}{_format_assert_close(script.drive.probe)})")
         yield ScriptCheck("asserts", lines, [f"expected = copy.deepcopy({calls.callee})"], imports=["import copy"])
+
+
+def _run_on_copy(calls: CallText, reached: str, copied: str) -> list[str]:
+    """Eager mode on a copy of the argument that is written to, and then the compiled program on the argument itself."""
+    first = [f"{copied} = {reached}.clone()", calls.format_call(calls.callee, {reached: copied})]
+    return [*first, calls.format_call("compiled")]
 
 
 def _check_gradient(script: ScriptPlan, calls: CallText, tolerance: str, measured: str = "") -> ScriptCheck:
@@ -338,12 +337,7 @@ def _check_metadata(script: ScriptPlan, calls: CallText) -> Iterator[ScriptCheck
         reached = calls.format_observable(target.expression, "out")
         if reached not in calls.arguments:
             return
-        first = [
-            f"eager = {reached}.clone()",
-            calls.format_call(calls.callee, {reached: "eager"}),
-            calls.format_call("compiled"),
-        ]
-        first.append(f"result = {reached}")
+        first = [*_run_on_copy(calls, reached, "eager"), f"result = {reached}"]
     else:
         first = [f"eager, result = {eager}, {result}"]
     if target.evidence.get("view_raises") and script.property_name == "strides":

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from fuzzcompile.programs.ir.case_text import ValueInliner, get_assigned_name
+from fuzzcompile.programs.ir.case_text import ValueInliner, collect_bound_names, get_assigned_name
 
 # A case file taken apart: what its script needs of it, as syntax trees.
 
@@ -58,7 +58,9 @@ def split_case(source: str) -> Pieces:
     made = find_definition(body, "make", ast.FunctionDef)
     definitions = [node for node in body if node not in imports and not _is_setting(node)]
     straight = (
-        made is not None and _is_straight(made) and not (_find_bound_names(made.body) & _find_bound_names(definitions))
+        made is not None
+        and _is_straight(made)
+        and not (collect_bound_names(made.body) & collect_bound_names(definitions))
     )
     if made is None or not straight:
         setup = ast.parse("model, inputs = make()").body
@@ -87,18 +89,6 @@ def find_names(nodes: Iterable[ast.AST]) -> set[str]:
     names = {node.id for node in inner if isinstance(node, ast.Name)}
     names |= {node.arg for node in inner if isinstance(node, ast.arg)}
     return names | {node.name for node in inner if isinstance(node, Function | ast.ClassDef)}
-
-
-def _find_bound_names(nodes: Iterable[ast.stmt]) -> set[str]:
-    """Names that statements bind at their own level."""
-    bound: set[str] = set()
-    for node in nodes:
-        if isinstance(node, Function | ast.ClassDef):
-            bound.add(node.name)
-        else:
-            names = (inner for inner in ast.walk(node) if isinstance(inner, ast.Name))
-            bound |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
-    return bound
 
 
 def _is_straight(made: ast.FunctionDef) -> bool:
