@@ -32,6 +32,7 @@ from plants import Expected, Planted, planted
 from plants.public import issues
 from torch._inductor.compiler_bisector import BisectionResult, CompilerBisector
 
+from fuzzcompile.compiler.compile_changes import Backend
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.torch_config import compile_in_process, drop_broken_kernels
@@ -117,7 +118,7 @@ def bisected(path: Path, expected: Expected, limit: float) -> Answer:
     def good() -> bool:
         if time.perf_counter() - started > limit:
             raise OutOfTime
-        trial = experiments.trial(Compilation(backend=CompilerBisector.get_backend(), record=False))
+        trial = experiments.trial(Compilation((Backend(CompilerBisector.get_backend()),), record=False))
         return not trial.judgement.verdict.is_bug
 
     said: str

@@ -10,10 +10,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings
     from fuzzcompile.compiler.session import Compilation
     from fuzzcompile.diagnosis.attribution.ablation import Divergence
     from fuzzcompile.diagnosis.attribution.culprit import Culprit
-    from fuzzcompile.diagnosis.stages.stage import AblatedCompile, Stage, Suspect
+    from fuzzcompile.diagnosis.stages.stage import Stage, Suspect
     from fuzzcompile.fuzz.generation.spec import Attention, Choices, Mask, Pen
     from fuzzcompile.fuzz.idioms.registry import AttentionTraits, attention_idiom
     from fuzzcompile.fuzz.near_misses.near_miss_registry import detour, never
@@ -26,15 +27,16 @@ if TYPE_CHECKING:
     from fuzzcompile.programs.shrink.search import CandidateTests, ProgramSearch, SearchBudget
 
 __all__ = [
-    "AblatedCompile",
     "Attention",
     "AttentionTraits",
     "CandidateTests",
     "CaseText",
     "Choices",
     "Compilation",
+    "CompileChange",
     "Culprit",
     "Divergence",
+    "InductorSettings",
     "Input",
     "Mask",
     "Pen",
@@ -55,6 +57,7 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "fuzzcompile.compiler.compile_changes": ("CompileChange", "InductorSettings"),
     "fuzzcompile.compiler.session": ("Compilation",),
     "fuzzcompile.fuzz.generation.spec": ("Attention", "Choices", "Mask", "Pen"),
     "fuzzcompile.fuzz.idioms.registry": ("AttentionTraits", "attention_idiom"),
@@ -68,7 +71,7 @@ _ROOMS = {
     "fuzzcompile.programs.shrink.search": ("CandidateTests", "ProgramSearch", "SearchBudget"),
     "fuzzcompile.diagnosis.attribution.ablation": ("Divergence",),
     "fuzzcompile.diagnosis.attribution.culprit": ("Culprit",),
-    "fuzzcompile.diagnosis.stages.stage": ("AblatedCompile", "Stage", "Suspect"),
+    "fuzzcompile.diagnosis.stages.stage": ("Stage", "Suspect"),
 }
 
 

@@ -11,6 +11,17 @@ import torch
 from planting import Plant
 from torch.utils import _pytree as pytree
 
+from fuzzcompile.compiler.compile_changes import (
+    Backend,
+    GraphBreak,
+    InductorSettings,
+    Lowered,
+    MetadataFromKernel,
+    OnlyRewrites,
+    TracingSettings,
+    Undecomposed,
+    Veto,
+)
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.compiler.watch.ledger import Ledger, Rewrite
@@ -55,6 +66,26 @@ class Watched:
         return {outcome: count for (label, outcome), count in counts if label.rewrite == name}
 
 
+_KINDS = {
+    "backend": Backend,
+    "config": InductorSettings,
+    "control": Lowered,
+    "disallowed": lambda calls: GraphBreak(tuple((str(call), call) for call in calls)),
+    "fallback_random": lambda value: InductorSettings({"fallback_random": value}),
+    "functorch": TracingSettings,
+    "kernel_metadata": MetadataFromKernel,
+    "only": OnlyRewrites,
+    "vetoes": lambda names: Veto(tuple(names)),
+    "without_decompositions": Undecomposed,
+}
+
+
+def make_compilation(**how: Any) -> Compilation:
+    """A compilation from short names of its changes, and what it watches."""
+    changes = [make(how.pop(name)) for name, make in _KINDS.items() if how.get(name) is not None]
+    return Compilation(**{name: value for name, value in how.items() if name not in _KINDS}).under(*changes)
+
+
 def watch(
     target: Callable[..., Any],
     *calls: Sequence[Any],
@@ -68,7 +99,7 @@ def watch(
     The values are the outputs of all calls and, with ``backward``, all gradients.
     """
     initialise_patterns(torch.device("cpu"))
-    with open_session(settings, Compilation(vetoes=tuple(vetoes), **how)) as session:
+    with open_session(settings, make_compilation(vetoes=tuple(vetoes), **how)) as session:
         values = run(session.compile(target), target, *calls, backward=backward)
     return Watched(session.ledger, values)
 

@@ -18,6 +18,7 @@ from typing import TypedDict
 
 import torch
 
+from fuzzcompile.compiler.compile_changes import InductorSettings
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns, list_known_rules
 from fuzzcompile.compiler.session import Compilation, open_session, silence_torch
 from fuzzcompile.model.errors import EnvironmentUnfit
@@ -148,7 +149,7 @@ def _copy_search_functions(module: types.ModuleType) -> Mapping[str, Callable[..
 def _find_fired(variant: PatternVariant, device: torch.device, dtype: torch.dtype, fallback_random: bool) -> set[str]:
     inputs = [_make_input(example, variant, device, dtype) for example in variant.inputs]
     function, scalars = variant.function, dict(variant.scalars)
-    how = Compilation(screen=True, record=False, fallback_random=fallback_random)
+    how = Compilation((InductorSettings({"fallback_random": fallback_random}),), screen=True, record=False)
     gradients = torch.set_grad_enabled(variant.training)
     with gradients, open_session(CompileSettings(), how) as session, silence_torch():
         session.compile(lambda *given: function(*given, **scalars))(*inputs)

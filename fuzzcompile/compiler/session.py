@@ -9,15 +9,26 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from fuzzcompile.compiler import graph_breaks
+from fuzzcompile.compiler.compile_changes import (
+    Backend,
+    BypassedNodes,
+    CompileChange,
+    CompileMode,
+    CompilePath,
+    InductorSettings,
+    Lowered,
+    ProgramsInOrder,
+    Templates,
+)
 from fuzzcompile.compiler.export import ExportError, ExportSession
 from fuzzcompile.compiler.kernels.kernel_watch import LoweringWatch
-from fuzzcompile.compiler.kernels.lowering_control import UNCHANGED, Control
-from fuzzcompile.compiler.operators import decompositions, fake_tensors, operator_application, operator_paths
+from fuzzcompile.compiler.kernels.lowering_control import UNCHANGED
+from fuzzcompile.compiler.operators import operator_paths
 from fuzzcompile.compiler.target import target_process
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
 from fuzzcompile.compiler.target.target_process import current_target, explain_unfit_kernels, interpret_kernels
@@ -60,52 +71,72 @@ _NO_DEVICE = {
 }
 
 
+C = TypeVar("C", bound=CompileChange)
+
+
 @dataclass(frozen=True)
 class Compilation:
-    """Options of one compile.
+    """One way to compile a case: what is changed, and what is watched.
 
-    ``backend`` replaces the case's own (None leaves it), ``vetoes`` name rewrites to refuse (see
-    :func:`fuzzcompile.compiler.watch.rule_labels.is_vetoed`), ``only`` names those that alone may apply beside the
-    mandatory
-    ones, ``record`` asks for a ledger with snapshots, ``screen`` interprets the graphs instead of generating code,
-    ``config`` patches ``torch._inductor.config`` beyond the case's own options, ``functorch``
-    ``torch._functorch.config`` beyond the case's own entries, ``mode`` takes the place of the
-    case's own (its options stay). Without ``fallback_random`` the compiler draws from a stream of its own. Dynamo
-    breaks the graph at the calls in ``disallowed``. ``timed`` asks for the run time of what was compiled.
-    ``kernels`` keeps the IR of every graph and what its kernels write, ``control`` changes how graphs are lowered.
-    The operators ``without_decompositions`` (``aten.gelu.default``) are not decomposed; those of ``kernel_metadata``
-    have results of the dtype, shape and strides that their kernels give, whatever fake tensors say. For a target,
-    ``order`` says which program of an interpreted kernel runs first, and with ``templates`` a matrix template stands
-    where a device would time it against a library. Nodes of dynamo's graph that are ``bypassed`` give their first
-    argument; a backend that is told so gets neither mode nor options. The ATen kernels of the operators in
-    ``contiguous_operands`` get contiguous copies of their operands. ``path`` replaces the case's own, as ``backend``
-    does: a compile with a backend is one of ``torch.compile``.
+    Attributes:
+        changes: what is done in another way than the case asks, at most one of each kind; see :meth:`under`.
+        record: keep a ledger with snapshots.
+        screen: interpret the graphs instead of generating code.
+        kernels: keep the IR of every graph and what its kernels write.
+        timed: measure the run time of what was compiled.
     """
 
-    backend: str | None = None
-    mode: str | None = None
-    path: str | None = None
-    vetoes: tuple[str, ...] = ()
-    only: tuple[str, ...] | None = None
+    changes: tuple[CompileChange, ...] = ()
     record: bool = True
     screen: bool = False
-    fallback_random: bool = True
-    config: Mapping[str, object] | None = None
-    functorch: Mapping[str, object] | None = None
-    disallowed: tuple[graph_breaks.CallTarget, ...] = ()
-    timed: bool = False
     kernels: bool = False
-    control: Control = UNCHANGED
-    without_decompositions: tuple[str, ...] = ()
-    kernel_metadata: tuple[str, ...] = ()
-    order: ProgramOrder = ProgramOrder.FORWARD
-    templates: bool = False
-    bypassed: tuple[str, ...] = ()
-    contiguous_operands: tuple[str, ...] = ()
+    timed: bool = False
 
-    def with_vetoes(self, *names: str) -> Compilation:
-        """The same compile with further rewrites refused."""
-        return replace(self, vetoes=(*self.vetoes, *names))
+    def under(self, *changes: CompileChange) -> Compilation:
+        """The same compile with further changes, each together with an earlier one of its kind."""
+        kept = {change.kind: change for change in self.changes}
+        for change in changes:
+            earlier = kept.get(change.kind)
+            kept[change.kind] = change if earlier is None else change.after(earlier)
+        screen = self.screen and not any(change.needs_code for change in changes)
+        return replace(self, changes=tuple(kept.values()), screen=screen)
+
+    def without(self, *kinds: type[CompileChange]) -> Compilation:
+        """The same compile with no change of these kinds."""
+        return replace(self, changes=tuple(change for change in self.changes if not isinstance(change, kinds)))
+
+    def get(self, kind: type[C]) -> C | None:
+        """The change of a kind; None if there is none."""
+        return next((change for change in self.changes if isinstance(change, kind)), None)
+
+    @property
+    def backend(self) -> str | None:
+        """The backend in place of the case's own; None leaves it."""
+        backend = self.get(Backend)
+        return backend.name if backend is not None else None
+
+    @property
+    def mode(self) -> str | None:
+        """The mode in place of the case's own; None leaves it."""
+        mode = self.get(CompileMode)
+        return mode.name if mode is not None else None
+
+    @property
+    def config(self) -> Mapping[str, object]:
+        """Entries of ``torch._inductor.config`` beyond the case's own options."""
+        settings = self.get(InductorSettings)
+        return settings.entries if settings is not None else {}
+
+    @property
+    def order(self) -> ProgramOrder:
+        """The order in which programs of an interpreted kernel run."""
+        programs = self.get(ProgramsInOrder)
+        return programs.order if programs is not None else ProgramOrder.FORWARD
+
+    @property
+    def follows_eager_numbers(self) -> bool:
+        """Return whether the compiler draws from eager's random stream, not from one of its own."""
+        return bool(self.config.get("fallback_random", True))
 
 
 @contextlib.contextmanager
@@ -116,20 +147,19 @@ def open_session(settings: CompileSettings, how: Compilation) -> Iterator[Compil
     all, and a veto that never ran would look like a rewrite that is not needed.
     """
     screen = how.screen or explain_unfit_kernels() is not None
-    recorder = Recorder(vetoed=how.vetoes, only=how.only, snapshots=how.record, screen=screen)
+    recorder = Recorder(snapshots=how.record, screen=screen)
     recorder.capturing = how.record  # inputs are kept to replay snapshots on
-    changes = {**settings.inductor, "fallback_random": how.fallback_random, **(how.config or {})}
     with (
-        _apply_settings(settings, changes, how.functorch or {}),
-        _change_operators(how, recorder.ledger),
+        _apply_settings(settings),
+        _apply_changes(how, recorder),
+        _switch_off_caches(),
         install_patches(recorder, patch_table.GRAPHS, lambda entry: settings.options.get(entry, get_setting(entry))),
-        graph_breaks.break_graph_at(how.disallowed),
         _watch_kernels(how, recorder),
         install_patches(recorder.ledger, patch_table.COVERAGE if how.record else ()),
         install_patches(recorder, patch_table.SPEED),
         nullcontext()
         if screen
-        else interpret_kernels(recorder.ledger.interpreted, order=how.order, templates=how.templates),
+        else interpret_kernels(recorder.ledger.interpreted, order=how.order, templates=how.get(Templates) is not None),
     ):
         before = graph_breaks.DynamoCounts.now()
         try:
@@ -142,35 +172,22 @@ def open_session(settings: CompileSettings, how: Compilation) -> Iterator[Compil
 
 
 @contextlib.contextmanager
-def _change_operators(how: Compilation, ledger: Ledger) -> Iterator[None]:
-    """Operators without decompositions, with the metadata of their kernels, and left to eager mode, as ``how`` says."""
+def _apply_changes(how: Compilation, recorder: Recorder) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        removal = decompositions.DecompositionRemoval(how.without_decompositions, ledger)
-        if removal.operators:
-            stack.enter_context(install_patches(removal, patch_table.DECOMPOSITIONS))
-            stack.enter_context(decompositions.keep_undecomposed(removal))
-        if how.kernel_metadata:
-            stack.enter_context(
-                install_patches(fake_tensors.KernelMetadata(how.kernel_metadata, ledger), patch_table.METADATA)
-            )
-            stack.enter_context(fake_tensors.forget_metadata())
-        left_out = graph_breaks.GraphExclusions(
-            [call for call in how.disallowed if not graph_breaks.is_function(call)], ledger
-        )
-        if left_out.calls:
-            stack.enter_context(install_patches(left_out, patch_table.BREAKS))
-        if how.contiguous_operands:
-            stack.enter_context(operator_application.use_contiguous_operands(how.contiguous_operands))
+        for change in how.changes:
+            stack.enter_context(change.apply(recorder))
         yield
 
 
 @contextlib.contextmanager
 def _watch_kernels(how: Compilation, recorder: Recorder) -> Iterator[None]:
     """Every graph that is lowered is watched, if values of kernels are to be kept or something is to be changed."""
-    if not how.kernels and not how.control:
+    lowered = how.get(Lowered)
+    control = lowered.control if lowered is not None else UNCHANGED
+    if not how.kernels and not control:
         yield
         return
-    watch = LoweringWatch(recorder, how.control, how.kernels)
+    watch = LoweringWatch(recorder, control, how.kernels)
     # One C++ compiler at a time, so that what it refuses is raised where the kernel is known.
     with install_patches(watch, patch_table.KERNELS), patch_config("inductor", {"compile_threads": 1}):
         try:
@@ -184,16 +201,28 @@ def open_plain_session(settings: CompileSettings, how: Compilation | None = None
     """All that :func:`open_session` sets, and nothing watched: a compile as users run it."""
     recorder = Recorder()
     with (
-        _apply_settings(settings, {**settings.inductor, "fallback_random": True}, {}),
+        _apply_settings(settings),
+        _switch_off_caches(),
         install_patches(recorder, patch_table.SPEED),
     ):
         yield CompileSession(settings, how or Compilation(), recorder)
 
 
 @contextlib.contextmanager
-def _apply_settings(
-    settings: CompileSettings, inductor: Mapping[str, object], functorch: Mapping[str, object]
-) -> Iterator[None]:
+def _apply_settings(settings: CompileSettings) -> Iterator[None]:
+    """The case's own settings; dynamo is reset before and after."""
+    torch._dynamo.reset()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch_config("inductor", {**settings.inductor, "fallback_random": True}))
+        stack.enter_context(patch_config("functorch", settings.functorch))
+        stack.enter_context(patch_config("dynamo", {**settings.dynamo, "suppress_errors": False}))
+        stack.callback(torch._dynamo.reset)
+        yield
+
+
+@contextlib.contextmanager
+def _switch_off_caches() -> Iterator[None]:
+    """What no case and no change sets: compiles without caches and, for a target, without its device."""
     always: dict[str, object] = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     traced: dict[str, object] = {"enable_autograd_cache": False}
     if (
@@ -201,12 +230,7 @@ def _apply_settings(
     ):  # the backward is compiled while torch is told of the target, and nothing is recorded
         always |= _NO_DEVICE
         traced["force_non_lazy_backward_lowering"] = True
-    torch._dynamo.reset()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(patch_config("inductor", {**inductor, **always}))
-        stack.enter_context(patch_config("functorch", {**settings.functorch, **functorch, **traced}))
-        stack.enter_context(patch_config("dynamo", {**settings.dynamo, "suppress_errors": False}))
-        stack.callback(torch._dynamo.reset)
+    with patch_config("inductor", always), patch_config("functorch", traced):
         yield
 
 
@@ -227,23 +251,24 @@ class CompileSession:
         """``torch.compile`` of ``target`` with the case's settings, or what stands for it on another path."""
         path = find_path(self.settings, self.how)
         if path != COMPILE:
-            options = {key: value for key, value in self.settings.options.items() if key not in (self.how.config or {})}
+            options = {key: value for key, value in self.settings.options.items() if key not in self.how.config}
             return ExportSession(path, bool(self.settings.dynamic), options, self.recorder).wrap_model(target)
         arguments: dict[str, Any] = {"fullgraph": self.settings.fullgraph, "dynamic": self.settings.dynamic}
         backend = self.how.backend or self.settings.backend
         own = self.how.backend is None or self.how.backend == self.settings.backend
         options, mode = (dict(self.settings.options), self.settings.mode) if own else ({}, None)
-        options = {key: value for key, value in options.items() if key not in (self.how.config or {})}
+        options = {key: value for key, value in options.items() if key not in self.how.config}
         mode = self.how.mode or mode
         asked = {**torch._inductor.list_mode_options().get(mode or "", {}), **options}
         if current_target() is not None and "triton.cudagraphs" in asked:
             options["triton.cudagraphs"] = False  # nothing can be recorded without a device
-        given = set(torch._inductor.list_mode_options(mode)) & set(self.how.config or {}) if mode else set()
+        given = set(torch._inductor.list_mode_options(mode)) & set(self.how.config) if mode else set()
         if mode and (options or given):  # torch.compile takes one of the two: a mode is nothing but options
             options = {**torch._inductor.list_mode_options(mode), **options}
             options, mode = {key: value for key, value in options.items() if key not in given}, None
-        if self.how.bypassed:
-            return torch.compile(target, backend=operator_paths.bypass_nodes(self.how.bypassed, backend), **arguments)
+        bypassed = self.how.get(BypassedNodes)
+        if bypassed is not None:
+            return torch.compile(target, backend=operator_paths.bypass_nodes(bypassed.names, backend), **arguments)
         if options:
             arguments["options"] = options
         if mode and mode != "default":
@@ -308,14 +333,15 @@ def check_settings(settings: CompileSettings) -> None:
 
 def find_path(settings: CompileSettings, how: Compilation) -> str:
     """Return the path that runs in place of a case compiled so (:mod:`fuzzcompile.model.contract`)."""
-    return how.path or (settings.path if how.backend is None else COMPILE)
+    path = how.get(CompilePath)
+    return path.name if path is not None else settings.path if how.backend is None else COMPILE
 
 
 def get_effective_setting(settings: CompileSettings, how: Compilation, key: str) -> object:
     """The entry of Inductor's config under which a case is compiled; ``MISSING`` where this torch has none such."""
     mode = how.mode or settings.mode
     given = torch._inductor.list_mode_options(mode) if mode in list_modes() and mode != "default" else {}
-    options = {**settings.inductor, **given, **settings.options, **(how.config or {})}
+    options = {**settings.inductor, **given, **settings.options, **how.config}
     return options.get(key, get_setting(key))
 
 

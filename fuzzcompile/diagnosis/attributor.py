@@ -5,15 +5,25 @@ from __future__ import annotations
 import functools
 import operator
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from torch import fx
 
+from fuzzcompile.compiler.compile_changes import (
+    Backend,
+    CompileChange,
+    CompilePath,
+    GraphBreak,
+    InductorSettings,
+    OmittedPass,
+    TracingSettings,
+    Veto,
+)
 from fuzzcompile.compiler.custom_code import make_backend_label, make_config_without
 from fuzzcompile.compiler.functional_run import find_identity_nodes
-from fuzzcompile.compiler.graph_breaks import CallTarget, find_captured_calls, is_function
-from fuzzcompile.compiler.session import Compilation, find_path
+from fuzzcompile.compiler.graph_breaks import find_captured_calls, is_function
+from fuzzcompile.compiler.session import find_path
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
 from fuzzcompile.compiler.watch.rule_labels import make_family_veto
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence, OutOfTime
@@ -23,7 +33,7 @@ from fuzzcompile.diagnosis.attribution.veto_proof import Prover, find_failing_re
 from fuzzcompile.diagnosis.oracle.judgement import largest_error
 from fuzzcompile.diagnosis.stages.graph_passes import list_blamed_rewrites, make_rewrite_culprit
 from fuzzcompile.diagnosis.stages.runtime import prove_flawed_program, with_asserted_layout
-from fuzzcompile.diagnosis.stages.stage import format_tracing_settings
+from fuzzcompile.diagnosis.stages.stage import attempt_backend
 from fuzzcompile.diagnosis.stages.stage_table import LADDER, LAST, Shows, get_stage, look_in_order
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT, PATHS
@@ -50,14 +60,6 @@ _COMPILES = 4
 _BACKENDS = ("aot_eager_decomp_partition", "aot_eager")
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    how: str
-    change: Callable[[Compilation], Compilation]
-    config: Mapping[str, object] = field(default_factory=dict)
-    screenable: bool = True
-
-
 def find_workaround(ablator: Ablator, culprit: Culprit) -> Workaround | None:
     """The narrowest setting that repairs the divergence; None if there is none, or no time to look for it.
 
@@ -77,48 +79,51 @@ def find_workaround(ablator: Ablator, culprit: Culprit) -> Workaround | None:
     return replace(workaround, compiles=spent, seconds=time.perf_counter() - start)
 
 
-def _find_first(ablator: Ablator, candidates: Iterator[_Candidate], *, screen: bool) -> Workaround | None:
+def _find_first(ablator: Ablator, candidates: Iterator[CompileChange], *, screen: bool) -> Workaround | None:
     tried = 0
     for candidate in candidates:
-        how = candidate.change(replace(ablator.how, record=ablator.replays))
+        how, text = (
+            replace(ablator.how.under(candidate), record=ablator.replays),
+            candidate.workaround or candidate.text,
+        )
+        config = candidate.entries if isinstance(candidate, InductorSettings) else {}
         # The first is nearly always right, and a compile is needed all the same.
-        first_screened = tried > 0 and screen and candidate.screenable and ablator.screens
-        if first_screened and not ablator.attempt(replace(how, screen=True), candidate.how)[1]:
+        first_screened = tried > 0 and screen and bool(config) and ablator.screens
+        if first_screened and not ablator.attempt(replace(how, screen=True), text)[1]:
             continue
         if tried == _COMPILES:
             return None
         tried += 1
-        trial, repaired = ablator.attempt(replace(how, timed=True), candidate.how)
+        trial, repaired = ablator.attempt(replace(how, timed=True), text)
         if repaired:
             base = ablator.experiments.runtime
             ratio = trial.runtime / base if trial.runtime is not None and base else None
-            return Workaround(candidate.how, candidate.config, largest_error(trial.judgement), ratio)
+            if isinstance(candidate, OmittedPass):
+                config = {key: value for key, value in config.items() if value is None}  # other passes are no JSON
+            return Workaround(text, config, largest_error(trial.judgement), ratio)
     return None
 
 
-def _iter_candidates(culprit: Culprit, ablator: Ablator) -> Iterator[_Candidate]:
+def _iter_candidates(culprit: Culprit, ablator: Ablator) -> Iterator[CompileChange]:
     left_out = make_config_without(culprit.pass_name)
     if left_out:
-        yield _leave_out(culprit, left_out)
+        yield OmittedPass(left_out, str(culprit.pass_name))
         return
-    yield from map(_make_setting, _iter_settings(culprit, ablator))
+    yield from map(InductorSettings, _iter_settings(culprit, ablator))
     tracing = get_stage(culprit.stage).tracing_settings(culprit)
     if tracing:
-        yield _Candidate(
-            format_tracing_settings(tracing), lambda how: replace(how, functorch=tracing), screenable=False
-        )
+        yield TracingSettings(tracing)
     if culprit.stage not in GRAPH_STAGES:
         calls = find_captured_calls(ablator.trial.ledger, culprit.site, culprit.nodes)
-        functions = {name: call for name, call in calls.items() if is_function(call)}
+        functions = tuple((name, call) for name, call in calls.items() if is_function(call))
         if functions:
-            yield _break_at(functions)
+            yield GraphBreak(functions)
     path = find_path(ablator.experiments.case.settings, ablator.how)
     if path != COMPILE:
-        yield from map(_replace_path, PATHS[: PATHS.index(path)])
+        yield from map(CompilePath, PATHS[: PATHS.index(path)])
         return
     own = ablator.experiments.case.settings.backend != "inductor"
-    for backend in ("inductor", *_BACKENDS) if own else _BACKENDS:
-        yield _make_backend(backend)
+    yield from map(Backend, ("inductor", *_BACKENDS) if own else _BACKENDS)
 
 
 def _iter_settings(culprit: Culprit, ablator: Ablator) -> Iterator[dict[str, object]]:
@@ -140,44 +145,8 @@ def _get_current(key: str, ablator: Ablator) -> object:
     return _list_own_settings(ablator).get(key, get_setting(key))
 
 
-def _make_setting(config: Mapping[str, object]) -> _Candidate:
-    text = ", ".join(f"torch._inductor.config.{key} = {value!r}" for key, value in config.items())
-    return _Candidate(text, lambda how: replace(how, config={**(how.config or {}), **config}), config)
-
-
-def _leave_out(culprit: Culprit, config: Mapping[str, object]) -> _Candidate:
-    """The compiler without a pass of the user's own."""
-    said = ", ".join(f"torch._inductor.config.{key} = {value!r}" for key, value in config.items())
-    alone = {key: value for key, value in config.items() if value is None}  # other passes are no JSON
-    text = f"leave the pass {culprit.pass_name} out: {said}"
-    return _Candidate(text, lambda how: replace(how, config={**(how.config or {}), **config}), alone)
-
-
-def _break_at(functions: Mapping[str, CallTarget]) -> _Candidate:
-    text = ", ".join(f"torch._dynamo.disallow_in_graph({name})" for name in functions)
-    return _Candidate(text, lambda how: replace(how, disallowed=tuple(functions.values())), screenable=False)
-
-
-def _replace_path(path: str) -> _Candidate:
-    text = {COMPILE: "torch.compile(...)", EXPORT: "torch.export.export(...).module()"}[path]
-    return _Candidate(text, lambda how: replace(how, path=path), screenable=False)
-
-
-def name_backend_workaround(backend: str) -> str:
-    """Return the call by which a user selects another backend."""
-    return f'torch.compile(..., backend="{backend}")'
-
-
-def _make_backend(name: str) -> _Candidate:
-    return _Candidate(name_backend_workaround(name), lambda how: replace(how, backend=name), screenable=False)
-
-
 # Stages that the ladder has shown to be right where it names a later one.
 _EARLIER = (DYNAMO, FUNCTIONALIZATION)
-
-
-def _backend_toggle(backend: str) -> str:
-    return f"backend={backend}"
 
 
 @dataclass(frozen=True)
@@ -243,7 +212,7 @@ class Attributor:
             return None  # it moves values, and what raises was not under way in it and raises without it
         prover = Prover(self.ablator, self.steps)
         refused = prover.names([step.label for step in select_semantic_steps(self.steps)])
-        experiments = self.experiments.under(self.experiments.how.with_vetoes(*refused))
+        experiments = self.experiments.under(self.experiments.how.under(Veto(tuple(refused))))
         trial = self.ablator.run_trial(experiments.how)
         if self.ablator.repairs(trial):
             return attribution
@@ -301,7 +270,7 @@ class Attributor:
         if self.ablator.replays or self._own_backend or self._path != COMPILE:
             return
         for backend, _ in LADDER:
-            if not tried & {_backend_toggle(backend), name_backend_workaround(backend)}:
+            if not tried & {Backend(backend).text, Backend(backend).workaround}:
                 self._is_repaired_by(backend)
 
     def _attribute_by_ladder(self) -> Attribution:
@@ -326,8 +295,8 @@ class Attributor:
 
     def _attribute_to_compile(self) -> Attribution | None:
         """Attribute to ``torch.compile``, which can be examined in more depth; None if it is right."""
-        experiments = self.experiments.under(replace(self.experiments.how, path=COMPILE))
-        trial, repaired = self.ablator.attempt(experiments.how, f"path={COMPILE}")
+        experiments = self.experiments.under(self.experiments.how.under(CompilePath(COMPILE)))
+        trial, repaired = self.ablator.attempt(experiments.how, CompilePath(COMPILE).text)
         if repaired or not self.ablator.fails_alike(trial):
             return None
         ablator = replace(self.ablator, experiments=experiments, trial=trial)  # the table of ablations is one
@@ -342,12 +311,10 @@ class Attributor:
         return Attribution(Culprit(stage, None, None, UNKNOWN, confidence="low", details={"path": self._path}))
 
     def _is_repaired_on(self, path: str) -> bool:
-        how = replace(self.experiments.how, path=path, record=False)
-        return self.ablator.attempt(how, f"path={path}")[1]
+        return attempt_backend(self.ablator, CompilePath(path))
 
     def _is_repaired_by(self, backend: str) -> bool:
-        how = replace(self.experiments.how, backend=backend, record=False)
-        return self.ablator.attempt(how, _backend_toggle(backend))[1]
+        return attempt_backend(self.ablator, Backend(backend))
 
     @property
     def _own_backend(self) -> bool:
@@ -438,7 +405,7 @@ def prove_again(ablator: Ablator, culprit: Culprit) -> Culprit | None:
         None if something stays wrong, so that the case shows another bug too; if the bug needs generated code to show;
         or if there is no time.
     """
-    how = ablator.how.with_vetoes(make_family_veto(culprit.stage, culprit.rewrite or ""))
+    how = ablator.how.under(Veto((make_family_veto(culprit.stage, culprit.rewrite or ""),)))
     how = replace(how, screen=True, record=ablator.replays)
     try:
         # The failing trial may be a full compile, of which a screen may show nothing.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fuzzcompile.compiler.compile_changes import InductorSettings, ProgramsInOrder, Templates
 from fuzzcompile.compiler.session import Compilation, get_effective_setting
 from fuzzcompile.compiler.target import target_process
 from fuzzcompile.compiler.target.interpreter import TEMPLATES
@@ -223,7 +224,7 @@ def _emulation_repairs(experiments: Experiments, *, closely: bool = False) -> bo
 
     ``closely``: within default tolerances.
     """
-    how = replace(experiments.how, record=False, config={"emulate_precision_casts": True})
+    how = replace(experiments.how.under(InductorSettings({"emulate_precision_casts": True})), record=False)
     emulated = experiments.trial(how).judgement
     benign = emulated.verdict in (Verdict.EQUAL, Verdict.ROUNDING)
     close = not closely or all(c.within_default_tolerance for c in emulated.comparisons)
@@ -382,12 +383,12 @@ def iter_other_ways(experiments: Experiments, trial: Trial) -> Iterator[tuple[st
         return
     how, log = experiments.how, trial.ledger.interpreted
     if target_process.PADDING in log.undecided:
-        yield target_process.PADDING, replace(how, screen=True, config={**(how.config or {}), "force_shape_pad": True})
+        yield target_process.PADDING, replace(how.under(InductorSettings({"force_shape_pad": True})), screen=True)
     if any(question.startswith(TEMPLATES) for question in log.undecided) and not trial.how.screen:
-        yield TEMPLATES, replace(how, templates=True)
+        yield TEMPLATES, how.under(Templates())
     programs = [math.prod(launch.grid) for launch in log.launches]
     if 1 < max(programs, default=0) <= _ONE_BY_ONE:
-        yield "order of programs", replace(how, order=ProgramOrder.BACKWARD)
+        yield "order of programs", replace(how.under(ProgramsInOrder(ProgramOrder.BACKWARD)), screen=how.screen)
 
 
 def make_target_notes(experiments: Experiments, trial: Trial, tried: tuple[str, ...]) -> TargetJson | None:

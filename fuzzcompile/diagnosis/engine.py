@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fuzzcompile.compiler.compile_changes import Backend, CompilePath, InductorSettings, Veto
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, find_path
 from fuzzcompile.compiler.torch_api import check_torch_same
@@ -371,7 +372,9 @@ def triage(
     """
     started = time.perf_counter()
     _prepare_compiler(device)
-    experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)), against=against, tolerances=tolerances)
+    experiments = Experiments(
+        case, device, Compilation().under(Veto(tuple(vetoes))), against=against, tolerances=tolerances
+    )
     looking = _run_eager(experiments, quick=screen)
     on_eager()
     early = _screen(looking, known, started, deadline) if screen else None
@@ -512,7 +515,7 @@ def _judge_baseline(answer: JudgedTrial) -> JudgedTrial:
     experiments = answer.experiments
     if experiments.against not in (EXPORT, AOTI) or not experiments.baseline_judgement.verdict.is_bug:
         return answer
-    how = replace(experiments.how, backend=None, path=experiments.against)
+    how = experiments.how.without(Backend).under(CompilePath(experiments.against))
     exported = Experiments(experiments.case, experiments.device, how, tolerances=experiments.tolerances)
     exported.run_eager()
     second = _judge_trial(exported, exported.trial(), answer.count, answer.started)
@@ -525,7 +528,7 @@ def _look_again(answer: JudgedTrial, deadline: float | None) -> JudgedTrial:
     benign = not answer.decision.verdict.is_bug and trial.observation.failure is None
     if benign and experiments.runs.draws:
         # Other rewrites fire where the compiler need not follow eager's random numbers.
-        unaligned = experiments.under(replace(experiments.how, fallback_random=False))
+        unaligned = experiments.under(experiments.how.under(InductorSettings({"fallback_random": False})))
         second = _judge_trial(unaligned, unaligned.trial(), answer.count, answer.started)
         answer = replace(second if second.decision.verdict.is_bug else answer, own_stream=second.trial)
     ask = not _is_late(deadline)

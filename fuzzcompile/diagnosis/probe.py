@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from fuzzcompile.compiler.compile_changes import Veto
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.rule_labels import get_family
@@ -174,7 +175,7 @@ def probe_case(
     """
     initialise_patterns(device)
     looks = target.suspect_stage if target is not None else None
-    how = Compilation(vetoes=tuple(vetoes), screen=screen, kernels=looks in BEHIND_GRAPHS and not screen)
+    how = Compilation((Veto(tuple(vetoes)),), screen=screen, kernels=looks in BEHIND_GRAPHS and not screen)
     experiments = Experiments(case, device, how)
     failed = experiments.runs.eager.failure
     if target is not None and target.verdict != Verdict.ACCEPTS_INVALID and failed:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fuzzcompile.compiler.compile_changes import InductorSettings
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
 from fuzzcompile.compiler.watch.ledger import Label, Ledger
@@ -106,7 +107,7 @@ def _describe_when_on(experiments: Experiments, known: Sequence[KnownRule], name
     )
     if config is None:
         return said
-    how = replace(experiments.how, config={**(experiments.how.config or {}), **config}, screen=True)
+    how = replace(experiments.how.under(InductorSettings(config)), screen=True)
     ledger = experiments.trial(how).ledger
     seen = _count_outcomes(ledger, name)
     ran = any(_matches_name(rewrite.label, name) for _, _, rewrite in ledger.list_rewrites())

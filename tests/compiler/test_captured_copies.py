@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from watching import Watched, watch
+from watching import Watched, make_compilation, watch
 
 from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.run.case import CompileSettings
@@ -91,7 +91,7 @@ def test_mutated_inputs_are_kept_as_they_were_before_each_call():
 def test_frozen_parameters_stay_as_they_were():
     model, (x,) = linear(False)
     expected = [p.detach().clone() for p in model.parameters()]
-    with open_session(CompileSettings(), Compilation(config={"freezing": True})) as session, torch.no_grad():
+    with open_session(CompileSettings(), make_compilation(config={"freezing": True})) as session, torch.no_grad():
         session.compile(model)(x)
     (frame,) = session.ledger.frames
     for parameter in model.parameters():

@@ -10,10 +10,10 @@ import programs
 import pytest
 import torch
 from torch._inductor.fx_passes import joint_graph, post_grad
-from watching import run
+from watching import make_compilation, run
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
-from fuzzcompile.compiler.session import Compilation, open_session
+from fuzzcompile.compiler.session import open_session
 from fuzzcompile.compiler.watch.ledger import Label
 from fuzzcompile.run.case import CompileSettings
 from fuzzcompile.run.observation import Failure
@@ -59,7 +59,7 @@ def compile_and_fail(
 ) -> tuple[Label | None, Failure | None]:
     initialise_patterns(torch.device("cpu"))
     target, inputs = program()
-    with install(), open_session(CompileSettings(), Compilation(vetoes=vetoes, config=config)) as session:
+    with install(), open_session(CompileSettings(), make_compilation(vetoes=vetoes, config=config)) as session:
         try:
             run(session.compile(target), target, inputs, backward=backward)
         except Exception as error:

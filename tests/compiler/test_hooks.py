@@ -10,7 +10,7 @@ import pytest
 import torch
 from planting import PLANTS
 from torch._inductor.fx_passes import joint_graph, post_grad, pre_grad
-from watching import apart, eager, run, watch, watch_plant
+from watching import apart, eager, make_compilation, run, watch, watch_plant
 
 from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.compiler.watch import conformance, patch_table, recorder
@@ -156,7 +156,7 @@ def test_functions_of_torch_are_replaced_inside_the_block_only():
 def test_functions_and_settings_of_torch_are_restored_when_the_block_raises():
     before = hooked_functions()
     config = (torch._inductor.config.fallback_random, torch._functorch.config.enable_autograd_cache)
-    with pytest.raises(KeyError), open_session(CompileSettings(), Compilation(config={"max_fusion_size": 3})):
+    with pytest.raises(KeyError), open_session(CompileSettings(), make_compilation(config={"max_fusion_size": 3})):
         assert torch._inductor.config.max_fusion_size == 3
         raise KeyError("in the block")
     assert hooked_functions() == before

@@ -8,7 +8,7 @@ import programs
 import pytest
 import sympy
 import torch
-from watching import eager, run
+from watching import eager, make_compilation, run
 
 from fuzzcompile.compiler.kernels import kernel_watch
 from fuzzcompile.compiler.kernels.ir_evaluation import GraphEvaluation
@@ -50,7 +50,7 @@ def bits():
 def watched(program, *, backward: bool = False, calls: int = 1, dynamic: bool | None = None, **how):
     function, inputs = program
     initialise_patterns(torch.device("cpu"))
-    with open_session(CompileSettings(dynamic=dynamic), Compilation(kernels=True, **how)) as session:
+    with open_session(CompileSettings(dynamic=dynamic), make_compilation(kernels=True, **how)) as session:
         results = run(session.compile(function), function, *[inputs] * calls, backward=backward)
     return session.ledger, results
 

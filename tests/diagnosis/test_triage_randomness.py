@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._inductor.fx_passes import post_grad
+from watching import make_compilation
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
-from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.oracle import random_streams
 from fuzzcompile.diagnosis.trials.experiments import Experiments
@@ -162,7 +162,7 @@ def test_a_wrong_pattern_that_fires_only_there_is_found_and_proved(judged):
 def test_the_mask_of_the_gradient_must_be_that_of_the_output(write_case):
     case = load_case(write_case(HEAD + DROPOUT + TRAINED))
     initialise_patterns(CPU)
-    trial = Experiments(case, CPU, Compilation(fallback_random=False)).trial()
+    trial = Experiments(case, CPU, make_compilation(fallback_random=False)).trial()
     assert trial.sampled == ("out0", "gradient of input0")
     assert not trial.judgement.verdict.is_bug
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fuzzcompile.analyses.profile.side_names import DTYPES, spelled
+from fuzzcompile.compiler.compile_changes import Backend, CompileMode, Veto
 from fuzzcompile.compiler.session import Compilation, list_modes
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.attention_backends import force_kernel
@@ -63,8 +64,8 @@ class Side:
     def compilation(self, vetoes: tuple[str, ...] = ()) -> Compilation:
         """Return the compilation of a compiled side, with these rewrites refused."""
         if self.kind == "inductor":
-            return Compilation(mode=self.argument or None, vetoes=vetoes)
-        return Compilation(backend="aot_eager", record=False, vetoes=vetoes)
+            return Compilation((Veto(vetoes), *([CompileMode(self.argument)] if self.argument else [])))
+        return Compilation((Veto(vetoes), Backend("aot_eager")), record=False)
 
     def attention(self) -> contextlib.AbstractContextManager[object]:
         """A context in which attention takes the kernel of this side, if it names one."""

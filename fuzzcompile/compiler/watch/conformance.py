@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from fuzzcompile.compiler.compile_changes import InductorSettings, Lowered, Undecomposed, Veto
 from fuzzcompile.compiler.kernels.lowering_control import EVERYTHING, Control
 from fuzzcompile.compiler.operators import fake_tensors
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
@@ -224,19 +225,18 @@ def _compile_programs() -> ProbeLedgers:
     joint = CompileSettings(functorch={"joint_custom_pass": joint_probe})
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), _silence_advice():
         torch.manual_seed(0)
-        how = Compilation(screen=True, config={**marks, **pattern})
+        how = Compilation((InductorSettings({**marks, **pattern}),), screen=True)
         with _record_compile(findings, "trained", how, joint) as compiled:
             torch.autograd.backward(compiled(TrainedModule())(x.clone().requires_grad_()).sum())
         with torch.no_grad():
-            how = Compilation(screen=True, config={"joint_custom_post_pass": dead_probe, "dce": True})
+            how = Compilation((InductorSettings({"joint_custom_post_pass": dead_probe, "dce": True}),), screen=True)
             with _record_compile(findings, "inferred", how) as compiled:
                 compiled(run_inference)(x)
-            how = Compilation(screen=True, config={"freezing": True})
+            how = Compilation((InductorSettings({"freezing": True}),), screen=True)
             with _record_compile(findings, "frozen", how) as compiled:
                 compiled(FrozenModule().eval())(torch.ones(1, 2, 5, 5))
-            how = Compilation(
-                screen=True, config=pattern, vetoes=("doubled_sine",), without_decompositions=("aten.silu.default",)
-            )
+            without = Veto(("doubled_sine",)), Undecomposed(("aten.silu.default",))
+            how = Compilation((InductorSettings(pattern), *without), screen=True)
             with _record_compile(findings, "vetoed", how) as compiled:
                 findings.vetoed_is_right = torch.allclose(compiled(run_activation)(x), run_activation(x))
             _generate_code(findings)
@@ -249,7 +249,9 @@ def _generate_code(findings: ProbeLedgers) -> None:
     x = torch.linspace(-1, 1, 256).reshape(16, 16)
     fusion = {"_post_fusion_custom_pass": fusion_probe}
     for name, control, config in (("generated", Control(), fusion), ("changed", _CHANGES, {})):
-        with _record_compile(findings, name, Compilation(kernels=True, control=control, config=config)) as compiled:
+        with _record_compile(
+            findings, name, Compilation((Lowered(control), InductorSettings(config)), kernels=True)
+        ) as compiled:
             compiled(run_several_kernels)(x)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from fuzzcompile.compiler.compile_changes import CompileChange
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.diagnosis.attribution.culprit import Ablation
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, Step, measure_steps, select_semantic_steps
@@ -95,6 +96,22 @@ class Ablator:
         repaired = self.repairs(trial)
         self.note(toggle, trial, repaired)
         return trial, repaired
+
+    def attempt_under(self, *changes: CompileChange, toggle: str = "", watched: bool = False) -> tuple[Trial, bool]:
+        """Compile under further changes; the trial, and whether they repair the divergence together.
+
+        Args:
+            changes: composed with those of the failing trial, in order.
+            toggle: what the table of ablations calls them; their own texts by default.
+            watched: keep the ledger, the IR of every graph and what its kernels write.
+
+        Raises:
+            OutOfTime: the deadline has passed.
+        """
+        how = self.how.under(*changes)
+        if watched:
+            how = replace(how, kernels=True, record=True)
+        return self.attempt(how, toggle or ", ".join(change.text for change in changes))
 
     def attempt_in_eager(self, change: contextlib.AbstractContextManager[object], toggle: str) -> bool:
         """Return whether a change of eager mode alone removes the divergence.
@@ -203,7 +220,7 @@ class Divergence:
     def config(self) -> Mapping[str, object]:
         """Entries of Inductor's config that the failing compile ran under."""
         how, settings = self.trial.how, self.experiments.case.settings
-        return {**settings.inductor, "fallback_random": how.fallback_random, **(how.config or {})}
+        return {**settings.inductor, "fallback_random": True, **how.config}
 
     def once(self, make: Callable[[Divergence], T]) -> T:
         """``make`` of this divergence, computed on the first call and kept: several stages read the same findings."""

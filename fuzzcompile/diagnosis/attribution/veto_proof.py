@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from fuzzcompile.compiler.compile_changes import OnlyRewrites, Veto
 from fuzzcompile.compiler.watch.ledger import Label
 from fuzzcompile.compiler.watch.recorder import MANDATORY
 from fuzzcompile.compiler.watch.rule_labels import get_base_name, get_family, is_vetoed
@@ -123,7 +124,7 @@ class Prover:
     def veto(self, labels: Sequence[Label], *, screen: bool = False) -> tuple[Trial, bool]:
         """Compile without these rules: the trial, and whether that repairs the divergence."""
         names = self.names(labels)
-        how = replace(self.ablator.how.with_vetoes(*names), screen=screen)
+        how = replace(self.ablator.how.under(Veto(tuple(names))), screen=screen)
         return self.ablator.attempt(how, "veto " + _join_names(names))
 
     def names(self, labels: Sequence[Label]) -> list[str]:
@@ -151,7 +152,7 @@ class Prover:
         """
         only = tuple(self.names(closure))
         needed = self.names([outer for label in closure for outer in self._list_enclosing(label)])
-        how = replace(self.ablator.how, only=(*only, *needed), record=self.ablator.replays)
+        how = replace(self.ablator.how.under(OnlyRewrites((*only, *needed))), record=self.ablator.replays)
         # What stays in the interpreted graphs stays; what is gone there may be there in generated code.
         for screen in (True, False):
             trial, repaired = self.ablator.attempt(replace(how, screen=screen), "only " + _join_names(only))

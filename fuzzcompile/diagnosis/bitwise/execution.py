@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fuzzcompile.compiler.compile_changes import InductorSettings, Lowered, Veto
 from fuzzcompile.compiler.kernels.lowering_control import EVERYTHING, UNCHANGED, Control
 from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
@@ -93,8 +94,8 @@ class StrictCompiler:
             raise BitwiseOutOfTime
         case = case or self.case
         self.count += 1
-        config = _APART if control.stored else None
-        how = replace(_HOW, vetoes=self.vetoes, control=control, config=config)
+        apart = [InductorSettings(_APART)] if control.stored else []
+        how = _HOW.under(Veto(tuple(self.vetoes)), Lowered(control), *apart)
         observations, calls = list[Observation](), list[tuple[int, ...]]()
         with open_session(case.settings, how) as session:
             program = build(case, self.device)

@@ -5,22 +5,19 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
+from fuzzcompile.compiler.compile_changes import InductorSettings, Lowered
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.kernels.lowering_control import EVERYTHING, UNCHANGED, Control, parse_operator
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
-from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.compiler.target.kernel_log import ProgramOrder
 from fuzzcompile.compiler.watch.ledger import Kernel, LoweredGraph, LoweringFailure, OverwrittenBuffer
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
 from fuzzcompile.diagnosis.kernels.code_generators import CodeGenerator, find_generator
 from fuzzcompile.diagnosis.oracle.comparison import compare
-from fuzzcompile.diagnosis.stages.stage import AblatedCompile
-from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model.stages import CODEGEN, SCHEDULER
 from fuzzcompile.model.thresholds import KERNEL_FACTOR
 from fuzzcompile.model.verdicts import Comparison
@@ -32,57 +29,19 @@ _MAX_BISECTION = 6
 Change = Callable[[tuple[str, ...]], Control]
 
 
-def with_control(how: Compilation, control: Control, toggle: str) -> AblatedCompile:
-    """The compile with a change behind the graph passes; it generates code, since nothing else shows what is wrong.
-
-    Args:
-        how: the compile without the change.
-        control: the change.
-        toggle: what the table of ablations calls the change.
-    """
-    return AblatedCompile(toggle, replace(how, control=control, screen=False))
+def with_aten(operators: Sequence[str]) -> Lowered:
+    """ATen computes these operators."""
+    return Lowered(Control(fallbacks=tuple(operators)), "ATen computes " + ", ".join(operators))
 
 
-def with_aten(how: Compilation, operators: Sequence[str]) -> AblatedCompile:
-    """The compile with operators computed by ATen."""
-    return with_control(how, Control(fallbacks=tuple(operators)), "ATen computes " + ", ".join(operators))
+def without_fusion(labels: tuple[str, ...]) -> Lowered:
+    """The operators of one kernel are fused with nothing."""
+    return Lowered(Control(apart=labels), "this kernel not fused")
 
 
-def with_config(how: Compilation, config: dict[str, object], toggle: str | None = None) -> AblatedCompile:
-    """The compile with entries of ``torch._inductor.config``.
-
-    Args:
-        how: the compile without them.
-        config: the entries by name.
-        toggle: what the table of ablations calls them; the entries themselves by default.
-    """
-    name = toggle or ", ".join(f"{key}={value}" for key, value in config.items())
-    return AblatedCompile(name, replace(how, config={**(how.config or {}), **config}, screen=False))
-
-
-def without_fusion(how: Compilation, labels: tuple[str, ...]) -> AblatedCompile:
-    """The compile in which the operators of one kernel are fused with nothing."""
-    return with_control(how, Control(apart=labels), "this kernel not fused")
-
-
-def with_isolated_kernels(how: Compilation, labels: tuple[str, ...]) -> AblatedCompile:
-    """The watched compile in which each operator has a kernel of its own."""
-    control = Control(realised=labels, apart=(EVERYTHING,), separate=True)
-    return with_control(replace(how, kernels=True, record=True), control, "nothing fused")
-
-
-def with_program_order(how: Compilation) -> AblatedCompile:
-    """The compile whose interpreted kernels run their programs in ascending order."""
-    return AblatedCompile("programs in their order", replace(how, order=ProgramOrder.FORWARD, screen=False))
-
-
-def attempt_ablation(ablator: Ablator, without: AblatedCompile) -> tuple[Trial, bool]:
-    """The compile, and whether it repairs the divergence.
-
-    Raises:
-        OutOfTime: no further compile may be begun.
-    """
-    return ablator.attempt(without.how, without.toggle)
+def with_isolated_kernels(labels: tuple[str, ...]) -> Lowered:
+    """Each operator has a kernel of its own."""
+    return Lowered(Control(realised=labels, apart=(EVERYTHING,), separate=True), "nothing fused")
 
 
 def is_right_without_vectors(ablator: Ablator, generator: CodeGenerator) -> bool:
@@ -91,7 +50,7 @@ def is_right_without_vectors(ablator: Ablator, generator: CodeGenerator) -> bool
     Raises:
         OutOfTime: no further compile may be begun.
     """
-    return attempt_ablation(ablator, with_config(ablator.how, dict(generator.scalars)))[1]
+    return ablator.attempt_under(InductorSettings(generator.scalars, needs_code=True))[1]
 
 
 def find_right_in_scalars(
@@ -165,9 +124,7 @@ def _try_one_by_one(
 
 def _try_change(ablator: Ablator, names: tuple[str, ...], change: Change, toggle: str) -> tuple[bool, bool]:
     """Return whether the change repairs the divergence, and whether the program then fails in another way."""
-    trial, repaired = attempt_ablation(
-        ablator, with_control(ablator.how, change(names), toggle.format(", ".join(names)))
-    )
+    trial, repaired = ablator.attempt_under(Lowered(change(names), toggle.format(", ".join(names))))
     return repaired, trial.observation.failure is not None and not ablator.fails_alike(trial)
 
 
@@ -186,7 +143,7 @@ def prove_templates(ablator: Ablator, divergence: Divergence) -> Attribution | N
     """
     reached = divergence.trial.ledger.reached
     named = sorted({name for part in reached if part.stage == SCHEDULER for name in _TEMPLATE.findall(part.name)})
-    if not named or not attempt_ablation(ablator, with_config(ablator.how, _LIBRARY))[1]:
+    if not named or not ablator.attempt_under(InductorSettings(_LIBRARY, needs_code=True))[1]:
         return None
     source, line = _locate_template(named[0])
     family = "+".join(named)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
+from fuzzcompile.compiler.compile_changes import Lowered
 from fuzzcompile.compiler.kernels.kernel_loops import check_dependences, find_definition
 from fuzzcompile.compiler.kernels.lowering_control import find_lowering_source, get_operator_name
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
-from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.ledger import Kernel, LoweredGraph, LoweringFailure
 from fuzzcompile.diagnosis.attribution.ablation import Ablator
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit, Proof
@@ -18,18 +18,15 @@ from fuzzcompile.diagnosis.kernels.code_generators import LOOPS, CodeGenerator, 
 from fuzzcompile.diagnosis.kernels.kernel_bisection import (
     BackendFailure,
     WrongKernel,
-    attempt_ablation,
     find_node_family,
     find_right_in_scalars,
     is_right_without_vectors,
     list_labels,
     list_operator_names,
     with_aten,
-    with_control,
     with_isolated_kernels,
     without_fusion,
 )
-from fuzzcompile.diagnosis.stages.stage import AblatedCompile
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
@@ -218,10 +215,10 @@ def find_failed_stage(failed: LoweringFailure) -> str:
     return failed.place
 
 
-def without_failure(failure: BackendFailure, how: Compilation) -> AblatedCompile | None:
-    """The compile in which ATen computes the operators that failed; None if none is known."""
+def without_failure(failure: BackendFailure) -> Lowered | None:
+    """ATen computes the operators that failed; None if none is known."""
     names = list_operator_names(failure.lowered, failure.failed.nodes)
-    return with_aten(how, names) if names else None
+    return with_aten(names) if names else None
 
 
 def prove_failure(ablator: Ablator, failure: BackendFailure) -> Attribution:
@@ -239,7 +236,7 @@ def prove_failure(ablator: Ablator, failure: BackendFailure) -> Attribution:
     if failed.operators:
         failure = _with_nodes(failure, _select_computing_nodes(failure))
     if failed.place != LOWERING and len(failure.failed.nodes) > 1:
-        trial, repaired = attempt_ablation(ablator, with_isolated_kernels(ablator.how, failure.labels))
+        trial, repaired = ablator.attempt_under(with_isolated_kernels(failure.labels), watched=True)
         if repaired:
             return _prove_fusion_failure(ablator, failure)
         failure = find_failure(trial) or failure
@@ -256,11 +253,11 @@ def _prove_refused(ablator: Ablator, failure: BackendFailure) -> Attribution:
     operator, nodes = failed.operators[0], _select_computing_nodes(failure)
     vectorised = proved = failure.is_vectorised and is_right_without_vectors(ablator, generator)
     narrow = None  # whether changing what was named is enough
-    for without in _list_narrowings(ablator.how, failure, operator, nodes, vectorised=vectorised):
-        narrow = attempt_ablation(ablator, without)[1]
+    for without in _list_narrowings(failure, operator, nodes, vectorised=vectorised):
+        narrow = ablator.attempt_under(without)[1]
         proved = proved or narrow
         if narrow:
-            narrow = not without.how.control.apart
+            narrow = not without.control.apart
             break
     code = generator.find_code(operator, vectorised=vectorised)
     refused = _with_nodes(failure, nodes)
@@ -274,16 +271,16 @@ def _prove_refused(ablator: Ablator, failure: BackendFailure) -> Attribution:
 
 
 def _list_narrowings(
-    how: Compilation, failure: BackendFailure, operator: str, nodes: tuple[str, ...], *, vectorised: bool
-) -> list[AblatedCompile]:
-    """Compiles without the operator whose code was refused, then without the fusion of its kernel."""
+    failure: BackendFailure, operator: str, nodes: tuple[str, ...], *, vectorised: bool
+) -> list[Lowered]:
+    """Leave out the operator whose code was refused, then the fusion of its kernel."""
     if not vectorised:
         names = list_operator_names(failure.lowered, nodes)
-        return [*([with_aten(how, names)] if names else []), without_fusion(how, failure.labels)]
+        return [*([with_aten(names)] if names else []), without_fusion(failure.labels)]
     if ":" in operator or operator in LOOPS:
         return []
     control = failure.generator.scalarise((operator,))
-    return [with_control(how, control, f"{operator} in scalars")] if control is not None else []
+    return [Lowered(control, f"{operator} in scalars")] if control is not None else []
 
 
 def _select_computing_nodes(failure: BackendFailure) -> tuple[str, ...]:
@@ -294,7 +291,7 @@ def _select_computing_nodes(failure: BackendFailure) -> tuple[str, ...]:
 
 def _prove_fusion_failure(ablator: Ablator, failure: BackendFailure) -> Attribution:
     """Only the fused kernel fails: the scheduler put together what its code generator cannot do."""
-    repaired = attempt_ablation(ablator, without_fusion(ablator.how, failure.labels))[1]
+    repaired = ablator.attempt_under(without_fusion(failure.labels))[1]
     kernel = failure.lowered.find_kernel(failure.failed.kernel)
     allowed = kernel is not None and check_dependences(failure.lowered, kernel.scheduled) == "kept"
     stage = CODEGEN if allowed or failure.failed.place == CODEGEN else SCHEDULER
@@ -318,10 +315,10 @@ def _prove_raised(ablator: Ablator, failure: BackendFailure) -> Attribution:
         culprit, proved = _with_code(ablator, failure, culprit)
         if proved:
             return Attribution(replace(culprit, necessary=True))
-    without = without_failure(failure, ablator.how)
+    without = without_failure(failure)
     if without is None:
         return Attribution(replace(culprit, confidence="low"))
-    repaired = attempt_ablation(ablator, without)[1]
+    repaired = ablator.attempt_under(without)[1]
     return Attribution(replace(culprit, necessary=True if repaired else None, confidence=_choose_confidence(repaired)))
 
 

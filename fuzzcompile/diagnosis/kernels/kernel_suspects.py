@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import fx
 
+from fuzzcompile.compiler.compile_changes import Lowered
 from fuzzcompile.compiler.graph_replay import NodeValues, compute_values, list_random_calls, replay_graph
 from fuzzcompile.compiler.kernels.ir_evaluation import GraphEvaluation, map_buffers_to_nodes
 from fuzzcompile.compiler.kernels.loop_body import NotEvaluable
@@ -404,8 +405,8 @@ def compile_watched(ablator: Ablator) -> Trial | None:
         OutOfTime: no further compile may be begun.
     """
     for separate, name in ((True, "every loop nest a kernel"), (False, "kernels watched")):
-        control = Control(separate=separate)
-        trial = ablator.run_trial(replace(ablator.how, kernels=True, record=True, screen=False, control=control))
+        how = ablator.how.under(Lowered(Control(separate=separate)))
+        trial = ablator.run_trial(replace(how, kernels=True, record=True))
         if not ablator.repairs(trial):
             return trial
         ablator.note(name, trial, True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuzzcompile.compiler.compile_changes import ContiguousOperands
 from fuzzcompile.compiler.functional_run import run_eagerly
 from fuzzcompile.compiler.operators.decompositions import (
     find_functional_form,
@@ -344,8 +345,7 @@ def prove_aten_kernels(ablator: Ablator, divergence: Divergence) -> Attribution 
         if suspect.wrong_in == "eager":
             repaired = ablator.attempt_in_eager(use_contiguous_operands([name]), toggle)
         else:
-            how = replace(ablator.how, contiguous_operands=(*ablator.how.contiguous_operands, name))
-            repaired = ablator.attempt(how, toggle)[1]
+            repaired = ablator.attempt_under(ContiguousOperands((name,)), toggle=toggle)[1]
         if repaired:
             return Attribution(replace(suspect.culprit(), necessary=True, confidence="high"))
     return None

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings, ProgramsInOrder
 from fuzzcompile.compiler.kernels.lowering_control import Control, parse_operator
-from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
@@ -15,15 +15,12 @@ from fuzzcompile.diagnosis.kernels.code_generators import get_generator
 from fuzzcompile.diagnosis.kernels.kernel_bisection import (
     BackendFailure,
     WrongKernel,
-    attempt_ablation,
     bisect_candidates,
     find_right_in_scalars,
     is_right_without_vectors,
     list_operator_names,
     with_aten,
-    with_config,
     with_isolated_kernels,
-    with_program_order,
 )
 from fuzzcompile.diagnosis.kernels.kernel_culprits import (
     describe_kernel,
@@ -35,7 +32,7 @@ from fuzzcompile.diagnosis.kernels.kernel_culprits import (
 from fuzzcompile.diagnosis.kernels.kernel_suspects import list_kernel_suspects, watch_graphs
 from fuzzcompile.diagnosis.stages.runtime import make_kernel_call_culprit
 from fuzzcompile.diagnosis.stages.scheduler import prove_fusion
-from fuzzcompile.diagnosis.stages.stage import AblatedCompile, Stage, Suspect
+from fuzzcompile.diagnosis.stages.stage import Stage, Suspect
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.stages import CODEGEN
 
@@ -55,17 +52,17 @@ class Codegen(Stage):
         """The operators of the first wrong kernel of each graph, or of the kernel that failed."""
         return list_kernel_suspects(self.name, divergence)
 
-    def without(self, suspect: Suspect, how: Compilation) -> AblatedCompile | None:
+    def without(self, suspect: Suspect) -> CompileChange | None:
         """No vectors where the kernel has them, else ATen in place of the operators; None for a loop of neither."""
         finding = suspect.finding
         if isinstance(finding, BackendFailure):
-            return without_failure(finding, how)
+            return without_failure(finding)
         if not isinstance(finding, WrongKernel):
             return None
         if finding.is_vectorised:
-            return with_config(how, dict(finding.generator.scalars))
+            return InductorSettings(finding.generator.scalars, needs_code=True)
         names = list_operator_names(finding.lowered, finding.nodes)
-        return with_aten(how, names) if names else None
+        return with_aten(names) if names else None
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """Compile without vectors, then with nothing fused: wrong code, wrong fusion, or neither."""
@@ -93,7 +90,10 @@ def _prove_kernel(ablator: Ablator, wrong: WrongKernel) -> Attribution | None:
     alone, single = _isolate(ablator, wrong)
     if alone == "right":
         return prove_fusion(ablator, wrong, vectorised=vectorised)
-    if ablator.how.order is not ProgramOrder.FORWARD and attempt_ablation(ablator, with_program_order(ablator.how))[1]:
+    if (
+        ablator.how.order is not ProgramOrder.FORWARD
+        and ablator.attempt_under(ProgramsInOrder(ProgramOrder.FORWARD))[1]
+    ):
         return _make_race_culprit(single or wrong)
     if single is None and not vectorised:
         return None
@@ -107,10 +107,10 @@ def _isolate(ablator: Ablator, wrong: WrongKernel) -> tuple[_Alone, WrongKernel 
 
     Small kernels of one operator stay vectorised where the fused one is: their scalar code says nothing of it.
     """
-    config = {**(ablator.how.config or {}), **(wrong.generator.all_vectors if wrong.is_vectorised else {})}
-    trial, repaired = attempt_ablation(
-        ablator, with_isolated_kernels(replace(ablator.how, config=config), wrong.labels)
-    )
+    isolated, changes = with_isolated_kernels(wrong.labels), list[CompileChange]()
+    if wrong.is_vectorised:
+        changes.append(InductorSettings(wrong.generator.all_vectors))
+    trial, repaired = ablator.attempt_under(*changes, isolated, toggle=isolated.text, watched=True)
     if repaired:
         return "right", None
     if trial.observation.failure is not None:
@@ -167,7 +167,7 @@ def _prove_scalar(ablator: Ablator, wrong: WrongKernel, single: WrongKernel | No
     if not operators:  # nothing is computed: the kernel may have been handed other memory than it should
         return Attribution(make_kernel_call_culprit(wrong))
     names = list_operator_names(at.lowered, at.nodes)
-    repaired = attempt_ablation(ablator, with_aten(ablator.how, names))[1] if names else False
+    repaired = ablator.attempt_under(with_aten(names))[1] if names else False
     if not repaired:  # the cause may be an operator before it
         before = [name for name in list_operator_names(wrong.lowered, wrong.kernel.nodes) if name not in names]
         earlier, _ = bisect_candidates(ablator, before, lambda half: Control(fallbacks=half), "ATen computes {}")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from fuzzcompile.compiler.compile_changes import CompileChange, MetadataFromKernel, Undecomposed
 from fuzzcompile.compiler.operators.decompositions import can_take_out
-from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.diagnosis.attribution.ablation import Divergence
 from fuzzcompile.diagnosis.operators.graph_boundary import find_boundaries
 from fuzzcompile.diagnosis.operators.operator_suspects import OperatorStage, doubt, list_metadata_suspects
-from fuzzcompile.diagnosis.stages.stage import AblatedCompile, Suspect
+from fuzzcompile.diagnosis.stages.stage import Suspect
 from fuzzcompile.model import stages
 from fuzzcompile.model.verdicts import Verdict
 
@@ -28,13 +26,10 @@ class Decomposition(OperatorStage):
         boundaries = find_boundaries(divergence.trial.ledger, divergence.count)
         return [*suspects, *(doubt(boundary.culprit()) for boundary in boundaries)]
 
-    def without(self, suspect: Suspect, how: Compilation) -> AblatedCompile | None:
-        """A compile in which the operator is not decomposed; None where this torch cannot leave it alone."""
+    def without(self, suspect: Suspect) -> CompileChange | None:
+        """The operator is not decomposed; None where this torch cannot leave it alone."""
         operator = self.operator(suspect)
-        if operator is None or not can_take_out():
-            return None
-        names = tuple(dict.fromkeys((*how.without_decompositions, operator)))
-        return AblatedCompile(f"decomposition of {operator} off", replace(how, without_decompositions=names))
+        return Undecomposed((operator,)) if operator is not None and can_take_out() else None
 
 
 # Fake tensors: the dtype, shape, strides and aliases that the compiler assumes of a value.
@@ -50,10 +45,7 @@ class FakeTensor(OperatorStage):
         written = [suspect for suspect in divergence.once(list_metadata_suspects) if suspect.stage == self.name]
         return [*super().suspects(divergence), *written]
 
-    def without(self, suspect: Suspect, how: Compilation) -> AblatedCompile | None:
-        """A compile that takes the operator's metadata from its kernel."""
+    def without(self, suspect: Suspect) -> CompileChange | None:
+        """The operator's metadata are taken from its kernel."""
         operator = self.operator(suspect)
-        if operator is None:
-            return None
-        names = tuple(dict.fromkeys((*how.kernel_metadata, operator)))
-        return AblatedCompile(f"metadata of {operator} from its kernel", replace(how, kernel_metadata=names))
+        return MetadataFromKernel((operator,)) if operator is not None else None

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
+from fuzzcompile.compiler.compile_changes import Backend, BypassedNodes, CompileChange, GraphBreak
 from fuzzcompile.compiler.functional_run import run_eagerly
 from fuzzcompile.compiler.graph_breaks import find_handler, resolve_call
 from fuzzcompile.compiler.graph_replay import list_random_calls
@@ -21,7 +22,6 @@ from fuzzcompile.compiler.operators.operator_paths import (
     list_traced_paths,
     profile_operators,
 )
-from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
@@ -29,7 +29,7 @@ from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_inputs
 from fuzzcompile.diagnosis.operators.operator_comparison import iter_program_lines
 from fuzzcompile.diagnosis.operators.operator_suspects import doubt, list_lost_check_suspects, make_operator_culprit
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
-from fuzzcompile.diagnosis.stages.stage import AblatedCompile, Stage, Suspect
+from fuzzcompile.diagnosis.stages.stage import Stage, Suspect, attempt_backend
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model import stages
@@ -43,6 +43,8 @@ from fuzzcompile.run.case_program import build
 # Another way through Python under dynamo than in eager mode, as a culprit.
 
 _FEW = 2
+# Nothing behind dynamo: its graphs run as they were captured.
+_CAPTURE_ONLY = Backend("eager")
 
 
 def find_other_branch(divergence: Divergence) -> Culprit | None:
@@ -95,9 +97,9 @@ def prove_branch(ablator: Ablator, culprit: Culprit) -> Attribution:
         OutOfTime: no further compile may be begun.
     """
     if 0 < len(culprit.nodes) <= _FEW:
-        without = replace(ablator.how, backend="eager", record=False, bypassed=culprit.nodes)
-        toggle = f"backend=eager without {', '.join(culprit.nodes)}"
-        if ablator.attempt(without, toggle)[1]:
+        bypassed = BypassedNodes(culprit.nodes)
+        toggle = f"{_CAPTURE_ONLY.text} {bypassed.text}"
+        if attempt_backend(ablator, _CAPTURE_ONLY, bypassed, toggle=toggle):
             operator = culprit.details["compiled"][0]
             return _make_proved_branch(replace(culprit, rewrite=operator, family=get_operator_family(operator)), toggle)
     for way, change in list_traced_paths():
@@ -175,24 +177,22 @@ class Dynamo(Stage):
         branch = divergence.once(find_other_branch)
         return [] if branch is None else [doubt(branch)]
 
-    def without(self, suspect: Suspect, how: Compilation) -> AblatedCompile | None:
-        """A compile that breaks the graph at the call."""
+    def without(self, suspect: Suspect) -> CompileChange | None:
+        """The graph breaks at the call."""
         if not isinstance(suspect.finding, _DifferingCall):
             return None
         call = suspect.finding.call
-        return AblatedCompile(
-            f"graph break at {call.name}", replace(how, disallowed=(*how.disallowed, resolve_call(call.function)))
-        )
+        return GraphBreak(((call.name, resolve_call(call.function)),))
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """Shown by a compile that only captures, proved by one that breaks the graph at the call."""
-        if not suspects or ablator.attempt(capture_only(ablator.how), "backend=eager")[1]:
+        if not suspects or attempt_backend(ablator, _CAPTURE_ONLY):
             return None
         suspect = suspects[0]
         if isinstance(suspect.finding, Culprit):
             return prove_branch(ablator, suspect.finding)
-        without = self.without(suspect, ablator.how)
-        if without is not None and ablator.attempt(without.how, without.toggle)[1]:
+        without = self.without(suspect)
+        if without is not None and ablator.attempt_under(without)[1]:
             return Attribution(replace(self.culprit(suspect), necessary=True))
         return Attribution(replace(self.culprit(suspect), confidence="low"))
 
@@ -204,11 +204,6 @@ class Dynamo(Stage):
         source, line = find_source(find_handler(call.function, call.name))
         details: DetailsJson = {"kind": "values" if nodes else "lost", "call": call.name}
         return Culprit(self.name, None, call.name, call.name, nodes, source, line, site=call.line, details=details)
-
-
-def capture_only(how: Compilation) -> Compilation:
-    """The same compile with nothing behind dynamo: its graphs run as they were captured."""
-    return replace(how, backend="eager", record=False)
 
 
 def _find_differing_call(divergence: Divergence) -> _DifferingCall | None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuzzcompile.compiler.compile_changes import Backend, TracingSettings
 from fuzzcompile.compiler.functional_run import SEEDS, NodeRun, find_lossy_views, run_eagerly, run_functionalized
 from fuzzcompile.compiler.graph_breaks import find_call_name
 from fuzzcompile.compiler.graph_replay import list_drawing_nodes
@@ -35,7 +36,7 @@ from fuzzcompile.diagnosis.operators.operator_suspects import (
 )
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
-from fuzzcompile.diagnosis.stages.stage import Stage, Suspect, format_tracing_settings, prove_by_break
+from fuzzcompile.diagnosis.stages.stage import Stage, Suspect, attempt_backend, prove_by_break
 from fuzzcompile.model import stages
 from fuzzcompile.model.stages import FUNCTIONALIZATION, JOINT_GRAPH, PRE_GRAD
 from fuzzcompile.model.thresholds import OTHER_NUMBERS, SEMANTIC_STEP
@@ -243,11 +244,9 @@ class Functionalization(Stage):
         if not shown:
             return None
         for culprit in filter(is_tangent, shown):
-            how = replace(ablator.how, functorch=AS_THEY_COME)
-            if ablator.attempt(how, format_tracing_settings(AS_THEY_COME))[1]:
+            if ablator.attempt_under(TracingSettings(AS_THEY_COME))[1]:
                 return Attribution(replace(culprit, necessary=True, confidence="high"))
-        how = replace(ablator.how, backend="aot_eager", record=False)
-        if ablator.attempt(how, "backend=aot_eager")[1]:
+        if attempt_backend(ablator, Backend("aot_eager")):
             return None
         proved = (prove_by_break(ablator, culprit) for culprit in shown)
         return next(filter(None, proved), Attribution(replace(shown[0], confidence="low")))

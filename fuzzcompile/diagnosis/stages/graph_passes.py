@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
 
-from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.compiler.compile_changes import CompileChange, Veto
 from fuzzcompile.compiler.watch.ledger import Label
 from fuzzcompile.compiler.watch.recorder import MANDATORY
 from fuzzcompile.compiler.watch.rule_labels import get_family
@@ -14,7 +14,7 @@ from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
 from fuzzcompile.diagnosis.attribution.steps import Step, rank_suspects, select_semantic_steps
 from fuzzcompile.diagnosis.attribution.veto_proof import MAX_SUSPECTS, Prover, find_failing_rewrite, visible_forms
-from fuzzcompile.diagnosis.stages.stage import AblatedCompile, Stage, Suspect, list_names
+from fuzzcompile.diagnosis.stages.stage import Stage, Suspect, list_names
 from fuzzcompile.model import stages
 
 
@@ -106,12 +106,12 @@ class RewritingStage(Stage):
         """The suspected rewrites of this stage."""
         return [suspect for suspect in divergence.once(list_visible_rewrites) if suspect.stage == self.name]
 
-    def without(self, suspect: Suspect, how: Compilation) -> AblatedCompile | None:
-        """A compile that vetoes the rewrite."""
+    def without(self, suspect: Suspect) -> CompileChange | None:
+        """The rewrite is vetoed."""
         rewrite = _get_label(suspect).rewrite
         if rewrite in MANDATORY:
             return None
-        return AblatedCompile(f"veto {rewrite}", how.with_vetoes(f"{self.name}:={rewrite}"))
+        return Veto((f"{self.name}:={rewrite}",), rewrite)
 
     def culprit(self, suspect: Suspect) -> Culprit:
         """The rewrite."""

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from fuzzcompile.compiler.compile_changes import CompileChange, Lowered
 from fuzzcompile.compiler.graph_replay import list_drawing_nodes
 from fuzzcompile.compiler.kernels.lowering_control import Control, can_fall_back, find_lowering_source
-from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
 from fuzzcompile.diagnosis.kernels.code_generators import get_generator
 from fuzzcompile.diagnosis.kernels.kernel_bisection import (
     BackendFailure,
     WrongOperator,
-    attempt_ablation,
     find_node_family,
     with_aten,
-    with_control,
 )
 from fuzzcompile.diagnosis.kernels.kernel_culprits import (
     describe_kernel,
@@ -33,7 +31,7 @@ from fuzzcompile.diagnosis.kernels.kernel_culprits import (
 )
 from fuzzcompile.diagnosis.kernels.kernel_suspects import get_first_wrong_kernels, get_watched_graphs
 from fuzzcompile.diagnosis.operators.operator_suspects import list_aten_suspects
-from fuzzcompile.diagnosis.stages.stage import AblatedCompile, Stage, Suspect
+from fuzzcompile.diagnosis.stages.stage import Stage, Suspect
 from fuzzcompile.model.stages import LOWERING
 from fuzzcompile.model.verdicts import Verdict
 
@@ -71,14 +69,12 @@ class Lowering(Stage):
         family = find_node_family(wrong.lowered, wrong.lowered.find_producer(wrong.node))
         return Suspect(self.name, family, finding=wrong, certain=wrong.exact)
 
-    def without(self, suspect: Suspect, how: Compilation) -> AblatedCompile | None:
+    def without(self, suspect: Suspect) -> CompileChange | None:
         """ATen computes the operator; None for views and for what writes to its arguments."""
         finding = suspect.finding
         if isinstance(finding, BackendFailure):
-            return None if suspect.stage != self.name else without_failure(finding, how)
-        return (
-            with_aten(how, [finding.name]) if isinstance(finding, WrongOperator) and _can_fall_back(finding) else None
-        )
+            return None if suspect.stage != self.name else without_failure(finding)
+        return with_aten([finding.name]) if isinstance(finding, WrongOperator) and _can_fall_back(finding) else None
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """The operators that ATen must compute for the divergence to go; unproved, one that is certainly wrong."""
@@ -144,7 +140,7 @@ def _find_lost_checks(divergence: Divergence) -> list[WrongOperator]:
 
 
 def _prove_check(ablator: Ablator, wrong: WrongOperator) -> Attribution:
-    repaired = attempt_ablation(ablator, with_aten(ablator.how, [wrong.name]))[1]
+    repaired = ablator.attempt_under(with_aten([wrong.name]))[1]
     culprit = _make_operator_culprit(wrong, necessary=repaired)
     return Attribution(culprit if repaired else replace(culprit, confidence="low"))
 
@@ -163,7 +159,7 @@ def _prove_operators(ablator: Ablator, wrong: list[WrongOperator]) -> Attributio
             continue
         names.append(operator.name)
         chosen.append(operator)
-        if attempt_ablation(ablator, with_aten(ablator.how, names))[1]:
+        if ablator.attempt_under(with_aten(names))[1]:
             return _attribute_operators(ablator, chosen, names)
     # Wrong in float64 is shown by the evaluation of its IR, though no compile proves it: views cannot fall back.
     left = next((operator for operator in wrong if operator.exact or operator not in chosen), None)
@@ -175,7 +171,7 @@ def _attribute_operators(ablator: Ablator, chosen: list[WrongOperator], names: l
     if len(names) == 1:
         return Attribution(_add_sufficiency(ablator, _make_operator_culprit(first, necessary=True), names))
     # Was the last one alone what it takes? The others looked wrong and may be innocent.
-    if attempt_ablation(ablator, with_aten(ablator.how, names[-1:]))[1]:
+    if ablator.attempt_under(with_aten(names[-1:]))[1]:
         return Attribution(_add_sufficiency(ablator, _make_operator_culprit(last, necessary=True), names[-1:]))
     culprits = [_make_operator_culprit(operator) for operator in _select_needed(ablator, chosen)]
     if len({(culprit.source, culprit.line, culprit.family) for culprit in culprits}) == 1:  # one lowering of overloads
@@ -195,7 +191,7 @@ def _select_needed(ablator: Ablator, chosen: list[WrongOperator]) -> list[WrongO
     kept = list(chosen)
     for operator in chosen[:-1] if len(chosen) > 2 else ():
         rest = [needed for needed in kept if needed is not operator]
-        if attempt_ablation(ablator, with_aten(ablator.how, [needed.name for needed in rest]))[1]:
+        if ablator.attempt_under(with_aten([needed.name for needed in rest]))[1]:
             kept = rest
     return kept
 
@@ -203,7 +199,7 @@ def _select_needed(ablator: Ablator, chosen: list[WrongOperator]) -> list[WrongO
 def _add_sufficiency(ablator: Ablator, culprit: Culprit, names: list[str]) -> Culprit:
     """Add whether the divergence stays when ATen computes everything that it can but these operators."""
     toggle = "ATen computes all but " + ", ".join(names)
-    trial, repaired = attempt_ablation(ablator, with_control(ablator.how, Control(lowered=tuple(names)), toggle))
+    trial, repaired = ablator.attempt_under(Lowered(Control(lowered=tuple(names)), toggle))
     if repaired:
         return replace(culprit, sufficient=False)
     return replace(culprit, sufficient=True if ablator.fails_alike(trial) else None)

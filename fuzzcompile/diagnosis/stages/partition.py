@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings
 from fuzzcompile.compiler.graph_replay import compute_values, list_random_calls, replay_graph
-from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.aot_autograd import describe_partitioner, make_plain_partitioning
 from fuzzcompile.compiler.watch.ledger import Direction, Frame, Snapshot
 from fuzzcompile.compiler.watch.rule_labels import find_source
@@ -20,7 +20,7 @@ from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_inputs, list_placeholders
 from fuzzcompile.diagnosis.operators.operator_suspects import doubt, make_operator_culprit
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
-from fuzzcompile.diagnosis.stages.stage import AblatedCompile, Stage, Suspect
+from fuzzcompile.diagnosis.stages.stage import Stage, Suspect
 from fuzzcompile.model import stages
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.thresholds import SEMANTIC_STEP
@@ -38,21 +38,19 @@ class Partitioner(Stage):
         culprit = divergence.once(_find_wrong_partition) if divergence.is_of_values else None
         return [] if culprit is None else [doubt(culprit)]
 
-    def without(self, suspect: Suspect, how: Compilation) -> AblatedCompile | None:
-        """A compile with the plainest partitioner, where this torch lets another one take its place."""
+    def without(self, suspect: Suspect) -> CompileChange | None:
+        """The plainest partitioner, where this torch lets another one take its place."""
         plain = make_plain_partitioning()
-        if plain is None:
-            return None
-        return AblatedCompile("AOTAutograd's default partition", replace(how, config={**(how.config or {}), **plain}))
+        return InductorSettings(plain, "AOTAutograd's default partition") if plain is not None else None
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """Named in any case, as replay shows it; proved where the plainest partitioner is right."""
         if not suspects:
             return None
-        culprit, without = self.culprit(suspects[0]), self.without(suspects[0], ablator.how)
+        culprit, without = self.culprit(suspects[0]), self.without(suspects[0])
         if without is None:
             return Attribution(culprit)
-        repaired = ablator.attempt(without.how, without.toggle)[1]
+        repaired = ablator.attempt_under(without)[1]
         return Attribution(replace(culprit, necessary=repaired, confidence="high" if repaired else "low"))
 
     def culprit(self, suspect: Suspect) -> Culprit:

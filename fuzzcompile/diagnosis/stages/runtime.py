@@ -6,21 +6,22 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fuzzcompile.compiler.compile_changes import InductorSettings
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.operators.decompositions import find_operator
 from fuzzcompile.compiler.operators.fake_tensors import find_fake_function
-from fuzzcompile.compiler.session import Compilation, get_effective_setting
+from fuzzcompile.compiler.session import get_effective_setting
 from fuzzcompile.compiler.watch.rule_labels import find_source
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Attribution, Culprit
-from fuzzcompile.diagnosis.kernels.kernel_bisection import WrongKernel, WrongOutput, attempt_ablation, with_config
+from fuzzcompile.diagnosis.kernels.kernel_bisection import WrongKernel, WrongOutput
 from fuzzcompile.diagnosis.kernels.kernel_culprits import describe_values, make_kernel_culprit
 from fuzzcompile.diagnosis.kernels.kernel_suspects import (
     get_first_wrong_kernels,
     get_watched_graphs,
     list_kernel_suspects,
 )
-from fuzzcompile.diagnosis.stages.stage import AblatedCompile, Stage, Suspect
+from fuzzcompile.diagnosis.stages.stage import Stage, Suspect
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
@@ -116,7 +117,7 @@ def prove_flawed_program(ablator: Ablator) -> Attribution | None:
     if statement is None and not _was_raised_by_planning(ablator.trial):
         return None
     for decision in facts().decisions.values():
-        if attempt_ablation(ablator, with_config(ablator.how, dict(decision.without)))[1]:
+        if ablator.attempt_under(InductorSettings(decision.without, needs_code=True))[1]:
             source, line = find_definition(decision.place)
             name = decision.name
             details: DetailsJson = {} if statement is None else {"statement": statement}
@@ -200,13 +201,13 @@ class Cudagraphs(Stage):
         recorded = any(lowered.cudagraphs for lowered in graphs) if graphs else experiments.device.type == "cuda"
         return [Suspect(self.name, self.name, _locate_cudagraphs()[0])] if recorded else []
 
-    def without(self, suspect: Suspect, how: Compilation) -> AblatedCompile:
-        """The same compile, its graphs not recorded."""
-        return with_config(how, {_SETTING: False})
+    def without(self, suspect: Suspect) -> InductorSettings:
+        """Graphs are not recorded."""
+        return InductorSettings({_SETTING: False}, needs_code=True)
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """The recording, if the divergence is gone without it; None if it stays."""
-        if not suspects or not attempt_ablation(ablator, self.without(suspects[0], ablator.how))[1]:
+        if not suspects or not ablator.attempt_under(self.without(suspects[0]))[1]:
             return None
         source, line = _locate_cudagraphs()
         return Attribution(Culprit(self.name, None, self.name, self.name, source=source, line=line, necessary=True))

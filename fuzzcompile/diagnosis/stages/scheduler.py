@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings, Lowered
 from fuzzcompile.compiler.kernels.kernel_loops import check_dependences
-from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
 from fuzzcompile.diagnosis.kernels.kernel_bisection import (
     BackendFailure,
     WrongKernel,
-    attempt_ablation,
     find_right_in_scalars,
-    with_config,
-    with_control,
     without_fusion,
 )
 from fuzzcompile.diagnosis.kernels.kernel_culprits import (
@@ -25,7 +22,7 @@ from fuzzcompile.diagnosis.kernels.kernel_culprits import (
     without_failure,
 )
 from fuzzcompile.diagnosis.kernels.kernel_suspects import list_kernel_suspects
-from fuzzcompile.diagnosis.stages.stage import AblatedCompile, Stage, Suspect
+from fuzzcompile.diagnosis.stages.stage import Stage, Suspect
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.stages import CODEGEN, SCHEDULER
 
@@ -42,16 +39,16 @@ class Scheduler(Stage):
         """The first wrong kernel of each graph: its arguments were overwritten, or it is fused; failed operators."""
         return list_kernel_suspects(self.name, divergence, overwritten=("buffer reuse", "order of kernels"))
 
-    def without(self, suspect: Suspect, how: Compilation) -> AblatedCompile | None:
+    def without(self, suspect: Suspect) -> CompileChange | None:
         """Buffers that share no memory, or a kernel whose operators are not fused."""
         finding = suspect.finding
         if isinstance(finding, BackendFailure):
-            return without_failure(finding, how)
+            return without_failure(finding)
         if not isinstance(finding, WrongKernel):
             return None
         if finding.overwritten is None:
-            return without_fusion(how, finding.labels)
-        return with_config(how, _NO_REUSE, "no reuse of buffers")
+            return without_fusion(finding.labels)
+        return InductorSettings(_NO_REUSE, "no reuse of buffers", needs_code=True)
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """Overwritten arguments, and errors of the scheduler.
@@ -69,10 +66,10 @@ class Scheduler(Stage):
 
     def _prove_reuse(self, ablator: Ablator, suspect: Suspect, wrong: WrongKernel) -> Attribution | None:
         """Arguments were overwritten before the kernel read them: reuse came too early, or the order is wrong."""
-        without, stale = self.without(suspect, ablator.how), wrong.overwritten
+        without, stale = self.without(suspect), wrong.overwritten
         if without is None or stale is None:
             return None
-        repaired = attempt_ablation(ablator, without)[1]
+        repaired = ablator.attempt_under(without)[1]
         rewrite = "buffer reuse" if repaired else "order of kernels"
         culprit = make_kernel_culprit(
             wrong,
@@ -100,7 +97,7 @@ def prove_fusion(ablator: Ablator, wrong: WrongKernel, *, vectorised: bool) -> A
     Raises:
         OutOfTime: no further compile may be begun.
     """
-    repaired = attempt_ablation(ablator, without_fusion(ablator.how, wrong.labels))[1]
+    repaired = ablator.attempt_under(without_fusion(wrong.labels))[1]
     memory = check_dependences(wrong.lowered, wrong.kernel.scheduled)
     shown = wrong.scheduled or memory == "broken"
     operators = wrong.operators() or wrong.all_operators()
@@ -133,7 +130,7 @@ def prove_fusion(ablator: Ablator, wrong: WrongKernel, *, vectorised: bool) -> A
 def _find_right_form(ablator: Ablator, wrong: WrongKernel) -> Culprit | None:
     """The operator whose code is right in another form, in the kernel as it is fused; None if there is none."""
     for operator, control in wrong.generator.alternative_forms().items():
-        if attempt_ablation(ablator, with_control(ablator.how, control, f"{operator} in another form"))[1]:
+        if ablator.attempt_under(Lowered(control, f"{operator} in another form"))[1]:
             code = wrong.generator.find_code(operator)
             return make_kernel_culprit(
                 wrong,

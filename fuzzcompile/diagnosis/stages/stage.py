@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from fuzzcompile.compiler.compile_changes import CompileChange, GraphBreak
 from fuzzcompile.compiler.graph_breaks import find_captured_calls
-from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.patch_table import AnyPatch, list_patches
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
@@ -36,14 +36,6 @@ class Suspect:
     rank: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
 
-@dataclass(frozen=True)
-class AblatedCompile:
-    """A compile without a suspect, and what the table of ablations calls it."""
-
-    toggle: str
-    how: Compilation
-
-
 class Stage(ABC):
     """One stage of the compiler: all that fuzzcompile knows of it.
 
@@ -65,8 +57,8 @@ class Stage(ABC):
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """List the suspects that one compile shows, strongest evidence first; compiles nothing."""
 
-    def without(self, suspect: Suspect, how: Compilation) -> AblatedCompile | None:
-        """Return a compile without the suspect; None if the compiler cannot do without it."""
+    def without(self, suspect: Suspect) -> CompileChange | None:
+        """Return the change that leaves the suspect out; None if the compiler cannot do without it."""
         return None
 
     def culprit(self, suspect: Suspect) -> Culprit:
@@ -102,11 +94,6 @@ class Stage(ABC):
         yield from ()
 
 
-def format_tracing_settings(settings: Mapping[str, object]) -> str:
-    """Entries of ``torch._functorch.config`` as a user types them."""
-    return ", ".join(f"torch._functorch.config.{name} = {value!r}" for name, value in settings.items())
-
-
 def list_names(culprit: Culprit) -> list[str]:
     """The names that a setting may know a culprit by: its rule's, and its pass's."""
     return [name for name in (culprit.rewrite, culprit.pass_name) if name]
@@ -118,9 +105,7 @@ def prove_in_turn(ablator: Ablator, suspects: Sequence[tuple[Stage, Suspect]]) -
     Raises:
         OutOfTime: no further compile may be begun.
     """
-    tried = [(stage, suspect) for stage, suspect in suspects if stage.without(suspect, ablator.how) is not None][
-        :MAX_SUSPECTS
-    ]
+    tried = [(stage, suspect) for stage, suspect in suspects if stage.without(suspect) is not None][:MAX_SUSPECTS]
     for stage, suspect in tried:
         if _repairs(ablator, [(stage, suspect)]):
             return Attribution(replace(stage.culprit(suspect), necessary=True))
@@ -136,13 +121,23 @@ def prove_in_turn(ablator: Ablator, suspects: Sequence[tuple[Stage, Suspect]]) -
 
 
 def _repairs(ablator: Ablator, suspects: Sequence[tuple[Stage, Suspect]]) -> bool:
-    how, toggles = ablator.how, list[str]()
-    for stage, suspect in suspects:
-        without = stage.without(suspect, how)
-        if without is not None:
-            how = without.how
-            toggles.append(without.toggle)
-    return ablator.attempt(how, ", ".join(toggles))[1]
+    changes = [stage.without(suspect) for stage, suspect in suspects]
+    return ablator.attempt_under(*(change for change in changes if change is not None))[1]
+
+
+def attempt_backend(ablator: Ablator, *changes: CompileChange, toggle: str = "") -> bool:
+    """Return whether another backend, which needs no ledger, repairs the divergence.
+
+    Args:
+        ablator: compiles the case.
+        changes: the backend, and further changes.
+        toggle: what the table of ablations calls them; their own texts by default.
+
+    Raises:
+        OutOfTime: no further compile may be begun.
+    """
+    how = replace(ablator.how.under(*changes), record=False)
+    return ablator.attempt(how, toggle or ", ".join(change.text for change in changes))[1]
 
 
 # Proof by a graph break: the call at fault is left to eager mode, and all else is compiled.
@@ -162,6 +157,5 @@ def prove_by_break(ablator: Ablator, culprit: Culprit) -> Attribution | None:
     calls = find_captured_calls(ablator.trial.ledger, culprit.site, culprit.nodes)
     if not calls or len(calls) > _MAX_CALLS:
         return None
-    how = replace(ablator.how, disallowed=(*ablator.how.disallowed, *calls.values()))
-    repaired = ablator.attempt(how, f"graph break at {', '.join(calls)}")[1]
+    repaired = ablator.attempt_under(GraphBreak(tuple(calls.items())))[1]
     return Attribution(replace(culprit, necessary=True, confidence="high")) if repaired else None

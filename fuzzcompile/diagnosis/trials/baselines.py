@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fuzzcompile.compiler.compile_changes import Backend, CompileMode, CompilePath, InductorSettings
 from fuzzcompile.compiler.session import Compilation, CompileSession, find_path, list_modes, open_session
 from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.diagnosis.oracle.judgement import reshape_like_eager
@@ -73,7 +74,7 @@ def run_compiled(of: CaseRuns, how: Compilation, counts: CompileCounts, *, doubl
 def choose_random_stream(case: Case, how: Compilation) -> Compilation:
     """``how`` with the case's own choice of random stream, if it makes one; else eager's, so that values compare."""
     asked = {**case.settings.inductor, **case.settings.options}.get("fallback_random")
-    return how if asked is None else replace(how, fallback_random=bool(asked))
+    return how if asked is None else how.under(InductorSettings({"fallback_random": bool(asked)}))
 
 
 class BaselineRun:
@@ -116,12 +117,14 @@ class BaselineRun:
     def compilation(self) -> Compilation | None:
         """Compilation of the baseline; None for a baseline that runs in eager mode."""
         if self.against == "aot_eager":
-            return Compilation(backend="aot_eager", record=False)
+            return Compilation((Backend("aot_eager"),), record=False)
         if self.against in (EXPORT, AOTI):
-            return replace(self._how, backend=None, path=self.against, record=False, screen=False)
+            how = self._how.without(Backend).under(CompilePath(self.against))
+            return replace(how, record=False, screen=False)
         if self.against in BASELINES:
             return None
-        return replace(self._how, backend="inductor", path=COMPILE, mode=self.against, record=False, screen=False)
+        how = self._how.under(Backend("inductor"), CompilePath(COMPILE), CompileMode(self.against))
+        return replace(how, record=False, screen=False)
 
     @property
     def pair(self) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fuzzcompile.compiler.compile_changes import Backend, InductorSettings
 from fuzzcompile.compiler.session import Compilation, check_settings, get_effective_setting, open_session
 from fuzzcompile.compiler.target.target_process import current_target
 from fuzzcompile.diagnosis.oracle import random_streams
@@ -122,7 +123,7 @@ def judge_in_float64(
         return None
     # Eliding the program's own casts would look like a difference: in float64 they round as ever.
     casts = {"emulate_precision_casts": True} if case_runs.has_low_precision_casts else {}
-    how = replace(how, record=False, config={**(how.config or {}), **casts})
+    how = replace(how.under(InductorSettings(casts)), record=False)
     compiled = run_compiled(case_runs, how, counts, double=True)
     expected = _run_baseline_in_float64(case_runs, baseline, counts)
     if compiled.observation.failure or expected.observation.failure:
@@ -154,7 +155,7 @@ def needs_seeds(judge: Judge, judgement: Judgement, run: CaseRun, how: Compilati
         return False
     if not (judgement.verdict.is_bug or judgement.verdict is Verdict.UNSTABLE or judgement.suspicious):
         return False
-    if not (how.fallback_random and judge.baseline.draws_on_this_device):
+    if not (how.follows_eager_numbers and judge.baseline.draws_on_this_device):
         return True
     return not (judge.runs.draws_alike(run) or judge.runs.promises_eager_numbers)
 
@@ -378,7 +379,8 @@ class Experiments:
 
     def compile_without_fullgraph(self, backend: str | None = None) -> tuple[Failure | None, tuple[str, ...]]:
         """The case compiled without its ``FULLGRAPH``: how that fails, and why its graph breaks, one line each."""
-        how = self.runs.limit_to_interpreted(replace(self.how, backend=backend, record=False))
+        how = replace(self.how.without(Backend), record=False)
+        how = self.runs.limit_to_interpreted(how.under(Backend(backend)) if backend is not None else how)
         with open_session(replace(self.case.settings, fullgraph=False), how) as session:
             self._counts.add(how)
             program = build(self.case, self.device)
@@ -408,7 +410,7 @@ class Experiments:
 
         It leaves the random streams elsewhere than eager does, or its values are right in their distribution.
         """
-        if not self.runs.promises_eager_numbers or not how.fallback_random or run.observation.failure:
+        if not self.runs.promises_eager_numbers or not how.follows_eager_numbers or run.observation.failure:
             return False
         if not self.runs.draws_alike(run):
             return True

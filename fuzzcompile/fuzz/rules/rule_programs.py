@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from fuzzcompile.compiler.compile_changes import InductorSettings
 from fuzzcompile.compiler.custom_imports import PatternExample, find_example
 from fuzzcompile.compiler.rule_catalogue import KnownRule
 from fuzzcompile.compiler.session import Compilation, check_settings, open_session, silence_torch
@@ -283,7 +284,9 @@ def compile_program(program: PatternProgram, device: torch.device) -> RuleTrial:
             built = build(case, device)
         except (CaseError, MemoryError) as error:
             return RuleTrial(frozenset(), frozenset(), trouble=str(error))
-        how = Compilation(screen=True, fallback_random=bool(program.settings.get("fallback_random", True)))
+        how = Compilation(
+            (InductorSettings({"fallback_random": bool(program.settings.get("fallback_random", True))}),), screen=True
+        )
         with open_session(case.settings, how) as session:
             observed = observe(case, built, session.compile(built.model), describe_failure=session.describe_failure)
             failure = observed.failure

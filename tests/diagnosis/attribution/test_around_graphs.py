@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from watching import make_compilation
 
 from fuzzcompile.compiler.functional_run import find_lossy_views
 from fuzzcompile.compiler.graph_breaks import find_captured_calls
@@ -126,7 +127,10 @@ def written(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("left", ["mul_", operator.setitem], ids=["method", "setitem"])
 def test_dynamo_leaves_a_method_to_eager_mode_and_compiles_the_rest(left: Any):
     x = torch.arange(6.0).reshape(2, 3)
-    with torch.no_grad(), open_session(CompileSettings(), Compilation(backend="eager", disallowed=(left,))) as session:
+    with (
+        torch.no_grad(),
+        open_session(CompileSettings(), make_compilation(backend="eager", disallowed=(left,))) as session,
+    ):
         given = session.compile(written)(x)
     assert torch.equal(given, written(x))
     assert session.ledger.graphs == 2

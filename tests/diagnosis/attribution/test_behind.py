@@ -14,6 +14,7 @@ import behind_plants as plants
 import pytest
 import torch
 from behind_plants import aten
+from watching import make_compilation
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
@@ -254,7 +255,7 @@ def test_a_fault_of_a_graph_pass_is_left_alone(tmp_path: Path):
     path = tmp_path / "case.py"
     path.write_text(f"import programs\nmake = programs.{plant.program.__name__}\n")
     with plant.install():
-        experiments = Experiments(load_case(path), CPU, Compilation(config=plant.config))
+        experiments = Experiments(load_case(path), CPU, make_compilation(config=plant.config))
         trial = experiments.trial()
         assert trial.judgement.verdict.is_bug
         assert search_behind_graphs(BACKEND_STAGES, Ablator(experiments, trial, ReplayCount())) is None

@@ -10,9 +10,9 @@ import pytest
 import torch
 from planting import PLANTS, Plant
 from torch._inductor.fx_passes import joint_graph, post_grad
+from watching import make_compilation
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
-from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.diagnosis.attribution.ablation import REPLAY, VALUES, Ablator
 from fuzzcompile.diagnosis.attribution.culprit import Attribution
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, measure_steps
@@ -32,7 +32,7 @@ def experiments_of(folder: Path, program: Callable, *, backward: bool = False, *
     path = folder / "case.py"
     path.write_text(f"import programs\nmake = programs.{program.__name__}\nBACKWARD = {backward}\n")
     initialise_patterns(CPU)
-    return Experiments(load_case(path), CPU, Compilation(**how))
+    return Experiments(load_case(path), CPU, make_compilation(**how))
 
 
 def attribute(experiments: Experiments, *, hidden: bool = False) -> tuple[Trial, Attribution]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from planting import PLANTS
 from torch._inductor import lowering
+from watching import make_compilation
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
@@ -28,18 +29,18 @@ def experiments_of(folder: Path, source: str, **how) -> Experiments:
     path = folder / "case.py"
     path.write_text(textwrap.dedent(source))
     initialise_patterns(CPU)
-    return Experiments(load_case(path), CPU, Compilation(**how))
+    return Experiments(load_case(path), CPU, make_compilation(**how))
 
 
 def attribute(experiments: Experiments) -> Attribution:
     trial, count = experiments.trial(), ReplayCount()
-    experiments.trial(Compilation(record=False, timed=True, config=experiments.how.config))
+    experiments.trial(make_compilation(record=False, timed=True, config=experiments.how.config))
     return Attributor(Ablator(experiments, trial, count), measure_steps(trial.ledger, count)).run()
 
 
 def repairs(experiments: Experiments, workaround: Workaround) -> bool:
-    config = {**(experiments.how.config or {}), **workaround.config}
-    return not experiments.trial(Compilation(config=config)).judgement.verdict.is_bug
+    config = {**experiments.how.config, **workaround.config}
+    return not experiments.trial(make_compilation(config=config)).judgement.verdict.is_bug
 
 
 def test_pass_of_a_wrong_pattern_is_switched_off(tmp_path: Path):

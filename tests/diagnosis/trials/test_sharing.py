@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from watching import make_compilation
 
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.diagnosis.trials.case_runs import NOISE_RUNS
@@ -60,13 +61,13 @@ def test_a_quick_look_makes_fewer_runs_and_spares_the_full_one_none(experiments,
 
 def test_compiles_are_counted_together(experiments):
     experiments.under(Compilation(screen=True), quick=True).trial()
-    experiments.trial(Compilation(backend="aot_eager", record=False))
+    experiments.trial(make_compilation(backend="aot_eager", record=False))
     experiments.under(Compilation(record=False)).trial()
     assert (experiments.compiles, experiments.screens) == (1, 2)
 
 
 def test_each_way_to_compile_has_its_own_answer_in_float64(experiments):
-    changed = experiments.under(Compilation(record=False, config={"emulate_precision_casts": True}))
+    changed = experiments.under(make_compilation(record=False, config={"emulate_precision_casts": True}))
     assert experiments.in_float64 is not None
     assert experiments.knows_float64
     assert not changed.knows_float64

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from each_idiom import pen
+from watching import make_compilation
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
-from fuzzcompile.compiler.session import Compilation, open_session
+from fuzzcompile.compiler.session import open_session
 from fuzzcompile.fuzz.generation.inputs import fit_spec
 from fuzzcompile.fuzz.generation.rendering import render
 from fuzzcompile.fuzz.generation.spec import CaseSpec, Dims
@@ -50,7 +51,7 @@ def fired(spec: CaseSpec, folder: Path) -> set[int]:
     path.write_text(render(spec), encoding="utf-8")
     case = load_case(path)
     model, inputs = case.make()
-    how = Compilation(screen=True, record=False, fallback_random=not spec.attention.dropout)
+    how = make_compilation(screen=True, record=False, fallback_random=not spec.attention.dropout)
     with enter_grad_mode(case.grad), open_session(case.settings, how) as session:
         session.compile(model)(*inputs)
     names = [label.rewrite for label, outcome in session.ledger.coverage if outcome == "fired"]

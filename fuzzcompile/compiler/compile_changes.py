@@ -1,0 +1,316 @@
+"""Changes to a compile: what an ablation leaves out or does in another way, and what a user writes to do the same."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+from fuzzcompile.compiler import graph_breaks
+from fuzzcompile.compiler.kernels.lowering_control import Control
+from fuzzcompile.compiler.operators import decompositions, fake_tensors, operator_application
+from fuzzcompile.compiler.target.kernel_log import ProgramOrder
+from fuzzcompile.compiler.torch_config import patch_config
+from fuzzcompile.compiler.watch import patch_table
+from fuzzcompile.compiler.watch.recorder import Recorder
+from fuzzcompile.compiler.watch.torch_patch import install_patches
+from fuzzcompile.model.contract import COMPILE, EXPORT
+
+
+class CompileChange:
+    """One change to a compile; :meth:`fuzzcompile.compiler.session.Compilation.under` composes them.
+
+    Of one kind, a compile has one change. Most are applied around the compile (:meth:`apply`); those that say how
+    ``torch.compile`` is called, or what kernels are generated and run, are read where that is done.
+    """
+
+    text: str
+    """The change as the table of ablations names it."""
+    workaround: str | None = None
+    """The change as a user writes it; None if it is one of fuzzcompile's own."""
+    needs_code: bool = False
+    """Whether the change shows in generated code alone, so that graphs are not interpreted under it."""
+
+    @property
+    def kind(self) -> type[CompileChange]:
+        """The class of changes of which a compile has one."""
+        return type(self)
+
+    def after(self, earlier: Self) -> Self:
+        """Both the change and an earlier one of its kind; by default, the later takes the other's place."""
+        return self
+
+    def apply(self, recorder: Recorder) -> AbstractContextManager[object]:
+        """A context in which everything is compiled under the change; ``recorder`` is that of the compile."""
+        return nullcontext()
+
+
+@dataclass(frozen=True)
+class _NameChange(CompileChange):
+    """A change that is said in one name."""
+
+    name: str
+    form: ClassVar[str]
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        return self.form.format(self.name)
+
+
+@dataclass(frozen=True)
+class _ListChange(CompileChange):
+    """A change of each of several rewrites, operators or nodes; two of a kind change what either does."""
+
+    names: tuple[str, ...]
+    form: ClassVar[str]
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        return self.form.format(", ".join(self.names))
+
+    def after(self, earlier: Self) -> Self:
+        return replace(self, names=tuple(dict.fromkeys((*earlier.names, *self.names))))
+
+
+@dataclass(frozen=True)
+class _EntriesChange(CompileChange):
+    """Entries of a config of torch, which go before the case's own."""
+
+    entries: Mapping[str, object]
+    config: ClassVar[str]
+
+    @property
+    def workaround(self) -> str | None:  # type: ignore[override]
+        return ", ".join(f"torch._{self.config}.config.{key} = {value!r}" for key, value in self.entries.items())
+
+    def after(self, earlier: Self) -> Self:
+        return replace(self, entries={**earlier.entries, **self.entries})
+
+    def apply(self, recorder: Recorder) -> AbstractContextManager[object]:
+        return patch_config(self.config, dict(self.entries))
+
+
+# How torch.compile is called.
+
+
+class Backend(_NameChange):
+    """Another backend than the case's own, by its name; it gets neither mode nor options of the case.
+
+    A compile with a backend is one of ``torch.compile``.
+    """
+
+    form = "backend={}"
+
+    @property
+    def workaround(self) -> str | None:  # type: ignore[override]
+        """The call with the backend."""
+        return f'torch.compile(..., backend="{self.name}")'
+
+
+class CompileMode(_NameChange):
+    """Another mode of ``torch.compile`` than the case's own, whose options stay."""
+
+    form = "mode={}"
+
+
+class CompilePath(_NameChange):
+    """Another path than the case's own (:mod:`fuzzcompile.model.contract`)."""
+
+    form = "path={}"
+
+    @property
+    def workaround(self) -> str | None:  # type: ignore[override]
+        """The call that takes this path."""
+        return {COMPILE: "torch.compile(...)", EXPORT: "torch.export.export(...).module()"}.get(self.name)
+
+
+class BypassedNodes(_ListChange):
+    """Nodes of dynamo's graph that give their first argument in place of their value."""
+
+    form = "without {}"
+
+
+# Settings of the compiler.
+
+
+@dataclass(frozen=True)
+class InductorSettings(_EntriesChange):
+    """Entries of ``torch._inductor.config``, which go before the case's own options.
+
+    Attributes:
+        name: what the table of ablations calls them; the entries themselves by default.
+        needs_code: whether they change generated code alone.
+    """
+
+    name: str = field(default="", compare=False)
+    needs_code: bool = field(default=False, compare=False)
+    config = "inductor"
+
+    @property
+    def kind(self) -> type[CompileChange]:
+        """Also that of an omitted pass."""
+        return InductorSettings
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        """The name, or each entry with its value."""
+        return self.name or ", ".join(f"{key}={value}" for key, value in self.entries.items())
+
+
+class OmittedPass(InductorSettings):
+    """The compiler without a pass of the user's own, by the settings that hold it."""
+
+    @property
+    def workaround(self) -> str | None:  # type: ignore[override]
+        """The pass, and the assignments."""
+        return f"leave the pass {self.name} out: {super().workaround}"
+
+
+class TracingSettings(_EntriesChange):
+    """Entries of ``torch._functorch.config``, which go before the case's own."""
+
+    config = "functorch"
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        """The assignments."""
+        return str(self.workaround)
+
+
+# Rewrites and operators left out.
+
+
+@dataclass(frozen=True)
+class Veto(_ListChange):
+    """Rewrites that are refused (:func:`fuzzcompile.compiler.watch.rule_labels.is_vetoed`).
+
+    Attributes:
+        shown: the rewrites as the table of ablations names them; the names themselves by default.
+    """
+
+    shown: str = field(default="", compare=False)
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        """The rewrites."""
+        return f"veto {self.shown or ', '.join(self.names)}"
+
+    def apply(self, recorder: Recorder) -> AbstractContextManager[object]:
+        """Have the recorder refuse them."""
+        recorder.vetoed = self.names
+        return nullcontext()
+
+
+class OnlyRewrites(_ListChange):
+    """Rewrites that alone may apply, beside the mandatory ones."""
+
+    form = "only {}"
+
+    def apply(self, recorder: Recorder) -> AbstractContextManager[object]:
+        """Have the recorder refuse all others."""
+        recorder.only = self.names
+        return nullcontext()
+
+
+@dataclass(frozen=True)
+class GraphBreak(CompileChange):
+    """Calls at which dynamo breaks the graph, each with the name under which the user calls it."""
+
+    calls: tuple[tuple[str, graph_breaks.CallTarget], ...]
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        """The calls."""
+        return f"graph break at {', '.join(name for name, _ in self.calls)}"
+
+    @property
+    def workaround(self) -> str | None:  # type: ignore[override]
+        """The call of dynamo for each function; None if there is a method, which it cannot leave out."""
+        if not all(graph_breaks.is_function(call) for _, call in self.calls):
+            return None
+        return ", ".join(f"torch._dynamo.disallow_in_graph({name})" for name, _ in self.calls)
+
+    def after(self, earlier: Self) -> Self:
+        """The graph breaks at all of them."""
+        return replace(self, calls=(*earlier.calls, *self.calls))
+
+    @contextlib.contextmanager
+    def apply(self, recorder: Recorder) -> Iterator[None]:
+        """Have dynamo disallow the functions, and refuse to make nodes of the methods."""
+        targets = [call for _, call in self.calls]
+        methods = [call for call in targets if not graph_breaks.is_function(call)]
+        exclusions = graph_breaks.GraphExclusions(methods, recorder.ledger)
+        with (
+            install_patches(exclusions, patch_table.BREAKS) if methods else nullcontext(),
+            graph_breaks.break_graph_at(targets),
+        ):
+            yield
+
+
+class Undecomposed(_ListChange):
+    """Operators (``aten.gelu.default``) that are not decomposed."""
+
+    form = "decomposition of {} off"
+
+    @contextlib.contextmanager
+    def apply(self, recorder: Recorder) -> Iterator[None]:
+        """Take their decompositions out of torch's tables."""
+        removal = decompositions.DecompositionRemoval(self.names, recorder.ledger)
+        if not removal.operators:
+            yield
+            return
+        with install_patches(removal, patch_table.DECOMPOSITIONS), decompositions.keep_undecomposed(removal):
+            yield
+
+
+class MetadataFromKernel(_ListChange):
+    """Operators whose results have the dtype, shape and strides that their kernels give, whatever fake tensors say."""
+
+    form = "metadata of {} from its kernel"
+
+    @contextlib.contextmanager
+    def apply(self, recorder: Recorder) -> Iterator[None]:
+        """Answer for their fake implementations."""
+        metadata = fake_tensors.KernelMetadata(self.names, recorder.ledger)
+        with install_patches(metadata, patch_table.METADATA), fake_tensors.forget_metadata():
+            yield
+
+
+class ContiguousOperands(_ListChange):
+    """Operators whose ATen kernels get contiguous copies of their operands."""
+
+    form = "{} on contiguous operands"
+
+    def apply(self, recorder: Recorder) -> AbstractContextManager[object]:
+        """Copy the operands of their kernels."""
+        return operator_application.use_contiguous_operands(self.names)
+
+
+# Behind the graph passes.
+
+
+@dataclass(frozen=True)
+class Lowered(CompileChange):
+    """Another lowering of the graphs, and other kernels."""
+
+    control: Control
+    text: str = field(default="another lowering", compare=False)
+    needs_code = True
+
+
+@dataclass(frozen=True)
+class ProgramsInOrder(CompileChange):
+    """For a target: the order in which the programs of an interpreted kernel run."""
+
+    order: ProgramOrder
+    text = "programs in their order"
+    needs_code = True
+
+
+@dataclass(frozen=True)
+class Templates(CompileChange):
+    """For a target: a matrix template stands where a device would time it against a library."""
+
+    text = "templates of matrix products"
