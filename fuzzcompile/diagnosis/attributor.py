@@ -32,9 +32,15 @@ from fuzzcompile.diagnosis.attribution.steps import Step, find_inputs, measure_s
 from fuzzcompile.diagnosis.attribution.veto_proof import Prover, find_failing_rewrite
 from fuzzcompile.diagnosis.oracle.judgement import largest_error
 from fuzzcompile.diagnosis.stages.graph_passes import list_blamed_rewrites, make_rewrite_culprit
-from fuzzcompile.diagnosis.stages.runtime import prove_flawed_program, with_asserted_layout
+from fuzzcompile.diagnosis.stages.runtime import with_asserted_layout
 from fuzzcompile.diagnosis.stages.stage import attempt_backend
-from fuzzcompile.diagnosis.stages.stage_table import LADDER, LAST, Shows, get_stage, look_in_order
+from fuzzcompile.diagnosis.stages.stage_table import (
+    LADDER,
+    get_stage,
+    look_around_rewrites,
+    look_at_rewrites,
+    look_at_sides,
+)
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT, PATHS
 from fuzzcompile.model.culprit_contract import DetailsJson
@@ -204,7 +210,7 @@ class Attributor:
 
     def _attribute_to_rewrites(self) -> Attribution | None:
         """The rewrite at fault, and what else is where the result stays wrong without it."""
-        attribution = look_in_order(self.ablator, self.divergence, Shows.ANYWHERE)
+        attribution = look_at_rewrites(self.ablator, self.divergence)
         if attribution is None or attribution.culprit is None or attribution.culprit.necessary is not False:
             return attribution
         trial = self.ablator.trial
@@ -217,7 +223,7 @@ class Attributor:
         if self.ablator.repairs(trial):
             return attribution
         ablator = replace(self.ablator, experiments=experiments, trial=trial)  # the table of ablations is one
-        second = self._search_sides(ablator, Divergence.from_ablator(ablator, self.steps))
+        second = look_at_sides(ablator, Divergence.from_ablator(ablator, self.steps))
         if second is None or second.culprit is None:
             return attribution
         return replace(attribution, contributors=[second.culprit, *second.contributors])
@@ -229,40 +235,11 @@ class Attributor:
         shared = self._attribute_to_compile() if self._path == AOTI else None
         if shared is not None:
             return shared
-        attribution = prove_flawed_program(self.ablator)
-        if attribution is not None:
-            return attribution
-        attribution = self._search_sides(self.ablator, self.divergence)
-        if attribution is None or attribution.culprit is None or not attribution.culprit.necessary:
-            attribution = LAST(self.ablator, self.divergence) or attribution
-        return attribution if attribution is not None else self._attribute_by_ladder()
+        return look_around_rewrites(self.ablator, self.divergence) or self._attribute_by_ladder()
 
     @property
     def _path(self) -> str:
         return find_path(self.experiments.case.settings, self.experiments.how)
-
-    @staticmethod
-    def _search_sides(ablator: Ablator, divergence: Divergence) -> Attribution | None:
-        """The side on which the divergence shows first, then the other: a fault may need generated code to show.
-
-        Of what nothing proves, that which was not tried comes before that which did not repair, and what goes wrong
-        early, which explains what looks wrong later, before the rest.
-        """
-        certain = look_in_order(ablator, divergence, Shows.CERTAINLY)
-        if certain is not None and certain.culprit is not None and certain.culprit.necessary:
-            return certain
-        unproved: dict[Shows, Attribution] = {}
-        sides = (Shows.IN_GRAPHS, Shows.IN_CODE)
-        for side in sides if ablator.screens else reversed(sides):
-            # Operators that repair it only together stand for their side: nothing later in it is as certain.
-            together = certain if side is Shows.IN_GRAPHS else None
-            attribution = together or look_in_order(ablator, divergence, side)
-            if attribution is not None and attribution.culprit is not None:
-                if attribution.culprit.necessary:
-                    return attribution
-                unproved[side] = attribution
-        early_first = [unproved[side] for side in sides if side in unproved]
-        return min(early_first, key=_was_tried, default=None)
 
     def _try_ladder(self) -> None:
         """The backends, each of which adds a part of the compiler, as far as they were not tried yet."""
@@ -348,10 +325,6 @@ def _place_culprit(culprit: Culprit, frame: tuple[str, int, str]) -> Culprit:
     if culprit.stage == DYNAMO and stage == DECOMPOSITION:
         stage = FAKE_TENSOR
     return replace(culprit, stage=stage, source=file, line=line)
-
-
-def _was_tried(attribution: Attribution) -> bool:
-    return attribution.culprit is not None and attribution.culprit.necessary is not None
 
 
 def find_first_rewrite(divergence: Divergence) -> Culprit | None:

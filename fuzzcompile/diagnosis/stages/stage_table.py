@@ -26,7 +26,7 @@ from fuzzcompile.diagnosis.stages.functionalization import Functionalization
 from fuzzcompile.diagnosis.stages.graph_passes import Freezing, Ground, JointGraph, PostGrad, PreGrad, prove_rewrites
 from fuzzcompile.diagnosis.stages.lowering import Lowering
 from fuzzcompile.diagnosis.stages.partition import Partitioner
-from fuzzcompile.diagnosis.stages.runtime import Cudagraphs, Runtime
+from fuzzcompile.diagnosis.stages.runtime import Cudagraphs, Runtime, prove_flawed_program
 from fuzzcompile.diagnosis.stages.scheduler import Scheduler
 from fuzzcompile.diagnosis.stages.stage import Stage
 
@@ -58,12 +58,16 @@ class Shows(Enum):
 
     ANYWHERE = "anywhere"
     """Wherever it shows: these looks come first, and what they name ends the search."""
+    IN_PROGRAM = "in program"
+    """In the text of the generated program: what it names ends the search around the rewrites."""
     CERTAINLY = "certainly"
     """Wherever it shows: what is proved ends the search; what repairs it only together stands for the graphs' side."""
     IN_GRAPHS = "in graphs"
     """Where interpreted graphs show it, first; where generated code alone does, last."""
     IN_CODE = "in code"
     """Where generated code alone shows it."""
+    UNPROVED = "unproved"
+    """Wherever all of these prove nothing: what it names overrides what they doubt."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,7 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.UNREPLAYED)),
     SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.OPAQUE)),
     SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.MANDATORY)),
+    SearchStep(Shows.IN_PROGRAM, lambda ablator, _: prove_flawed_program(ablator)),
     # Of a kernel that is wrong on some layouts, whatever agrees with it or not would be blamed.
     SearchStep(Shows.CERTAINLY, prove_aten_kernels),
     # Code that is generated for a wrong dtype or layout is wrong code: this comes before any search behind the graphs.
@@ -116,9 +121,8 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.IN_GRAPHS, partial(doubt_first, list_lost_check_suspects)),
     SearchStep(Shows.IN_CODE, prove_templates),
     SearchStep(Shows.IN_CODE, _prove_behind_graphs),
+    SearchStep(Shows.UNPROVED, _prove_rewrites(Ground.SHARED_MEMORY)),
 )
-# What is tried where all of these prove nothing, and overrides what they doubt.
-LAST = _prove_rewrites(Ground.SHARED_MEMORY)
 # The backends of PyTorch's ladder, each of which adds a part of the compiler, and the stage at fault if it is the first
 # that shows the divergence.
 LADDER = (
@@ -126,6 +130,64 @@ LADDER = (
     ("aot_eager", FUNCTIONALIZATION.name),
     ("aot_eager_decomp_partition", OPERATORS[0].name),
 )
+
+
+def look_at_rewrites(ablator: Ablator, divergence: Divergence) -> Attribution | None:
+    """The rewrites at fault; None if no rewrite is suspected.
+
+    Raises:
+        OutOfTime: no further compile may be begun.
+    """
+    return look_in_order(ablator, divergence, Shows.ANYWHERE)
+
+
+def look_around_rewrites(ablator: Ablator, divergence: Divergence) -> Attribution | None:
+    """What is at fault before, between and behind the graph passes; None if nothing is suspected.
+
+    Raises:
+        OutOfTime: no further compile may be begun.
+    """
+    flawed = look_in_order(ablator, divergence, Shows.IN_PROGRAM)
+    if flawed is not None:
+        return flawed
+    attribution = look_at_sides(ablator, divergence)
+    if _is_proved(attribution):
+        return attribution
+    return look_in_order(ablator, divergence, Shows.UNPROVED) or attribution
+
+
+def look_at_sides(ablator: Ablator, divergence: Divergence) -> Attribution | None:
+    """The side on which the divergence shows first, then the other: a fault may need generated code to show.
+
+    Of what nothing proves, that which was not tried comes before that which did not repair, and what goes wrong
+    early, which explains what looks wrong later, before the rest.
+
+    Raises:
+        OutOfTime: no further compile may be begun.
+    """
+    certain = look_in_order(ablator, divergence, Shows.CERTAINLY)
+    if _is_proved(certain):
+        return certain
+    unproved: dict[Shows, Attribution] = {}
+    sides = (Shows.IN_GRAPHS, Shows.IN_CODE)
+    for side in sides if ablator.screens else reversed(sides):
+        # Operators that repair it only together stand for their side: nothing later in it is as certain.
+        together = certain if side is Shows.IN_GRAPHS else None
+        attribution = together or look_in_order(ablator, divergence, side)
+        if _is_proved(attribution):
+            return attribution
+        if attribution is not None:
+            unproved[side] = attribution
+    early_first = [unproved[side] for side in sides if side in unproved]
+    return min(early_first, key=_was_tried, default=None)
+
+
+def _is_proved(attribution: Attribution | None) -> bool:
+    return attribution is not None and attribution.culprit is not None and bool(attribution.culprit.necessary)
+
+
+def _was_tried(attribution: Attribution) -> bool:
+    return attribution.culprit is not None and attribution.culprit.necessary is not None
 
 
 def look_in_order(ablator: Ablator, divergence: Divergence, shows: Shows) -> Attribution | None:
