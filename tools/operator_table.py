@@ -36,7 +36,7 @@ from fuzzcompile.fuzz.opinfo_cases import (
 )
 from fuzzcompile.fuzz.opinfo_cells import OpInfoCell, OpInfoOperator
 
-OUT = Path(__file__).parent.parent / "fuzzcompile" / "generation" / "operators.json"
+OUT = Path(__file__).parent.parent / "fuzzcompile" / "fuzz" / "operator_programs" / "operators.json"
 SHAPES = ((2, 3, 4), (), (5,), (1, 1, 2), (2, 2, 3, 4))
 ROWS = ((2, 3, 4), (4, 3, 4), (2, 4, 3), (3, 1, 2), (2, 5, 6))
 # Values of the parameter {a}.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.compiler.facts.inductor_toggles import TOGGLES
+from fuzzcompile.compiler.inductor_toggles import TOGGLES
 from fuzzcompile.compiler.torch_config import find_unknown_options
 from fuzzcompile.fuzz.generation.profile import DTYPES
 from fuzzcompile.model.errors import CaseError

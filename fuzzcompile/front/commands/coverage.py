@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from fuzzcompile.compiler.facts.inductor_toggles import FOR_GPU, TOGGLES
+from fuzzcompile.compiler.inductor_toggles import FOR_GPU, TOGGLES
 from fuzzcompile.compiler.sdpa_patterns import VariantResult, list_registered, read_variants, try_variants
 from fuzzcompile.corpus.records import (
     Counters,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fuzzcompile.compiler.facts.inductor_toggles import Settings, merge_settings
+from fuzzcompile.compiler.inductor_toggles import Settings, merge_settings
 from fuzzcompile.corpus.records import Seed, StreamRun
 from fuzzcompile.corpus.transactions import PLACES, find_part
 from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, EndlessSource, GeneratorSource

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.compiler.facts.inductor_toggles import Settings, merge_settings, solve_switches, switch_entry_on
+from fuzzcompile.compiler.inductor_toggles import Settings, merge_settings, solve_switches, switch_entry_on
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_code_places, list_known_rules, list_pattern_operators
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
 from fuzzcompile.compiler.watch.rule_labels import get_base_name, get_family

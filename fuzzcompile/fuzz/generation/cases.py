@@ -15,7 +15,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzzcompile.compiler.facts.inductor_toggles import EAGER_NUMBERS, FOR_GPU, OWN_RANDOM_STREAM
+from fuzzcompile.compiler.inductor_toggles import EAGER_NUMBERS, FOR_GPU, OWN_RANDOM_STREAM
 from fuzzcompile.fuzz.generation.inputs import fit_spec
 from fuzzcompile.fuzz.generation.profile import (
     CPU_REPERTOIRE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from fuzzcompile.compiler.facts.inductor_toggles import find_toggle
+from fuzzcompile.compiler.inductor_toggles import find_toggle
 from fuzzcompile.fuzz.generation.spec import (
     Attention,
     CaseSpec,

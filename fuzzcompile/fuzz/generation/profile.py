@@ -9,11 +9,11 @@ from typing import Any
 
 import hypothesis
 
-from fuzzcompile.compiler.facts.inductor_toggles import FOR_GPU, TOGGLES, InductorToggle
-from fuzzcompile.compiler.facts.operator_table import load_operator_table
+from fuzzcompile.compiler.inductor_toggles import FOR_GPU, TOGGLES, InductorToggle
 from fuzzcompile.fuzz.generation.spec import Dims
 from fuzzcompile.fuzz.idioms.registry import idioms
 from fuzzcompile.fuzz.near_misses.near_miss_registry import NEAR_MISSES
+from fuzzcompile.fuzz.operator_programs.operator_table import load_operator_table
 from fuzzcompile.fuzz.operator_programs.production import PRODUCTIONS
 from fuzzcompile.model.errors import FuzzcompileError
 

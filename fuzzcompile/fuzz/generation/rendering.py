@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from jinja2.environment import TemplateModule
 
-from fuzzcompile.compiler.facts.inductor_toggles import collect_config, collect_options
+from fuzzcompile.compiler.inductor_toggles import collect_config, collect_options
 from fuzzcompile.fuzz.generation.inputs import (
     Sizes,
     list_extra_inputs,

@@ -30,7 +30,7 @@ from typing import Literal
 
 from jinja2 import Template
 
-from fuzzcompile.compiler.facts.inductor_toggles import Stirred
+from fuzzcompile.compiler.inductor_toggles import Stirred
 from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec, Choices, Dims, Layout, Part, Pen
 from fuzzcompile.model.templates import get_template
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fuzzcompile.compiler.facts.operator_table import TableOperator, load_operator_table
 from fuzzcompile.fuzz.generation.spec import Pen
 from fuzzcompile.fuzz.operator_programs.creations import format_number, make_integers, replace_axis
+from fuzzcompile.fuzz.operator_programs.operator_table import TableOperator, load_operator_table
 from fuzzcompile.fuzz.operator_programs.production import (
     FLOATING,
     INTEGERS,

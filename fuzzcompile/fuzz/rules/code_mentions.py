@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.compiler.facts.inductor_toggles import solve_switches
+from fuzzcompile.compiler.inductor_toggles import solve_switches
 from fuzzcompile.compiler.rule_catalogue import KnownRule
 from fuzzcompile.compiler.torch_config import get_setting, load_config
 from fuzzcompile.model.facts import facts

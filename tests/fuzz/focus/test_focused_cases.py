@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from fuzzcompile.compiler.facts.inductor_toggles import solve_switches
+from fuzzcompile.compiler.inductor_toggles import solve_switches
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase
 from fuzzcompile.fuzz.campaign.focus_steering import BLOCK, FocusSource, FocusSteering, add_settings
 from fuzzcompile.fuzz.campaign.steering import PlaceOutcome

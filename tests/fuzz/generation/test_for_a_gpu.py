@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fuzzcompile.compiler.facts.inductor_toggles import FOR_GPU, find_toggle
+from fuzzcompile.compiler.inductor_toggles import FOR_GPU, find_toggle
 from fuzzcompile.fuzz.campaign.case_sources import fit_installed_torch
 from fuzzcompile.fuzz.generation.cases import draw_case_at, from_choices
 from fuzzcompile.fuzz.generation.profile import GPU_REPERTOIRE, Profile, StaleRecipe, compute_generator_version

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from fuzzcompile.compiler.facts.inductor_toggles import TOGGLES
+from fuzzcompile.compiler.inductor_toggles import TOGGLES
 from fuzzcompile.fuzz.generation.cases import draw_case_at, from_choices
 from fuzzcompile.fuzz.generation.profile import Profile, StaleRecipe, compute_generator_version
 from fuzzcompile.fuzz.idioms.registry import idioms

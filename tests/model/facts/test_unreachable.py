@@ -7,7 +7,7 @@ import fnmatch
 import pytest
 import torch
 
-from fuzzcompile.compiler.facts.inductor_toggles import TOGGLES
+from fuzzcompile.compiler.inductor_toggles import TOGGLES
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
 from fuzzcompile.front.commands import coverage
 from fuzzcompile.model.facts import UnreachableReason, facts

@@ -1,1 +1,0 @@
-"""Tables of the installed torch: operators and Inductor's settings."""
