@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from fuzzcompile.compiler.torch_config import CONFIGS, load_config
+from fuzzcompile.compiler.watch.ledger import Unseen
 from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError, Patch, install_patches
-from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.stages import DYNAMO
 from fuzzcompile.run.case import CompileSettings
 

@@ -15,8 +15,7 @@ from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, find_path
 from fuzzcompile.compiler.torch_api import check_torch_same
 from fuzzcompile.compiler.watch.conformance import probe_unknown_torch
-from fuzzcompile.compiler.watch.ledger import Label, Ledger
-from fuzzcompile.compiler.watch.unseen import Unseen, format_unseen, gather_unseen, get_gathered
+from fuzzcompile.compiler.watch.ledger import Label, Ledger, Unseen, format_unseen, gather_unseen, get_gathered
 from fuzzcompile.diagnosis import decision as promises
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit

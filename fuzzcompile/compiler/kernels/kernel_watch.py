@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from fuzzcompile.compiler.kernels.lowering_control import Control
-from fuzzcompile.compiler.watch.ledger import KEPT_BYTES, GraphCall, KernelStatement, LoweredGraph, OverwrittenBuffer
+from fuzzcompile.compiler.watch.ledger import (
+    KEPT_BYTES,
+    GraphCall,
+    KernelStatement,
+    LoweredGraph,
+    OverwrittenBuffer,
+    Unseen,
+    format_reason,
+)
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS, Recorder
-from fuzzcompile.compiler.watch.unseen import Unseen, format_reason
 from fuzzcompile.model.stages import CODEGEN, LOWERING, SCHEDULER
 
 if TYPE_CHECKING:

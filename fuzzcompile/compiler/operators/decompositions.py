@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from fuzzcompile.compiler.torch_config import patch_config
-from fuzzcompile.compiler.watch.ledger import Ledger
+from fuzzcompile.compiler.watch.ledger import Ledger, Unseen
 from fuzzcompile.compiler.watch.torch_patch import Function
-from fuzzcompile.compiler.watch.unseen import Unseen
 
 if TYPE_CHECKING:
     from torch._C import DispatchKey

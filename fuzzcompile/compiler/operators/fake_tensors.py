@@ -12,9 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.operators.decompositions import find_functional_form
-from fuzzcompile.compiler.watch.ledger import Ledger
+from fuzzcompile.compiler.watch.ledger import Ledger, Unseen
 from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
-from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.facts import facts
 
 if TYPE_CHECKING:

@@ -40,10 +40,9 @@ from fuzzcompile.compiler.operators.operator_application import (
     use_python_dispatcher,
 )
 from fuzzcompile.compiler.target.target_process import decompose_on_target
-from fuzzcompile.compiler.watch.ledger import Snapshot
+from fuzzcompile.compiler.watch.ledger import Snapshot, Unseen, UnseenLog, format_reason
 from fuzzcompile.compiler.watch.rule_labels import find_location
 from fuzzcompile.compiler.watch.torch_patch import Function
-from fuzzcompile.compiler.watch.unseen import Unseen, UnseenLog, format_reason
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.tensors import copy_tree, has_meta_tensors, materialize_zeros

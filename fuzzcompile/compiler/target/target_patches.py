@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
+from fuzzcompile.compiler.watch.ledger import format_reason
 from fuzzcompile.compiler.watch.torch_patch import Attribute
-from fuzzcompile.compiler.watch.unseen import format_reason
 from fuzzcompile.model.errors import EnvironmentUnfit
 
 Replace = Callable[[Any, Any], Any]

@@ -33,8 +33,8 @@ from fuzzcompile.compiler.target.target_patches import (
     replace_attributes,
     replace_with,
 )
+from fuzzcompile.compiler.watch.ledger import format_reason
 from fuzzcompile.compiler.watch.torch_patch import IntendedError
-from fuzzcompile.compiler.watch.unseen import format_reason
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.targets import Target
 

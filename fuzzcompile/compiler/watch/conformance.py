@@ -19,10 +19,9 @@ from fuzzcompile.compiler.operators import fake_tensors
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.compiler.watch import patch_table
-from fuzzcompile.compiler.watch.ledger import Ledger, ProbeLedgers
+from fuzzcompile.compiler.watch.ledger import Ledger, ProbeLedgers, format_reason
 from fuzzcompile.compiler.watch.patch_table import AnyPatch
 from fuzzcompile.compiler.watch.torch_patch import install_patches, switched_off
-from fuzzcompile.compiler.watch.unseen import format_reason
 from fuzzcompile.model.facts import is_in_known_range
 from fuzzcompile.run.case import CompileSettings
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,8 +16,86 @@ from torch import fx
 from fuzzcompile.compiler.target.kernel_log import KernelLog
 from fuzzcompile.compiler.watch.compiler_errors import find_raise_place
 from fuzzcompile.compiler.watch.graph_copies import GraphCopy, GraphState, Row, resolve_path
-from fuzzcompile.compiler.watch.unseen import Unseen, UnseenLog
 from fuzzcompile.model.stages import CODEGEN
+
+# Observations that a watched compile missed: the only place where trouble of the watching is written down.
+
+_MOST = 40
+_SHOWN = 6
+_LONGEST = 200
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Something that was not watched, or not done although it was asked for.
+
+    Attributes:
+        what: name of the patch, or of the step of the watching, that did not work.
+        why: the reason, as an exception's type and message.
+        stages: the stages (:mod:`fuzzcompile.model.stages`) of which something was missed.
+        shows: what it would have shown, as the subject of a sentence in the plural ("rewrites of the joint graph").
+        harmless: whether no verdict and no culprit can depend on it.
+    """
+
+    what: str
+    why: str
+    stages: tuple[str, ...]
+    shows: str = ""
+    harmless: bool = False
+
+    def __str__(self) -> str:
+        text = f"not watched: {self.what} ({self.why})"
+        return f"{text}: {self.shows} were not seen" if self.shows else text
+
+
+class UnseenLog(list[Unseen]):
+    """Log of missed observations: each once, and at most some forty of them."""
+
+    def note(self, unseen: Unseen) -> None:
+        """Write an entry down, here and for every :func:`gather_unseen` around."""
+        for log in (self, *_gathering):
+            if unseen not in log and len(log) <= _MOST:
+                rest = Unseen("further steps", f"more than {_MOST}", unseen.stages)
+                log.append(unseen if len(log) < _MOST else rest)
+
+    def has_unseen(self, *stages: str) -> bool:
+        """Return whether something that may matter was missed in one of these stages (in any, if none is named)."""
+        return any(not unseen.harmless and (not stages or set(stages) & {*unseen.stages}) for unseen in self)
+
+
+_gathering: list[UnseenLog] = []
+
+
+@contextlib.contextmanager
+def gather_unseen() -> Iterator[UnseenLog]:
+    """Gather what goes unseen in every compile inside the block; also a decorator.
+
+    A judgement rests on many compiles, each with a ledger of its own: confirmations, ablations, comparisons.
+    """
+    log = UnseenLog()
+    _gathering.append(log)
+    try:
+        yield log
+    finally:
+        _gathering.remove(log)
+
+
+def get_gathered() -> UnseenLog:
+    """Return the log of the innermost :func:`gather_unseen` so far; empty outside of one."""
+    return _gathering[-1] if _gathering else UnseenLog()
+
+
+def format_unseen(unseen: Sequence[Unseen]) -> list[str]:
+    """A sentence each, what may matter first; of many, the first few and how many there are."""
+    first = sorted(unseen, key=lambda missed: missed.harmless)[:_SHOWN]
+    rest = len(unseen) - len(first)
+    return [*map(str, first), *([f"not watched: {rest} further steps"] if rest else [])]
+
+
+def format_reason(error: BaseException) -> str:
+    """An exception in one short line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_LONGEST]
+
 
 if TYPE_CHECKING:
     from torch._inductor.graph import GraphLowering

@@ -28,12 +28,13 @@ from fuzzcompile.compiler.watch.ledger import (
     Outcome,
     Rewrite,
     Site,
+    Unseen,
     collect_attributes,
     extract_subgraph,
+    format_reason,
     is_lowering_handler,
     take_snapshot,
 )
-from fuzzcompile.compiler.watch.unseen import Unseen, format_reason
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import JOINT_GRAPH, PARTITION, RUNTIME
 from fuzzcompile.run.tensors import KnownCopies, copy_tree, measure_storages

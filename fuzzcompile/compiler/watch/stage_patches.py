@@ -25,11 +25,11 @@ from fuzzcompile.compiler.watch.ledger import (
     Opaque,
     ReachedRule,
     Snapshot,
+    Unseen,
     take_snapshot,
 )
 from fuzzcompile.compiler.watch.recorder import Recorder, has_tangents
 from fuzzcompile.compiler.watch.torch_patch import Function, run_contained
-from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.stages import (
     DECOMPOSITION,
     FREEZING,

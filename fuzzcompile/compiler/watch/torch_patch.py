@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from fuzzcompile.compiler.watch.unseen import Unseen, format_reason
+from fuzzcompile.compiler.watch.ledger import Unseen, format_reason
 
 if TYPE_CHECKING:
     from fuzzcompile.compiler.watch.ledger import ProbeLedgers

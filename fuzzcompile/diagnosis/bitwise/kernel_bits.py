@@ -18,8 +18,7 @@ from fuzzcompile.compiler.kernels.ir_evaluation import (
 )
 from fuzzcompile.compiler.kernels.kernel_loops import find_loop_nodes, list_loop_operators
 from fuzzcompile.compiler.kernels.lowering_control import find_lowering_source, parse_operator
-from fuzzcompile.compiler.watch.ledger import GraphCall, Kernel, LoweredGraph
-from fuzzcompile.compiler.watch.unseen import Unseen, UnseenLog, format_reason
+from fuzzcompile.compiler.watch.ledger import GraphCall, Kernel, LoweredGraph, Unseen, UnseenLog, format_reason
 from fuzzcompile.diagnosis.bitwise.bit_difference import (
     BitDifference,
     Parting,

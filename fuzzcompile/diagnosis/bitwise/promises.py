@@ -13,9 +13,17 @@ from fuzzcompile.compiler.kernels.lowering_control import Control, get_operator_
 from fuzzcompile.compiler.operators.decompositions import apply_config, get_operator_family
 from fuzzcompile.compiler.operators.operator_application import Application
 from fuzzcompile.compiler.operators.operator_crossref import watch_operators
-from fuzzcompile.compiler.watch.ledger import Frame, Ledger, LoweredGraph, Snapshot
+from fuzzcompile.compiler.watch.ledger import (
+    Frame,
+    Ledger,
+    LoweredGraph,
+    Snapshot,
+    format_reason,
+    format_unseen,
+    gather_unseen,
+    get_gathered,
+)
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
-from fuzzcompile.compiler.watch.unseen import format_reason, format_unseen, gather_unseen, get_gathered
 from fuzzcompile.diagnosis.attribution.culprit import Ablation
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, Step, find_inputs, measure_steps
 from fuzzcompile.diagnosis.bitwise import invariance

@@ -10,7 +10,7 @@ import torch
 
 from fuzzcompile.compiler.compile_changes import Backend, CompileMode, CompilePath, InductorSettings
 from fuzzcompile.compiler.session import Compilation, CompileSession, find_path, list_modes, open_session
-from fuzzcompile.compiler.watch.unseen import Unseen
+from fuzzcompile.compiler.watch.ledger import Unseen
 from fuzzcompile.diagnosis.oracle.judgement import reshape_like_eager
 from fuzzcompile.diagnosis.trials.case_runs import CaseRun, CaseRuns, CompileCounts
 from fuzzcompile.model.conditions import BASELINES, check_against

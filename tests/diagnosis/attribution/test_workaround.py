@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import planting
@@ -34,7 +35,7 @@ def experiments_of(folder: Path, source: str, **how) -> Experiments:
 
 def attribute(experiments: Experiments) -> Attribution:
     trial, count = experiments.trial(), ReplayCount()
-    experiments.trial(make_compilation(record=False, timed=True, config=experiments.how.config))
+    experiments.trial(replace(experiments.how, record=False, timed=True))
     return Attributor(Ablator(experiments, trial, count), measure_steps(trial.ledger, count)).run()
 
 
