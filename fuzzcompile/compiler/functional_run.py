@@ -69,25 +69,19 @@ def can_functionalize() -> bool:
 
 def find_identity_nodes(snapshot: Snapshot, inputs: Sequence[object]) -> set[str]:
     """Return the nodes of a torch-level graph that return their first argument itself: ``x.to(x.dtype)``."""
-    interpreter = _IdentityInterpreter(snapshot)
+    names = set[str]()
+
+    def compare(node: fx.Node, run: Callable[[], object]) -> object:
+        value, first = run(), node.args[0] if node.args else None
+        if node.op.startswith("call") and isinstance(first, fx.Node) and replayer.env[first] is value:
+            names.add(node.name)
+        return value
+
+    replayer = GraphReplayer(snapshot, on_node=compare)
     # Whatever ends the run, the nodes up to there are known.
     with torch.no_grad(), leave_transforms(), contextlib.suppress(Exception):
-        interpreter.run(*copy_tree(list(inputs)))
-    return interpreter.names
-
-
-class _IdentityInterpreter(GraphReplayer):
-    def __init__(self, snapshot: Snapshot) -> None:
-        super().__init__(snapshot)
-        self.names: set[str] = set()
-
-    def run_node(self, n: fx.Node) -> object:
-        """Run one node and see whether its result is its argument."""
-        value = super().run_node(n)
-        first = n.args[0] if n.args else None
-        if n.op.startswith("call") and isinstance(first, fx.Node) and self.env[first] is value:
-            self.names.add(n.name)
-        return value
+        replayer.run(*copy_tree(list(inputs)))
+    return names
 
 
 def _run_graph(
@@ -110,9 +104,18 @@ def _run_graph(
             stack.enter_context(Float64Mode(keep_casts=False))
         heard = stack.enter_context(OperatorRecorder(found.operators))
         keep = _make_copier(plain) if by_node else None
+
+        def hear(node: fx.Node, run: Callable[[], object]) -> object:
+            heard.node = node.name
+            value = run()
+            if keep is not None and node.op != "output":
+                heard.node = ""
+                found.values[node.name] = keep(value)
+            return value
+
         try:
             given = [wrap(argument) for argument in arguments]
-            results = pytree.tree_leaves(_ValueInterpreter(snapshot, heard, found, keep).run(*given))
+            results = pytree.tree_leaves(GraphReplayer(snapshot, on_node=hear).run(*given))
             found.outputs = [_detach(plain(result)) for result in results]
             found.inputs = [_detach(plain(value)) for value in given]
         except (KeyboardInterrupt, MemoryError):
@@ -156,23 +159,6 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> object:
         self.operators.setdefault(self.node, []).append(func)
         return func(*args, **(kwargs or {}))
-
-
-class _ValueInterpreter(GraphReplayer):
-    def __init__(
-        self, snapshot: Snapshot, heard: OperatorRecorder, found: NodeRun, keep: Callable[[object], object] | None
-    ) -> None:
-        super().__init__(snapshot)
-        self._heard, self._found, self._kept = heard, found, keep
-
-    def run_node(self, n: fx.Node) -> object:
-        """Run one node and keep its value."""
-        self._heard.node = n.name
-        value = super().run_node(n)
-        if self._kept is not None and n.op != "output":
-            self._heard.node = ""
-            self._found.values[n.name] = self._kept(value)
-        return value
 
 
 def _make_copier(plain: Callable[[object], object]) -> Callable[[object], object]:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -176,6 +176,8 @@ def _is_strided_tensor(value: object) -> TypeGuard[torch.Tensor]:
 
 
 NodeValues = dict[str, object]
+OnNode = Callable[[fx.Node, Callable[[], object]], object]
+"""Runs a node of a replay, in its own way."""
 
 
 def compute_values(
@@ -291,21 +293,31 @@ def _get_version(value: object) -> int:
 
 
 class GraphReplayer(fx.Interpreter):
-    """Interprets a snapshot; a lowering pattern's opaque node runs what the pattern replaced."""
+    """Interprets a snapshot; a lowering pattern's opaque node runs what the pattern replaced.
 
-    def __init__(self, snapshot: Snapshot, *, keep: bool = False) -> None:
+    Args:
+        snapshot: the graph.
+        keep: whether :attr:`values` keeps the value of each node.
+        on_node: called in place of each node, with a function that runs it; what it returns is the node's value.
+    """
+
+    def __init__(self, snapshot: Snapshot, *, keep: bool = False, on_node: OnNode | None = None) -> None:
         root = nn.Module()
         for path, value in snapshot.attributes.items():
             _set_attribute(root, path, value)
         super().__init__(root, graph=snapshot.graph)
         self._opaque = snapshot.opaque
         self._keep = keep
+        self._on_node = on_node
+        self.node: fx.Node | None = None  # the one under way
         self._on_cpu = current_target() is not None
         self.values: NodeValues = {}
 
     def run_node(self, n: fx.Node) -> object:
         """Run one node; its value is kept where that was asked for."""
-        value = super().run_node(n)
+        self.node = n
+        run = functools.partial(super().run_node, n)
+        value = run() if self._on_node is None else self._on_node(n, run)
         if self._keep:
             # A later in-place write must not reach it.
             self.values[n.name] = value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -371,9 +371,7 @@ def triage(
     """
     started = time.perf_counter()
     _prepare_compiler(device)
-    experiments = Experiments(
-        case, device, Compilation().under(Veto(tuple(vetoes))), against=against, tolerances=tolerances
-    )
+    experiments = Experiments(case, device, Compilation((Veto(tuple(vetoes)),)), against=against, tolerances=tolerances)
     looking = _run_eager(experiments, quick=screen)
     on_eager()
     early = _screen(looking, known, started, deadline) if screen else None
@@ -391,8 +389,8 @@ def triage(
         on_verdict(answer.report())
     on_ledger(answer.trial.ledger)
     report = answer.report(answer.attribution(deadline, thorough=thorough))
-    maps = make_error_maps(answer.experiments, answer.trial) if error_maps else report.error_maps
-    return replace(report, error_maps=maps, asked=answer.list_fates(experiments, suspects))
+    report = replace(report, asked=answer.list_fates(experiments, suspects))
+    return replace(report, error_maps=make_error_maps(answer.experiments, answer.trial)) if error_maps else report
 
 
 def _prepare_compiler(device: torch.device) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -255,7 +254,7 @@ def watch_kernels(snapshot: Snapshot, inputs: Sequence[object], judge: Applicati
         The error that ended the run; None if it came to its end.
     """
     seed_everything(_RUN_SEED)
-    interpreter = _NodeInterpreter(snapshot)
+    interpreter = GraphReplayer(snapshot)
     try:
         with torch.no_grad(), _KernelMode(interpreter, judge):
             interpreter.run(*copy_tree(list(inputs)))
@@ -266,17 +265,8 @@ def watch_kernels(snapshot: Snapshot, inputs: Sequence[object], judge: Applicati
     return None
 
 
-class _NodeInterpreter(GraphReplayer):
-    node: fx.Node | None = None
-
-    def run_node(self, n: fx.Node) -> object:
-        """Run one node, and remember which."""
-        self.node = n
-        return super().run_node(n)
-
-
 class _KernelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, interpreter: _NodeInterpreter, judge: ApplicationJudge) -> None:
+    def __init__(self, interpreter: GraphReplayer, judge: ApplicationJudge) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._interpreter, self._judge = interpreter, judge
 

@@ -272,23 +272,17 @@ def find_branch(eager: Sequence[str], graph: Snapshot, inputs: Sequence[object])
 
 def _list_called_operators(graph: Snapshot, inputs: Sequence[object]) -> list[tuple[str, str]]:
     """The operators that the nodes of a graph call themselves, each with the node."""
-    interpreter = _MarkingInterpreter(graph)
+    names = set[str]()
+
+    def mark(node: fx.Node, run: Callable[[], object]) -> object:
+        names.add(node.name)
+        with profiler.record_function(node.name):
+            return run()
+
     # Of a graph that raises, the operators up to there are known.
     with torch.no_grad(), profile_operators() as heard, contextlib.suppress(Exception):
-        interpreter.run(*copy_tree(list(inputs)))
-    return list_profiled_operators(heard, interpreter.names)
-
-
-class _MarkingInterpreter(GraphReplayer):
-    def __init__(self, snapshot: Snapshot) -> None:
-        super().__init__(snapshot)
-        self.names: set[str] = set()
-
-    def run_node(self, n: fx.Node) -> object:
-        """Run one node under a profiler mark that names it."""
-        self.names.add(n.name)
-        with profiler.record_function(n.name):
-            return super().run_node(n)
+        GraphReplayer(graph, on_node=mark).run(*copy_tree(list(inputs)))
+    return list_profiled_operators(heard, names)
 
 
 def bypass_nodes(nodes: Sequence[str], backend: str | Backend) -> Backend:
