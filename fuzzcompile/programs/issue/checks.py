@@ -17,7 +17,7 @@ from fuzzcompile.programs.scripts import eager_probe, repro_script
 from fuzzcompile.programs.scripts.eager_probe import EagerProbe
 from fuzzcompile.programs.scripts.repro_script import ComparedValue, ScriptPlan
 
-# Runs scripts one after the other in one process, and classifies the result of each. Needs nothing but torch.
+# Runs scripts one after the other in one process, and classifies the result of each.
 
 # The last line of a traceback: the type of an error and its message.
 _ERROR = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?::|$)")

@@ -34,6 +34,10 @@ _WARNING = re.compile(r":\d+:\d+: warning: ")
 _QUOTED = re.compile(r"\s*\d*\s*\|| +[\^~]")
 
 
+# A clean process does not find a package that PYTHONPATH alone leads to.
+_OWN_PACKAGE = {"PYTHONPATH": str(PACKAGE.parent)}
+
+
 def shorten_output(output: str) -> str:
     """Return the output of a script in a few lines, without the frames of a traceback."""
     before, _, error = checks.split_error(output)
@@ -154,7 +158,13 @@ def _try_candidates(candidates: Sequence[Sequence[Mapping[str, str]]], clock: De
     limit = clock.limit
     if limit is None:
         return {}
-    ran = run_alone(driver, timeout=limit, beside={"scripts.json": json.dumps(candidates)}, wanted=["seen.jsonl"])
+    ran = run_alone(
+        driver,
+        environment=_OWN_PACKAGE,
+        timeout=limit,
+        beside={"scripts.json": json.dumps(candidates)},
+        wanted=["seen.jsonl"],
+    )
     for line in ran.files.get("seen.jsonl", "").splitlines():
         entry = json.loads(line)
         own = found.setdefault(entry["candidate"], {})
@@ -234,9 +244,8 @@ def find_eager_script(
     if report.get("verdict") not in _VALUES or not (early or named) or limit is None:
         return None
     named_too = [named] if named else []
-    package = {"PYTHONPATH": str(PACKAGE.parent)}
     command = ("-m", "fuzzcompile.programs.issue.kernels")
-    ran = run_alone(source, command=command, arguments=named_too, environment=package, timeout=limit)
+    ran = run_alone(source, command=command, arguments=named_too, environment=_OWN_PACKAGE, timeout=limit)
     line = next((line for line in ran.output.splitlines() if line.startswith('{"operator"')), None)
     for script in json.loads(line)["scripts"] if line is not None else ():
         alone = run_alone(script, timeout=clock.limit or 1)
