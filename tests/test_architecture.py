@@ -6,6 +6,8 @@ import ast
 import runpy
 from pathlib import Path
 
+import fuzzcompile
+
 HOUSE = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "rooms.py"))
 ROOT: Path = HOUSE["ROOT"]
 FILES = sorted(ROOT.rglob("*.py"))
@@ -30,6 +32,11 @@ def test_the_top_level_holds_the_rooms_and_nothing_else():
     assert shown == {*ROOMS, "__init__.py", "__main__.py", "extend.py", "py.typed"}
     deep = [path for path in FILES if len(path.relative_to(ROOT).parts) > 3]
     assert all(path.parent.parent.name == "migrations" for path in deep), "two levels below the top, no more"
+
+
+def test_no_room_has_the_name_of_something_public():
+    """The import system binds a room over the function as soon as one of its modules is imported."""
+    assert fuzzcompile.__all__ and not {path.name for path in ROOT.iterdir()} & set(fuzzcompile.__all__)
 
 
 def test_every_package_says_in_a_sentence_what_it_holds():
