@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzcompile.fuzz.opinfo_cells import DTYPES, SAMPLES, CellSource, OpInfoCell, OpInfoOperator
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.model.facts import facts
 from fuzzcompile.model.templates import get_template
 from fuzzcompile.run.device import seed_everything
 
@@ -446,25 +448,31 @@ def _check_equal(
 ) -> str:
     """The first way to call the operator that gives what the table's function gives.
 
-    The table's function runs with memory filled before use, so that what is never written differs.
+    The table's function runs with memory that nobody wrote filled with NaN, the largest integer and True, as
+    `torch.use_deterministic_algorithms` does it, a way to call it with such memory zero: what is never written differs.
     """
     function = entry.inplace_variant if cell.form == "in_place" else entry.op
     wanted = _run_expression(tensors, f"_function({', '.join(arguments)})", cell, _function=function, filled=True)
     if isinstance(wanted, Exception):
         raise UnusableSample("calls that eager mode refuses in this dtype and layout")
     for way in ways:
-        _spoil_memory(wanted)
-        result = _run_expression(tensors, way, cell)
+        with _ZeroedMemory():  # type: ignore[no-untyped-call]
+            result = _run_expression(tensors, way, cell)
         if not isinstance(result, Exception) and _are_alike(wanted, result):
             return way
     raise UnusableSample("functions of the test suite, and values that are not determined")
 
 
-def _spoil_memory(result: object) -> None:
-    """Leave other values in free memory of the result's sizes, which the next run may be given."""
-    for leaf in pytree.tree_leaves(result):
-        if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
-            torch.full((leaf.numel() * leaf.element_size(),), 0x5A, dtype=torch.uint8)
+class _ZeroedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Memory that an operator returns unwritten is zero."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        if func._schema.name.rpartition("::")[2] in facts().operators.uninitialised:
+            result.zero_()
+        return result
 
 
 def _check_refused(
