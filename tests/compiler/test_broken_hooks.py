@@ -267,7 +267,7 @@ PARTS = [
     *[(Recorder, name) for name in vars(Recorder) if not name.startswith("_") and callable(vars(Recorder)[name])],
     *[(Recorder, name) for name in ("refuses", "refuses_pass", "refuses_plain", "count", "blame")],
     *[(Recorder, name) for name in ("_mark", "_record_change", "_make_site", "_copy_constants")],
-    *[(recorder_module, name) for name in ("GraphState", "take_snapshot", "copy_tree", "lowered_match")],
+    *[(recorder_module, name) for name in ("GraphState", "take_snapshot", "copy_tree", "keep_lowered_match")],
     *[
         (rule_labels, name)
         for name in ("find_location", "make_entry_label", "make_pass_label", "make_callable_label", "is_vetoed")

@@ -14,11 +14,13 @@ SCRIPT = """
 import fuzzcompile, sys
 from pathlib import Path
 from fuzzcompile.corpus import Store
-from fuzzcompile.model.facts import facts_of, known_versions
-from fuzzcompile.fuzz.generation.cases import Profile, case_at
+from fuzzcompile.model.facts import find_facts, list_known_versions
+from fuzzcompile.fuzz.generation.cases import draw_case_at
+from fuzzcompile.fuzz.generation.profile import Profile
 assert Path(fuzzcompile.__file__).is_relative_to(sys.argv[1]), fuzzcompile.__file__
-assert all(facts_of("%d.%d" % version).exact for version in known_versions()) and len(known_versions()) > 2
-assert "def make():" in case_at(0, 0, Profile()).source
+versions = list_known_versions()
+assert all(find_facts("%d.%d" % version).exact for version in versions) and len(versions) > 2
+assert "def make():" in draw_case_at(0, 0, Profile()).source
 with Store.open(Path("corpus.db")) as store:
     assert store.integrity() == "ok"
 """

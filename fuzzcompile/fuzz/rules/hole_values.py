@@ -214,7 +214,7 @@ class Candidates:
         return rng.choice(list(_list_reshapes(shape)))
 
     def _draw_parts(self, size: int) -> list[int]:
-        count = self.rng.choice([n for n in (2, 3, 4, size) if n <= max(size, 2)])
+        count = self.rng.choice([n for n in (2, 3, 4, size) if 0 < n <= max(size, 2)])
         if size % count == 0 and self.rng.random() < 0.7:
             return [size // count] * count
         return [1, size - 1] if count == 2 else [*[1] * (count - 1), max(size - count + 1, 0)]
