@@ -73,9 +73,8 @@ rm -f "$out"/{steps.txt,environment.json,doctor.json,tests.txt,compile.json,camp
 step environment 15 environment.json "$python" -c '
 import json
 import torch
-from fuzzcompile.run.device import Numerics
-from fuzzcompile.run.device import describe
-print(json.dumps({**describe(torch.device("cuda:0")), "numerics": Numerics().to_json()}, indent=1))
+from fuzzcompile.run.device import Numerics, describe_environment
+print(json.dumps({**describe_environment(torch.device("cuda:0")), "numerics": Numerics().to_json()}, indent=1))
 ' || status=1
 step doctor 110 doctor.json "$python" -m fuzzcompile doctor --device cuda --corpus "$out/corpus.db" --json || status=1
 step tests 60 tests.txt "$python" -m pytest -m "cuda and not slow" -q -p no:cacheprovider || status=1

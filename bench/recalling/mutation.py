@@ -13,10 +13,10 @@ _PLANT = """\
 # Mutant {id} of {file}:{line}, in {function} ({operator}). Use: fuzzcompile triage CASE --plant THIS_FILE
 # - {before}
 # + {after}
-from fuzzcompile.compiler.source_probes import replaced
+from fuzzcompile.compiler.source_probes import replace_code
 
 REACHED = []
-replaced({file!r}, {start}, {end}, {after!r}, lambda: REACHED.append(1) if not REACHED else None).install()
+replace_code({file!r}, {start}, {end}, {after!r}, lambda: REACHED.append(1) if not REACHED else None).install()
 """
 
 
