@@ -1,26 +1,26 @@
-"""The kinds of values that a setting takes, read from TOML and from the text of an environment variable."""
+"""The settings: what can be set in pyproject.toml, in the environment and on the command line, and what is in force."""
 
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Protocol
+from typing import Any
+
+import click
 
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.privacy import strip_password
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.targets import TARGETS
-
-# The place of a corpus, from the path or URL that the user gives.
 
 # However its driver is spelt.
 _POSTGRES = re.compile(r"^postgres(?:ql)?(?:\+\w+)?://")
@@ -40,127 +40,18 @@ def locate_corpus(named: object) -> str:
     return str(path / FILE_NAME if path.is_dir() else path)
 
 
+class FiniteRange(click.FloatRange):
+    """A range of numbers without NaN, which is in no range and passes every comparison, and without infinities."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number, or the error of click that says what is wrong with it."""
+        number = float(super().convert(value, param, ctx))
+        return number if math.isfinite(number) else self.fail(f"{value} is not a finite number.", param, ctx)
+
+
 SettingValue = str | int | float | Path | tuple[str, ...]
-
-
-class SettingKind(Protocol):
-    """Reads values of one kind. ``wanted`` completes the sentence "give ..."."""
-
-    @property
-    def requirement(self) -> str:
-        """The requirement on a value, in words."""
-        ...
-
-    def read(self, given: object, base: Path) -> SettingValue | None:
-        """The value for what TOML gives, or None if it is not of this kind; ``base`` is where relative paths begin."""
-        ...
-
-    def parse(self, text: str, base: Path) -> SettingValue | None:
-        """The value for the text of an environment variable, or None if it is not of this kind."""
-        ...
-
-
-@dataclass(frozen=True)
-class TextKind:
-    """Any text."""
-
-    requirement: str = "text"
-
-    def read(self, given: object, base: Path) -> SettingValue | None:
-        """The text."""
-        return given if isinstance(given, str) and given else None
-
-    def parse(self, text: str, base: Path) -> SettingValue | None:
-        """The text."""
-        return text
-
-
-@dataclass(frozen=True)
-class FilePathKind:
-    """A path; ``or_url`` leaves URLs as they are."""
-
-    or_url: bool = False
-
-    @property
-    def requirement(self) -> str:
-        """The requirement on a value, in words."""
-        return "a path or a URL, as text" if self.or_url else "a path, as text"
-
-    def read(self, given: object, base: Path) -> SettingValue | None:
-        """The path, from ``base`` if it is relative."""
-        return self.parse(given, base) if isinstance(given, str) and given else None
-
-    def parse(self, text: str, base: Path) -> SettingValue | None:
-        """The path, from ``base`` if it is relative."""
-        return text if self.or_url and "://" in text else base / Path(text).expanduser()
-
-
-@dataclass(frozen=True)
-class NumberKind:
-    """A number from ``least`` to ``most``; ``whole`` for an integer."""
-
-    least: float
-    most: float | None = None
-    whole: bool = False
-
-    @property
-    def requirement(self) -> str:
-        """The requirement on a value, in words."""
-        what = "a whole number" if self.whole else "a number"
-        return f"{what} of at least {self.least:g}" if self.most is None else f"{what} {self.least:g} to {self.most:g}"
-
-    def read(self, given: object, base: Path) -> SettingValue | None:
-        """The number, if it lies within the bounds."""
-        if isinstance(given, bool) or not isinstance(given, int if self.whole else int | float):
-            return None
-        return given if self.least <= given and (self.most is None or given <= self.most) else None
-
-    def parse(self, text: str, base: Path) -> SettingValue | None:
-        """The number, if the text is one within the bounds."""
-        try:
-            return self.read(int(text) if self.whole else float(text), base)
-        except ValueError:
-            return None
-
-
-@dataclass(frozen=True)
-class ChoiceKind:
-    """One of a few words."""
-
-    words: Sequence[str]
-
-    @property
-    def requirement(self) -> str:
-        """The requirement on a value, in words."""
-        return " or ".join((", ".join(self.words[:-1]), self.words[-1]))
-
-    def read(self, given: object, base: Path) -> SettingValue | None:
-        """The word."""
-        return given if isinstance(given, str) and given in self.words else None
-
-    def parse(self, text: str, base: Path) -> SettingValue | None:
-        """The word."""
-        return self.read(text, base)
-
-
-@dataclass(frozen=True)
-class PatternsKind:
-    """A list of texts: an array in TOML, words between spaces in an environment variable."""
-
-    requirement: str = 'a list of text, such as ["drafts/*"]'
-
-    def read(self, given: object, base: Path) -> SettingValue | None:
-        """The texts."""
-        if not isinstance(given, list) or not all(isinstance(item, str) and item for item in given):
-            return None
-        return tuple(given)
-
-    def parse(self, text: str, base: Path) -> SettingValue | None:
-        """The words."""
-        return tuple(text.split())
-
-
-# The settings: their names in pyproject.toml, their environment variables, and what is built in.
 
 
 @dataclass(frozen=True)
@@ -169,34 +60,82 @@ class Setting:
 
     Attributes:
         key: its name in ``[tool.fuzzcompile]``, and that of the option (``--max-memory``).
-        kind: what values it takes.
         says: what it sets, for ``fuzzcompile config``.
         default: what is built in; None where a command decides.
+        type: what values it takes, on the command line as elsewhere.
+        requirement: the same in words, to complete "give ...".
+        multiple: a list of such values: an array in TOML, words between spaces in an environment variable.
     """
 
     key: str
-    kind: SettingKind
     says: str
     default: SettingValue | None = None
+    type: click.ParamType[Any] = click.STRING
+    requirement: str = "text"
+    multiple: bool = False
 
     @property
     def variable(self) -> str:
         """The environment variable."""
         return f"FUZZCOMPILE_{self.key.replace('-', '_').upper()}"
 
+    def read(self, given: object, base: Path) -> SettingValue | None:
+        """The value for what TOML or an environment variable gives; None if it is not of this type.
 
+        Relative paths begin at ``base``.
+        """
+        items = given if self.multiple else [given]
+        if not isinstance(items, list) or not all(_is_scalar(item) for item in items):
+            return None
+        try:
+            values = [self.type.convert(str(item), None, None) for item in items]
+        except click.BadParameter:
+            return None
+        if isinstance(self.type, click.Path) and "://" not in str(items[0]):
+            return base / Path(values[0]).expanduser()
+        value: SettingValue = tuple(values) if self.multiple else values[0]
+        return value
+
+
+def _is_scalar(item: object) -> bool:
+    return isinstance(item, str | int | float) and not isinstance(item, bool) and item != ""
+
+
+def _list_words(words: list[str]) -> dict[str, Any]:
+    return {"type": click.Choice(words), "requirement": f"{', '.join(words[:-1])} or {words[-1]}"}
+
+
+_PATH: Mapping[str, Any] = {"type": click.Path(path_type=Path), "requirement": "a path, as text"}
 SETTINGS = (
-    Setting("corpus", FilePathKind(or_url=True), "the corpus, a path or a URL", Path("corpus/fuzzcompile.db")),
-    Setting("drafts", FilePathKind(), "the folder for a campaign's issue drafts", Path("reports/drafts")),
-    Setting("device", TextKind("auto, cpu, cuda or cuda:N, as text"), "where cases run", "auto"),
-    Setting("target", ChoiceKind(tuple(TARGETS)), "the device that the compiler is told"),
-    Setting("workers", NumberKind(1, 256, whole=True), "worker processes"),
-    Setting("timeout", NumberKind(1), "seconds for one case", 180.0),
-    Setting("max-memory", NumberKind(0.5), "GiB of host memory for one worker", 8.0),
-    Setting("patience", NumberKind(0), "seconds to wait for a corpus whose database server is gone", 600.0),
-    Setting("baseline", FilePathKind(), "known bugs, which do not make the exit status 1"),
-    Setting("fail-on", ChoiceKind(tuple(map(str, Severity))), "the least severity that makes the exit status 1"),
-    Setting("ignore", PatternsKind(), "bugs that count as known, and files of a folder that are not judged", ()),
+    Setting(
+        "corpus",
+        "the corpus, a path or a URL",
+        Path("corpus/fuzzcompile.db"),
+        click.Path(),
+        "a path or a URL, as text",
+    ),
+    Setting("drafts", "the folder for a campaign's issue drafts", Path("reports/drafts"), **_PATH),
+    Setting("device", "where cases run", "auto", requirement="auto, cpu, cuda or cuda:N, as text"),
+    Setting("target", "the device that the compiler is told", **_list_words(list(TARGETS))),
+    Setting("workers", "worker processes", None, click.IntRange(1, 256), "a whole number 1 to 256"),
+    Setting("timeout", "seconds for one case", 180.0, FiniteRange(1), "a number of at least 1"),
+    Setting("max-memory", "GiB of host memory for one worker", 8.0, FiniteRange(0.5), "a number of at least 0.5"),
+    Setting(
+        "patience",
+        "seconds to wait for a corpus whose database server is gone",
+        600.0,
+        FiniteRange(0),
+        "a number of at least 0",
+    ),
+    Setting("baseline", "known bugs, which do not make the exit status 1", **_PATH),
+    Setting("fail-on", "the least severity that makes the exit status 1", **_list_words(list(map(str, Severity)))),
+    Setting(
+        "ignore",
+        "bugs that count as known, and files of a folder that are not judged",
+        (),
+        requirement='a list of text, such as ["drafts/*"]',
+        multiple=True,
+    ),
 )
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
 KEYS = tuple(_BY_KEY)
@@ -259,35 +198,78 @@ def _list_names(path: Path, base: Path) -> list[str]:
     return [path.name, *(str(place) for place in (inside, *inside.parents) if place != Path())]
 
 
-# ``[tool.fuzzcompile]`` of the nearest pyproject.toml that has it.
+# What is in force without a command line: environment, pyproject.toml,
+# what is built in.
 
 FILE, TABLE = "pyproject.toml", "tool.fuzzcompile"
 
 
+class SettingSource(StrEnum):
+    """The source of a value."""
+
+    ENVIRONMENT = "environment"
+    PYPROJECT = "pyproject"
+    DEFAULT = "default"
+
+
 @dataclass(frozen=True)
-class ProjectSettings:
-    """The values of one pyproject.toml; ``path`` is None, and ``values`` empty, where there is none."""
+class ActiveSettings:
+    """The values that someone set.
 
-    path: Path | None = None
-    values: Mapping[str, SettingValue] = field(default_factory=lambda: MappingProxyType({}))
+    Attributes:
+        environment: values of environment variables, by key.
+        project: those of pyproject.toml; empty without one.
+        path: that file.
+    """
+
+    environment: Mapping[str, SettingValue]
+    project: Mapping[str, SettingValue]
+    path: Path | None
+
+    def find_value(self, key: str) -> SettingValue | None:
+        """The value in force; None where nothing is set and a command decides.
+
+        Raises:
+            KeyError: there is no such setting.
+        """
+        return {key: find_setting(key).default, **self.project, **self.environment}[key]
+
+    def find_source(self, key: str) -> SettingSource:
+        """Return the source of the value."""
+        if key in self.environment:
+            return SettingSource.ENVIRONMENT
+        return SettingSource.PYPROJECT if key in self.project else SettingSource.DEFAULT
+
+    def make_ignore_patterns(self, patterns: tuple[str, ...]) -> IgnorePatterns | None:
+        """Return the matcher of patterns; those of pyproject.toml are relative to that file, others to here."""
+        ours = self.path is not None and patterns == self.project.get("ignore")
+        base = self.path.parent if ours and self.path is not None else Path.cwd()
+        return IgnorePatterns(patterns, base) if patterns else None
 
 
-def find_project(folder: Path) -> ProjectSettings:
-    """Read the first pyproject.toml with ``[tool.fuzzcompile]`` in ``folder`` or above it.
+def read_settings() -> ActiveSettings:
+    """Read the environment, and the first pyproject.toml with ``[tool.fuzzcompile]`` in the working folder or above it.
 
-    Files without that table belong to parts of a project, and are passed over.
+    Files without that table belong to parts of a project, and are passed over; an empty variable is the same as none.
 
     Raises:
-        UsageError: a file on the way cannot be read or is not TOML, or the table has an unknown key or a wrong value.
+        UsageError: a value is wrong, a key is unknown, or a file cannot be read or is not TOML; the sentence names it.
     """
+    folder, environment = Path.cwd(), {}
+    for known in SETTINGS:
+        if text := os.environ.get(known.variable, "").strip():
+            value = known.read(text.split() if known.multiple else text, folder)
+            if value is None:
+                raise UsageError(f"The environment variable {known.variable} is {text!r}; give {known.requirement}.")
+            environment[known.key] = value
     for place in (folder, *folder.parents):
         path = place / FILE
         if os.path.isfile(path):  # noqa: PTH113 (False, not an error, where a folder may not be entered)
             seen = path.stat()
             values = _read_table(path, seen.st_mtime_ns, seen.st_size)
             if values is not None:
-                return ProjectSettings(path, values)
-    return ProjectSettings()
+                return ActiveSettings(environment, values, path)
+    return ActiveSettings(environment, {}, None)
 
 
 @lru_cache(maxsize=8)
@@ -305,92 +287,15 @@ def _read_table(path: Path, modified: int, size: int) -> Mapping[str, SettingVal
     table = tool["fuzzcompile"]
     if not isinstance(table, dict):
         raise UsageError(f'{path}: [{TABLE}] must be a table of settings, such as device = "cpu".')
-    return MappingProxyType(dict(_read_value(path, key, given) for key, given in table.items()))
-
-
-def _read_value(path: Path, key: str, given: object) -> tuple[str, SettingValue]:
-    """The setting that ``key`` names, and its value."""
-    name = key.replace("_", "-")
-    if name not in KEYS:
-        near = difflib.get_close_matches(name, KEYS, n=1)
-        meant = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(KEYS)}."
-        raise UsageError(f"{path}: [{TABLE}] has an unknown key {key!r}; {meant}")
-    kind = find_setting(name).kind
-    value = kind.read(given, path.parent)
-    if value is None:
-        raise UsageError(f"{path}: {key} of [{TABLE}] is {given!r}; give {kind.requirement}.")
-    return name, value
-
-
-# The settings in force without a command line: environment, pyproject.toml, what is built in.
-
-
-class SettingSource(StrEnum):
-    """The source of a value."""
-
-    ENVIRONMENT = "environment"
-    PYPROJECT = "pyproject"
-    DEFAULT = "default"
-
-
-@dataclass(frozen=True)
-class ActiveSettings:
-    """The values that someone set.
-
-    Attributes:
-        environment: values of environment variables, by key.
-        project: those of pyproject.toml, and its path.
-    """
-
-    environment: Mapping[str, SettingValue]
-    project: ProjectSettings
-
-    def find_value(self, key: str) -> SettingValue | None:
-        """The value in force; None where nothing is set and a command decides.
-
-        Raises:
-            KeyError: there is no such setting.
-        """
-        configured = self.find_configured(key)
-        return find_setting(key).default if configured is None else configured
-
-    def find_configured(self, key: str) -> SettingValue | None:
-        """The value that the environment or pyproject.toml sets; None if neither does."""
-        return self.environment.get(key, self.project.values.get(key))
-
-    def find_source(self, key: str) -> SettingSource:
-        """Return the source of the value."""
-        if key in self.environment:
-            return SettingSource.ENVIRONMENT
-        return SettingSource.PYPROJECT if key in self.project.values else SettingSource.DEFAULT
-
-    def make_ignore_patterns(self, patterns: tuple[str, ...]) -> IgnorePatterns | None:
-        """Return the matcher of patterns; those of pyproject.toml are relative to that file, others to here."""
-        path = self.project.path
-        base = path.parent if path is not None and patterns == self.project.values.get("ignore") else Path.cwd()
-        return IgnorePatterns(patterns, base) if patterns else None
-
-
-def read_settings() -> ActiveSettings:
-    """Read the environment and the pyproject.toml above the working directory.
-
-    Raises:
-        UsageError: a value is wrong, a key is unknown, or the file cannot be read; the sentence names it.
-    """
-    folder = Path.cwd()
-    values = {
-        known.key: _parse_variable(known, os.environ[known.variable], folder) for known in SETTINGS if _is_set(known)
-    }
-    return ActiveSettings(values, find_project(folder))
-
-
-def _is_set(known: Setting) -> bool:
-    """Return whether the variable holds anything; an empty one is the same as none."""
-    return bool(os.environ.get(known.variable, "").strip())
-
-
-def _parse_variable(known: Setting, text: str, folder: Path) -> SettingValue:
-    value = known.kind.parse(text.strip(), folder)
-    if value is None:
-        raise UsageError(f"The environment variable {known.variable} is {text!r}; give {known.kind.requirement}.")
-    return value
+    values = {}
+    for key, given in table.items():
+        name = key.replace("_", "-")
+        if name not in KEYS:
+            near = difflib.get_close_matches(name, KEYS, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(KEYS)}."
+            raise UsageError(f"{path}: [{TABLE}] has an unknown key {key!r}; {meant}")
+        value = find_setting(name).read(given, path.parent)
+        if value is None:
+            raise UsageError(f"{path}: {key} of [{TABLE}] is {given!r}; give {find_setting(name).requirement}.")
+        values[name] = value
+    return values

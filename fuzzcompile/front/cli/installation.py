@@ -56,7 +56,7 @@ def config(as_json: bool) -> int:
     """
     settings = read_settings()
     if as_json:
-        path = settings.project.path
+        path = settings.path
         rows = {known.key: _format_json(known, settings) for known in SETTINGS}
         click.echo(json.dumps({"file": None if path is None else str(path), "settings": rows}))
         return 0
@@ -95,7 +95,7 @@ def _print_settings(settings: ActiveSettings) -> None:
         table.add_row(*map(Text, cells))
     console = report_console()
     console.print(table)
-    path = settings.project.path
+    path = settings.path
     where = "No pyproject.toml here or above has [tool.fuzzcompile]." if path is None else f"Project: {path}"
     console.print(where, markup=False, highlight=False, soft_wrap=True)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from fuzzcompile.front.cli import completion
 from fuzzcompile.fuzz.models.bundled_models import SIZES, Size, write_case_file
@@ -17,54 +15,34 @@ from fuzzcompile.model.conditions import Conditions, Contract, Limits, Question,
 from fuzzcompile.model.custom import PLACES, Custom
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.privacy import strip_password
-from fuzzcompile.model.settings import SettingSource, find_setting, read_settings
-from fuzzcompile.model.severity import Severity
+from fuzzcompile.model.settings import SettingSource, SettingValue, find_setting, read_settings
 from fuzzcompile.model.targets import TARGETS
 from fuzzcompile.model.tolerances import Tolerances
 
-# Options whose values may also come from the environment or from pyproject.toml.
-
-ConfiguredCommand = TypeVar("ConfiguredCommand", bound=Callable[..., object])
+OptionCommand = TypeVar("OptionCommand", bound=Callable[..., object])
 
 
-class ConfiguredOption(click.Option):
-    """An option that takes its value from :mod:`fuzzcompile.settings` where the command line does not give one."""
-
-    def __init__(self, *names: Any, key: str, **attributes: Any) -> None:
-        super().__init__(*names, **{"envvar": find_setting(key).variable, "show_envvar": True, **attributes})
-        self._key = key
-
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Return nothing: the settings read the variable, and report what is wrong with it."""
-        return None
-
-    def get_error_hint(self, ctx: click.Context | None) -> str:
-        """The option alone: a wrong value was typed, not read from the environment."""
-        return click.Parameter.get_error_hint(self, ctx)
-
-    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
-        """The value and where it comes from."""
-        given, source = super().consume_value(ctx, opts)
-        if source is not ParameterSource.DEFAULT or ctx.resilient_parsing:
-            return given, source
-        settings = read_settings()
-        value = settings.find_configured(self._key)
-        if value is None:
-            return given, source
-        is_variable = settings.find_source(self._key) is SettingSource.ENVIRONMENT
-        return value, ParameterSource.ENVIRONMENT if is_variable else ParameterSource.DEFAULT_MAP
-
-
-def setting_option(key: str, *names: str, **attributes: Any) -> Callable[[ConfiguredCommand], ConfiguredCommand]:
-    """The option ``--KEY`` of that setting; its default is the one built in, unless ``default`` gives another.
+def setting_option(key: str, *names: str, **attributes: Any) -> Callable[[OptionCommand], OptionCommand]:
+    """The option ``--KEY`` of that setting, whose default is the value in force, built in or not.
 
     Args:
         key: the setting.
         names: further names, as for ``click.option``.
-        attributes: as for ``click.option``.
+        attributes: as for ``click.option``; ``default`` in place of what is built in.
     """
-    attributes = {"default": find_setting(key).default, **attributes}
-    return click.option(f"--{key}", *names, cls=ConfiguredOption, key=key, **attributes)
+    setting = find_setting(key)
+    built_in: SettingValue | None = attributes.pop("default", setting.default)
+
+    def find_default() -> SettingValue | None:
+        if click.get_current_context().resilient_parsing:  # for the shell, which must not meet an error
+            return built_in
+        settings = read_settings()
+        return built_in if settings.find_source(key) is SettingSource.DEFAULT else settings.find_value(key)
+
+    shown = f"default: {built_in:g}; " if isinstance(built_in, float) else f"default: {built_in}; "
+    attributes["help"] += f"  [{shown if attributes.pop('show_default', False) else ''}env var: {setting.variable}]"
+    attributes = {"type": setting.type, "multiple": setting.multiple, **attributes}
+    return click.option(f"--{key}", *names, default=find_default, **attributes)
 
 
 def check_settings(*, asks_for_help: bool) -> None:
@@ -79,20 +57,6 @@ def check_settings(*, asks_for_help: bool) -> None:
         if not asks_for_help:
             raise
         click.echo(f"fuzzcompile: warning: {error}", err=True)
-
-
-OptionCommand = TypeVar("OptionCommand", bound=Callable[..., object])
-
-
-class FiniteRange(click.FloatRange):
-    """A range of numbers without NaN, which is in no range and passes every comparison, and without infinities."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number, or the error of click that says what is wrong with it."""
-        number = float(super().convert(value, param, ctx))
-        return number if math.isfinite(number) else self.fail(f"{value} is not a finite number.", param, ctx)
 
 
 class NamedPath(click.Path):
@@ -176,7 +140,7 @@ backend: Callable[[OptionCommand], OptionCommand] = click.option(
     help="Compile with this backend in place of Inductor: a registered name, or a function of your own.",
 )
 timeout: Callable[[OptionCommand], OptionCommand] = setting_option(
-    "timeout", show_default=True, metavar="SECONDS", type=FiniteRange(min=1), help="Seconds for one case."
+    "timeout", show_default=True, metavar="SECONDS", help="Seconds for one case."
 )
 memory: Callable[[OptionCommand], OptionCommand] = setting_option(
     "max-memory",
@@ -184,7 +148,6 @@ memory: Callable[[OptionCommand], OptionCommand] = setting_option(
     "memory",
     show_default=True,
     metavar="GiB",
-    type=FiniteRange(min=0.5),
     help="Host memory of one worker: Python, torch, the case and every copy of it that judging makes. A case whose "
     "tensors need more is refused; one that grows beyond the limit is killed. Compilers that the worker starts are not "
     "counted.",
@@ -239,13 +202,11 @@ contract: Callable[[OptionCommand], OptionCommand] = click.option(
 )
 fail_on: Callable[[OptionCommand], OptionCommand] = setting_option(
     "fail-on",
-    type=click.Choice([str(severity) for severity in Severity]),
     help="Exit with 1 only for a bug that is at least this severe; the worst stands first here.",
 )
 ignore: Callable[[OptionCommand], OptionCommand] = setting_option(
     "ignore",
     "ignored",
-    multiple=True,
     metavar="PATTERN",
     help="Bugs that count as known, by signature (STAGE:..., its beginning or a glob), or by a glob of the rewrite, "
     "pass or source file at fault. Also a glob of files that are passed over in a folder.",

@@ -12,6 +12,7 @@ import click
 from fuzzcompile.front.cli import options
 from fuzzcompile.model.conditions import Conditions, Limits, choose_running_device
 from fuzzcompile.model.hints import CommandSubject, format_command
+from fuzzcompile.model.settings import FiniteRange
 
 if TYPE_CHECKING:
     from fuzzcompile.analyses.profile.recordings import RecordedRun
@@ -47,7 +48,7 @@ _SECONDS = 900.0
     "--keep",
     default=1.0,
     show_default=True,
-    type=options.FiniteRange(min=0.001),
+    type=FiniteRange(min=0.001),
     metavar="GiB",
     help="Activations kept of a run; beyond that they are sampled, and layers are not run alone.",
 )
@@ -63,7 +64,7 @@ _SECONDS = 900.0
 @options.device
 @options.veto
 @options.plant
-@click.option("--timeout", default=_SECONDS, show_default=True, type=options.FiniteRange(min=1), help="Seconds in all.")
+@click.option("--timeout", default=_SECONDS, show_default=True, type=FiniteRange(min=1), help="Seconds in all.")
 @options.memory
 @options.json_output
 def profile(

@@ -17,6 +17,7 @@ from fuzzcompile.front.cli.case_arguments import require_trusted
 from fuzzcompile.front.cli.completion import complete_findings
 from fuzzcompile.model import hints
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.model.settings import FiniteRange
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.replay.replay_engine import Result
@@ -54,7 +55,7 @@ _INTERRUPTED = 130
     "--timeout",
     default=180.0,
     show_default=True,
-    type=options.FiniteRange(min=1),
+    type=FiniteRange(min=1),
     help="Seconds for one run of a script.",
 )
 @click.option("--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Scripts that run at a time.")

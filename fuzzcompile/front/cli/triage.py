@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 @options.model("cases", lambda path: (path,))
 @options.question
 @options.conditions
-@setting_option("workers", default=1, show_default=True, type=click.IntRange(1, 256), help="Worker processes.")
+@setting_option("workers", default=1, show_default=True, help="Worker processes.")
 @setting_option(
     "baseline",
-    type=click.Path(path_type=Path),
     metavar="FILE",
     help="Known bugs: earlier --json output, or one signature a line. They do not make the exit status 1.",
 )
