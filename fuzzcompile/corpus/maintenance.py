@@ -161,7 +161,7 @@ def _refuse_unusable(url: URL, revision: str | None, has_tables: bool, create: b
     if revision is None and has_tables:
         raise _foreign(corpus)
     if revision is not None and revision.startswith(COPYING):
-        finish = format_command("corpus", "copy", "FROM", corpus)
+        finish = format_command("corpus", "import", "FROM", whole=True, corpus=corpus)
         raise CorpusError(f"{corpus} is being copied into: finish it with `{finish}`, or name another with --corpus.")
     if revision is None and not create:
         fill = format_command("run", corpus=corpus)

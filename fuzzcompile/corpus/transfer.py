@@ -72,12 +72,13 @@ class Transferred:
         return asdict(self)
 
 
-def transfer(source: str, target: str, on_progress: OnProgress) -> Transferred:
+def transfer(source: str, target: str | None, on_progress: OnProgress) -> Transferred:
     """Copy the corpus at ``source`` to ``target``, or go on with a copy of it.
 
     Args:
         source: a path or URL; what is there is only read, in one state.
-        target: a path or URL of an empty database, of none yet, or of a copy that was begun.
+        target: a path or URL of an empty database, of none yet, or of a copy that was begun; None for that of the
+            settings.
         on_progress: called with a table, how many of its rows are there, and how many there will be.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fuzzcompile.model.contract import EvidenceJson, ReportJson, read_target
@@ -158,7 +159,8 @@ def seen_on_and_next(machines: Machines, named: CommandSubject) -> str:
     """The same as a sentence for the terminal, with the command that asks a second machine."""
     said = seen_on(machines)
     if machines.second_machine == "pending":
-        said += f"; another machine confirms it with `{named.format_command('fleet', 'confirm')}`"
+        confirming = replace(named, name="").format_command("replay", confirm=True, select=named.name)
+        said += f"; another machine confirms it with `{confirming}`"
     return f"{said[0].upper()}{said[1:]}."
 
 

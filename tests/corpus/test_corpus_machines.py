@@ -35,7 +35,7 @@ def test_a_finding_of_one_machine_waits_for_a_second(store: Store) -> None:
     assert not machines.waits_for(EPYC | {"torch": "2.15.0"}) and not machines.waits_for(ENVIRONMENT)
     assert seen_on(machines) == "seen on one machine (Xeon)"
     said = seen_on_and_next(machines, CommandSubject("F1"))
-    assert said.startswith("Seen on one machine (Xeon); ") and said.endswith("fleet confirm F1`.")
+    assert said.startswith("Seen on one machine (Xeon); ") and said.endswith("replay --confirm --select F1`.")
 
 
 @pytest.mark.parametrize("by", ["hit", "reproducer"])

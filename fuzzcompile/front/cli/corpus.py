@@ -159,14 +159,24 @@ def _describe_refreshed(refreshed: RefreshResult) -> str:
 @corpus.command("import")
 @click.argument("source", metavar="DIR|FILE|URL", callback=options.warn_of_password)
 @click.option("--trust", "trusted", is_flag=True, help="Let commands run what comes, as if it were from here.")
+@click.option(
+    "--whole",
+    is_flag=True,
+    help="Copy all of another corpus, ids, campaigns, marks and trust, to an empty place: --corpus PATH|URL.",
+)
 @options.corpus
 @options.json_output
-def import_findings(source: str, trusted: bool, location: str | None, as_json: bool) -> int:
+def import_findings(source: str, trusted: bool, whole: bool, location: str | None, as_json: bool) -> int:
     """Take findings into the corpus: exports in DIR or below it, a zip of them, or another corpus, here or at a URL.
 
     What is there already is recognised. A person's marks in this corpus stand. Nothing that is imported is run, neither
     now nor later, until you trust it: with --trust, or with `fuzzcompile corpus trust` once you have read it.
+
+    With --whole, a copy that was cut off is resumed by the same command, and until it is complete no other command
+    takes its place.
     """
+    if whole:
+        return _copy_whole(source, location, as_json=as_json)
     from fuzzcompile.corpus.location import find_file, resolve
     from fuzzcompile.corpus.store import Store
     from fuzzcompile.corpus.transfer import opened
@@ -210,30 +220,7 @@ def trust(findings: tuple[str, ...], every: bool, location: str | None) -> int:
     return 0
 
 
-@corpus.command()
-@click.argument("source", metavar="FROM", callback=options.warn_of_password)
-@click.argument("target", metavar="TO", callback=options.warn_of_password)
-@options.json_output
-def copy(source: str, target: str, as_json: bool) -> int:
-    """Copy a corpus whole, ids and all, to an empty place: files and PostgreSQL databases, in either direction.
-
-    A copy that was cut off is resumed by the same command, and until it is complete no other command takes TO. To add
-    one corpus to another, import it.
-    """
-    from rich.console import Console
-
-    from fuzzcompile.corpus.transfer import transfer
-
-    with Console(stderr=True).status("Reading ...") as status:
-        done = transfer(source, target, lambda table, there, of: status.update(f"Copied {there} of {of} {table} ..."))
-    if done.restarted:
-        click.echo(f"{done.source} had changed since the copy was begun: it was copied anew.", err=True)
-    if as_json:
-        click.echo(json.dumps(done.to_json()))
-        return 0
-    before = " (the others by an earlier call)" if done.resumed else ""
-    click.echo(f"{sum(done.rows.values())} rows, {done.copied} of them now{before}: {done.target} is complete.")
-    return 0
+options.add_former_spelling(corpus, "copy", "corpus import FROM --whole --corpus TO")
 
 
 @corpus.command()
@@ -292,6 +279,23 @@ def gc(days: int, dry: bool, location: str | None, as_json: bool) -> int:
     )
     if not dry:
         click.echo(f"The corpus takes {_format_megabytes(after)}; it took {_format_megabytes(before)}.")
+    return 0
+
+
+def _copy_whole(source: str, target: str | None, *, as_json: bool) -> int:
+    from rich.console import Console
+
+    from fuzzcompile.corpus.transfer import transfer
+
+    with Console(stderr=True).status("Reading ...") as status:
+        done = transfer(source, target, lambda table, there, of: status.update(f"Copied {there} of {of} {table} ..."))
+    if done.restarted:
+        click.echo(f"{done.source} had changed since the copy was begun: it was copied anew.", err=True)
+    if as_json:
+        click.echo(json.dumps(done.to_json()))
+        return 0
+    before = " (the others by an earlier call)" if done.resumed else ""
+    click.echo(f"{sum(done.rows.values())} rows, {done.copied} of them now{before}: {done.target} is complete.")
     return 0
 
 

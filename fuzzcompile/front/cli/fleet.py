@@ -1,4 +1,4 @@
-"""``fuzzcompile fleet``: the state of all campaigns on a corpus, and confirmation of findings on a second machine."""
+"""``fuzzcompile fleet``: the state of all campaigns on a corpus."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fuzzcompile.front.cli import completion, options
-from fuzzcompile.front.cli.case_arguments import require_trusted
-from fuzzcompile.model.conditions import Conditions
-from fuzzcompile.model.custom import Custom
-from fuzzcompile.model.errors import UsageError
+from fuzzcompile.front.cli import options
 from fuzzcompile.model.hints import format_command
 
 if TYPE_CHECKING:
@@ -25,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def fleet() -> None:
-    """Watch all campaigns that write to one corpus, and confirm findings on a second machine."""
+    """Watch all campaigns that write to one corpus."""
 
 
 @fleet.command()
@@ -54,43 +50,7 @@ def status(location: str | None, as_json: bool) -> int:
     return 0
 
 
-@fleet.command()
-@click.argument("findings", nargs=-1, metavar="[FINDING]...", shell_complete=completion.complete_findings)
-@options.trust
-@options.json_output
-@options.conditions
-@options.corpus
-def confirm(
-    findings: tuple[str, ...], trusted: bool, as_json: bool, conditions: Conditions, location: str | None
-) -> int:
-    """Judge findings that were seen on one machine on this one, all that wait for it if none is named.
-
-    The best reproducer of a finding, or its case, is judged under the same torch, device and target. Both answers are
-    stored: that it shows here too, which confirms it, and that it does not. Campaigns do the same now and then.
-    """
-    from fuzzcompile.corpus.store import Store
-
-    if conditions.vetoes or conditions.plants or conditions.custom != Custom():
-        raise UsageError("Another compiler confirms nothing: leave out --veto, --plant, --pass and --backend.")
-    counts: Counter[str] = Counter()
-    with Store.open(location, create=False) as store:
-        named = [store.finding(name) for name in findings]
-        require_trusted(store, named, trusted=trusted)
-        names = list(dict.fromkeys(finding.public_id for finding in named))
-
-        from fuzzcompile.front.commands.confirm import confirm as judge_here  # imports torch
-
-        for answer in judge_here(
-            store, names, conditions, on_start=lambda name: click.echo(f"Judging {name} ...", err=True)
-        ):
-            counts[answer.result] += 1
-            if as_json:
-                click.echo(json.dumps(asdict(answer)))
-            else:
-                click.echo(f"{answer.finding}: {answer.result}; {answer.note}.")
-    summed = ", ".join(f"{count} {result}" for result, count in counts.items())
-    click.echo(summed or "No finding waits for a machine like this one.", err=True)
-    return 3 if counts["not judged"] else 0
+options.add_former_spelling(fleet, "confirm", "replay --confirm [--select FINDING]")
 
 
 # What a fleet does, as text: campaigns, machines, what wants attention, and what became of findings.
@@ -182,7 +142,7 @@ def _different(fleet: Fleet) -> Iterator[str]:
 def _findings(fleet: Fleet, findings: Sequence[FindingSummary], corpus: str) -> Iterator[str]:
     yield f"New findings: {fleet.new_in_hour} in the last hour, {fleet.new_in_day} in the last day."
     counts = Counter(finding.machines.second_machine for finding in findings if finding.status == "open")
-    confirming = format_command("fleet", "confirm", corpus=corpus)
+    confirming = format_command("replay", confirm=True, corpus=corpus)
     hint = f"; `{confirming}` on another machine asks it" if counts["pending"] else ""
     yield (
         f"Open findings: {counts['confirmed']} confirmed on a second machine, {counts['pending']} waiting for one, "

@@ -347,3 +347,12 @@ def _make_model_options(size: Size) -> list[Callable[[OptionCommand], OptionComm
         ),
         click.option("--hf-train", is_flag=True, help="In training: train mode, labels, and a backward pass."),
     ]
+
+
+def add_former_spelling(group: click.Group, name: str, now: str) -> None:
+    """Let a command of earlier versions answer with the line that takes its place."""
+
+    @group.command(name, hidden=True, context_settings={"ignore_unknown_options": True})
+    @click.argument("rest", nargs=-1, type=click.UNPROCESSED)
+    def former(rest: tuple[str, ...]) -> int:
+        raise UsageError(f"`{group.name} {name}` is `fuzzcompile {now}` now.")

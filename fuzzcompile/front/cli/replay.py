@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +18,15 @@ from fuzzcompile.front.cli import options
 from fuzzcompile.front.cli.case_arguments import require_trusted
 from fuzzcompile.front.cli.completion import complete_findings
 from fuzzcompile.model import hints
+from fuzzcompile.model.conditions import Conditions, Limits, choose_running_device
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.model.settings import FiniteRange
+from fuzzcompile.model.settings import FiniteRange, read_settings
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.replay.replay_engine import Result
     from fuzzcompile.corpus.replay.replay_record import Records
     from fuzzcompile.front.commands.replay import ReplayRun
+    from fuzzcompile.report.output_files import EventLog
 
 
 # The exit status that shells give to a program that Ctrl-C ended.
@@ -59,6 +63,14 @@ _INTERRUPTED = 130
     help="Seconds for one run of a script.",
 )
 @click.option("--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Scripts that run at a time.")
+@click.option(
+    "--confirm",
+    is_flag=True,
+    help="Instead judge findings that were seen on one machine on this one: those of --select, else all that wait for "
+    "it. That a finding shows here, or does not, is stored with the machine.",
+)
+@options.device
+@options.target
 @click.option("--hide-gpus", is_flag=True, help="Let the scripts see no GPU.")
 @click.option("--strict", is_flag=True, help="Exit with 1 on any failure, not only on a regression.")
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML.")
@@ -75,6 +87,9 @@ def replay(
     runs: int,
     timeout: float,
     jobs: int,
+    confirm: bool,
+    device: str,
+    target: str | None,
     hide_gpus: bool,
     strict: bool,
     junit: Path | None,
@@ -89,13 +104,19 @@ def replay(
     Each script runs several times, alone, before its result is believed and stored. Exit status: 1 on a regression (a
     fixed bug that fails again), or with --strict on any failure; else 3 if a --torch could not be had or nothing could
     be run; else 0.
+
+    With --confirm, the best reproducer of a finding, or its case, is judged under the same torch, device and target.
+    Campaigns do the same now and then.
     """
+    if confirm and (torches or bisect or junit or markdown):
+        raise UsageError("--confirm judges with the torch at hand: leave out --torch, --bisect and the tables.")
+    if confirm:
+        return _confirm(selection, device, target, timeout, location, trusted=trusted, as_json=as_json)
     from fuzzcompile.corpus.replay.replay_engine import Settings, subjects
     from fuzzcompile.corpus.replay.replay_record import Records
     from fuzzcompile.corpus.store import Store
     from fuzzcompile.front.commands.replay import ReplayRun
     from fuzzcompile.report.output_files import EventLog, check_writable
-    from fuzzcompile.run.subprocesses import sigterm_interrupts
 
     for path, option in ((junit, "--junit"), (markdown, "--markdown")):
         if path is not None:
@@ -103,29 +124,67 @@ def replay(
     if bisect and len(torches) < 2:
         raise UsageError("--bisect needs two versions to search between: give --torch twice or more.")
 
-    def log_result(result: Result) -> None:
-        events.write("replayed", _make_log_fields(result))
-
     with EventLog(log) as events, Store.open(location, create=False) as store:
         records = Records.of(store, subjects(store, selection))
         if not records.all:
             raise EnvironmentUnfit("There is no finding to replay: the corpus has none, or none that was selected.")
         require_trusted(store, [record.subject.finding for record in records.all], trusted=trusted)
         settings, say = Settings(runs, timeout, jobs, hide_gpus), functools.partial(click.echo, err=True)
-        replays = ReplayRun(store, records, settings, log_result, say)
+        replays = ReplayRun(store, records, settings, functools.partial(_log_result, events), say)
         events.write("replay_started", {"findings": len(records.all), "torches": list(torches), "runs": runs})
-        try:
-            with sigterm_interrupts():
-                replays.run(torches)
-                if bisect and _may_bisect(replays, yes=yes):
-                    replays.bisect()
-        except KeyboardInterrupt:
-            records.interrupted = True
+        _run_replays(replays, torches, bisect=bisect, yes=yes)
         status = _choose_status(records, replays.lacking, strict=strict)
         events.write("replay_finished", {"exit_status": status, "not_had": replays.lacking})
     _write_tables(records, junit, markdown)
     _print_results(records, store.location, as_json=as_json)
     return status
+
+
+def _run_replays(replays: ReplayRun, torches: Sequence[str], *, bisect: bool, yes: bool) -> None:
+    from fuzzcompile.run.subprocesses import sigterm_interrupts
+
+    try:
+        with sigterm_interrupts():
+            replays.run(torches)
+            if bisect and _may_bisect(replays, yes=yes):
+                replays.bisect()
+    except KeyboardInterrupt:
+        replays.records.interrupted = True
+
+
+def _confirm(
+    selection: tuple[str, ...],
+    device: str,
+    target: str | None,
+    timeout: float,
+    location: str | None,
+    *,
+    trusted: bool,
+    as_json: bool,
+) -> int:
+    from fuzzcompile.corpus.replay.replay_engine import subjects
+    from fuzzcompile.corpus.store import Store
+
+    limits = Limits(timeout, int(float(str(read_settings().find_value("max-memory"))) * 2**30))
+    conditions = Conditions(choose_running_device(device, target), limits=limits, target=target)
+    counts: Counter[str] = Counter()
+    with Store.open(location, create=False) as store:
+        named = [subject.finding for subject in subjects(store, selection)] if selection else []
+        require_trusted(store, named, trusted=trusted)
+
+        from fuzzcompile.front.commands.confirm import confirm as judge_here  # imports torch
+
+        for answer in judge_here(
+            store,
+            [finding.public_id for finding in named],
+            conditions,
+            on_start=lambda name: click.echo(f"Judging {name} ...", err=True),
+        ):
+            counts[answer.result] += 1
+            click.echo(json.dumps(asdict(answer)) if as_json else f"{answer.finding}: {answer.result}; {answer.note}.")
+    summed = ", ".join(f"{count} {result}" for result, count in counts.items())
+    click.echo(summed or "No finding waits for a machine like this one.", err=True)
+    return 3 if counts["not judged"] else 0
 
 
 def _print_results(records: Records, location: str, *, as_json: bool) -> None:
@@ -139,11 +198,11 @@ def _print_results(records: Records, location: str, *, as_json: bool) -> None:
         print_records(report_console(), records, location)
 
 
-def _make_log_fields(result: Result) -> dict[str, object]:
-    """The fields of a replay's event."""
+def _log_result(events: EventLog, result: Result) -> None:
     replay, finding = result.replay, result.subject.finding
     what = {"finding": finding.public_id, "signature": finding.signature, "torch": replay.torch}
-    return {**what, "status": str(replay.status), "runs": list(replay.runs), "seconds": round(replay.seconds, 1)}
+    how = {"status": str(replay.status), "runs": list(replay.runs), "seconds": round(replay.seconds, 1)}
+    events.write("replayed", {**what, **how})
 
 
 def _may_bisect(replays: ReplayRun, *, yes: bool) -> bool:

@@ -1,4 +1,4 @@
-"""`fuzzcompile corpus copy`: exact, whole, resumable, in every direction."""
+"""`fuzzcompile corpus import --whole`: exact, whole, resumable, in every direction."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def test_a_copy_that_was_cut_off_is_refused_elsewhere_and_resumed(
     with pytest.raises(KeyboardInterrupt):
         transfer.transfer(source, target, cut_off)
     with pytest.raises(
-        CorpusError, match=r"is being copied into: finish it with `.*fuzzcompile corpus copy FROM [^ ]+`"
+        CorpusError,
+        match=r"is being copied into: finish it with `.*fuzzcompile corpus import FROM --whole --corpus [^ ]+`",
     ):
         Store.open(target)
     done = transfer.transfer(source, target, quiet)
@@ -146,7 +147,7 @@ def test_an_empty_corpus_may_be_copied_into(tmp_path: Path, capsys: pytest.Captu
     fill(str(tmp_path / "from.db"), 12)
     Store.open(tmp_path / "to.db").close()
     with pytest.raises(SystemExit) as ending:
-        main(["corpus", "copy", str(tmp_path / "from.db"), str(tmp_path / "to.db"), "--json"])
+        main(["corpus", "import", str(tmp_path / "from.db"), "--whole", "--corpus", str(tmp_path / "to.db"), "--json"])
     assert ending.value.code == 0
     said = json.loads(capsys.readouterr().out)
     assert said["rows"]["cases"] == 13 and said["target"] == str(tmp_path / "to.db") and not said["resumed"]

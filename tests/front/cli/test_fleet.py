@@ -50,7 +50,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_the_status_is_text_or_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("fleet", "status") == 0
     out = capsys.readouterr().out
-    assert "No campaign was heard of" in out and "1 waiting for one" in out and "fleet confirm" in out
+    assert "No campaign was heard of" in out and "1 waiting for one" in out and "replay --confirm" in out
     assert call("fleet", "status", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["open_findings"] == {"confirmed": 0, "pending": 1, "not reproduced": 0}
@@ -75,15 +75,15 @@ def test_what_this_machine_says_is_stored_once(
     answer: dict[str, Any], result: str, second: str, status: int, judged: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     judged.append(answer)
-    assert call("fleet", "confirm", "--device", "cpu", "--json") == status
+    assert call("replay", "--confirm", "--device", "cpu", "--json") == status
     assert json.loads(capsys.readouterr().out)["result"] == result
     with Store.open() as store:
         finding, runs = store.finding("F1"), store.stats().runs
         assert finding.machines.second_machine == second
     if answer:
-        assert call("fleet", "confirm", "--device", "cpu") == 0
+        assert call("replay", "--confirm", "--device", "cpu") == 0
         assert "No finding waits" in capsys.readouterr().err
-        assert call("fleet", "confirm", "F1", "--device", "cpu") == 0
+        assert call("replay", "--confirm", "--select", "F1", "--device", "cpu") == 0
         assert "left out" in capsys.readouterr().out
         with Store.open() as store:
             assert store.stats().runs == runs
@@ -95,7 +95,7 @@ def test_the_machine_that_found_it_says_so(judged: list[Any], capsys: pytest.Cap
         store.record(
             None, CaseRecord(hash_source(CLEAN), CLEAN, "generated"), own, report(signature="post_grad:q.py:r")
         )
-    assert call("fleet", "confirm", "F2", "--device", "cpu") == 0
+    assert call("replay", "--confirm", "--select", "F2", "--device", "cpu") == 0
     assert "F2: left out; it was seen on this machine: confirm it on another one." in capsys.readouterr().out
 
 
@@ -105,25 +105,29 @@ def test_another_torch_is_no_second_machine(judged: list[Any], capsys: pytest.Ca
         store.record(
             None, CaseRecord(hash_source(CLEAN), CLEAN, "generated"), old, report(signature="post_grad:q.py:r")
         )
-    assert call("fleet", "confirm", "F2", "--device", "cpu") == 0
+    assert call("replay", "--confirm", "--select", "F2", "--device", "cpu") == 0
     assert "F2: left out; it was not seen under torch " in capsys.readouterr().out
 
 
-def test_another_compiler_confirms_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("fleet", "confirm", "--veto", "_sfdp") == 2
-    assert "leave out --veto" in sentence(capsys)
+def test_what_was_called_otherwise_says_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("fleet", "confirm", "F1", "--device", "cpu") == 2
+    assert "`fuzzcompile replay --confirm [--select FINDING]` now" in sentence(capsys)
+    assert call("corpus", "copy", "a.db", "b.db", "--json") == 2
+    assert "`fuzzcompile corpus import FROM --whole --corpus TO` now" in sentence(capsys)
+    assert call("replay", "--confirm", "--torch", "2.11.0") == 2
+    assert "leave out --torch" in sentence(capsys)
 
 
 def test_what_was_imported_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("corpus", "import", "corpus/fuzzcompile.db", "--corpus", "mine.db") == 0
     capsys.readouterr()
-    assert call("fleet", "confirm", "F1", "--corpus", "mine.db") == 2
+    assert call("replay", "--confirm", "--select", "F1", "--corpus", "mine.db") == 2
     assert "F1 comes from another corpus" in sentence(capsys)
 
 
 @pytest.mark.slow
 def test_a_right_program_is_judged_by_a_worker_and_not_reproduced(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("fleet", "confirm", "F1", "--device", "cpu") == 0
+    assert call("replay", "--confirm", "--select", "F1", "--device", "cpu") == 0
     assert "F1: not reproduced; on this machine: " in capsys.readouterr().out
     with Store.open() as store:
         assert store.finding("F1").machines.clean == {identify_machine()}
