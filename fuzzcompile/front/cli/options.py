@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -237,63 +238,65 @@ json_output: Callable[[OptionCommand], OptionCommand] = click.option(
 )
 
 
-def conditions(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options that say how cases run; the command gets them as one ``conditions``."""
+def gather_options(
+    parameter: str, make: Callable[..., object], *group: Callable[[Callable[..., int]], Callable[..., int]]
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Add a group of options, which the command gets as one ``parameter``.
 
-    @wraps(command)
-    def gather(
-        *,
-        device: str,
-        target: str | None,
-        vetoes: tuple[str, ...],
-        plants: tuple[Path, ...],
-        passes: tuple[str, ...],
-        places: tuple[str, ...],
-        backend: str | None,
-        timeout: float,
-        memory: float,
-        **rest: object,
-    ) -> int:
-        limits = Limits(timeout, int(memory * 2**30))
-        where = choose_running_device(device, target)
-        custom = Custom.parse(passes, places, backend)
-        return command(conditions=Conditions(where, vetoes, plants, limits, target, custom), **rest)
+    Args:
+        parameter: of the command.
+        make: makes the parameter of the options' values; its own parameters are named like theirs.
+        group: the options, in the order in which help shows them.
+    """
+    names = list(inspect.signature(make).parameters)
 
-    for option in (memory, timeout, plant, backend, at, own_pass, veto, target, device):  # the last is shown first
-        gather = option(gather)
-    return gather
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        @wraps(command)
+        def gather(**given: object) -> int:
+            made = make(**{name: given.pop(name) for name in names})
+            return command(**{parameter: made}, **given)
+
+        for option in reversed(group):
+            gather = option(gather)
+        return gather
+
+    return decorate
 
 
-def question(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options that define the question about a file; the command gets them as one ``question``."""
+def _make_conditions(
+    device: str,
+    target: str | None,
+    vetoes: tuple[str, ...],
+    passes: tuple[str, ...],
+    places: tuple[str, ...],
+    backend: str | None,
+    plants: tuple[Path, ...],
+    timeout: float,
+    memory: float,
+) -> Conditions:
+    where, custom = choose_running_device(device, target), Custom.parse(passes, places, backend)
+    return Conditions(where, vetoes, plants, Limits(timeout, int(memory * 2**30)), target, custom)
 
-    @wraps(command)
-    def gather(
-        *,
-        against: str,
-        call: int | None,
-        module: str | None,
-        suspects: tuple[str, ...],
-        tolerances: Path | None,
-        math_only: bool,
-        contract: Contract,
-        **rest: object,
-    ) -> int:
-        asked = Question(
-            against,
-            call,
-            module,
-            thorough=True,
-            suspects=suspects,
-            tolerances=None if tolerances is None else Tolerances.load(tolerances),
-            math_only=math_only,
-            contract=contract,
-        )
-        return command(question=asked, **rest)
 
-    for option in (math_only, tolerances, suspect, module, call, contract, against):
-        gather = option(gather)
-    return gather
+conditions = gather_options(
+    "conditions", _make_conditions, device, target, veto, own_pass, at, backend, plant, timeout, memory
+)
+
+
+def _make_question(
+    against: str,
+    contract: Contract,
+    call: int | None,
+    module: str | None,
+    suspects: tuple[str, ...],
+    tolerances: Path | None,
+    math_only: bool,
+) -> Question:
+    table = None if tolerances is None else Tolerances.load(tolerances)
+    return Question(against, call, module, True, None, suspects, table, math_only, contract)
+
+
+question = gather_options("question", _make_question, against, contract, call, module, suspect, tolerances, math_only)
 
 
 def model(
