@@ -197,40 +197,34 @@ def find_lossy_views(snapshot: Snapshot, inputs: Sequence[object]) -> list[str]:
     """
     if not can_functionalize():
         return []
-    interpreter = _WritingInterpreter(snapshot)
-    # Whatever ends the run, the nodes up to there are known.
-    with torch.no_grad(), leave_transforms(), contextlib.suppress(Exception):
-        interpreter.run(*copy_tree(list(inputs)))
-    return interpreter.lossy
+    lossy: list[str] = []
 
-
-class _WritingInterpreter(GraphReplayer):
-    def __init__(self, snapshot: Snapshot) -> None:
-        super().__init__(snapshot)
-        self.lossy: list[str] = []
-
-    def run_node(self, n: fx.Node) -> object:
-        """Run one node and, if it made a view, write its values back to it."""
-        value = super().run_node(n)
-        base = (
-            self.env.get(n.args[0]) if n.op.startswith("call") and n.args and isinstance(n.args[0], fx.Node) else None
-        )
-        if _shares_base(value, base) and self._is_lossy(n):
-            self.lossy.append(n.name)
+    def write_back(node: fx.Node, run: Callable[[], object]) -> object:
+        value, first = run(), node.args[0] if node.op.startswith("call") and node.args else None
+        base = replayer.env.get(first) if isinstance(first, fx.Node) else None
+        if _shares_base(value, base) and _is_lossy(replayer, node):
+            lossy.append(node.name)
         return value
 
-    def _is_lossy(self, node: fx.Node) -> bool:
-        tools = importlib.import_module("torch._functorch._aot_autograd.functional_utils")
-        mode = importlib.import_module("torch._subclasses.functional_tensor").FunctionalTensorMode
-        args, kwargs = self.fetch_args_kwargs_from_env(node)
-        before = args[0].detach().clone()
-        with contextlib.suppress(RuntimeError, NotImplementedError), mode():
-            base = tools.to_fun(args[0].detach().clone())
-            view: Any = getattr(self, node.op)(node.target, (base, *args[1:]), kwargs)
-            view.copy_(view.clone())
-            after = tools.from_fun(base)
-            return not have_same_values(before, after)
-        return False  # a view that cannot be written to at all loses nothing
+    replayer = GraphReplayer(snapshot, on_node=write_back)
+    # Whatever ends the run, the nodes up to there are known.
+    with torch.no_grad(), leave_transforms(), contextlib.suppress(Exception):
+        replayer.run(*copy_tree(list(inputs)))
+    return lossy
+
+
+def _is_lossy(replayer: GraphReplayer, node: fx.Node) -> bool:
+    tools = importlib.import_module("torch._functorch._aot_autograd.functional_utils")
+    mode = importlib.import_module("torch._subclasses.functional_tensor").FunctionalTensorMode
+    args, kwargs = replayer.fetch_args_kwargs_from_env(node)
+    before = args[0].detach().clone()
+    with contextlib.suppress(RuntimeError, NotImplementedError), mode():
+        base = tools.to_fun(args[0].detach().clone())
+        view: Any = getattr(replayer, node.op)(node.target, (base, *args[1:]), kwargs)
+        view.copy_(view.clone())
+        after = tools.from_fun(base)
+        return not have_same_values(before, after)
+    return False  # a view that cannot be written to at all loses nothing
 
 
 def _shares_base(value: object, base: object) -> bool:

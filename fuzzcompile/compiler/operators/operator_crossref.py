@@ -97,7 +97,7 @@ def watch_operators(
     crossref = _CrossrefMode(judge, time.monotonic() + seconds)
     arguments = copy_tree(list(inputs))
     seed_everything(_SEED)
-    interpreter = _CrossrefInterpreter(snapshot, crossref)
+    interpreter = GraphReplayer(snapshot, on_node=crossref.enter)
     try:
         with (
             torch.set_grad_enabled(tangents is not None),
@@ -144,19 +144,6 @@ def _differentiate(results: Sequence[object], tangents: Sequence[object]) -> Non
     torch.autograd.backward(outputs, given)
 
 
-class _CrossrefInterpreter(GraphReplayer):
-    """Says which node runs, and which gradients belong to it."""
-
-    def __init__(self, snapshot: Snapshot, crossref: _CrossrefMode) -> None:
-        super().__init__(snapshot)
-        self._crossref = crossref
-
-    def run_node(self, n: fx.Node) -> object:
-        """Run one node."""
-        self._crossref.enter(n)
-        return super().run_node(n)
-
-
 class _CrossrefMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, judge: Judge, deadline: float, where: Callable[[], str | None] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -172,11 +159,12 @@ class _CrossrefMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._inside: tuple[str, ...] = ()
         self._ordinals: Counter[tuple[str, str | None]] = Counter()
 
-    def enter(self, node: fx.Node) -> None:
-        """Attribute the operators that run from now on, and the gradients of their results, to ``node``."""
+    def enter(self, node: fx.Node, run: Callable[[], object]) -> object:
+        """Run a node; the operators that run from now on, and the gradients of their results, are attributed to it."""
         self._node = node
         self._starts.append(_peek_sequence_number())
         self._nodes.append(node)
+        return run()
 
     def __torch_dispatch__(
         self,

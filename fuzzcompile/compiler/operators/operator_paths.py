@@ -135,11 +135,26 @@ def compare_paths(
     """
     if not can_functionalize() or any(word in call for call in snapshot.operator_names for word in _NOT_REPLAYED):
         return None
+
+    def compare(node: fx.Node, run: Callable[[], object]) -> object:
+        if node.op not in _CALLS or _writes(node):
+            return run()
+        try:
+            given = copy_tree(replayer.fetch_args_kwargs_from_env(node))
+        except (NotImplementedError, RuntimeError):  # a kind of tensor that cannot be copied
+            return run()
+        for seed in SEEDS if _is_drawing(node) else (None,):
+            call = _compare_call(replayer, node, given, seed)
+            if call is not None:
+                judge(call)
+        return run()
+
     seed_everything(SEEDS[0])
     arguments = copy_tree(list(inputs))
+    replayer = GraphReplayer(snapshot, on_node=compare)
     try:
         with torch.set_grad_enabled(grad), leave_transforms():
-            _ComparingInterpreter(snapshot, judge).run(*arguments)
+            replayer.run(*arguments)
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception as error:  # of the program: calls up to there were seen
@@ -147,38 +162,20 @@ def compare_paths(
     return None
 
 
-class _ComparingInterpreter(GraphReplayer):
-    def __init__(self, snapshot: Snapshot, judge: Callable[[ComparedCall], None]) -> None:
-        super().__init__(snapshot)
-        self._judge = judge
+def _compare_call(
+    replayer: GraphReplayer, node: fx.Node, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int | None
+) -> ComparedCall | None:
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        if seed is None:
+            return getattr(replayer, node.op)(node.target, args, kwargs)
+        seed_everything(seed)
+        return getattr(replayer, node.op)(node.target, args, kwargs), torch.get_rng_state()
 
-    def run_node(self, n: fx.Node) -> object:
-        """Run one node in eager mode, and once more as it is traced."""
-        if n.op not in _CALLS or _writes(n):
-            return super().run_node(n)
-        try:
-            arguments = copy_tree(self.fetch_args_kwargs_from_env(n))
-        except (NotImplementedError, RuntimeError):  # a kind of tensor that cannot be copied
-            return super().run_node(n)
-        draws = _is_drawing(n)
-        for seed in SEEDS if draws else (None,):
-            call = self._compare_call(n, arguments, seed)
-            if call is not None:
-                self._judge(call)
-        return super().run_node(n)
-
-    def _compare_call(self, node: fx.Node, arguments: Any, seed: int | None) -> ComparedCall | None:
-        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-            if seed is None:
-                return getattr(self, node.op)(node.target, args, kwargs)
-            seed_everything(seed)
-            return getattr(self, node.op)(node.target, args, kwargs), torch.get_rng_state()
-
-        eager = _run_eager(run, arguments)
-        if not any(isinstance(result, torch.Tensor) for result in eager.results):
-            return None
-        traced, _ = _run_traced(run, arguments)
-        return None if traced.error is not None else ComparedCall(node, eager, traced, seed is not None, run, arguments)
+    eager = _run_eager(run, arguments)
+    if not any(isinstance(result, torch.Tensor) for result in eager.results):
+        return None
+    traced, _ = _run_traced(run, arguments)
+    return None if traced.error is not None else ComparedCall(node, eager, traced, seed is not None, run, arguments)
 
 
 def _writes(node: fx.Node) -> bool:
