@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,16 +25,14 @@ from fuzzcompile.diagnosis.operators.operator_faults import (
     Fault,
     describe_error,
     find_fault,
-    find_worst_element,
+    find_wrong_values,
     has_floats,
-    is_far_from,
     measure_noise,
 )
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.culprit_contract import AtenKernelJson, KernelInputJson
 from fuzzcompile.model.stages import DECOMPOSITION, JOINT_GRAPH, PRE_GRAD
-from fuzzcompile.model.thresholds import SEMANTIC_STEP
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
 
@@ -145,24 +144,20 @@ def _find_matter(application: Application) -> _Matter | None:
         return "raises", "no error", describe_error(given.error), None, True
     if not any(map(_is_float, plain.results)) and has_floats(plain.arguments):
         return None  # an index: of equal values any place may be given
-    native = rounding.largest_change(*_pair_results(given, plain))
-    exact = application.compute_in_float64() if native else None
-    step = rounding.largest_change(*_pair_results(*exact)) if exact is not None else 0.0
-    if exact is not None and step > SEMANTIC_STEP and rounding.changes_meaning(step, measure_noise(application, exact)):
-        got, expected = find_worst_element(*exact)
-        return "values", expected, got, step, True
-    floating = has_floats(plain.results)
-    if native and (not floating or is_far_from(plain, given, exact[1] if exact is not None else None)):
-        got, expected = find_worst_element(given, plain)
-        return "values", expected, got, native, not floating
-    return None
+    # Of equal values any place may be given: floating results alone count where there are any.
+    kept = [place for place, result in enumerate(plain.results) if _is_float(result)] or range(len(plain.results))
 
+    def keep(outcome: OperatorOutcome) -> OperatorOutcome:
+        return replace(outcome, results=tuple(outcome.results[place] for place in kept if place < len(outcome.results)))
 
-def _pair_results(given: OperatorOutcome, plain: OperatorOutcome) -> tuple[list[object], list[object]]:
-    """The results of both, the floating ones alone where there are any: of equal values any place may be given."""
-    pairs = list(zip(given.results, plain.results, strict=False))
-    pairs = [pair for pair in pairs if _is_float(pair[1])] or pairs
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    given, plain = keep(given), keep(plain)
+    exact = application.compute_in_float64() if rounding.largest_change(given.results, plain.results) else None
+    if exact is None:
+        wrong = find_wrong_values(plain, given, None)
+    else:
+        noise = partial(measure_noise, application, exact)
+        wrong = find_wrong_values(plain, given, (keep(exact[1]), keep(exact[0])), lambda _: noise())
+    return None if wrong is None else ("values", *wrong)
 
 
 def _is_float(value: object) -> bool:

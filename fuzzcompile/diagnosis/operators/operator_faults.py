@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Unpack
 
 import torch
@@ -210,19 +211,44 @@ def _compare_values(application: Application) -> Fault | None:
         return _compare_random_numbers(application)
     if application.operator._schema.name.rpartition("::")[2] in facts().operators.uninitialised:
         return None  # what was not written is anything
-    native = rounding.largest_change(kernel.results, substitute.results)
-    exact = application.compute_in_float64()
-    if exact is not None:
-        step = rounding.largest_change(exact[0].results, exact[1].results)
-        if step > SEMANTIC_STEP and rounding.changes_meaning(step, measure_noise(application, exact)):
-            return _make_fault(application, "values", *find_worst_element(*exact), step=step)
+    wrong = find_wrong_values(kernel, substitute, application.compute_in_float64(), partial(measure_noise, application))
+    if wrong is None:
+        return None
+    expected, got, step, proved = wrong
+    return _make_fault(application, "values", expected, got, step=step, proved=proved)
+
+
+Outcomes = tuple[OperatorOutcome, OperatorOutcome]
+
+
+def find_wrong_values(
+    right: OperatorOutcome,
+    other: OperatorOutcome,
+    exact: Outcomes | None,
+    noise: Callable[[Outcomes], float] = lambda _: 0.0,
+) -> tuple[str, str, float, bool] | None:
+    """Find values that are other ones in one of two ways to compute the same; None where rounding may explain them.
+
+    Args:
+        right: what is expected.
+        other: what is in doubt.
+        exact: both in float64; None if that cannot be run.
+        noise: how far one ulp of float64 moves these; asked where they are apart.
+
+    Returns:
+        The element that differs most as expected and as it is, the change in units of the RMS size, and whether
+        float64 or exact arithmetic proves it.
+    """
+    native = rounding.largest_change(right.results, other.results)
+    step = 0.0 if exact is None else rounding.largest_change(exact[0].results, exact[1].results)
+    if exact is not None and step > SEMANTIC_STEP and rounding.changes_meaning(step, noise(exact)):
+        return *find_worst_element(*exact), step, True
     if not native:
         return None
-    if not has_floats([*kernel.results, *kernel.arguments]):
-        return _make_fault(application, "values", *find_worst_element(kernel, substitute), step=native)
-    if is_far_from(kernel, substitute, exact[0] if exact is not None else None):
-        return _make_fault(application, "values", *find_worst_element(kernel, substitute), step=native, proved=False)
-    return None
+    inexact = has_floats([*right.results, *right.arguments])
+    if inexact and not is_far_from(right, other, exact[0] if exact is not None else None):
+        return None
+    return *find_worst_element(right, other), native, not inexact
 
 
 def _compare_random_numbers(application: Application) -> Fault | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +11,13 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from fuzzcompile.compiler.compile_changes import Backend, BypassedNodes, CompileChange, GraphBreak
+from fuzzcompile.compiler.compile_changes import Backend, BypassedNodes, GraphBreak
 from fuzzcompile.compiler.functional_run import run_eagerly
 from fuzzcompile.compiler.graph_breaks import find_handler, resolve_call
 from fuzzcompile.compiler.graph_replay import list_random_calls
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.operators.operator_paths import (
+    PathBranch,
     find_branch,
     list_profiled_operators,
     list_traced_paths,
@@ -27,16 +28,15 @@ from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_inputs
 from fuzzcompile.diagnosis.operators.operator_comparison import iter_program_lines
-from fuzzcompile.diagnosis.operators.operator_suspects import doubt, list_lost_check_suspects, make_operator_culprit
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
-from fuzzcompile.diagnosis.stages.stage import Stage, Suspect, attempt_backend
+from fuzzcompile.diagnosis.stages.stage import attempt_backend
+from fuzzcompile.diagnosis.stages.ways import Found, Pair, Parting, Sides, Way, prove_without, walk_pairs
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model import stages
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.stages import DYNAMO, PRE_GRAD
 from fuzzcompile.model.thresholds import ANOTHER_CALL_ULPS
-from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
 
@@ -47,8 +47,8 @@ _FEW = 2
 _CAPTURE_ONLY = Backend("eager")
 
 
-def find_other_branch(divergence: Divergence) -> Culprit | None:
-    """The first operator that is called only in eager mode or, without one, only in the captured graph.
+def _compare_branches(divergence: Divergence) -> Iterator[Sides[PathBranch]]:
+    """The operators of both sides: those that the program calls in eager mode, and those of the captured graph.
 
     Only a program that is one graph without random numbers is looked at.
     """
@@ -56,26 +56,31 @@ def find_other_branch(divergence: Divergence) -> Culprit | None:
     record = ledger.frames[0].find_record(PRE_GRAD) if len(ledger.frames) == 1 and not ledger.graph_breaks else None
     inputs = find_inputs(ledger.frames[0], record) if record is not None and record.snapshots else None
     if record is None or inputs is None or list_random_calls(record.snapshots[0]):
-        return None
+        return
     divergence.count.replays += 1
     snapshot = record.snapshots[0]
     branch = find_branch(_record_eager_calls(divergence.experiments), snapshot, inputs)
-    if branch is None:
-        return None
-    calling = [node for node in snapshot.graph.nodes if node.name in branch.nodes]
-    source, line = _find_module(calling[0]) if calling else (None, None)
-    where = find_location(calling[:1])
-    return Culprit(
-        DYNAMO,
-        None,
-        branch.telling,
-        get_operator_family(branch.telling),
-        nodes=branch.nodes,
-        source=source,
-        line=line,
-        site=None if where is None else f"{where} #1",
-        details={"kind": "branch", "eager": list(branch.eager), "compiled": list(branch.captured)},
-    )
+
+    def word(parting: Parting[PathBranch]) -> Found:
+        branch = parting.pair.at
+        calling = [node for node in snapshot.graph.nodes if node.name in branch.nodes]
+        source, line = _find_module(calling[0]) if calling else (None, None)
+        where = find_location(calling[:1])
+        culprit = Culprit(
+            DYNAMO,
+            None,
+            branch.telling,
+            get_operator_family(branch.telling),
+            nodes=branch.nodes,
+            source=source,
+            line=line,
+            site=None if where is None else f"{where} #1",
+            details={"kind": "branch", "eager": list(branch.eager), "compiled": list(branch.captured)},
+        )
+        return Found(culprit)
+
+    pairs = [] if branch is None else [Pair(branch, branch.eager, branch.captured)]
+    yield Sides(walk_pairs(pairs), word, Parting)
 
 
 def _find_module(node: fx.Node) -> tuple[str | None, int | None]:
@@ -87,7 +92,7 @@ def _find_module(node: fx.Node) -> tuple[str | None, int | None]:
     return None, None
 
 
-def prove_branch(ablator: Ablator, culprit: Culprit) -> Attribution:
+def _prove_branch(ablator: Ablator, found: Found) -> Attribution:
     """The branch, proved where one side agrees with the other once it takes the same way.
 
     Either the captured graph does without the few calls that it alone makes, or eager mode does on the path that dynamo
@@ -96,6 +101,7 @@ def prove_branch(ablator: Ablator, culprit: Culprit) -> Attribution:
     Raises:
         OutOfTime: no further compile may be begun.
     """
+    culprit = found.culprit
     if 0 < len(culprit.nodes) <= _FEW:
         bypassed = BypassedNodes(culprit.nodes)
         toggle = f"{_CAPTURE_ONLY.text} {bypassed.text}"
@@ -149,88 +155,54 @@ class _EagerCall:
         return self.name.startswith("__i") or self.name == "__setitem__" or (self.name.endswith("_") and not dunder)
 
 
-@dataclass(frozen=True)
-class _DifferingCall:
-    """The first call of the program that gives something else in dynamo's graph, and the nodes it became (if any)."""
-
-    call: _EagerCall
-    nodes: tuple[str, ...]
-
-
-class Dynamo(Stage):
-    """The capture: a call of the program that is another one, or none, in dynamo's graph.
-
-    Found by running the program in eager mode and the captured graphs, and matching their values line by line.
-    """
-
-    name = stages.DYNAMO
-
-    def suspects(self, divergence: Divergence) -> list[Suspect]:
-        """The first call that gives something else, or whose check was lost."""
-        if divergence.verdict is Verdict.ACCEPTS_INVALID:
-            return [lost for lost in divergence.once(list_lost_check_suspects) if lost.stage == self.name]
-        if not divergence.is_of_values and divergence.verdict not in (Verdict.METADATA, Verdict.ALIASING):
-            return []
-        differing = divergence.once(_find_differing_call)
-        if differing is not None:
-            return [Suspect(self.name, differing.call.name, finding=differing)]
-        branch = divergence.once(find_other_branch)
-        return [] if branch is None else [doubt(branch)]
-
-    def without(self, suspect: Suspect) -> CompileChange | None:
-        """The graph breaks at the call."""
-        if not isinstance(suspect.finding, _DifferingCall):
-            return None
-        call = suspect.finding.call
-        return GraphBreak(((call.name, resolve_call(call.function)),))
-
-    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
-        """Shown by a compile that only captures, proved by one that breaks the graph at the call."""
-        if not suspects or attempt_backend(ablator, _CAPTURE_ONLY):
-            return None
-        suspect = suspects[0]
-        if isinstance(suspect.finding, Culprit):
-            return prove_branch(ablator, suspect.finding)
-        without = self.without(suspect)
-        if without is not None and ablator.attempt_under(without)[1]:
-            return Attribution(replace(self.culprit(suspect), necessary=True))
-        return Attribution(replace(self.culprit(suspect), confidence="low"))
-
-    def culprit(self, suspect: Suspect) -> Culprit:
-        """The call, with the variable class of dynamo that handles it."""
-        if not isinstance(suspect.finding, _DifferingCall):
-            return make_operator_culprit(suspect)
-        call, nodes = suspect.finding.call, suspect.finding.nodes
-        source, line = find_source(find_handler(call.function, call.name))
-        details: DetailsJson = {"kind": "values" if nodes else "lost", "call": call.name}
-        return Culprit(self.name, None, call.name, call.name, nodes, source, line, site=call.line, details=details)
-
-
-def _find_differing_call(divergence: Divergence) -> _DifferingCall | None:
+def _compare_calls(divergence: Divergence) -> Iterator[Sides[tuple[_EagerCall, str]]]:
+    """The program's calls in eager mode and the nodes of the captured graphs, matched line by line."""
     captured = _replay_captured(divergence.trial, divergence.count)
     if not captured:
+        return
+    lost: list[_EagerCall] = []
+
+    def pair_calls() -> Iterator[Pair[tuple[_EagerCall, str]]]:
+        calls = _record_calls(divergence.experiments)
+        number_at, seen = Counter(call.line for call in calls), Counter[str]()
+        for call in calls:
+            number, there = seen[call.line], captured.get(call.line)
+            seen[call.line] += 1
+            if there is None:
+                lost.extend([call] if call.writes else [])
+                continue
+            last = number == number_at[call.line] - 1
+            if len(there) == number_at[call.line] or last:
+                node, value = there[number] if len(there) == number_at[call.line] else there[-1]
+                yield Pair((call, node), call.value, value)
+
+    def word(parting: Parting[tuple[_EagerCall, str]]) -> Found:
+        call, node = parting.pair.at
+        if lost:  # a write that is in no graph comes before what reads it
+            call = lost[-1]
+        source, line = find_source(find_handler(call.function, call.name))
+        details: DetailsJson = {"kind": "lost" if lost else "values", "call": call.name}
+        nodes = () if lost else (node,)
+        culprit = Culprit(DYNAMO, None, call.name, call.name, nodes, source, line, site=call.line, details=details)
+        return Found(culprit, GraphBreak(((call.name, resolve_call(call.function)),)))
+
+    yield Sides(walk_pairs(pair_calls()), word, _measure_call)
+
+
+def _measure_call(pair: Pair[tuple[_EagerCall, str]]) -> Parting[tuple[_EagerCall, str]] | None:
+    """Tell two results that one kernel on the same values could not have given."""
+    eager, captured = pair.left, pair.right
+    if not isinstance(eager, torch.Tensor) or not isinstance(captured, torch.Tensor):
         return None
-    calls = _record_calls(divergence.experiments)
-    at: dict[str, list[_EagerCall]] = defaultdict(list)
-    for call in calls:
-        at[call.line].append(call)
-    lost: _EagerCall | None = None
-    seen: dict[str, int] = defaultdict(int)
-    for call in calls:
-        number, there = seen[call.line], captured.get(call.line)
-        seen[call.line] += 1
-        if there is None:
-            lost = call if call.writes else lost
-            continue
-        if len(there) == len(at[call.line]):
-            node, value = there[number]
-        elif number == len(at[call.line]) - 1:
-            node, value = there[-1]
-        else:
-            continue
-        if _is_another(call.value, value):
-            return _DifferingCall(lost, ()) if lost is not None else _DifferingCall(call, (node,))
-    return None
+    if eager.shape == captured.shape and eager.dtype == captured.dtype:
+        exact = not eager.is_floating_point()
+        if relative_change(eager, captured) <= (0 if exact else ANOTHER_CALL_ULPS * torch.finfo(eager.dtype).eps):
+            return None
+    return Parting(pair)
+
+
+CALLS = Way("a program's calls, and the nodes of dynamo's graphs", _compare_calls, prove_without)
+BRANCH = Way("the operators of a program, and those of dynamo's graph", _compare_branches, _prove_branch)
 
 
 def _replay_captured(trial: Trial, count: ReplayCount) -> dict[str, list[tuple[str, Any]]]:
@@ -257,19 +229,6 @@ def _replay_captured(trial: Trial, count: ReplayCount) -> dict[str, list[tuple[s
         if not values.keys() & values_here.keys():
             values.update(values_here)
     return values
-
-
-def _is_another(eager: torch.Tensor | None, captured: object) -> bool:
-    """Return whether one kernel on the same values could not have given both results."""
-    if eager is None or not isinstance(captured, torch.Tensor):
-        return False
-    if eager.shape != captured.shape or eager.dtype != captured.dtype:
-        return True
-    moved = relative_change(eager, captured)
-    return bool(moved) if not eager.is_floating_point() else moved > ANOTHER_CALL_ULPS * torch.finfo(eager.dtype).eps
-
-
-# -- the calls of the program -------------------------------------------------------------------------
 
 
 def _record_calls(experiments: Experiments) -> list[_EagerCall]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from fuzzcompile.compiler.compile_changes import Backend, TracingSettings
+from fuzzcompile.compiler.compile_changes import TracingSettings
 from fuzzcompile.compiler.functional_run import SEEDS, NodeRun, find_lossy_views, run_eagerly, run_functionalized
 from fuzzcompile.compiler.graph_breaks import find_call_name
 from fuzzcompile.compiler.graph_replay import list_drawing_nodes
@@ -20,23 +19,34 @@ from fuzzcompile.compiler.operators.operator_application import OperatorOutcome
 from fuzzcompile.compiler.operators.operator_paths import ComparedCall, compare_paths
 from fuzzcompile.compiler.watch import aot_autograd
 from fuzzcompile.compiler.watch.aot_autograd import AS_THEY_COME
-from fuzzcompile.compiler.watch.ledger import Frame, GraphRecord
+from fuzzcompile.compiler.watch.ledger import ChangedTangent, Frame, GraphRecord, Snapshot
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS
 from fuzzcompile.compiler.watch.rule_labels import find_location
-from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
-from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
+from fuzzcompile.diagnosis.attribution.ablation import Divergence
+from fuzzcompile.diagnosis.attribution.culprit import Culprit
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_inputs, find_shared_memory
-from fuzzcompile.diagnosis.operators.operator_faults import Kind, find_difference, find_worst_element, is_far_from
+from fuzzcompile.diagnosis.operators.operator_faults import Kind, find_difference, find_worst_element, find_wrong_values
 from fuzzcompile.diagnosis.operators.operator_suspects import (
-    doubt,
     list_aten_suspects,
-    list_lost_check_suspects,
     list_operator_suspects,
-    make_operator_culprit,
 )
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
-from fuzzcompile.diagnosis.stages.stage import Stage, Suspect, attempt_backend, prove_by_break
+from fuzzcompile.diagnosis.stages.stage import Suspect
+from fuzzcompile.diagnosis.stages.ways import (
+    Found,
+    Pair,
+    Parting,
+    SideBySide,
+    Sides,
+    Visit,
+    Way,
+    measure_step,
+    measure_values,
+    prove_at_call,
+    prove_without,
+    walk_pairs,
+)
 from fuzzcompile.model import stages
 from fuzzcompile.model.stages import FUNCTIONALIZATION, JOINT_GRAPH, PRE_GRAD
 from fuzzcompile.model.thresholds import OTHER_NUMBERS, SEMANTIC_STEP
@@ -46,16 +56,12 @@ from fuzzcompile.run.tensors import list_significant_strides
 # Faults of AOTAutograd around its graphs: its analysis of inputs and outputs, its copies of tangents.
 
 
-def is_tangent(culprit: Culprit) -> bool:
-    """Return whether a culprit is a copy of a tangent."""
-    return culprit.details.get("kind") == "tangent"
+def _compare_tangents(divergence: Divergence) -> Iterator[Sides[ChangedTangent]]:
+    """Tangents before and after AOTAutograd's copy into the layout of an output."""
 
-
-def find_changed_tangents(divergence: Divergence) -> list[Culprit]:
-    """The copy of a tangent into the layout of an output that cannot hold it, once."""
-    module, function = aot_autograd.PLACE
-    return [
-        Culprit(
+    def word(parting: Parting[ChangedTangent]) -> Found:
+        (module, function), tangent = aot_autograd.PLACE, parting.pair.at
+        culprit = Culprit(
             stages.FUNCTIONALIZATION,
             None,
             function,
@@ -65,27 +71,33 @@ def find_changed_tangents(divergence: Divergence) -> list[Culprit]:
             step=relative_change(tangent.before, tangent.after),
             details={"kind": "tangent", "shape": list(tangent.shape), "strides": list(tangent.strides)},
         )
-        for tangent in divergence.trial.ledger.changed_tangents[:1]
-    ]
+        return Found(culprit, TracingSettings(AS_THEY_COME))
+
+    changed = divergence.trial.ledger.changed_tangents
+    pairs = [Pair(tangent, tangent.before, tangent.after) for tangent in changed]
+    yield Sides(walk_pairs(pairs), word, Parting)
 
 
-def find_contradicted_analysis(divergence: Divergence) -> list[Culprit]:
-    """The analysis of inputs and outputs, where a run of dynamo's graph contradicts it."""
+def _compare_analysis(divergence: Divergence) -> Iterator[Sides[str]]:
+    """What AOTAutograd's analysis says of inputs and outputs, and what a run of dynamo's graph shows."""
     for frame in divergence.trial.ledger.frames:
         denied = _list_contradictions(frame, divergence)
         if denied and frame.analysis is not None:
-            return [
-                Culprit(
-                    stages.FUNCTIONALIZATION,
-                    None,
-                    aot_autograd.FUNCTION,
-                    "analysis",
-                    source=aot_autograd.SOURCE,
-                    line=frame.analysis.line,
-                    details={"kind": "analysis", "a run shows": denied},
-                )
-            ]
-    return []
+            culprit = Culprit(
+                stages.FUNCTIONALIZATION,
+                None,
+                aot_autograd.FUNCTION,
+                "analysis",
+                source=aot_autograd.SOURCE,
+                line=frame.analysis.line,
+                details={"kind": "analysis", "a run shows": denied},
+            )
+            pairs = [Pair(said, said, None) for said in denied]
+            yield Sides(walk_pairs(pairs), functools.partial(_word_as, Found(culprit)), Parting)
+
+
+def _word_as(found: Found, _: Parting[str]) -> Found:
+    return found
 
 
 def _list_contradictions(frame: Frame, divergence: Divergence) -> list[str]:
@@ -104,76 +116,63 @@ def _list_contradictions(frame: Frame, divergence: Divergence) -> list[str]:
 # Operators that take another path in a compiled program than in eager mode, and give something else on it.
 
 
-def find_other_paths(divergence: Divergence) -> list[Culprit]:
-    """The first call of each frame whose traced path gives what its eager path does not, on the same arguments.
+def _compare_composites(divergence: Divergence) -> Iterator[Sides[ComparedCall]]:
+    """Each call of dynamo's graphs on its eager path, and on the path that AOTAutograd traces."""
+    for frame in divergence.trial.ledger.frames:
+        record = frame.find_record(PRE_GRAD)
+        inputs = find_inputs(frame, record) if record is not None and record.snapshots else None
+        if record is not None and inputs is not None:
+            yield _compare_composites_of(
+                record, inputs, frame.find_record(JOINT_GRAPH, "joint") is not None, divergence
+            )
 
-    Nothing is compiled. What differs is what the verdict is about: strides and dtypes of a result, memory that it
-    shares, or values.
-    """
-    culprits = (_find_other_path(frame, divergence) for frame in divergence.trial.ledger.frames)
-    return [culprit for culprit in culprits if culprit is not None]
 
-
-def _find_other_path(frame: Frame, divergence: Divergence) -> Culprit | None:
-    record = frame.find_record(PRE_GRAD)
-    inputs = find_inputs(frame, record) if record is not None and record.snapshots else None
-    if record is None or inputs is None:
-        return None
-    differing: list[tuple[ComparedCall, _Difference]] = []
+def _compare_composites_of(
+    record: GraphRecord, inputs: Sequence[Any], grad: bool, divergence: Divergence
+) -> Sides[ComparedCall]:
     ordinals: Counter[tuple[str, str | None]] = Counter()
     runs = divergence.experiments.runs
     others_allowed = runs.draws and not runs.promises_eager_numbers  # other random numbers than eager's
 
-    def judge(call: ComparedCall) -> None:
-        if differing or (call.draws and others_allowed):
-            return
-        ordinals[_name_call(call.node), find_location([call.node])] += 1
-        difference = _compare_paths(call, divergence.verdict)
-        if difference is not None:
-            differing.append((call, difference))
+    def walk(visit: Visit[ComparedCall]) -> None:
+        parted = False
 
-    divergence.count.replays += 1
-    grad = frame.find_record(JOINT_GRAPH, "joint") is not None
-    compare_paths(record.snapshots[-1], inputs, judge, grad=grad)
-    if not differing:
-        return None
-    call, difference = differing[0]
-    return _make_composite_culprit(call, difference, ordinals[_name_call(call.node), find_location([call.node])])
+        def judge(call: ComparedCall) -> None:
+            nonlocal parted
+            if not parted and not (call.draws and others_allowed):
+                ordinals[_name_call(call.node), find_location([call.node])] += 1
+                parted = visit(Pair(call, call.eager, call.traced))
 
+        divergence.count.replays += 1
+        compare_paths(record.snapshots[-1], inputs, judge, grad=grad)
 
-_Difference = tuple[Kind, str, str, float | None]
+    return Sides(
+        walk, functools.partial(_word_composite, ordinals), functools.partial(_measure_paths, divergence.verdict)
+    )
 
 
-def _compare_paths(call: ComparedCall, verdict: Verdict) -> _Difference | None:
-    """Return the difference between the two paths: its kind, the eager value, the traced value and its size."""
+def _measure_paths(verdict: Verdict, pair: Pair[ComparedCall]) -> Parting[ComparedCall] | None:
+    """Tell two paths that differ in what the verdict is about: strides, dtypes, shared memory, or values."""
+    call = pair.at
     eager, traced = call.eager, call.traced
     if eager.error is not None or len(eager.results) != len(traced.results):
         return None
     for kind, differs in _iter_metadata_differences(eager, traced, verdict):
         if differs is not None:
-            return kind, *differs, None
+            return Parting(pair, kind, None, *differs)
     if verdict is Verdict.METADATA or not rounding.largest_change(eager.results, traced.results):
         return None
     if call.draws:
-        return _compare_draws(eager, traced)
+        # Other random numbers from one state, or another state behind them, which moves all that follow.
+        step = rounding.largest_change(eager.results[:-1], traced.results[:-1])
+        if step > OTHER_NUMBERS:
+            return Parting(pair, "numbers", step, *find_worst_element(eager, traced))
+        same = torch.equal(eager.results[-1], traced.results[-1])
+        return None if same else Parting(pair, "numbers", None, "the state of the generator after it", "another state")
     exact = call.run_in_float64()
     known = all(outcome.error is None for outcome in exact)
-    step = rounding.largest_change(exact[0].results, exact[1].results) if known else 0.0
-    if step > SEMANTIC_STEP:
-        return "values", *find_worst_element(*exact), step
-    if is_far_from(eager, traced, exact[0] if known else None):
-        return "values", *find_worst_element(eager, traced), rounding.largest_change(eager.results, traced.results)
-    return None
-
-
-def _compare_draws(eager: OperatorOutcome, traced: OperatorOutcome) -> _Difference | None:
-    """Other random numbers from one state, or as many but another state behind them, which moves all that follow."""
-    step = rounding.largest_change(eager.results[:-1], traced.results[:-1])
-    if step > OTHER_NUMBERS:
-        return "numbers", *find_worst_element(eager, traced), step
-    if torch.equal(eager.results[-1], traced.results[-1]):
-        return None
-    return "numbers", "the state of the generator after it", "another state", None
+    wrong = find_wrong_values(eager, traced, exact if known else None)
+    return None if wrong is None else Parting(pair, "values", wrong[2], *wrong[:2])
 
 
 def _iter_metadata_differences(
@@ -186,28 +185,30 @@ def _iter_metadata_differences(
         yield "alias", find_difference("alias", eager, traced)
 
 
-def _make_composite_culprit(call: ComparedCall, difference: _Difference, ordinal: int) -> Culprit:
-    kind, expected, got, step = difference
+def _word_composite(ordinals: Counter[tuple[str, str | None]], parting: Parting[ComparedCall]) -> Found:
+    call = parting.pair.at
     name, line = _name_call(call.node), find_location([call.node])
-    return Culprit(
-        FUNCTIONALIZATION,
-        None,
-        name,
-        name.rpartition(".")[2],
-        nodes=(call.node.name,),
-        site=None if line is None else f"{line} #{ordinal}",
-        step=step,
-        details={
-            "kind": kind,
-            "way": "composite",
-            "expected": expected,
-            "got": got,
-            "composite": {
-                "call": name,
-                "eager": call.list_eager_operators(),
-                "compiled": call.list_traced_operators(),
+    return Found(
+        Culprit(
+            FUNCTIONALIZATION,
+            None,
+            name,
+            name.rpartition(".")[2],
+            nodes=(call.node.name,),
+            site=None if line is None else f"{line} #{ordinals[name, line]}",
+            step=parting.step,
+            details={
+                "kind": parting.kind,
+                "way": "composite",
+                "expected": parting.expected,
+                "got": parting.got,
+                "composite": {
+                    "call": name,
+                    "eager": call.list_eager_operators(),
+                    "compiled": call.list_traced_operators(),
+                },
             },
-        },
+        )
     )
 
 
@@ -215,92 +216,61 @@ def _name_call(node: fx.Node) -> str:
     return find_call_name(node) or str(getattr(node.target, "__name__", node.target))
 
 
-class Functionalization(Stage):
-    """An operator that gives another value once in-place writes are made functional.
-
-    Dynamo's graph is run as it is and functionally, on the same inputs, in float64; outputs and inputs afterwards are
-    compared, and where these differ, the values of its nodes.
-    """
-
-    name = stages.FUNCTIONALIZATION
-
-    def suspects(self, divergence: Divergence) -> list[Suspect]:
-        """The write or view that another value shows, calls on another path, copies of tangents, undeclared writes."""
-        undeclared = [suspect for suspect in divergence.once(list_operator_suspects) if suspect.stage == self.name]
-        if divergence.verdict is Verdict.ACCEPTS_INVALID:
-            return [lost for lost in divergence.once(list_lost_check_suspects) if lost.stage == self.name]
-        if not divergence.is_of_values and divergence.verdict not in (Verdict.METADATA, Verdict.ALIASING):
-            return undeclared
-        culprit = divergence.once(_find_functionalized)
-        first = [] if culprit is None else [culprit]
-        shown = [*first, *divergence.once(find_other_paths), *divergence.once(find_changed_tangents)]
-        shown += divergence.once(find_contradicted_analysis)
-        return [*map(doubt, shown), *undeclared, *list_aten_suspects(divergence, self.name)]
-
-    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
-        """Shown by a compile that ends behind this stage, proved by one that leaves the call to eager mode."""
-        # What a kernel's layouts explain was tried before.
-        shown = [self.culprit(s) for s in suspects if isinstance(s.finding, Culprit) and not _is_kernel(s.finding)]
-        if not shown:
-            return None
-        for culprit in filter(is_tangent, shown):
-            if ablator.attempt_under(TracingSettings(AS_THEY_COME))[1]:
-                return Attribution(replace(culprit, necessary=True, confidence="high"))
-        if attempt_backend(ablator, Backend("aot_eager")):
-            return None
-        proved = (prove_by_break(ablator, culprit) for culprit in shown)
-        return next(filter(None, proved), Attribution(replace(shown[0], confidence="low")))
-
-    def culprit(self, suspect: Suspect) -> Culprit:
-        """The operator that writes, or the copy of a tangent."""
-        return make_operator_culprit(suspect)
-
-    def tracing_settings(self, culprit: Culprit) -> Mapping[str, object]:
-        """Tangents that stay in the layout in which they come."""
-        return AS_THEY_COME if is_tangent(culprit) else {}
-
-
-def _is_kernel(culprit: Culprit) -> bool:
-    return "aten_kernel" in culprit.details
-
-
-def _find_functionalized(divergence: Divergence) -> Culprit | None:
+def _compare_functional(divergence: Divergence) -> Iterator[Sides[str]]:
+    """Dynamo's graph as it is, and functionally, on the same inputs in float64: what it gives back and leaves."""
     for frame in divergence.trial.ledger.frames:
         record = frame.find_record(stages.PRE_GRAD)
-        if record is None or not record.snapshots:
-            continue
-        for number in range(CAPTURED_CALLS):
+        for number in range(CAPTURED_CALLS) if record is not None and record.snapshots else ():
             # In a later call inputs may overlap that did not when the graph was made.
-            inputs = find_inputs(frame, record, number)
-            culprit = _compare_functionalized(record, inputs, divergence.count) if inputs is not None else None
-            if culprit is not None:
-                return culprit
-    return None
+            inputs = find_inputs(frame, record, number) if record is not None else None
+            if record is not None and inputs is not None:
+                yield from _compare_functional_runs(record.snapshots[-1], inputs, divergence.count)
 
 
-def _compare_functionalized(record: GraphRecord, inputs: Sequence[Any], count: ReplayCount) -> Culprit | None:
-    snapshot = record.snapshots[-1]
+def _compare_functional_runs(snapshot: Snapshot, inputs: Sequence[Any], count: ReplayCount) -> Iterator[Sides[str]]:
     for seed in SEEDS if list_drawing_nodes(snapshot) else SEEDS[:1]:
         for double in (True, False):
             plain = run_eagerly(snapshot, inputs, double=double, seed=seed)
             lazily = run_functionalized(snapshot, inputs, double=double, seed=seed)
             count.replays += 2
             if lazily is None:
-                return None
+                return
             if plain.error is None and lazily.error is None:
                 break
         else:
-            return None
-        difference = _find_difference(plain, lazily)
-        if difference is None:
-            continue
-        count.replays += 1
-        read = run_functionalized(snapshot, inputs, double=double, seed=seed, by_node=True)
-        node = _find_differing_node(snapshot.graph, plain, read) if read is not None and read.error is None else None
-        count.replays += 1
-        through = _find_lossy_write(snapshot.graph, plain, find_lossy_views(snapshot, inputs))
-        return _make_functional_culprit(snapshot.graph, node, plain, difference, through)
-    return None
+            return
+
+        def word(
+            parting: Parting[str], plain: NodeRun = plain, double: bool = double, seed: int = seed
+        ) -> Found | None:
+            count.replays += 2
+            read = run_functionalized(snapshot, inputs, double=double, seed=seed, by_node=True)
+            node = _find_differing_node(snapshot.graph, plain, read) if read is not None and not read.error else None
+            through = _find_lossy_write(snapshot.graph, plain, find_lossy_views(snapshot, inputs))
+            return Found(_make_functional_culprit(snapshot.graph, node, plain, parting, through))
+
+        yield Sides(walk_pairs(_pair_results(plain, lazily)), word, _measure_result)
+
+
+def _pair_results(plain: NodeRun, functional: NodeRun) -> Iterator[Pair[str]]:
+    """Outputs and inputs by name, then the memory that outputs share."""
+    for what, ours, theirs in (
+        ("output", plain.outputs, functional.outputs),
+        ("input", plain.inputs, functional.inputs),
+    ):
+        for number, (left, right) in enumerate(zip(ours, theirs, strict=False)):
+            yield Pair(f"{what} {number}", left, right)
+    before, after = find_shared_memory(plain), find_shared_memory(functional)
+    for name in before:
+        # AOTAutograd regenerates views of inputs after the call: only memory that outputs share is its graph's.
+        if not any(owner.startswith("input") for owner in (*before[name], *after.get(name, ()))):
+            yield Pair(name, before[name], after.get(name))
+
+
+def _measure_result(pair: Pair[str]) -> Parting[str] | None:
+    if isinstance(pair.left, tuple):  # names of what shares the memory
+        return Parting(pair, "alias") if pair.left != pair.right else None
+    return measure_values(pair)
 
 
 def _find_lossy_write(graph: fx.Graph, plain: NodeRun, lossy: Collection[str]) -> tuple[fx.Node, fx.Node] | None:
@@ -314,33 +284,6 @@ def _find_lossy_write(graph: fx.Graph, plain: NodeRun, lossy: Collection[str]) -
     return None
 
 
-def _find_difference(plain: NodeRun, functional: NodeRun) -> tuple[str, float | None] | None:
-    """Return the first difference between the two runs: its name and its size."""
-    named = [
-        *((f"output {i}", a, b) for i, (a, b) in enumerate(zip(plain.outputs, functional.outputs, strict=False))),
-        *((f"input {i}", a, b) for i, (a, b) in enumerate(zip(plain.inputs, functional.inputs, strict=False))),
-    ]
-    for name, value, functionally in named:
-        step = _measure_change(value, functionally)
-        if step > SEMANTIC_STEP:
-            return name, step if math.isfinite(step) else None
-    before, after = find_shared_memory(plain), find_shared_memory(functional)
-    for name in before:
-        if before[name] != after.get(name):
-            # AOTAutograd regenerates views of inputs after the call: only memory that outputs share is its graph's.
-            if any(owner.startswith("input") for owner in (*before[name], *after.get(name, ()))):
-                continue
-            return name, None
-    return None
-
-
-def _measure_change(plain: object, functional: object) -> float:
-    """The change, infinite where the dtype is another."""
-    if isinstance(plain, torch.Tensor) and isinstance(functional, torch.Tensor) and plain.dtype != functional.dtype:
-        return math.inf
-    return relative_change(plain, functional) if isinstance(plain, torch.Tensor) else 0.0
-
-
 def _find_differing_node(graph: fx.Graph, plain: NodeRun, functional: NodeRun) -> fx.Node | None:
     """The first node whose value differs or, if one before it has another layout, that one: it is read by memory."""
     laid_out: fx.Node | None = None
@@ -348,7 +291,7 @@ def _find_differing_node(graph: fx.Graph, plain: NodeRun, functional: NodeRun) -
         value, functionally = plain.values.get(node.name), functional.values.get(node.name)
         if value is None or functionally is None:
             continue
-        if _measure_change(value, functionally) > SEMANTIC_STEP:
+        if measure_step(value, functionally) > SEMANTIC_STEP:
             return laid_out or node
         if laid_out is None and list_significant_strides(value) != list_significant_strides(functionally):
             laid_out = node
@@ -359,11 +302,10 @@ def _make_functional_culprit(
     graph: fx.Graph,
     node: fx.Node | None,
     plain: NodeRun,
-    difference: tuple[str, float | None],
+    difference: Parting[str],
     through: tuple[fx.Node, fx.Node] | None,
 ) -> Culprit:
     """The write at fault or, where a view loses what is not in it, that view at the place of the write."""
-    name, step = difference
     read = node
     if through is not None:
         node = through[0]
@@ -380,11 +322,11 @@ def _make_functional_culprit(
         format_operator(operator) if operator is not None else None,
         nodes=(node.name,) if node is not None else (),
         site=find_location([node]) if node is not None else None,
-        step=step,
+        step=difference.step,
         confidence="low",
         details={
-            "kind": "values" if step is not None else "alias",
-            "differs": name,
+            "kind": "values" if difference.step is not None else "alias",
+            "differs": difference.pair.at,
             "read": read.name if read is not None else None,
             **({"written through": through[1].name} if through is not None else {}),
         },
@@ -397,3 +339,24 @@ def _is_written(node: fx.Node, run: NodeRun) -> bool:
 
 def _writes(operator: Any) -> bool:
     return bool(getattr(getattr(operator, "_schema", None), "is_mutable", False))
+
+
+TANGENTS = Way("tangents, and their copies", _compare_tangents, prove_without)
+FUNCTIONAL = Way("dynamo's graph, and the same without in-place writes", _compare_functional, prove_at_call)
+COMPOSITES = Way("calls in eager mode, and as they are traced", _compare_composites, prove_at_call, most=4)
+ANALYSIS = Way("AOTAutograd's analysis, and a run", _compare_analysis, prove_at_call)
+
+
+class Functionalization(SideBySide):
+    """AOTAutograd's graph without in-place writes, and its analysis, tangents and composite operators."""
+
+    def suspects(self, divergence: Divergence) -> list[Suspect]:
+        """What parts, then writes that an operator does not declare, and kernels that are wrong on a layout."""
+        if divergence.verdict is Verdict.ACCEPTS_INVALID:
+            return super().suspects(divergence)
+        undeclared = [suspect for suspect in divergence.once(list_operator_suspects) if suspect.stage == self.name]
+        return [*super().suspects(divergence), *undeclared, *list_aten_suspects(divergence, self.name)]
+
+    def tracing_settings(self, culprit: Culprit) -> Mapping[str, object]:
+        """Tangents that stay in the layout in which they come."""
+        return AS_THEY_COME if culprit.details.get("kind") == "tangent" else {}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,61 +12,33 @@ from torch import fx
 from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings
 from fuzzcompile.compiler.graph_replay import compute_values, list_random_calls, replay_graph
 from fuzzcompile.compiler.watch.aot_autograd import describe_partitioner, make_plain_partitioning
-from fuzzcompile.compiler.watch.ledger import Direction, Frame, Snapshot
+from fuzzcompile.compiler.watch.ledger import Frame, Snapshot
 from fuzzcompile.compiler.watch.rule_labels import find_source
-from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
-from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
+from fuzzcompile.diagnosis.attribution.ablation import Divergence
+from fuzzcompile.diagnosis.attribution.culprit import Culprit
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_inputs, list_placeholders
-from fuzzcompile.diagnosis.operators.operator_suspects import doubt, make_operator_culprit
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
-from fuzzcompile.diagnosis.stages.stage import Stage, Suspect
+from fuzzcompile.diagnosis.stages.ways import Found, Pair, Parting, Sides, Way, prove_without, walk_pairs
 from fuzzcompile.model import stages
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.thresholds import SEMANTIC_STEP
 
-_PARTS: tuple[Direction, ...] = ("forward", "backward")
+
+def _find_without() -> CompileChange | None:
+    """The plainest partitioner, where this torch lets another one take its place."""
+    plain = make_plain_partitioning()
+    return InductorSettings(plain, "AOTAutograd's default partition") if plain is not None else None
 
 
-class Partitioner(Stage):
-    """The partitioner: forward and backward graph one after the other are not what the joint graph is."""
-
-    name = stages.PARTITION
-
-    def suspects(self, divergence: Divergence) -> list[Suspect]:
-        """The partitioner, where the values that backward gets are not those of the joint graph."""
-        culprit = divergence.once(_find_wrong_partition) if divergence.is_of_values else None
-        return [] if culprit is None else [doubt(culprit)]
-
-    def without(self, suspect: Suspect) -> CompileChange | None:
-        """The plainest partitioner, where this torch lets another one take its place."""
-        plain = make_plain_partitioning()
-        return InductorSettings(plain, "AOTAutograd's default partition") if plain is not None else None
-
-    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
-        """Named in any case, as replay shows it; proved where the plainest partitioner is right."""
-        if not suspects:
-            return None
-        culprit, without = self.culprit(suspects[0]), self.without(suspects[0])
-        if without is None:
-            return Attribution(culprit)
-        repaired = ablator.attempt_under(without)[1]
-        return Attribution(replace(culprit, necessary=repaired, confidence="high" if repaired else "low"))
-
-    def culprit(self, suspect: Suspect) -> Culprit:
-        """The partitioner in use."""
-        return make_operator_culprit(suspect)
+def _compare_parts(divergence: Divergence) -> Iterator[Sides[str]]:
+    """The joint graph, and forward and backward graph one after the other, on the same inputs in float64."""
+    for frame in divergence.trial.ledger.frames:
+        sides = _run_parts(frame, divergence.count)
+        if sides is not None:
+            yield sides
 
 
-def _find_wrong_partition(divergence: Divergence) -> Culprit | None:
-    promised = divergence.experiments.runs.promises_eager_numbers
-    culprits = (
-        (_compare_draws(frame) if promised else None) or _compare_partition(frame, divergence.count)
-        for frame in divergence.trial.ledger.frames
-    )
-    return next((culprit for culprit in culprits if culprit is not None), None)
-
-
-def _compare_partition(frame: Frame, count: ReplayCount) -> Culprit | None:
+def _run_parts(frame: Frame, count: ReplayCount) -> Sides[str] | None:
     joint = frame.find_record(stages.JOINT_GRAPH, "joint")
     forward, backward = frame.find_record(stages.POST_GRAD, "forward"), frame.find_record(stages.POST_GRAD, "backward")
     if joint is None or forward is None or backward is None:
@@ -95,52 +66,59 @@ def _compare_partition(frame: Frame, count: ReplayCount) -> Culprit | None:
     if after.error is not None:
         return None
     parted = [*before.outputs[:results], *after.outputs]
-    steps = [relative_change(whole_value, value) for whole_value, value in zip(once.outputs, parted, strict=True)]
-    step = max(steps, default=0.0)
-    if step <= SEMANTIC_STEP:
-        return None
+    names = [f"output {i}" if i < results else f"gradient {i - results}" for i in range(len(parted))]
+    pairs = [Pair(*step) for step in zip(names, once.outputs, parted, strict=True)]
+
+    def word(_: Parting[str]) -> Found:
+        steps = {pair.at: relative_change(pair.left, pair.right) for pair in pairs}
+        wrong = _find_wrongly_saved(whole, inputs, before.outputs[results:], list_placeholders(second))
+        differs = [name for name, step in steps.items() if step > SEMANTIC_STEP]
+        details: DetailsJson = {"kind": "values", "differs": differs, "saved": wrong}
+        return _word(details, nodes=tuple(wrong), step=max(steps.values()))
+
+    return Sides(walk_pairs(pairs), word, _measure_output)
+
+
+def _measure_output(pair: Pair[str]) -> Parting[str] | None:
+    step = relative_change(pair.left, pair.right)
+    return Parting(pair, step=step) if step > SEMANTIC_STEP else None
+
+
+def _word(details: DetailsJson, nodes: tuple[str, ...] = (), step: float | None = None) -> Found:
+    """The partitioner in use."""
     name, function = describe_partitioner()
     source, line = find_source(function) if function is not None else (None, None)
-    wrong = _find_wrongly_saved(whole, inputs, before.outputs[results:], list_placeholders(second))
-    return Culprit(
-        stages.PARTITION,
-        None,
-        name,
-        name,
-        nodes=tuple(wrong),
-        source=source,
-        line=line,
-        step=step,
-        confidence="low",
-        details={
-            "kind": "values",
-            "differs": [
-                f"output {i}" if i < results else f"gradient {i - results}"
-                for i, step in enumerate(steps)
-                if step > SEMANTIC_STEP
-            ],
-            "saved": wrong,
-        },
+    culprit = Culprit(
+        stages.PARTITION, None, name, name, nodes, source, line, step=step, confidence="low", details=details
     )
+    return Found(culprit, _find_without())
 
 
-def _compare_draws(frame: Frame) -> Culprit | None:
-    """The partitioner, where forward and backward graph together draw more often than the joint graph, or less."""
-    records = [
-        frame.find_record(stage, direction)
-        for stage, direction in ((stages.JOINT_GRAPH, "joint"), *((stages.POST_GRAD, d) for d in _PARTS))
-    ]
-    if any(record is None or not record.snapshots for record in records):
-        return None
-    joint, forward, backward = (record for record in records if record is not None)
-    wanted = Counter(list_random_calls(joint.snapshots[-1]))
-    drawn = Counter([*list_random_calls(forward.snapshots[0]), *list_random_calls(backward.snapshots[0])])
-    if wanted == drawn:
-        return None
-    name, function = describe_partitioner()
-    source, line = find_source(function) if function is not None else (None, None)
-    details: DetailsJson = {"kind": "numbers", "joint graph draws": dict(wanted), "its parts draw": dict(drawn)}
-    return Culprit(stages.PARTITION, None, name, name, source=source, line=line, confidence="low", details=details)
+def _compare_draws(divergence: Divergence) -> Iterator[Sides[None]]:
+    """What the joint graph draws, and what its parts draw: more often, or less."""
+    for frame in divergence.trial.ledger.frames if divergence.experiments.runs.promises_eager_numbers else ():
+        places = ((stages.JOINT_GRAPH, "joint"), (stages.POST_GRAD, "forward"), (stages.POST_GRAD, "backward"))
+        records = [frame.find_record(stage, direction) for stage, direction in places]
+        if all(record is not None and record.snapshots for record in records):
+            joint, forward, backward = (record for record in records if record is not None)
+            parts = (forward.snapshots[0], backward.snapshots[0])
+            wanted = Counter(list_random_calls(joint.snapshots[-1]))
+            drawn = Counter(call for snapshot in parts for call in list_random_calls(snapshot))
+            yield Sides(walk_pairs([Pair(None, wanted, drawn)]), _word_draws, _measure_draws)
+
+
+def _measure_draws(pair: Pair[None]) -> Parting[None] | None:
+    return Parting(pair, "numbers") if pair.left != pair.right else None
+
+
+def _word_draws(parting: Parting[None]) -> Found:
+    wanted, drawn = parting.pair.left, parting.pair.right
+    assert isinstance(wanted, Counter) and isinstance(drawn, Counter)
+    return _word({"kind": "numbers", "joint graph draws": dict(wanted), "its parts draw": dict(drawn)})
+
+
+DRAWS = Way("the random numbers of the joint graph, and of its parts", _compare_draws, prove_without, forms=False)
+PARTS = Way("the joint graph, and its parts", _compare_parts, prove_without, forms=False)
 
 
 def _order_inputs(saved: Sequence[Any], placeholders: Sequence[fx.Node], named: dict[str, Any]) -> list[Any] | None:

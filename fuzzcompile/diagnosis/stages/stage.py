@@ -43,7 +43,7 @@ class Stage(ABC):
     stage is stateless, so that one object serves every case.
     """
 
-    name: ClassVar[str]
+    name: str
     """As in the JSON contract (:mod:`fuzzcompile.model.stages`)."""
     settings: ClassVar[tuple[Mapping[str, object], ...]] = ()
     """Entries of ``torch._inductor.config`` that work around the whole stage, the narrowest first."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
+from fuzzcompile.compiler.compile_changes import Backend
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution
 from fuzzcompile.diagnosis.kernels.kernel_bisection import prove_templates
@@ -21,16 +22,23 @@ from fuzzcompile.diagnosis.operators.operator_suspects import (
 )
 from fuzzcompile.diagnosis.stages.codegen import Codegen
 from fuzzcompile.diagnosis.stages.decomposition import Decomposition, FakeTensor
-from fuzzcompile.diagnosis.stages.dynamo import Dynamo
-from fuzzcompile.diagnosis.stages.functionalization import Functionalization
+from fuzzcompile.diagnosis.stages.dynamo import BRANCH, CALLS
+from fuzzcompile.diagnosis.stages.functionalization import ANALYSIS, COMPOSITES, FUNCTIONAL, TANGENTS, Functionalization
 from fuzzcompile.diagnosis.stages.graph_passes import Freezing, Ground, JointGraph, PostGrad, PreGrad, prove_rewrites
 from fuzzcompile.diagnosis.stages.lowering import Lowering
-from fuzzcompile.diagnosis.stages.partition import Partitioner
+from fuzzcompile.diagnosis.stages.partition import DRAWS, PARTS
 from fuzzcompile.diagnosis.stages.runtime import Cudagraphs, Runtime, prove_flawed_program
 from fuzzcompile.diagnosis.stages.scheduler import Scheduler
 from fuzzcompile.diagnosis.stages.stage import Stage
+from fuzzcompile.diagnosis.stages.ways import SideBySide
+from fuzzcompile.model import stages
 
-DYNAMO, FUNCTIONALIZATION, PARTITION = Dynamo(), Functionalization(), Partitioner()
+# Stages whose input is run beside what they make of it, each way in the order of looking.
+DYNAMO = SideBySide(stages.DYNAMO, (CALLS, BRANCH), cleared_by=Backend("eager"))
+FUNCTIONALIZATION = Functionalization(
+    stages.FUNCTIONALIZATION, (TANGENTS, FUNCTIONAL, COMPOSITES, ANALYSIS), cleared_by=Backend("aot_eager")
+)
+PARTITION = SideBySide(stages.PARTITION, (DRAWS, PARTS))
 OPERATORS = (Decomposition(), FakeTensor())
 LOWERING, SCHEDULER, CODEGEN, CUDAGRAPHS, RUNTIME = Lowering(), Scheduler(), Codegen(), Cudagraphs(), Runtime()
 
