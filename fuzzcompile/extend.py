@@ -11,10 +11,24 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings
+    from fuzzcompile.compiler.graph_replay import replay_graph
     from fuzzcompile.compiler.session import Compilation
     from fuzzcompile.diagnosis.attribution.ablation import Divergence
     from fuzzcompile.diagnosis.attribution.culprit import Culprit
+    from fuzzcompile.diagnosis.attribution.steps import find_inputs
     from fuzzcompile.diagnosis.stages.stage import Stage, Suspect
+    from fuzzcompile.diagnosis.stages.stage_table import get_stage
+    from fuzzcompile.diagnosis.stages.ways import (
+        Found,
+        Pair,
+        Parting,
+        Sides,
+        Way,
+        measure_values,
+        prove_at_call,
+        prove_without,
+        walk_pairs,
+    )
     from fuzzcompile.fuzz.generation.spec import Attention, Choices, Mask, Pen
     from fuzzcompile.fuzz.idioms.registry import AttentionTraits, attention_idiom
     from fuzzcompile.fuzz.near_misses.near_miss_registry import detour, never
@@ -36,24 +50,36 @@ __all__ = [
     "CompileChange",
     "Culprit",
     "Divergence",
+    "Found",
     "InductorSettings",
     "Input",
     "Mask",
+    "Pair",
+    "Parting",
     "Pen",
     "ProbeResult",
     "Program",
     "ProgramSearch",
     "Ref",
     "SearchBudget",
+    "Sides",
     "Stage",
     "Statement",
     "Suspect",
     "Verdict",
+    "Way",
     "attention_idiom",
     "detour",
     "find_facts",
+    "find_inputs",
+    "get_stage",
+    "measure_values",
     "never",
     "production",
+    "prove_at_call",
+    "prove_without",
+    "replay_graph",
+    "walk_pairs",
 ]
 
 _ROOMS = {
@@ -71,7 +97,21 @@ _ROOMS = {
     "fuzzcompile.programs.shrink.search": ("CandidateTests", "ProgramSearch", "SearchBudget"),
     "fuzzcompile.diagnosis.attribution.ablation": ("Divergence",),
     "fuzzcompile.diagnosis.attribution.culprit": ("Culprit",),
+    "fuzzcompile.diagnosis.attribution.steps": ("find_inputs",),
     "fuzzcompile.diagnosis.stages.stage": ("Stage", "Suspect"),
+    "fuzzcompile.diagnosis.stages.stage_table": ("get_stage",),
+    "fuzzcompile.diagnosis.stages.ways": (
+        "Found",
+        "Pair",
+        "Parting",
+        "Sides",
+        "Way",
+        "measure_values",
+        "prove_at_call",
+        "prove_without",
+        "walk_pairs",
+    ),
+    "fuzzcompile.compiler.graph_replay": ("replay_graph",),
 }
 
 

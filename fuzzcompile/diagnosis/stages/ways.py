@@ -39,7 +39,7 @@ class Pair(Generic[At]):
 class Parting(Generic[At]):
     """The first step whose values are apart.
 
-    ``step`` is how far, in units of the RMS size of the left value; None where no size says it. ``expected`` and
+    ``step`` is how far, in units of the larger RMS size; None where no size says it. ``expected`` and
     ``got`` word the difference where it is not of values alone.
     """
 

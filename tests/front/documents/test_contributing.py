@@ -16,7 +16,10 @@ from fuzzcompile.model import facts
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sections()
 # Tests of the project that execute a block; every other example has its test on the page.
-ELSEWHERE = {"Add an idiom": "tests/fuzz/generation/test_new_idiom.py"}
+ELSEWHERE = {
+    "Add an idiom": "tests/fuzz/generation/test_new_idiom.py",
+    "Add a way of looking": "tests/diagnosis/stages/test_ways.py",
+}
 
 
 @pytest.fixture
