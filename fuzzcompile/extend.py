@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fuzzcompile.diagnosis.stages.ways import (
         Found,
         Pair,
-        Parting,
+        PartedStep,
         Sides,
         Way,
         measure_values,
@@ -55,7 +55,7 @@ __all__ = [
     "Input",
     "Mask",
     "Pair",
-    "Parting",
+    "PartedStep",
     "Pen",
     "ProbeResult",
     "Program",
@@ -103,7 +103,7 @@ _ROOMS = {
     "fuzzcompile.diagnosis.stages.ways": (
         "Found",
         "Pair",
-        "Parting",
+        "PartedStep",
         "Sides",
         "Way",
         "measure_values",

@@ -30,7 +30,7 @@ from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_inputs
 from fuzzcompile.diagnosis.operators.operator_comparison import iter_program_lines
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages.stage import attempt_backend
-from fuzzcompile.diagnosis.stages.ways import Found, Pair, Parting, Sides, Way, prove_without, walk_pairs
+from fuzzcompile.diagnosis.stages.ways import Found, Pair, PartedStep, Sides, Way, prove_without, walk_pairs
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model import stages
@@ -61,7 +61,7 @@ def _compare_branches(divergence: Divergence) -> Iterator[Sides[PathBranch]]:
     snapshot = record.snapshots[0]
     branch = find_branch(_record_eager_calls(divergence.experiments), snapshot, inputs)
 
-    def word(parting: Parting[PathBranch]) -> Found:
+    def word(parting: PartedStep[PathBranch]) -> Found:
         branch = parting.pair.at
         calling = [node for node in snapshot.graph.nodes if node.name in branch.nodes]
         source, line = _find_module(calling[0]) if calling else (None, None)
@@ -80,7 +80,7 @@ def _compare_branches(divergence: Divergence) -> Iterator[Sides[PathBranch]]:
         return Found(culprit)
 
     pairs = [] if branch is None else [Pair(branch, branch.eager, branch.captured)]
-    yield Sides(walk_pairs(pairs), word, Parting)
+    yield Sides(walk_pairs(pairs), word, PartedStep)
 
 
 def _find_module(node: fx.Node) -> tuple[str | None, int | None]:
@@ -176,7 +176,7 @@ def _compare_calls(divergence: Divergence) -> Iterator[Sides[tuple[_EagerCall, s
                 node, value = there[number] if len(there) == number_at[call.line] else there[-1]
                 yield Pair((call, node), call.value, value)
 
-    def word(parting: Parting[tuple[_EagerCall, str]]) -> Found:
+    def word(parting: PartedStep[tuple[_EagerCall, str]]) -> Found:
         call, node = parting.pair.at
         if lost:  # a write that is in no graph comes before what reads it
             call = lost[-1]
@@ -189,7 +189,7 @@ def _compare_calls(divergence: Divergence) -> Iterator[Sides[tuple[_EagerCall, s
     yield Sides(walk_pairs(pair_calls()), word, _measure_call)
 
 
-def _measure_call(pair: Pair[tuple[_EagerCall, str]]) -> Parting[tuple[_EagerCall, str]] | None:
+def _measure_call(pair: Pair[tuple[_EagerCall, str]]) -> PartedStep[tuple[_EagerCall, str]] | None:
     """Tell two results that one kernel on the same values could not have given."""
     eager, captured = pair.left, pair.right
     if not isinstance(eager, torch.Tensor) or not isinstance(captured, torch.Tensor):
@@ -198,7 +198,7 @@ def _measure_call(pair: Pair[tuple[_EagerCall, str]]) -> Parting[tuple[_EagerCal
         exact = not eager.is_floating_point()
         if relative_change(eager, captured) <= (0 if exact else ANOTHER_CALL_ULPS * torch.finfo(eager.dtype).eps):
             return None
-    return Parting(pair)
+    return PartedStep(pair)
 
 
 CALLS = Way("a program's calls, and the nodes of dynamo's graphs", _compare_calls, prove_without)

@@ -36,7 +36,7 @@ from fuzzcompile.diagnosis.stages.stage import Suspect
 from fuzzcompile.diagnosis.stages.ways import (
     Found,
     Pair,
-    Parting,
+    PartedStep,
     SideBySide,
     Sides,
     Visit,
@@ -59,7 +59,7 @@ from fuzzcompile.run.tensors import list_significant_strides
 def _compare_tangents(divergence: Divergence) -> Iterator[Sides[ChangedTangent]]:
     """Tangents before and after AOTAutograd's copy into the layout of an output."""
 
-    def word(parting: Parting[ChangedTangent]) -> Found:
+    def word(parting: PartedStep[ChangedTangent]) -> Found:
         (module, function), tangent = aot_autograd.PLACE, parting.pair.at
         culprit = Culprit(
             stages.FUNCTIONALIZATION,
@@ -75,7 +75,7 @@ def _compare_tangents(divergence: Divergence) -> Iterator[Sides[ChangedTangent]]
 
     changed = divergence.trial.ledger.changed_tangents
     pairs = [Pair(tangent, tangent.before, tangent.after) for tangent in changed]
-    yield Sides(walk_pairs(pairs), word, Parting)
+    yield Sides(walk_pairs(pairs), word, PartedStep)
 
 
 def _compare_analysis(divergence: Divergence) -> Iterator[Sides[str]]:
@@ -93,10 +93,10 @@ def _compare_analysis(divergence: Divergence) -> Iterator[Sides[str]]:
                 details={"kind": "analysis", "a run shows": denied},
             )
             pairs = [Pair(said, said, None) for said in denied]
-            yield Sides(walk_pairs(pairs), functools.partial(_word_as, Found(culprit)), Parting)
+            yield Sides(walk_pairs(pairs), functools.partial(_word_as, Found(culprit)), PartedStep)
 
 
-def _word_as(found: Found, _: Parting[str]) -> Found:
+def _word_as(found: Found, _: PartedStep[str]) -> Found:
     return found
 
 
@@ -151,7 +151,7 @@ def _compare_composites_of(
     )
 
 
-def _measure_paths(verdict: Verdict, pair: Pair[ComparedCall]) -> Parting[ComparedCall] | None:
+def _measure_paths(verdict: Verdict, pair: Pair[ComparedCall]) -> PartedStep[ComparedCall] | None:
     """Tell two paths that differ in what the verdict is about: strides, dtypes, shared memory, or values."""
     call = pair.at
     eager, traced = call.eager, call.traced
@@ -159,20 +159,22 @@ def _measure_paths(verdict: Verdict, pair: Pair[ComparedCall]) -> Parting[Compar
         return None
     for kind, differs in _iter_metadata_differences(eager, traced, verdict):
         if differs is not None:
-            return Parting(pair, kind, None, *differs)
+            return PartedStep(pair, kind, None, *differs)
     if verdict is Verdict.METADATA or not rounding.largest_change(eager.results, traced.results):
         return None
     if call.draws:
         # Other random numbers from one state, or another state behind them, which moves all that follow.
         step = rounding.largest_change(eager.results[:-1], traced.results[:-1])
         if step > OTHER_NUMBERS:
-            return Parting(pair, "numbers", step, *find_worst_element(eager, traced))
+            return PartedStep(pair, "numbers", step, *find_worst_element(eager, traced))
         same = torch.equal(eager.results[-1], traced.results[-1])
-        return None if same else Parting(pair, "numbers", None, "the state of the generator after it", "another state")
+        return (
+            None if same else PartedStep(pair, "numbers", None, "the state of the generator after it", "another state")
+        )
     exact = call.run_in_float64()
     known = all(outcome.error is None for outcome in exact)
     wrong = find_wrong_values(eager, traced, exact if known else None)
-    return None if wrong is None else Parting(pair, "values", wrong[2], *wrong[:2])
+    return None if wrong is None else PartedStep(pair, "values", wrong[2], *wrong[:2])
 
 
 def _iter_metadata_differences(
@@ -185,7 +187,7 @@ def _iter_metadata_differences(
         yield "alias", find_difference("alias", eager, traced)
 
 
-def _word_composite(ordinals: Counter[tuple[str, str | None]], parting: Parting[ComparedCall]) -> Found:
+def _word_composite(ordinals: Counter[tuple[str, str | None]], parting: PartedStep[ComparedCall]) -> Found:
     call = parting.pair.at
     name, line = _name_call(call.node), find_location([call.node])
     return Found(
@@ -241,7 +243,7 @@ def _compare_functional_runs(snapshot: Snapshot, inputs: Sequence[Any], count: R
             return
 
         def word(
-            parting: Parting[str], plain: NodeRun = plain, double: bool = double, seed: int = seed
+            parting: PartedStep[str], plain: NodeRun = plain, double: bool = double, seed: int = seed
         ) -> Found | None:
             count.replays += 2
             read = run_functionalized(snapshot, inputs, double=double, seed=seed, by_node=True)
@@ -267,9 +269,9 @@ def _pair_results(plain: NodeRun, functional: NodeRun) -> Iterator[Pair[str]]:
             yield Pair(name, before[name], after.get(name))
 
 
-def _measure_result(pair: Pair[str]) -> Parting[str] | None:
+def _measure_result(pair: Pair[str]) -> PartedStep[str] | None:
     if isinstance(pair.left, tuple):  # names of what shares the memory
-        return Parting(pair, "alias") if pair.left != pair.right else None
+        return PartedStep(pair, "alias") if pair.left != pair.right else None
     return measure_values(pair)
 
 
@@ -302,7 +304,7 @@ def _make_functional_culprit(
     graph: fx.Graph,
     node: fx.Node | None,
     plain: NodeRun,
-    difference: Parting[str],
+    difference: PartedStep[str],
     through: tuple[fx.Node, fx.Node] | None,
 ) -> Culprit:
     """The write at fault or, where a view loses what is not in it, that view at the place of the write."""

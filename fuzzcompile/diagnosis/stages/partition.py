@@ -18,7 +18,7 @@ from fuzzcompile.diagnosis.attribution.ablation import Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Culprit
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_inputs, list_placeholders
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
-from fuzzcompile.diagnosis.stages.ways import Found, Pair, Parting, Sides, Way, prove_without, walk_pairs
+from fuzzcompile.diagnosis.stages.ways import Found, Pair, PartedStep, Sides, Way, prove_without, walk_pairs
 from fuzzcompile.model import stages
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.thresholds import SEMANTIC_STEP
@@ -69,7 +69,7 @@ def _run_parts(frame: Frame, count: ReplayCount) -> Sides[str] | None:
     names = [f"output {i}" if i < results else f"gradient {i - results}" for i in range(len(parted))]
     pairs = [Pair(*step) for step in zip(names, once.outputs, parted, strict=True)]
 
-    def word(_: Parting[str]) -> Found:
+    def word(_: PartedStep[str]) -> Found:
         steps = {pair.at: relative_change(pair.left, pair.right) for pair in pairs}
         wrong = _find_wrongly_saved(whole, inputs, before.outputs[results:], list_placeholders(second))
         differs = [name for name, step in steps.items() if step > SEMANTIC_STEP]
@@ -79,9 +79,9 @@ def _run_parts(frame: Frame, count: ReplayCount) -> Sides[str] | None:
     return Sides(walk_pairs(pairs), word, _measure_output)
 
 
-def _measure_output(pair: Pair[str]) -> Parting[str] | None:
+def _measure_output(pair: Pair[str]) -> PartedStep[str] | None:
     step = relative_change(pair.left, pair.right)
-    return Parting(pair, step=step) if step > SEMANTIC_STEP else None
+    return PartedStep(pair, step=step) if step > SEMANTIC_STEP else None
 
 
 def _word(details: DetailsJson, nodes: tuple[str, ...] = (), step: float | None = None) -> Found:
@@ -107,11 +107,11 @@ def _compare_draws(divergence: Divergence) -> Iterator[Sides[None]]:
             yield Sides(walk_pairs([Pair(None, wanted, drawn)]), _word_draws, _measure_draws)
 
 
-def _measure_draws(pair: Pair[None]) -> Parting[None] | None:
-    return Parting(pair, "numbers") if pair.left != pair.right else None
+def _measure_draws(pair: Pair[None]) -> PartedStep[None] | None:
+    return PartedStep(pair, "numbers") if pair.left != pair.right else None
 
 
-def _word_draws(parting: Parting[None]) -> Found:
+def _word_draws(parting: PartedStep[None]) -> Found:
     wanted, drawn = parting.pair.left, parting.pair.right
     assert isinstance(wanted, Counter) and isinstance(drawn, Counter)
     return _word({"kind": "numbers", "joint graph draws": dict(wanted), "its parts draw": dict(drawn)})

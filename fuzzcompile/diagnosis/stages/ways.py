@@ -36,7 +36,7 @@ class Pair(Generic[At]):
 
 
 @dataclass(frozen=True)
-class Parting(Generic[At]):
+class PartedStep(Generic[At]):
     """The first step whose values are apart.
 
     ``step`` is how far, in units of the larger RMS size; None where no size says it. ``expected`` and
@@ -64,7 +64,7 @@ class Found:
 
 Proof = Callable[[Ablator, Found], Attribution | None]
 """Proves what a way has found by compiles; None if they do not."""
-Measure = Callable[[Pair[At]], Parting[At] | None]
+Measure = Callable[[Pair[At]], PartedStep[At] | None]
 """Says whether a step parts."""
 
 
@@ -83,12 +83,12 @@ class Sides(Generic[At]):
     """
 
     walk: Callable[[Visit[At]], None]
-    word: Callable[[Parting[At]], Found | None]
+    word: Callable[[PartedStep[At]], Found | None]
     measure: Measure[At]
 
-    def find_parting(self) -> Parting[At] | None:
+    def find_parting(self) -> PartedStep[At] | None:
         """The first step that parts; None if none does."""
-        partings: list[Parting[At]] = []
+        partings: list[PartedStep[At]] = []
 
         def visit(pair: Pair[At]) -> bool:
             parting = None if partings else self.measure(pair)
@@ -108,10 +108,10 @@ def walk_pairs(pairs: Iterable[Pair[At]]) -> Callable[[Visit[At]], None]:
     return walk
 
 
-def measure_values(pair: Pair[At]) -> Parting[At] | None:
+def measure_values(pair: Pair[At]) -> PartedStep[At] | None:
     """Tell a step whose values in float64 are other ones, which rounding does not explain, or have another dtype."""
     step = measure_step(pair.left, pair.right)
-    return Parting(pair, step=step if math.isfinite(step) else None) if step > SEMANTIC_STEP else None
+    return PartedStep(pair, step=step if math.isfinite(step) else None) if step > SEMANTIC_STEP else None
 
 
 def measure_step(left: object, right: object) -> float:
