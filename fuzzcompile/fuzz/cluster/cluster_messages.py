@@ -120,6 +120,11 @@ class HostCharter:
     opens: Callable[..., Any] = field(default=NamedFunction("fuzzcompile.fuzz.cluster.dask_host:open_local"))
 
 
+def name_topic(campaign: str) -> str:
+    """Return the topic of Dask's events under which Dask workers tell a campaign which of its tasks begin."""
+    return f"fuzzcompile {campaign}"
+
+
 def pack(value: object) -> bytes:
     """Pickle and compress a value.
 

@@ -29,6 +29,7 @@ from fuzzcompile.fuzz.cluster.cluster_messages import (
     HostCharter,
     WorkerOffer,
     compute_code_digest,
+    name_topic,
     unpack,
 )
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, MachineUnfit, format_message
@@ -196,7 +197,10 @@ async def close_host(campaign: str, dask_worker: Worker) -> None:
 
 def answer(call: ClusterCall) -> bytes:
     """Run a task on the Dask worker that this is called on, and return the pickled `ClusterReply`."""
-    host = _find_host(call.campaign, get_worker().address)
+    worker = get_worker()
+    # What waits on this Dask worker has not begun: if the worker is lost, it is not to blame.
+    worker.log_event(name_topic(call.campaign), {"begun": call.number, "worker": worker.address})
+    host = _find_host(call.campaign, worker.address)
     return pickle.dumps(host.run(call) if host is not None else ClusterReply(unhosted=True), pickle.HIGHEST_PROTOCOL)
 
 

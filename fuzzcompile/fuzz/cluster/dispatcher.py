@@ -109,6 +109,8 @@ def parse_host(address: str) -> str:
 
 MOST_LOST = 3
 """A task that has run on so many lost Dask workers may be what ends them: it is not run again."""
+# Nor is one that was sent so often: it may end Dask workers before they can say that it has begun.
+_MOST_SENT = 4 * MOST_LOST
 
 
 class ClusterFuture(Future[Any]):
@@ -121,8 +123,9 @@ class ClusterFuture(Future[Any]):
 class ClusterTask:
     """A task that waits for a worker or runs on one.
 
-    ``attempt`` counts how often it was sent; ``lost`` are the workers that it was lost with, and ``left`` is what
-    their processes left of it. It does not run on the machines ``not_on`` while there are others.
+    ``attempt`` counts how often it was sent, and ``began`` says whether it runs there, or waits until that Dask worker
+    has a thread for it. ``lost`` are the workers that it was lost with while it ran, and ``left`` is what their
+    processes left of it. It does not run on the machines ``not_on`` while there are others.
     """
 
     call: ClusterCall
@@ -134,6 +137,7 @@ class ClusterTask:
     left: dict[str, str] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     since: float = 0.0
+    began: bool = False
     sent: DaskFuture | None = None
 
     @property
@@ -224,6 +228,13 @@ class Dispatcher:
         self._waiting.append(task)
         self.place()
 
+    def mark_begun(self, number: int, address: str) -> None:
+        """Note that a task has begun on a worker, as that says."""
+        member = self.members.get(address)
+        task = None if member is None else member.running.get(number)
+        if task is not None:
+            task.began = True
+
     def add(self, member: ClusterMember) -> None:
         """Send tasks to this worker too."""
         self.members[member.address] = member
@@ -263,6 +274,7 @@ class Dispatcher:
             self._waiting.remove(task)
             if task.begin():
                 task.attempt += 1
+                task.began = False
                 task.since = time.monotonic()
                 member.running[task.call.number] = task
                 task.sent = self._client.submit(
@@ -329,10 +341,10 @@ class Dispatcher:
     def _prepare_retry(self, task: ClusterTask, member: ClusterMember, blame: bool) -> bool:
         """Prepare a task whose worker is lost to run again; return False if it fails instead."""
         task.release()
-        if blame:
+        if blame and task.began:
             task.lost.append(member.address)
         left = drop_blame(task.left)
-        if len(task.lost) < MOST_LOST:
+        if len(task.lost) < MOST_LOST and task.attempt < _MOST_SENT:
             if left:
                 task.call = task.call.resume(left)
             return True

@@ -10,7 +10,7 @@ import pickle
 import signal
 import time
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import distributed
 
 from fuzzcompile.fuzz.cluster import dask_host
-from fuzzcompile.fuzz.cluster.cluster_messages import HealthReport, HostCharter, WorkerOffer
+from fuzzcompile.fuzz.cluster.cluster_messages import HealthReport, HostCharter, WorkerOffer, name_topic
 from fuzzcompile.fuzz.cluster.cluster_state import (
     Change,
     ClusterAddress,
@@ -249,8 +249,13 @@ class Membership:
 
     async def _connect(self, within: float | None = None) -> Connection:
         self.connection = connection = await Connection.open(self.address, within or ANSWERS_WITHIN)
+        connection.client.subscribe_topic(name_topic(self._charter.campaign), self._hear_beginning)
         self.dispatcher.connect(connection.client)
         return connection
+
+    def _hear_beginning(self, event: tuple[float, Mapping[str, Any]]) -> None:
+        _, told = event
+        self.dispatcher.mark_begun(told["begun"], told["worker"])
 
     async def _reconnect(self) -> None:
         """Wait for the scheduler to come back; its workers are all new then."""

@@ -113,6 +113,8 @@ def test_a_worker_that_is_listed_and_never_answers_is_waited_for_once(monkeypatc
 
         def submit(self, *_: Any, **__: Any) -> None: ...
 
+        def subscribe_topic(self, *_: Any) -> None: ...
+
     async def connect(*_: Any) -> Connection:
         return Connection(Deaf(), "tcp://s:1")  # type: ignore[arg-type]
 

@@ -133,6 +133,24 @@ def test_several_campaigns_share_a_cluster(cluster):
         assert second.schedule(EVAL, ("1 + 1",)).result(PATIENCE) == 2
 
 
+def test_a_lost_worker_blames_no_case_that_waits_there_behind_another_campaign(monkeypatch):
+    monkeypatch.setattr(membership, "_SETTLING", 0.0)
+    with threads(1) as cluster, joined(cluster) as first, joined(cluster) as second:
+        for workers in (first, second):
+            workers.wait_for_worker(PATIENCE)
+        running, gate = first.schedule(NamedFunction("time:sleep"), (1000,)), second._membership.dispatcher
+        until(lambda: any(task.began for each in list(first._membership.dispatcher.members.values())
+                          for task in list(each.running.values())))  # fmt: skip
+        waiting = second.schedule(EVAL, ("1 + 1",))
+        for _ in range(4):
+            (member,) = until(lambda: [each for each in list(gate.members.values()) if each.running])
+            second._loop.call_soon_threadsafe(second._membership._lose, "it is gone", member)
+            until(lambda lost=member: gate.members.get(lost.address) not in (None, lost))
+        assert not waiting.done() and not running.done()
+        first.kill_workers()
+        assert waiting.result(PATIENCE) == 2
+
+
 def test_killing_it_settles_every_task_and_ends_every_process(cluster):
     before = {child.pid for child in psutil.Process().children()}
     workers = joined(cluster)

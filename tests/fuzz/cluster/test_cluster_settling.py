@@ -71,7 +71,12 @@ def dispatched(
 
 def test_workers_that_are_lost_at_once_blame_a_task_once():
     members, task = [member(name) for name in "abcd"], make_task()
-    client = dispatched(members, [task], lambda dispatcher, _: dispatcher.drop(*members[:3], blame=True))
+
+    def lose(dispatcher: Dispatcher, _: Client) -> None:
+        dispatcher.mark_begun(0, "a")
+        dispatcher.drop(*members[:3], blame=True)
+
+    client = dispatched(members, [task], lose)
     assert [where for where, _, _ in client.sent] == ["a", "d"]
     assert task.lost == ["a"] and task.future.running()
 
@@ -124,12 +129,28 @@ def test_a_task_that_was_lost_with_three_workers_fails():
 
     def lose(dispatcher: Dispatcher, _: Client) -> None:
         for name in "abc":
+            dispatcher.mark_begun(0, name)
             dispatcher.drop(dispatcher.members[name], blame=True)
 
     dispatched([member(name) for name in "abc"], [task], lose)
     failed = task.future.exception(0)
     assert task.future.environment is not None and task.future.environment["machine"] == failed.output[-1]
     assert isinstance(failed, WorkerCrashed) and "a, b, c" in failed.output
+
+
+def test_a_task_that_never_began_is_not_to_blame_unless_it_is_sent_again_and_again():
+    task, names = make_task(), [str(number) for number in range(13)]
+    sent: list[bool] = []
+
+    def lose(dispatcher: Dispatcher, _: Client) -> None:
+        for name in names:
+            sent.append(task.future.done())
+            if name in dispatcher.members:
+                dispatcher.drop(dispatcher.members[name], blame=True)
+
+    dispatched([member(name) for name in names], [task], lose)
+    assert task.lost == [] and not any(sent[:12]) and sent[12]
+    assert isinstance(task.future.exception(0), WorkerCrashed)
 
 
 def test_a_minimization_goes_on_elsewhere_without_blame_for_its_last_question():
@@ -144,6 +165,7 @@ def test_a_minimization_goes_on_elsewhere_without_blame_for_its_last_question():
         members[0].store_left({7: left, 8: {"state": "of another"}})
         for name in "abc":
             goes_on.append(unpack(task.call.call)[1][0].left)
+            dispatcher.mark_begun(7, name)
             dispatcher.drop(dispatcher.members[name], blame=True)
 
     dispatched(members, [task], lose)
