@@ -76,6 +76,7 @@ device: Callable[[OptionCommand], OptionCommand] = setting_option(
 )
 target: Callable[[OptionCommand], OptionCommand] = setting_option(
     "target",
+    type=str,  # what is no target is refused with the same sentence wherever it is named
     metavar="|".join(TARGETS),
     help="The device that the compiler is told, which need not be here, apart from --device, which runs. Graphs and "
     "kernels are made for the target and judged on the CPU.",
