@@ -31,7 +31,7 @@ import torch
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.probe import SignatureLock
 from fuzzcompile.diagnosis.worker.judge import prepare
-from fuzzcompile.diagnosis.worker.minimization import LocalTools, judge_source, make_job
+from fuzzcompile.diagnosis.worker.minimization import CandidateTools, LocalAsker, judge_source, make_job
 from fuzzcompile.fuzz.campaign.leftovers import load_case
 from fuzzcompile.fuzz.recipe import GeneratedRecipe, read_recipe
 from fuzzcompile.model.judge_task import WorkerSetup
@@ -100,7 +100,7 @@ def measured(subject: Subject, budget: float) -> Row | None:
     report = judge_source(source)
     if not report["is_bug"] or report["verdict"] in _LOST:
         return None
-    tools = LocalTools(SignatureLock.of(report))
+    tools = CandidateTools(LocalAsker(), SignatureLock.of(report), report)
     job = make_job(source, report, subject.recipe)
     outcome = minimize(job, tools, SearchBudget(200, time.monotonic() + budget))
     before = extract_case(source) if defines_make(source) else source

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -35,6 +38,7 @@ from fuzzcompile.run.pool.worker import get_current_device
 # Compiling a candidate of one of these would take this worker down too.
 _LOST = (Verdict.CRASH, Verdict.TIMEOUT)
 _CRASHED = str(Verdict.CRASH)
+Answer = TypeVar("Answer")
 # Words in sources whose graphs may be compiled with dynamic shapes.
 _RESIZED = re.compile(r"\b(DYNAMIC|CALLS|dynamic|mark_dynamic)\b")
 
@@ -57,12 +61,12 @@ def minimize(task: MinimizeTask) -> MinimizeResult:
     several losses it ends there.
     """
     asked = ResumableState.resume(task.left)
-    tools = LocalTools(SignatureLock.of(task.report), task.vetoes, asked=asked)
+    tools = CandidateTools(LocalAsker(asked), SignatureLock.of(task.report), task.report, task.vetoes)
     budget = SearchBudget(task.tests, time.monotonic() + task.seconds)
     if task.report["verdict"] in _LOST or asked.is_over:
         budget = SearchBudget(0)
     job = make_job(task.source, task.report, task.recipe, for_issue=True)
-    with guard_runs(lambda program: asked.guard_eager(write_source(program))):
+    with guard_runs(tools.asker.guard_eager):
         return MinimizeResult.from_outcome(reduce_case(job, tools, budget, tally=asked.tally), task.source)
 
 
@@ -87,33 +91,101 @@ def make_job(
     )
 
 
-@dataclass
-class LocalTools:
-    """Tools that compile in this process: a crash ends it, and ``asked`` keeps the state of the search."""
+class CandidateLost(Exception):
+    """A step that took its process down, or that was not run because it did so before.
 
-    target: SignatureLock
-    vetoes: tuple[str, ...] = ()
-    thorough: bool = False
+    ``verdict`` names what happened. ``compiling``: eager had finished, so that the compiler is to blame. ``report`` is
+    the one that the process left behind, if it had come so far.
+    """
+
+    def __init__(
+        self, verdict: str, detail: str, *, compiling: bool = False, report: ReportJson | None = None, ran: bool = True
+    ) -> None:
+        super().__init__(detail)
+        self.verdict, self.compiling, self.report, self.ran = verdict, compiling, report, ran
+
+
+class Asker(Protocol):
+    """The place where a minimization compiles: this process, or a worker of a pool."""
+
+    def ask(self, step: Callable[[], Answer], *, name: str, source: str, limited: bool = False) -> Answer:
+        """Run a step, and return its answer.
+
+        Args:
+            step: can be pickled.
+            name: tells it apart from the other steps of the search.
+            source: the program that it runs.
+            limited: whether the step is one of many, each with little time.
+
+        Raises:
+            CandidateLost: it took its process down, now or before.
+        """
+
+    def guard_eager(self, program: Program) -> AbstractContextManager[bool]:
+        """Whether a process survives the eager run of a program, as far as is known."""
+
+
+@dataclass
+class LocalAsker:
+    """Compiles in this process: a crash ends it, and ``asked`` keeps the state of the search for the next one."""
+
     asked: ResumableState = field(default_factory=ResumableState)
 
-    def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
-        """Find whether and how a candidate fails, from one compile; one that killed a worker does not match."""
-        with self.asked.guard(f"{'screen' if screen else 'compile'} {candidate.digest}") as survives:
+    def ask(self, step: Callable[[], Answer], *, name: str, source: str, limited: bool = False) -> Answer:
+        """Run a step here, unless it killed a worker before (`Asker.ask`)."""
+        with self.asked.guard(name) as survives:
             if not survives:
-                return ProbeResult(False, False, _CRASHED, 0, 0)
-            return probe_candidate(ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes))
+                raise CandidateLost(_CRASHED, "it took a worker down", ran=False)
+            return step()
+
+    def guard_eager(self, program: Program) -> AbstractContextManager[bool]:
+        """Whether this process survives the eager run of a program, as far as is known."""
+        return self.asked.guard_eager(write_source(program))
+
+
+@dataclass
+class CandidateTools:
+    """The steps of a minimization, wherever they run: probe a candidate, capture its graphs, judge the result.
+
+    ``report`` is the one on the case that is minimized, and ``target`` the failure to keep.
+    """
+
+    asker: Asker
+    target: SignatureLock
+    report: ReportJson
+    vetoes: tuple[str, ...] = ()
+    thorough: bool = False
+
+    def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
+        """Find whether and how a candidate fails, from one compile; a lost process is a crash or a time-out."""
+        task = ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes)
+        name = f"{'screen' if screen else 'compile'} {candidate.digest}"
+        limited = self.target.verdict != Verdict.TIMEOUT
+        try:
+            return self.asker.ask(partial(probe_candidate, task), name=name, source=candidate.source, limited=limited)
+        except CandidateLost as lost:
+            matches = lost.compiling and lost.verdict == self.target.verdict
+            return ProbeResult(matches, lost.compiling, lost.verdict, int(lost.ran), 0)
 
     def programs(self, source: str, capture: Capture) -> Sequence[Program]:
-        """The captured graphs of a source."""
-        with self.asked.guard(f"{capture} {hash_source(source)}") as survives:
-            return capture_programs(source, capture) if survives else []
+        """The captured graphs of a source; none if they cannot be had without losing the process."""
+        try:
+            step = partial(capture_programs, source, capture)
+            return self.asker.ask(step, name=f"{capture} {hash_source(source)}", source=source)
+        except CandidateLost:
+            return []
 
     def judge(self, source: str) -> ReportJson:
-        """Return the full report on a source; for one that killed a worker, a report without a bug to keep."""
-        with self.asked.guard(f"judge {hash_source(source)}") as survives:
-            if not survives:
-                return {"verdict": _CRASHED, "is_bug": False, "signature": None}
-            return judge_source(source, self.vetoes, self.target.causes)
+        """Return the full report on a source; if its process is lost, what it left, or its verdict alone."""
+        try:
+            step = partial(judge_source, source, self.vetoes, self.target.causes)
+            return self.asker.ask(step, name=f"judge {hash_source(source)}", source=source)
+        except CandidateLost as lost:
+            if lost.report is not None:
+                return lost.report
+            if lost.compiling:
+                return {**self.report, "verdict": lost.verdict, "cost": {"compiles": 1}}
+            return {**self.report, "verdict": "invalid", "is_bug": False, "signature": None, "detail": str(lost)}
 
     def become_thorough(self) -> None:
         """Refine the verdicts of all further probes as triage does."""

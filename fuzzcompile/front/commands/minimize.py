@@ -7,10 +7,10 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
@@ -18,14 +18,7 @@ from fuzzcompile.corpus.records import CaseRecord, public_id
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.probe import Keep, SignatureLock
 from fuzzcompile.diagnosis.worker.local_pool import LEAST_THREADS, open_pool
-from fuzzcompile.diagnosis.worker.minimization import (
-    ProbeTask,
-    capture_programs,
-    judge_source,
-    make_job,
-    probe_candidate,
-    run_eagerly,
-)
+from fuzzcompile.diagnosis.worker.minimization import Answer, CandidateLost, CandidateTools, make_job, run_eagerly
 from fuzzcompile.diagnosis.worker.minimize_task import CONCLUDING, CONFIRMING, LEAST_SEARCH, MinimizeResult
 from fuzzcompile.diagnosis.worker.worker_loss import choose_loss_verdict, make_start_error, read_left
 from fuzzcompile.front.commands.triage import triage_files
@@ -35,51 +28,61 @@ from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import ReportJson, read_target
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.signatures import hash_source
-from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.casefiles.case_file import read_case_file
 from fuzzcompile.programs.casefiles.python_text import defines_make
-from fuzzcompile.programs.ir.case_source import CaseText, write_source
+from fuzzcompile.programs.ir.case_source import write_source
 from fuzzcompile.programs.ir.evaluation import guard_runs
 from fuzzcompile.programs.ir.program import Program
 from fuzzcompile.programs.shrink.minimize import minimize as reduce_case
-from fuzzcompile.programs.shrink.outcome import ProbeResult, SearchTally
-from fuzzcompile.programs.shrink.search import Capture, SearchBudget, SearchProgress
+from fuzzcompile.programs.shrink.outcome import SearchTally
+from fuzzcompile.programs.shrink.search import SearchBudget, SearchProgress
 from fuzzcompile.report.finding_facts import IssueFacts
 from fuzzcompile.run.device import describe_environment, resolve_device
 from fuzzcompile.run.pool.worker import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerStartFailed
 from fuzzcompile.run.pool.worker_pool import WorkerPool
 
-# Candidates of a minimization, compiled in the worker of a pool.
-
 # Seconds that one candidate may take: less than the case did, which was judged within the limits.
 _CANDIDATE_TIME = 90.0
 
-Result = TypeVar("Result")
-
 
 @dataclass
-class PooledTools:
-    """Tools that compile candidates in a pool's worker: one that crashes or hangs costs the worker and nothing else.
-
-    A worker that is lost before eager has finished does not count as a fault of the compiler.
-    """
+class PoolAsker:
+    """Compiles in a pool's worker: a step that crashes or hangs costs the worker and nothing else (`Asker`)."""
 
     pool: WorkerPool
-    target: SignatureLock
-    vetoes: tuple[str, ...]
-    report: ReportJson
-    thorough: bool = False
     fatal: set[str] = field(default_factory=set)
 
-    def survives(self, program: Program) -> bool:
-        """Return whether a worker survives the program's eager run; a loss takes seconds, and comes once a program."""
+    def ask(self, step: Callable[[], Answer], *, name: str, source: str, limited: bool = False) -> Answer:
+        """Run a step in a worker; one that is lost before eager has finished is no fault of the compiler."""
+        limit = _CANDIDATE_TIME if limited else None
+        # A script may change its process for good, so its worker runs nothing else.
+        spends = not defines_make(source)
+        try:
+            return self.pool.schedule(step, label="minimize", time_limit=limit, spends=spends).result()
+        except WorkerStartFailed as error:
+            raise make_start_error(error) from error
+        except WorkerFailed as error:
+            compiling, report = read_left(error.left)
+            greedy = isinstance(error, WorkerOutOfMemory)  # this machine's fault, if anyone's
+            verdict, detail = (
+                "memory" if greedy else str(choose_loss_verdict(error)),
+                f"{error}, before eager had finished",
+            )
+            raise CandidateLost(verdict, detail, compiling=compiling and not greedy, report=report) from error
+        except RemoteError as error:
+            raise CandidateLost(error.kind, str(error)) from error
+
+    def guard_eager(self, program: Program) -> AbstractContextManager[bool]:
+        """Whether a worker survives the program's eager run; a loss takes seconds, and comes once a program."""
+        return contextlib.nullcontext(self._survives(program))
+
+    def _survives(self, program: Program) -> bool:
         source = write_source(program)
         if source in self.fatal:
             return False
+        run = partial(run_eagerly, program)
         try:
-            self.pool.schedule(
-                partial(run_eagerly, program), label="run", time_limit=_CANDIDATE_TIME, counts=False
-            ).result()
+            self.pool.schedule(run, label="run", time_limit=_CANDIDATE_TIME, counts=False).result()
         except WorkerStartFailed as error:
             raise make_start_error(error) from error
         except WorkerFailed:
@@ -88,55 +91,6 @@ class PooledTools:
         except RemoteError:
             return True  # it cannot be sent, say: then it runs here, as far as it does
         return True
-
-    def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
-        """Return whether and how a candidate fails; the loss of a worker after eager is its crash or time-out."""
-        task = ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes)
-        limit = _CANDIDATE_TIME if self.target.verdict != Verdict.TIMEOUT else None
-        try:
-            return self._run_in_worker(candidate.source, partial(probe_candidate, task), limit)
-        except WorkerStartFailed as error:
-            raise make_start_error(error) from error
-        except WorkerOutOfMemory:
-            return ProbeResult(False, False, "memory")
-        except WorkerFailed as error:
-            verdict, (compiling, _) = choose_loss_verdict(error), read_left(error.left)
-            return ProbeResult(compiling and verdict == self.target.verdict, compiling, str(verdict))
-        except RemoteError as error:
-            return ProbeResult(False, False, error.kind)
-
-    def programs(self, source: str, capture: Capture) -> Sequence[Program]:
-        """The captured graphs of a source; none if its worker is lost."""
-        try:
-            return self._run_in_worker(source, partial(capture_programs, source, capture))
-        except (WorkerFailed, RemoteError):
-            return []
-
-    def judge(self, source: str) -> ReportJson:
-        """Return the full report on a source; if the worker is lost, only its verdict is new."""
-        try:
-            return self._run_in_worker(source, partial(judge_source, source, self.vetoes, self.target.causes))
-        except WorkerFailed as error:
-            compiling, report = read_left(error.left)
-            if report is not None:
-                return report
-            if compiling:
-                return {**self.report, "verdict": str(choose_loss_verdict(error)), "cost": {"compiles": 1}}
-            return self._make_no_bug_report(f"{error}, before eager had finished")
-        except RemoteError as error:
-            return self._make_no_bug_report(str(error))
-
-    def become_thorough(self) -> None:
-        """Probe as triage judges from now on."""
-        self.thorough = True
-
-    def _make_no_bug_report(self, detail: str) -> ReportJson:
-        return {**self.report, "verdict": "invalid", "is_bug": False, "signature": None, "detail": detail}
-
-    def _run_in_worker(self, source: str, call: Callable[[], Result], limit: float | None = None) -> Result:
-        # A script may change its process for good, so its worker runs nothing else.
-        spends = not defines_make(source)
-        return self.pool.schedule(call, label="minimize", time_limit=limit, spends=spends).result()
 
 
 @dataclass(frozen=True)
@@ -268,8 +222,8 @@ def minimize(
     reserved = CONCLUDING if job.for_issue else CONFIRMING
     budget = SearchBudget(tally.tests + compiles, max(ends - reserved, time.monotonic() + LEAST_SEARCH))
     with open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool:
-        tools = PooledTools(pool, target, conditions.vetoes, subject.report)
-        with guard_runs(lambda program: contextlib.nullcontext(tools.survives(program))):
+        tools = CandidateTools(PoolAsker(pool), target, subject.report, conditions.vetoes)
+        with guard_runs(tools.asker.guard_eager):
             outcome = reduce_case(job, tools, budget, tally=tally, on_progress=show_progress)
         pool.kill_workers()
     if state is not None and outcome.finished:

@@ -15,8 +15,9 @@ import torch
 from test_reducers import given, search
 
 from fuzzcompile.diagnosis.probe import SignatureLock
+from fuzzcompile.diagnosis.worker.minimization import CandidateTools
 from fuzzcompile.diagnosis.worker.minimize_task import ResumableState, can_resume
-from fuzzcompile.front.commands.minimize import PooledTools
+from fuzzcompile.front.commands.minimize import PoolAsker
 from fuzzcompile.programs.ir.case_source import CaseText
 from fuzzcompile.programs.ir.evaluation import evaluate, guard_runs
 from fuzzcompile.programs.ir.program import Program, Ref, Statement
@@ -29,8 +30,8 @@ CRASH = SignatureLock("crash", None, None, ())
 REPORT: Any = {"verdict": "crash", "is_bug": True, "signature": "unattributed:crash:ended"}
 
 
-def tools(pool: Any) -> PooledTools:
-    return PooledTools(pool, CRASH, (), REPORT)
+def tools(pool: Any) -> CandidateTools:
+    return CandidateTools(PoolAsker(pool), CRASH, REPORT)
 
 
 def sized(rows: int) -> Program:
@@ -41,7 +42,7 @@ def sized(rows: int) -> Program:
 @pytest.mark.slow
 def test_a_program_on_which_eager_ends_the_process_is_refused_and_others_tried(tmp_path):
     found = search(sized(8), "sin")
-    with WorkerPool(1) as pool, guard_runs(lambda p: contextlib.nullcontext(tools(pool).survives(p))):
+    with WorkerPool(1) as pool, guard_runs(tools(pool).asker.guard_eager):
         assert not found.attempt(sized(2))
         assert found.attempt(sized(4))
 
@@ -72,7 +73,8 @@ def test_a_worker_that_is_lost_in_eager_is_no_crash_of_the_compiler(eager_finish
     probed = asking.probe(CaseText("def make(): ...", {}), screen=False)
     assert (probed.matches, probed.is_bug) == (eager_finished, eager_finished)
     assert asking.judge("def make(): ...")["is_bug"] is eager_finished
-    assert not asking.survives(sized(4))
+    with asking.asker.guard_eager(sized(4)) as survives:
+        assert not survives
 
 
 def test_a_worker_that_is_lost_behind_its_report_costs_the_cause_alone():

@@ -12,7 +12,7 @@ import torch
 
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.probe import SignatureLock
-from fuzzcompile.diagnosis.worker.minimization import LocalTools, capture_programs, make_job
+from fuzzcompile.diagnosis.worker.minimization import CandidateTools, LocalAsker, capture_programs, make_job
 from fuzzcompile.front.commands.minimize import MinimizeSubject, read_state, write_state
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.fuzz.recipe import GeneratedRecipe
@@ -34,7 +34,7 @@ of_2_13 = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="
 
 
 def minimized(path: Path, report: dict, progress: list[SearchProgress] | None = None) -> MinimizeOutcome:
-    tools = LocalTools(SignatureLock.of(report))
+    tools = CandidateTools(LocalAsker(), SignatureLock.of(report), report)
     seen = progress if progress is not None else []
     job = make_job(path.read_text(), report, None)
     return minimize(job, tools, SearchBudget(150, time.monotonic() + 240), on_progress=seen.append)

@@ -10,7 +10,7 @@ import torch
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.probe import SignatureLock
 from fuzzcompile.diagnosis.worker.judge import isolate_process
-from fuzzcompile.diagnosis.worker.minimization import LocalTools, capture_programs, make_job
+from fuzzcompile.diagnosis.worker.minimization import CandidateTools, LocalAsker, capture_programs, make_job
 from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.programs.ir.case_source import CaseText, count_model_lines
 from fuzzcompile.programs.ir.evaluation import evaluate
@@ -138,7 +138,9 @@ def test_a_large_model_in_training_around_one_refused_call_becomes_the_call(tmp_
     # As where the time for a large case was up.
     report |= {"culprit": None, "signature": "unattributed:-:accepts_invalid", "cause": None}
     job = make_job(path.read_text(), report, None)
-    outcome = minimize(job, LocalTools(SignatureLock.of(report)), SearchBudget(150, time.monotonic() + 400))
+    outcome = minimize(
+        job, CandidateTools(LocalAsker(), SignatureLock.of(report), report), SearchBudget(150, time.monotonic() + 400)
+    )
     assert outcome.how == "graph" and outcome.operators == 1 < 20 < outcome.operators_before, outcome.note
     assert "torch.index_add(" in outcome.source and count_model_lines(outcome.source) <= 6
     assert outcome.report["culprit"]["rewrite"] == "aten.index_add.default"
