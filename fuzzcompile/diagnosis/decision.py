@@ -16,10 +16,10 @@ from fuzzcompile.compiler.target.kernel_log import ProgramOrder
 from fuzzcompile.compiler.target.target_process import current_target, explain_unfit_kernels
 from fuzzcompile.diagnosis.attribution.ablation import REPLAY, SUSPICION, VALUES, Evidence
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, Step, select_semantic_steps
-from fuzzcompile.diagnosis.operators.graph_boundary import BOUNDARY, Boundary, find_boundaries
 from fuzzcompile.diagnosis.oracle import random_streams
 from fuzzcompile.diagnosis.oracle.judgement import Judgement, choose_wrong_values_verdict, have_same_bits
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
+from fuzzcompile.diagnosis.stages.graph_boundary import BOUNDARY, Boundary, find_boundaries
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model import stages as names

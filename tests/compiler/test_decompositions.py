@@ -30,7 +30,7 @@ from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.torch_patch import install_patches
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount
 from fuzzcompile.diagnosis.operators.operator_comparison import OperatorCheck, check_operators
-from fuzzcompile.diagnosis.operators.operator_suspects import find_metadata_faults
+from fuzzcompile.diagnosis.stages.decomposition import find_metadata_faults
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow), torch.float16)

@@ -7,23 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx
 
 from fuzzcompile.compiler.compile_changes import ContiguousOperands
-from fuzzcompile.compiler.functional_run import run_eagerly
 from fuzzcompile.compiler.operators.decompositions import (
     find_functional_form,
     find_operator,
     format_operator,
     read_decomposition_table,
 )
-from fuzzcompile.compiler.operators.fake_tensors import find_fake_function
 from fuzzcompile.compiler.operators.operator_application import Application, use_contiguous_operands, watch_kernels
-from fuzzcompile.compiler.watch.ledger import Frame, GraphRecord, Ledger, Snapshot
-from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_inputs
+from fuzzcompile.diagnosis.attribution.steps import find_inputs
 from fuzzcompile.diagnosis.operators.operator_comparison import (
     KernelFault,
     OperatorCheck,
@@ -35,7 +30,6 @@ from fuzzcompile.diagnosis.operators.operator_comparison import (
 from fuzzcompile.diagnosis.operators.operator_faults import Fault
 from fuzzcompile.diagnosis.stages.stage import Stage, Suspect, prove_by_break, prove_in_turn
 from fuzzcompile.diagnosis.trials.case_runs import Trial
-from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.stages import (
     DECOMPOSITION,
     DYNAMO,
@@ -43,108 +37,9 @@ from fuzzcompile.model.stages import (
     FUNCTIONALIZATION,
     JOINT_GRAPH,
     LOWERING,
-    PRE_GRAD,
 )
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.device import shorten_message
-
-# Metadata (dtype, shape, strides) recorded in the compiler's graphs, compared with the replayed values.
-
-
-def find_metadata_faults(ledger: Ledger, count: ReplayCount, *, strides: bool = True) -> list[Culprit]:
-    """Nodes whose recorded dtype, shape or strides are not those of their values, one for each graph.
-
-    A node that is wrong in the first graph of the passes is the fault of the fake tensors, or of a decomposition that
-    says so; one that is wrong later is the fault of the rewrite after which it was there.
-
-    Args:
-        ledger: the graphs, with the inputs of their calls.
-        count: counts the replays.
-        strides: compare strides too.
-    """
-    culprits: list[Culprit] = []
-    for frame in ledger.frames:
-        for record in frame.records:
-            if record.stage == PRE_GRAD or not record.snapshots:
-                continue
-            culprit = _find_metadata_fault(frame, record, count, strides)
-            if culprit is not None:
-                culprits.append(culprit)
-    return culprits
-
-
-def _find_metadata_fault(frame: Frame, record: GraphRecord, count: ReplayCount, strides: bool) -> Culprit | None:
-    inputs = find_inputs(frame, record)
-    if inputs is None:
-        return None
-    # Strides are propagated anew before lowering: what passes write there is not read.
-    last = _find_wrong_node(record.snapshots[-1], inputs, count, strides=False)
-    first = _find_wrong_node(record.snapshots[0], inputs, count, strides)
-    if first is not None and record.stage == JOINT_GRAPH:
-        return _blame_fake_tensor(*first)
-    if last is None or first is not None:
-        return None
-    node, expected, got = last
-    for rewrite in record.rewrites:
-        before, after = (
-            {copied.name: copied.target for copied in record.snapshots[index].graph.nodes}
-            for index in (rewrite.before, rewrite.after)
-        )
-        if after.get(node.name) == node.target and before.get(node.name) != node.target:
-            details: DetailsJson = {"kind": "metadata", "expected": expected, "got": got, "node": node.name}
-            return Culprit.from_label(rewrite.label, confidence="low", details=details, nodes=(node.name,))
-    return None
-
-
-def _blame_fake_tensor(node: fx.Node, expected: str, got: str) -> Culprit:
-    function = find_fake_function(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
-    source, line = find_source(function) if function is not None else (None, None)
-    return Culprit.from_operator(
-        FAKE_TENSOR,
-        format_operator(node.target),
-        nodes=(node.name,),
-        source=source,
-        line=line,
-        site=find_location([node]),
-        confidence="low",
-        details={"kind": "metadata", "expected": expected, "got": got, "node": node.name},
-    )
-
-
-def _find_wrong_node(
-    snapshot: Snapshot, inputs: Sequence[Any], count: ReplayCount, strides: bool
-) -> tuple[fx.Node, str, str] | None:
-    """The first node that is something else than the graph says, as it is and as it is said to be."""
-    count.replays += 1
-    run = run_eagerly(snapshot, inputs, double=False)
-    for node in snapshot.graph.nodes:
-        said, value = node.meta.get("val"), run.values.get(node.name)
-        if node.op != "call_function" or not isinstance(said, torch.Tensor) or not isinstance(value, torch.Tensor):
-            continue
-        recorded, real = _describe_metadata(said, strides), _describe_metadata(value, strides)
-        if recorded is not None and recorded != real:
-            return node, str(real), recorded
-    return None
-
-
-def _describe_metadata(tensor: torch.Tensor, strides: bool) -> str | None:
-    """Dtype, shape and the strides that are followed; None where a size is not known."""
-    try:
-        shape = [_get_hint(size) for size in tensor.shape]
-        steps = [_get_hint(step) for step in tensor.stride()] if strides else []
-    except (ValueError, RuntimeError):
-        return None
-    if None in shape or None in steps:
-        return None
-    followed = [step for size, step in zip(shape, steps, strict=False) if size != 1] if 0 not in shape else []
-    return f"{tensor.dtype} {tuple(shape)}" + (f" strides {tuple(followed)}" if strides else "")
-
-
-def _get_hint(size: Any) -> int | None:
-    if isinstance(size, int):
-        return size
-    return getattr(getattr(size, "node", None), "hint", None)
-
 
 # Programs that raise in eager mode and not when compiled: the operator that raises, and where no check is made.
 
@@ -247,10 +142,10 @@ def list_operator_suspects(divergence: Divergence) -> list[Suspect]:
     runs = divergence.experiments.runs
     if runs.draws and not runs.promises_eager_numbers:  # a program that draws nothing has no other numbers to show
         faults = [fault for fault in faults if fault.kind != "numbers"]
-    return [_make_suspect(fault, rank) for rank, fault in enumerate(faults)]
+    return [_suspect_fault(fault, rank) for rank, fault in enumerate(faults)]
 
 
-def _make_suspect(fault: Fault, rank: int) -> Suspect:
+def _suspect_fault(fault: Fault, rank: int) -> Suspect:
     culprit = fault.culprit()
     return Suspect(culprit.stage, culprit.family, culprit.source, fault, fault.proved, (rank,))
 
@@ -283,13 +178,6 @@ def is_wrong_anywhere(suspect: Suspect) -> bool:
     return isinstance(suspect.finding, Fault) and suspect.certain and suspect.finding.kind in _WRONG_ANYWHERE
 
 
-def list_metadata_suspects(divergence: Divergence) -> list[Suspect]:
-    """Nodes whose recorded dtype, shape or strides are not those of their values: a fake tensor's, or a rewrite's."""
-    if divergence.verdict not in (Verdict.METADATA, *_FAILED):
-        return []
-    return [doubt(culprit) for culprit in find_metadata_faults(divergence.trial.ledger, divergence.count)]
-
-
 def list_lost_check_suspects(divergence: Divergence) -> list[Suspect]:
     """The operator that raises in eager mode, where the compiled program accepts what eager refuses."""
     if divergence.verdict is not Verdict.ACCEPTS_INVALID:
@@ -297,10 +185,10 @@ def list_lost_check_suspects(divergence: Divergence) -> list[Suspect]:
     culprit = find_unchecked_operator(
         divergence.trial, divergence.once(check_captured_operators), divergence.once(check_eager_program)
     )
-    return [] if culprit is None else [doubt(culprit)]
+    return [] if culprit is None else [make_suspect(culprit)]
 
 
-def doubt(culprit: Culprit) -> Suspect:
+def make_suspect(culprit: Culprit) -> Suspect:
     """A suspect that no compile can do without, as the culprit that it would be."""
     return Suspect(culprit.stage, culprit.family, culprit.source, culprit)
 

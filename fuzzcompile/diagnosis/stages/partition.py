@@ -18,7 +18,16 @@ from fuzzcompile.diagnosis.attribution.ablation import Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Culprit
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_inputs, list_placeholders
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
-from fuzzcompile.diagnosis.stages.ways import Found, Pair, PartedStep, Sides, Way, prove_without, walk_pairs
+from fuzzcompile.diagnosis.stages.ways import (
+    Found,
+    Pair,
+    PartedStep,
+    Sides,
+    Way,
+    prove_without,
+    shows_values,
+    walk_pairs,
+)
 from fuzzcompile.model import stages
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.thresholds import SEMANTIC_STEP
@@ -117,8 +126,8 @@ def _word_draws(parting: PartedStep[None]) -> Found:
     return _word({"kind": "numbers", "joint graph draws": dict(wanted), "its parts draw": dict(drawn)})
 
 
-DRAWS = Way("the random numbers of the joint graph, and of its parts", _compare_draws, prove_without, forms=False)
-PARTS = Way("the joint graph, and its parts", _compare_parts, prove_without, forms=False)
+DRAWS = Way("the random numbers of the joint graph, and of its parts", _compare_draws, prove_without, shows_values)
+PARTS = Way("the joint graph, and its parts", _compare_parts, prove_without, shows_values)
 
 
 def _order_inputs(saved: Sequence[Any], placeholders: Sequence[fx.Node], named: dict[str, Any]) -> list[Any] | None:

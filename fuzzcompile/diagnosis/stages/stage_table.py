@@ -16,12 +16,11 @@ from fuzzcompile.diagnosis.operators.operator_suspects import (
     doubt_first,
     doubt_operators,
     list_lost_check_suspects,
-    list_metadata_suspects,
     prove_aten_kernels,
     prove_operators,
 )
 from fuzzcompile.diagnosis.stages.codegen import Codegen
-from fuzzcompile.diagnosis.stages.decomposition import Decomposition, FakeTensor
+from fuzzcompile.diagnosis.stages.decomposition import METADATA, Decomposition, FakeTensor
 from fuzzcompile.diagnosis.stages.dynamo import BRANCH, CALLS
 from fuzzcompile.diagnosis.stages.functionalization import ANALYSIS, COMPOSITES, FUNCTIONAL, TANGENTS, Functionalization
 from fuzzcompile.diagnosis.stages.graph_passes import Freezing, Ground, JointGraph, PostGrad, PreGrad, prove_rewrites
@@ -30,7 +29,7 @@ from fuzzcompile.diagnosis.stages.partition import DRAWS, PARTS
 from fuzzcompile.diagnosis.stages.runtime import Cudagraphs, Runtime, prove_flawed_program
 from fuzzcompile.diagnosis.stages.scheduler import Scheduler
 from fuzzcompile.diagnosis.stages.stage import Stage
-from fuzzcompile.diagnosis.stages.ways import SideBySide
+from fuzzcompile.diagnosis.stages.ways import SideBySide, Way
 from fuzzcompile.model import stages
 
 # Stages whose input is run beside what they make of it, each way in the order of looking.
@@ -94,6 +93,16 @@ def _prove_operators(*, certain: bool) -> Prove:
     return partial(prove_operators, OPERATORS, certain=certain)
 
 
+def _doubt_way(way: Way) -> Prove:
+    """What parts first by a way whose culprits no compile can do without."""
+
+    def doubt(ablator: Ablator, divergence: Divergence) -> Attribution | None:
+        found = divergence.once(way.find)
+        return way.prove(ablator, found[0]) if found else None
+
+    return doubt
+
+
 def _prove_rewrites(ground: Ground) -> Prove:
     return partial(prove_rewrites, ground=ground)
 
@@ -124,7 +133,7 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.IN_GRAPHS, _prove_stage(DYNAMO)),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(FUNCTIONALIZATION)),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(PARTITION)),
-    SearchStep(Shows.IN_GRAPHS, partial(doubt_first, list_metadata_suspects)),
+    SearchStep(Shows.IN_GRAPHS, _doubt_way(METADATA)),
     SearchStep(Shows.IN_GRAPHS, partial(doubt_operators, OPERATORS)),
     SearchStep(Shows.IN_GRAPHS, partial(doubt_first, list_lost_check_suspects)),
     SearchStep(Shows.IN_CODE, prove_templates),

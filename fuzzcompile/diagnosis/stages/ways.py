@@ -121,6 +121,16 @@ def measure_step(left: object, right: object) -> float:
     return relative_change(left, right) if isinstance(left, torch.Tensor) else 0.0
 
 
+def shows_values(divergence: Divergence) -> bool:
+    """Whether values are wrong, if only in float64."""
+    return divergence.is_of_values
+
+
+def shows_forms(divergence: Divergence) -> bool:
+    """Whether values are wrong, or a difference in layout or shared memory shows."""
+    return divergence.is_of_values or divergence.verdict in (Verdict.METADATA, Verdict.ALIASING)
+
+
 @dataclass(frozen=True)
 class Way:
     """One way to run something twice.
@@ -129,21 +139,20 @@ class Way:
         name: what is run twice, in a few words.
         sides: runs both sides of each graph and call of a divergence; compiles nothing.
         prove: proves the culprit.
-        forms: whether a difference in layout or shared memory may show it too, beside one of values.
-        most: how many graphs and calls that part are looked for.
+        shows: whether what the way finds can show as the divergence that there is.
+        most: how many graphs and calls that part are looked for; None for all.
     """
 
     name: str
     sides: Callable[[Divergence], Iterable[Sides]]  # type: ignore[type-arg]  # each way has steps of its own
     prove: Proof
-    forms: bool = True
-    most: int = 1
+    shows: Callable[[Divergence], bool] = shows_forms
+    most: int | None = 1
 
     def find(self, divergence: Divergence) -> list[Found]:
         """What parts first, as many as are asked for."""
-        shows = self.forms and divergence.verdict in (Verdict.METADATA, Verdict.ALIASING)
         found: list[Found] = []
-        for sides in self.sides(divergence) if shows or divergence.is_of_values else ():
+        for sides in self.sides(divergence) if self.shows(divergence) else ():
             parting = sides.find_parting()
             worded = sides.word(parting) if parting is not None else None
             found += [] if worded is None else [replace(worded, prove=self.prove)]
@@ -155,6 +164,11 @@ class Way:
 def _is_lost_check(finding: object) -> TypeGuard[Culprit]:
     # What a kernel's layouts explain was tried before.
     return isinstance(finding, Culprit) and "aten_kernel" not in finding.details
+
+
+def doubt(ablator: Ablator, found: Found) -> Attribution | None:
+    """The culprit as it stands: no compile can do without it."""
+    return Attribution(found.culprit)
 
 
 def prove_without(ablator: Ablator, found: Found) -> Attribution | None:

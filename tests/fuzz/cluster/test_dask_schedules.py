@@ -1,4 +1,4 @@
-"""Tries to let Dask itself place the tasks of a campaign, and where each fails: the reasons why our dispatcher pins them.
+"""Tries to let Dask place the tasks of a campaign, and where each fails: why our dispatcher pins them.
 
 Each test states what Dask does today. One that fails says that Dask has learnt it, and that the dispatcher's part in it
 can go.
@@ -69,12 +69,13 @@ def begin(path: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("resources", [None, {"fuzzcompile": 1}], ids=["plain", "resource since the start"])
 def test_tasks_that_only_wait_are_lost_with_the_worker_that_they_wait_on(tmp_path, resources):
-    """None of them waits at the scheduler, whatever `worker-saturation` says, and each loss counts against all."""
+    """None of them waits at the scheduler, whatever `worker-saturation` says; each loss counts against all."""
     settings = {"allowed-failures": 0, "worker-saturation": 1.0}
     with scheduled(1, resources=resources, **settings) as client:
         (pid,) = client.run(os.getpid).values()
         paths = [tmp_path / f"began {number}" for number in range(3)]
-        pinned = {"workers": list(client.scheduler_info()["workers"])} if resources is None else {"resources": resources}
+        present = list(client.scheduler_info()["workers"])
+        pinned = {"workers": present} if resources is None else {"resources": resources}
         tasks = [client.submit(begin, str(path), pure=False, **pinned) for path in paths]
         until(lambda: any(path.exists() for path in paths))
         assert client.run_on_scheduler(states) == ["processing"] * 3

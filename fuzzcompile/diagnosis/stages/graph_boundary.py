@@ -8,7 +8,7 @@ program's own precision hides in its rounding is hidden there.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,12 +26,13 @@ from fuzzcompile.compiler.graph_replay import (
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.watch.ledger import Frame, GraphRecord, Ledger
 from fuzzcompile.compiler.watch.rule_labels import find_location
-from fuzzcompile.diagnosis.attribution.ablation import Evidence
+from fuzzcompile.diagnosis.attribution.ablation import Divergence, Evidence
 from fuzzcompile.diagnosis.attribution.culprit import Culprit
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, coarsest_epsilon, find_inputs, list_placeholders
 from fuzzcompile.diagnosis.operators.operator_comparison import check_operators
 from fuzzcompile.diagnosis.operators.operator_faults import Fault
 from fuzzcompile.diagnosis.oracle import rounding as value_change
+from fuzzcompile.diagnosis.stages.ways import Found, Pair, PartedStep, Sides, Way, doubt, walk_pairs
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DECOMPOSITION, JOINT_GRAPH, PRE_GRAD
@@ -43,10 +44,12 @@ from fuzzcompile.model.thresholds import (
     SEMANTIC_STEP,
     VANISHING_GRADIENT,
 )
+from fuzzcompile.model.verdicts import Verdict
 
 # Calls that give other values outside of the grad mode and the transforms that they were captured in.
 _NOT_REPLAYED = facts().operators.bound_to_capture
 _EPS = torch.finfo(torch.float32).eps
+_RESULT, _GRADIENT = "result", "gradient"
 
 
 @dataclass(frozen=True)
@@ -93,14 +96,31 @@ BOUNDARY = Evidence("boundary", _shows_boundary, replays=True)
 
 def find_boundaries(ledger: Ledger, count: ReplayCount) -> list[Boundary]:
     """The frames whose meaning changed between dynamo's graph and the first graph of Inductor's passes."""
-    boundaries = (_find_boundary(frame, count) for frame in ledger.frames)
-    return [boundary for boundary in boundaries if boundary is not None]
+    calls = [call for frame in ledger.frames if (call := _find_crossing(frame, count)) is not None]
+    partings = [(call, _pair_graphs(call).find_parting()) for call in calls]
+    return [_make_boundary(call, parting) for call, parting in partings if parting is not None]
+
+
+def _compare_graphs(divergence: Divergence) -> Iterator[Sides[str]]:
+    """Dynamo's graph and the first graph of the passes, on the inputs of the first call: results, then gradients."""
+    for frame in divergence.trial.ledger.frames:
+        call = _find_crossing(frame, divergence.count)
+        if call is not None:
+            yield _pair_graphs(call)
+
+
+def _pair_graphs(call: _Crossing) -> Sides[str]:
+    def word(parting: PartedStep[str]) -> Found:
+        return Found(_make_boundary(call, parting).culprit())
+
+    return Sides(walk_pairs(call.pair_outputs()), word, call.measure)
 
 
 @dataclass(frozen=True)
 class _Crossing:
     """A captured call on both sides: dynamo's graph with its inputs, the first graph of the passes with its own."""
 
+    frame: Frame
     early: GraphRecord
     late: GraphRecord
     given: Sequence[Any]
@@ -127,6 +147,26 @@ class _Crossing:
         """Dynamo's graph in the program's own precision."""
         return self.run_early(double=False)
 
+    def pair_outputs(self) -> Iterator[Pair[str]]:
+        """The outputs of both graphs in float64, and where a gradient is computed, that it is to be compared too."""
+        early, late = self.run_early(double=True), self.run_late(double=True)
+        if early.error is not None or late.error is not None or _mutates(self.given, early.inputs):
+            return
+        joint = self.late.direction == "joint"
+        if len(early.outputs) == len(late.outputs) or joint:
+            yield Pair(_RESULT, early.outputs, late.outputs)
+        if joint:
+            yield Pair(_GRADIENT, early.outputs, late.outputs)
+
+    def measure(self, pair: Pair[str]) -> PartedStep[str] | None:
+        """Tell results or gradients that are other ones: neither rounding nor constants in float32 explain them."""
+        early, late = pair.left, pair.right
+        assert isinstance(early, Sequence) and isinstance(late, Sequence)
+        gradient = pair.at == _GRADIENT
+        step = _measure_gradient_change(self, late) if gradient else _measure_change(early, late)
+        shows = step > SEMANTIC_STEP and (gradient or _shows_natively(self, step))
+        return PartedStep(pair, step=step) if shows and step > _measure_explained(self, early) else None
+
 
 def _find_crossing(frame: Frame, count: ReplayCount) -> _Crossing | None:
     """The first captured call of a frame; None if there is none that can be replayed."""
@@ -138,30 +178,17 @@ def _find_crossing(frame: Frame, count: ReplayCount) -> _Crossing | None:
     inputs = find_inputs(frame, late)
     if inputs is None or list_random_calls(early.snapshots[-1]) or list_random_calls(late.snapshots[0]):
         return None
-    return _Crossing(early, late, frame.dynamo_calls[0].inputs, inputs, count)
+    return _Crossing(frame, early, late, frame.dynamo_calls[0].inputs, inputs, count)
 
 
-def _find_boundary(frame: Frame, count: ReplayCount) -> Boundary | None:
-    call = _find_crossing(frame, count)
-    if call is None:
-        return None
-    early, late = call.run_early(double=True), call.run_late(double=True)
-    if early.error is not None or late.error is not None or _mutates(call.given, early.inputs):
-        return None
-    joint = call.late.direction == "joint"
-    if len(early.outputs) != len(late.outputs) and not joint:
-        return None
-    step = _measure_change(early.outputs, late.outputs)
-    if step > SEMANTIC_STEP and _shows_natively(call, step) and step > _measure_explained(call, early.outputs):
-        return _blame_decomposition(frame, count, step, gradient=False) or Boundary(
-            frame.index, step, False, *_find_operator(call)
-        )
-    step = _measure_gradient_change(call, late.outputs) if joint else 0.0
-    if step > SEMANTIC_STEP and step > _measure_explained(call, early.outputs):
-        return _blame_decomposition(frame, count, step, gradient=True) or Boundary(
-            frame.index, step, True, None, (), None
-        )
-    return None
+def _make_boundary(call: _Crossing, parting: PartedStep[str]) -> Boundary:
+    """What parted, with the operator at fault as far as it can be told."""
+    gradient, step = parting.pair.at == _GRADIENT, parting.step or 0.0
+    blamed = _blame_decomposition(call.frame, call.count, step, gradient=gradient)
+    if blamed is not None:
+        return blamed
+    named = (None, (), None) if gradient else _find_operator(call)
+    return Boundary(call.frame.index, step, gradient, *named)
 
 
 def _blame_decomposition(frame: Frame, count: ReplayCount, step: float, *, gradient: bool) -> Boundary | None:
@@ -276,3 +303,10 @@ def _map_last_nodes(late: GraphRecord) -> dict[str, fx.Node]:
 def _differ(early: NodeValues, late: NodeValues, node: fx.Node, result: fx.Node) -> bool:
     value, traced = early.get(node.name), late.get(result.name)
     return value_change.are_comparable(value, traced) and value_change.relative_change(value, traced) > SEMANTIC_STEP
+
+
+def _may_show(divergence: Divergence) -> bool:
+    return divergence.trial.observation.failure is None and divergence.verdict is not Verdict.ACCEPTS_INVALID
+
+
+GRAPHS = Way("dynamo's graph, and the first graph of the passes", _compare_graphs, doubt, _may_show, most=None)
