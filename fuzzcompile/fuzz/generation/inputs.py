@@ -244,7 +244,9 @@ def list_extra_inputs(spec: CaseSpec) -> list[str]:
 
 def takes_targets(spec: CaseSpec) -> bool:
     """Return whether the head compares with target tokens."""
-    return spec.head is not None and idiom(spec.head.name).traits.targets(spec.head)
+    head = spec.head
+    wanted = None if head is None else idiom(head.name).traits.targets
+    return head is not None and wanted is not None and all(head[choice] == value for choice, value in wanted.items())
 
 
 # Constraints between choices: incompatible ones are dropped, so that every spec renders to a program that runs.
@@ -304,7 +306,11 @@ def _fit_mask(a: Attention) -> Mask:
 
 
 def _fit_part(spec: CaseSpec, part: Part) -> Part:
-    return idiom(part.name).traits.fit(part, spec)
+    for row in idiom(part.name).traits.fit:
+        under = spec.backward if row.under == "backward" else spec.compile.grad
+        if under and part[row.choice] != row.unless:
+            part = part.with_choices(**{row.choice: row.becomes})
+    return part
 
 
 def _fit_sizes(spec: CaseSpec) -> CaseSpec:

@@ -1,7 +1,8 @@
 """The idioms by name: adding one takes a template and a unit, in this package or outside of it.
 
-The unit says how often the idiom is drawn, draws its choices, and declares what it can do: near misses, settings and
-the choices that give way to each other ask these capabilities, never for a name.
+The unit, a function for an attention and a row of ``parts.toml`` for any other role, says how often the idiom is drawn,
+its choices, and what it can do: near misses, settings and choices that give way to each other ask for these
+capabilities, never for a name.
 
 The template is ``templates/idioms/NAME.py.j2``, or the idiom's ``source``. ``n`` are the sizes as source text, ``p``
 the part's choices. What the template has to give depends on the role:
@@ -23,32 +24,22 @@ the part's choices. What the template has to give depends on the role:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 from jinja2 import Template
 
 from fuzzcompile.compiler.inductor_toggles import Stirred
-from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec, Choices, Dims, Layout, Part, Pen
+from fuzzcompile.fuzz.generation.spec import Attention, Choice, Dims, Layout, Part, Pen
 from fuzzcompile.model.templates import get_template
 
 Role = Literal[
-    "attention",
-    "projection",
-    "position",
-    "query_norm",
-    "grouping",
-    "norm",
-    "feed_forward",
-    "residual",
-    "layer",
-    "embedding",
-    "head",
-]
+    "attention", "projection", "position", "query_norm", "grouping", "norm", "feed_forward", "residual", "layer",
+    "embedding", "head",
+]  # fmt: skip
 DrawAttention = Callable[[Pen], Attention]
-DrawPart = Callable[[Pen], Choices]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,32 +86,42 @@ class AttentionTraits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GivingWay:
+    """A choice of a part that ``becomes`` another one ``under`` a gradient, unless it is ``unless``."""
+
+    under: Literal["backward", "grad_mode"]
+    choice: str
+    becomes: Choice
+    unless: Choice | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartTraits:
     """Requirements and capabilities of an idiom of another role.
 
     Attributes:
         fixes: the sizes (``batch``, ``sequence``) that its parameters or its code are made for, so that a second call
             cannot have others.
-        fit: the part as it can stand in a case, with choices that give way to it (a gradient, say).
+        fit: choices that give way to a gradient.
         autocast: it runs under autocast: it writes into no buffer whose dtype autocast does not know.
         graph_break: Dynamo cannot trace it as one graph.
         recalled: it keeps Python state from call to call, so that calls of the same sizes differ.
         own_strides: compiled on its own, its output has other strides than in eager mode.
         stirs: what it has that few passes look for; settings that act on this are drawn more often with it.
         uneven: it has a choice ``uneven``, under which its equal operators differ.
-        targets: whether a head compares with tokens that are given.
+        targets: the choices under which a head compares with tokens that are given; None if it never does.
         sdpa_argument: the argument by which ``F.scaled_dot_product_attention`` does a grouping's work.
     """
 
     fixes: tuple[Literal["batch", "sequence"], ...] = ()
-    fit: Callable[[Part, CaseSpec], Part] = lambda part, spec: part
+    fit: tuple[GivingWay, ...] = ()
     autocast: bool = True
     graph_break: bool = False
     recalled: bool = False
     own_strides: bool = False
     stirs: tuple[Stirred, ...] = ()
     uneven: bool = False
-    targets: Callable[[Part], bool] = lambda part: False
+    targets: Mapping[str, Choice] | None = None
     sdpa_argument: str = ""
 
 
@@ -133,23 +134,35 @@ class Idiom:
     summary: str
     weight: int = 1
     draw_attention: DrawAttention | None = None
-    draw_part: DrawPart | None = None
+    choices: Mapping[str, Sequence[Choice] | int] = field(default_factory=dict)
     attention: AttentionTraits = AttentionTraits()
     traits: PartTraits = PartTraits()
     source: str | None = None
 
-    @property
-    def template(self) -> str:
-        """The name of the template that renders it, unless ``source`` does."""
-        return f"idioms/{self.name}.py.j2"
-
     def draw_choices(self, pen: Pen) -> Part:
         """The idiom with its choices drawn."""
-        return Part(self.name, tuple(self.draw_part(pen).items())) if self.draw_part else Part(self.name)
+        return Part(self.name, tuple((name, _draw_choice(pen, choices)) for name, choices in self.choices.items()))
 
     def load(self) -> Template:
         """The template that renders it."""
-        return get_template(self.template, self.source)
+        return get_template(f"idioms/{self.name}.py.j2", self.source)
+
+
+def _draw_choice(pen: Pen, choices: Sequence[Choice] | int) -> Choice:
+    """Any of a list; true or, for a negative percentage, false in that percentage of draws; or a fixed truth value."""
+    if isinstance(choices, bool):
+        return choices
+    if isinstance(choices, int):
+        return pen.chance(choices) if choices > 0 else not pen.chance(-choices)
+    return pen.one_of(choices)
+
+
+def read_part_idiom(name: str, row: dict[str, Any]) -> Idiom:
+    """The idiom of a row of ``parts.toml``."""
+    own = {key: row.pop(key) for key in ("role", "summary", "weight", "choices") if key in row}
+    traits: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    traits["fit"] = tuple(GivingWay(**entry) for entry in row.get("fit", ()))
+    return Idiom(name, traits=PartTraits(**traits), **own)
 
 
 _IDIOMS: dict[str, Idiom] = {}
@@ -186,31 +199,11 @@ def attention_idiom(
     """Register the decorated function as an attention idiom under its own name."""
 
     def decorate(draw: DrawAttention) -> DrawAttention:
-        register(
-            Idiom(draw.__name__, "attention", _read_docstring(draw), weight, draw, attention=traits, source=source)
-        )
+        summary = " ".join((draw.__doc__ or "").split())
+        register(Idiom(draw.__name__, "attention", summary, weight, draw, attention=traits, source=source))
         return draw
 
     return decorate
-
-
-def part_idiom(
-    role: Role, weight: int, traits: PartTraits | None = None, source: str | None = None
-) -> Callable[[DrawPart], DrawPart]:
-    """Register the decorated function, which draws the choices of a part, as an idiom under its own name."""
-
-    def decorate(draw: DrawPart) -> DrawPart:
-        declared = traits or PartTraits()
-        register(
-            Idiom(draw.__name__, role, _read_docstring(draw), weight, draw_part=draw, traits=declared, source=source)
-        )
-        return draw
-
-    return decorate
-
-
-def _read_docstring(function: Callable[..., object]) -> str:
-    return " ".join((function.__doc__ or "").split())
 
 
 def idiom(name: str) -> Idiom:

@@ -50,7 +50,7 @@ def test_ruff_has_nothing_to_say(tmp_path: Path, many: list[GeneratedCase]) -> N
 
 def test_each_idiom_has_its_template_and_a_summary() -> None:
     for idiom in idioms():
-        assert (find_template_folder() / idiom.template).is_file()
+        assert (find_template_folder() / "idioms" / f"{idiom.name}.py.j2").is_file()
         assert idiom.summary
 
 
