@@ -37,7 +37,7 @@ CALLS = [inputs(1, [4]), inputs(2, [5, 6]), inputs(3, range(3)), inputs(4, [3])]
 
 
 def reference(calls):
-    from fuzzcompile.run.reference.attention_variants import KVCache, attend
+    from _attention_variants import KVCache, attend
 
     outputs, cache = [], None
     for query, key, value, position in calls:

@@ -49,7 +49,7 @@ CALLS = [inputs(1), inputs(2)]
 
 
 def reference(calls):
-    from fuzzcompile.run.reference.attention_variants import KVCache, attend
+    from _attention_variants import KVCache, attend
 
     cache, outputs = KVCache(*(tensor.to(calls[0][0].dtype) for tensor in held()), tuple(HELD)), []
     for step in calls:

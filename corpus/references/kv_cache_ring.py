@@ -40,7 +40,7 @@ CALLS = [inputs(1, 1), inputs(2, 4), inputs(3, 1)]
 
 
 def reference(calls):
-    from fuzzcompile.run.reference.attention_variants import KVCache, attend
+    from _attention_variants import KVCache, attend
 
     empty = calls[0][0].new_full((BATCH, HEADS, WINDOW, WIDTH), UNWRITTEN)
     cache, outputs = KVCache(empty, empty, (0,) * BATCH, "ring", WINDOW), []

@@ -42,7 +42,7 @@ CALLS = [inputs(position) for position in range(1, 7)]
 
 
 def reference(calls):
-    from fuzzcompile.run.reference.attention_variants import KVCache, attend
+    from _attention_variants import KVCache, attend
 
     empty = calls[0][0].new_full((BATCH, HEADS, WINDOW, WIDTH), UNWRITTEN)
     cache, outputs = KVCache(empty, empty, (0,) * BATCH, "shifted", WINDOW), []

@@ -39,7 +39,7 @@ CALLS = [inputs(1, [5]), inputs(2, [6]), inputs(3, [7, 8])]
 
 
 def reference(calls):
-    from fuzzcompile.run.reference.attention_variants import KVCache, attend
+    from _attention_variants import KVCache, attend
 
     empty = calls[0][0].new_full((BATCH, HEADS, SLOTS, WIDTH), UNWRITTEN)
     cache, outputs = KVCache(empty, empty, (0,) * BATCH), []

@@ -34,6 +34,6 @@ CALLS = [inputs(3, [0, 3, 7, 16], [1, 4, 12])]
 
 
 def reference(calls):
-    from fuzzcompile.run.reference.attention_variants import prefix_lm
+    from _attention_variants import prefix_lm
 
     return [prefix_lm(*inputs) for inputs in calls], {}

@@ -31,6 +31,6 @@ def make():
 
 
 def reference(calls):
-    from fuzzcompile.run.reference.attention_variants import prefix_lm
+    from _attention_variants import prefix_lm
 
     return [prefix_lm(*inputs) for inputs in calls], {}

@@ -27,6 +27,6 @@ def make():
 
 
 def reference(calls):
-    from fuzzcompile.run.reference.attention_variants import prefix_lm
+    from _attention_variants import prefix_lm
 
     return [prefix_lm(*packed, [0, *lengths.cumsum(0)], prefixes) for *packed, lengths, prefixes in calls], {}

@@ -16,7 +16,6 @@ import os
 import platform
 import random
 import re
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -29,7 +28,7 @@ import torch
 
 from fuzzcompile.model.conditions import parse_device_index
 from fuzzcompile.model.errors import EnvironmentUnfit
-from fuzzcompile.run.subprocesses import find_cxx_compiler
+from fuzzcompile.run.subprocesses import capture_output, find_cxx_compiler
 from fuzzcompile.run.tensors import list_tensors
 
 
@@ -308,7 +307,8 @@ def _read_cxx_version() -> str | None:
 
 
 def _read_output(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    done = capture_output(command, seconds=20)
+    done.check_returncode()
     return done.stdout
 
 

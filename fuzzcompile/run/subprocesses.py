@@ -25,9 +25,37 @@ class CommandStopped(Exception):
     """The caller's event was set while the command ran."""
 
 
-def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def _clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of this process without what steers Python, and with some variables more."""
     return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")} | dict(environment)
+
+
+def capture_output(
+    command: Sequence[str | Path],
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    seconds: float | None = None,
+    stdout: int = subprocess.PIPE,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end without input, and read what it prints; ``environment`` is as of :func:`run_command`.
+
+    Raises:
+        OSError: the command cannot be run.
+        subprocess.TimeoutExpired: it runs for longer than ``seconds``.
+    """
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=_clean_environment(environment or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        check=False,
+    )
 
 
 def run_command(
@@ -45,7 +73,7 @@ def run_command(
     Args:
         command: what runs.
         folder: where.
-        environment: variables more than this process has (`clean_environment`).
+        environment: variables more than this process has ; what steers Python is left out.
         out: gets what it prints on either stream.
         timeout: seconds.
         stop: ends it when set.
@@ -57,7 +85,7 @@ def run_command(
     process = subprocess.Popen(
         command,
         cwd=folder,
-        env=clean_environment(environment),
+        env=_clean_environment(environment),
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=subprocess.STDOUT,
@@ -115,15 +143,7 @@ def find_toolchain_fault() -> str | None:
         with tempfile.TemporaryDirectory(prefix="fuzzcompile-", ignore_cleanup_errors=True) as folder:
             source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")
             source.write_text(_PROGRAM, encoding="utf-8")
-            done = subprocess.run(
-                [str(compiler), "-shared", "-fPIC", str(source), "-o", str(library)],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                stdin=subprocess.DEVNULL,
-                timeout=_SECONDS,
-                check=False,
-            )
+            done = capture_output([compiler, "-shared", "-fPIC", source, "-o", library], seconds=_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         return f"{compiler} cannot be tried ({reason}); {_REMEDY}"

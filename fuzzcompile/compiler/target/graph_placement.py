@@ -15,9 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from fuzzcompile.run.reference import device_kernels as cells
-from fuzzcompile.run.reference import device_kernels as kernels
-from fuzzcompile.run.reference.fused_attention import find_stand_in
+from fuzzcompile.run.reference.device_kernels import find_stand_in
 from fuzzcompile.run.tensors import is_higher_order, run_inside
 
 if TYPE_CHECKING:
@@ -256,8 +254,7 @@ def find_cpu_reference(operator: object) -> ReferenceFunction | None:
     """
     if not isinstance(operator, torch._ops.OpOverload):
         return None
-    reference = _REFERENCES.get(_operator_name(operator))
-    return find_stand_in(operator) if reference is None else _bind_to_schema(operator, reference)
+    return _REFERENCES.get(_operator_name(operator)) or find_stand_in(operator)
 
 
 def explain_no_reference(operator: object) -> str | None:
@@ -287,59 +284,15 @@ def _operator_name(operator: torch._ops.OpOverload) -> str:
     return f"{operator._schema.name}.{overload}" if overload else operator._schema.name
 
 
-def _bind_to_schema(operator: torch._ops.OpOverload, reference: ReferenceFunction) -> ReferenceFunction:
-    """The reference with the operator's own names and defaults of arguments."""
-    defaults = {argument.name: argument.default_value for argument in operator._schema.arguments}
-
-    def compute(*args: object, **kwargs: object) -> object:
-        return reference(*(defaults | dict(zip(defaults, args, strict=False)) | kwargs).values())
-
-    return compute
-
-
-def _move_to_cpu(tensor: torch.Tensor, *_: object) -> torch.Tensor:
-    return tensor
-
-
 _KEYS = (
     *("CPU", "SparseCPU", "SparseCsrCPU", "QuantizedCPU", "MkldnnCPU", "NestedTensorCPU"),
     *("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"),
 )
 _REFERENCES: MappingProxyType[str, ReferenceFunction] = MappingProxyType(
     {
-        "prims::device_put": _move_to_cpu,
-        "aten::record_stream": lambda *_: None,
-        "aten::_pin_memory": lambda tensor, _: tensor.clone(),
-        "aten::mm.dtype": kernels.mm_to,
-        "aten::bmm.dtype": kernels.mm_to,
-        "aten::addmm.dtype": kernels.addmm_to,
-        "aten::baddbmm.dtype": kernels.addmm_to,
-        "aten::_softmax": kernels.softmax,
-        "aten::_log_softmax": kernels.log_softmax,
-        "aten::_softmax_backward_data": kernels.softmax_backward,
-        "aten::_log_softmax_backward_data": kernels.log_softmax_backward,
-        "aten::cudnn_batch_norm": kernels.batch_norm_with_reserve,
-        "aten::cudnn_batch_norm_backward": kernels.batch_norm_backward,
-        "aten::miopen_batch_norm": kernels.batch_norm,
-        "aten::miopen_batch_norm_backward": kernels.batch_norm_backward,
-        "aten::_fused_rms_norm_backward": kernels.rms_norm_backward,
-        "aten::_masked_scale": kernels.masked_scale,
-        "aten::cudnn_convolution": kernels.convolution,
-        "aten::cudnn_convolution_transpose": kernels.transposed_convolution,
-        "aten::cudnn_convolution_relu": kernels.convolution_relu,
-        "aten::cudnn_convolution_add_relu": kernels.convolution_add_relu,
-        "aten::miopen_convolution": kernels.biased_convolution,
-        "aten::miopen_depthwise_convolution": kernels.biased_convolution,
-        "aten::miopen_convolution_relu": kernels.convolution_relu,
-        "aten::miopen_convolution_add_relu": kernels.convolution_add_relu,
-        "aten::_conv_depthwise2d": kernels.depthwise_convolution,
-        "aten::conv_depthwise3d": kernels.depthwise_convolution,
-        "aten::cudnn_grid_sampler": kernels.grid_sampler,
-        "aten::cudnn_grid_sampler_backward": kernels.grid_sampler_backward,
-        "aten::_thnn_fused_lstm_cell": cells.lstm_cell,
-        "aten::_thnn_fused_lstm_cell_backward_impl": cells.lstm_cell_backward,
-        "aten::_thnn_fused_gru_cell": cells.gru_cell,
-        "aten::_thnn_fused_gru_cell_backward": cells.gru_cell_backward,
+        "prims::device_put": lambda a, *_, **__: a,
+        "aten::record_stream": lambda *_, **__: None,
+        "aten::_pin_memory": lambda self, *_, **__: self.clone(),
     }
 )
 # Parts of names of operators without a reference, and why there is none.

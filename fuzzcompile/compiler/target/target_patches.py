@@ -14,7 +14,6 @@ import hashlib
 import inspect
 import os
 import shutil
-import subprocess
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +26,7 @@ import torch
 from fuzzcompile.compiler.watch.ledger import format_reason
 from fuzzcompile.compiler.watch.torch_patch import Attribute
 from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.run.subprocesses import capture_output
 
 Replace = Callable[[Any, Any], Any]
 _MISSING = object()
@@ -168,10 +168,10 @@ def _compile_guard(library: Path) -> None:
     link = [f"-L{root / 'lib'}", "-lc10", f"-Wl,-rpath,{root / 'lib'}"]
     command = [compiler, "-shared", "-fPIC", "-O0", "-std=c++20", *include, str(source), "-o", str(draft), *link]
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    except subprocess.CalledProcessError as error:
-        line = next((line for line in error.stderr.splitlines() if "error" in line), "no reason given")
-        raise EnvironmentUnfit(f"{compiler} cannot build the device guard that a target needs: {line}") from error
+        done = capture_output(command)
     finally:
         source.unlink(missing_ok=True)
+    if done.returncode:
+        line = next((line for line in done.stderr.splitlines() if "error" in line), "no reason given")
+        raise EnvironmentUnfit(f"{compiler} cannot build the device guard that a target needs: {line}")
     draft.replace(library)

@@ -25,7 +25,7 @@ from platformdirs import user_cache_path
 
 from fuzzcompile.corpus.replay.replay_history import public
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.run.subprocesses import clean_environment
+from fuzzcompile.run.subprocesses import capture_output
 
 # pip, run for another environment: what it installs, which releases it knows, what it says when it cannot.
 
@@ -45,17 +45,10 @@ def install(python: Path, requirements: Sequence[str], options: Sequence[str], f
         NotFound: there is no such version for this Python.
         EnvironmentUnfit: pip failed otherwise; one sentence says why.
     """
-    done = subprocess.run(
-        # What is installed here is the cache: pip's own would hold the same gigabytes again.
-        [sys.executable, "-m", "pip", "--python", python, "install", "--no-cache-dir", *options, *requirements],
-        env=clean_environment(_QUIET | {"TMPDIR": str(folder)}),
-        stdin=subprocess.DEVNULL,
-        stdout=_STDERR,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    # What is installed here is the cache: pip's own would hold the same gigabytes again.
+    command: list[str | Path] = [sys.executable, "-m", "pip"]
+    command += ["--python", python, "install", "--no-cache-dir", *options, *requirements]
+    done = capture_output(command, environment=_QUIET | {"TMPDIR": str(folder)}, stdout=_STDERR)
     if done.returncode:
         raise _explain_pip_error(requirements[0], done.stderr)
 
@@ -66,15 +59,7 @@ def versions(options: Sequence[str] = ()) -> list[Version]:
     Raises:
         EnvironmentUnfit: pip finds none, or is not there.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "index", "versions", *options, "torch"],
-        env=clean_environment(_QUIET),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    done = capture_output([sys.executable, "-m", "pip", "index", "versions", *options, "torch"], environment=_QUIET)
     listed = re.search(r"^Available versions: (.*)$", done.stdout, re.M)
     if listed is None:
         raise EnvironmentUnfit(f"pip lists no versions of torch: {_reason(done.stderr)}.")
@@ -150,16 +135,7 @@ def find_torch(python: Path) -> Torch:
     """
     with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
         try:
-            done = subprocess.run(
-                [python, "-c", _ASK],
-                cwd=folder,
-                env=clean_environment({}),
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS,
-                stdin=subprocess.DEVNULL,
-                check=False,
-            )
+            done = capture_output([python, "-c", _ASK], folder=Path(folder), seconds=_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise EnvironmentUnfit(
                 f"{python} does not run as a Python interpreter ({type(error).__name__})."
@@ -352,15 +328,7 @@ def _check_disk(requirement: str, gigabytes: int) -> None:
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(
-        command,
-        env=clean_environment({}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    done = capture_output(command)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2]
         raise EnvironmentUnfit(f"`{' '.join(map(str, command[1:3]))}` failed: {said or 'it says nothing'}.")

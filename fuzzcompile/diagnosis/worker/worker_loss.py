@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from enum import Enum
 from typing import cast
 
 from fuzzcompile.diagnosis.worker.minimize_task import ASKING
@@ -12,7 +13,14 @@ from fuzzcompile.model.contract import ReportJson, TargetJson
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError
 from fuzzcompile.model.lost_worker import report_worker_failure
 from fuzzcompile.model.verdicts import Verdict
-from fuzzcompile.run.pool.worker import WorkerCrashed, WorkerFailed, WorkerStartFailed, WorkerTimeout, leave
+from fuzzcompile.run.pool.worker import (
+    WorkerCrashed,
+    WorkerFailed,
+    WorkerOutOfMemory,
+    WorkerStartFailed,
+    WorkerTimeout,
+    leave,
+)
 
 # Progress of a case, left by a judging worker in case it is lost. Imports no torch.
 
@@ -37,6 +45,34 @@ def read_left(left: Mapping[str, str]) -> tuple[bool, ReportJson | None]:
     """
     report = left.get(_REPORT)
     return EAGER in left or report is not None, None if report is None else cast(ReportJson, json.loads(report))
+
+
+class LossMeaning(Enum):
+    """Meaning of the loss of a judging worker for its case; the value says it in a report's detail."""
+
+    VERDICT = "what came after the verdict"
+    EARLY = "before eager had finished"
+    MEMORY = "its memory ran out, for which our own copies may be to blame"
+    SLOW = "interpreted kernels are slow"
+    ONCE = "seen once"
+    TWICE = "seen twice"
+
+
+def weigh_loss(loss: WorkerFailed, target: str | None, *, again: bool) -> tuple[LossMeaning, ReportJson | None]:
+    """The meaning of a loss, and the report that was left: the compiler is to blame for what happens ``TWICE`` alone.
+
+    ``again`` says that the case had lost a worker before; one that is lost ``ONCE`` is to be judged again.
+    """
+    eager_done, report = read_left(loss.left)
+    if report is not None:
+        return LossMeaning.VERDICT, report
+    if not eager_done:
+        return LossMeaning.EARLY, None
+    if isinstance(loss, WorkerOutOfMemory):
+        return LossMeaning.MEMORY, None
+    if target is not None and isinstance(loss, WorkerTimeout):
+        return LossMeaning.SLOW, None
+    return LossMeaning.TWICE if again else LossMeaning.ONCE, None
 
 
 def choose_loss_verdict(loss: WorkerFailed) -> Verdict:

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Self, TypedDict
 
 from fuzzcompile.diagnosis.worker.local_pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
 from fuzzcompile.diagnosis.worker.veto_check import VetoCheck
-from fuzzcompile.diagnosis.worker.worker_loss import is_cut_off, make_loss_report, make_start_error, read_left
+from fuzzcompile.diagnosis.worker.worker_loss import (
+    LossMeaning,
+    is_cut_off,
+    make_loss_report,
+    make_start_error,
+    weigh_loss,
+)
 from fuzzcompile.model.conditions import Conditions, Question, check_against, list_modes
 from fuzzcompile.model.contract import SCHEMA, ReportJson
 from fuzzcompile.model.errors import CaseError, FuzzcompileError, UsageError, format_message
@@ -379,19 +385,17 @@ def _answer_for_lost_worker(
 ) -> FileAnswer:
     """The answer after a worker was lost: the compiler is at fault only if eager had finished."""
     path, target = job.file.path, conditions.target
-    eager_done, report = read_left(error.left)
-    if is_cut_off(error):
+    meaning, report = weigh_loss(error, target, again=again)
+    if is_cut_off(error) or meaning is LossMeaning.EARLY:
         return _make_unjudged(path, _describe_early_loss(error))
     if report is not None:
-        report["detail"] = f"{report['detail']}; what came after the verdict {error}".lstrip("; ")
+        report["detail"] = f"{report['detail']}; {meaning.value} {error}".lstrip("; ")
         return _make_answer(path, report)
-    if not eager_done:
-        return _make_unjudged(path, _describe_early_loss(error))
-    if isinstance(error, WorkerOutOfMemory):  # our own copies count too: the compiler need not be at fault
+    if isinstance(error, WorkerOutOfMemory):
         return _make_unjudged(path, f"{_describe_memory_use(error)} once it was compiled; {_MORE_MEMORY}")
-    if target is not None and isinstance(error, WorkerTimeout):  # an interpreted kernel is slow by nature
+    if meaning is LossMeaning.SLOW:
         return _make_unjudged(path, f"it was {error}, with kernels of {target} interpreted; raise --timeout")
-    if not again:  # a crash or time-out must happen twice
+    if meaning is LossMeaning.ONCE:
         return _await_answer(pool, _submit(pool, job.file, job.task), conditions, again=True)
     report = make_loss_report(error, path.stem, installed_torch(), pool.workers()[0].device, target)
     return FileAnswer(path, report, status=1, seconds=error.seconds if isinstance(error, WorkerTimeout) else 0.0)

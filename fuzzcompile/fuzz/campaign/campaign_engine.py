@@ -28,12 +28,13 @@ from fuzzcompile.corpus.records import (
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.worker.minimize_task import MinimizeResult, can_resume
 from fuzzcompile.diagnosis.worker.worker_loss import (
+    LossMeaning,
     choose_loss_verdict,
     is_cut_off,
     make_loss_report,
     make_start_error,
     make_unexamined_target,
-    read_left,
+    weigh_loss,
 )
 from fuzzcompile.fuzz.campaign.budget import BudgetClock
 from fuzzcompile.fuzz.campaign.campaign_events import (
@@ -487,20 +488,19 @@ class CampaignEngine:
         if job.minimizes is not None:
             yield self._handle_lost_minimization(error, job, job.minimizes)
             return
-        compiling, report = read_left(error.left)
+        target = self.settings.target
+        meaning, report = weigh_loss(error, target, again=job.retry)
         if report is not None:
             yield from self._handle_judged(JudgeResult(report), job)
             return
-        report = make_loss_report(error, job.name, self._bookkeeping.torch, self.settings.device, self.settings.target)
-        slow = self.settings.target is not None and isinstance(error, WorkerTimeout)
-        if slow or not (compiling and job.retry):
-            report |= {"is_bug": False, "signature": None}
-            seen = "; interpreted kernels are slow" if slow else "; seen once"
-            report["detail"] += seen if compiling else "; before eager had finished"
+        report = make_loss_report(error, job.name, self._bookkeeping.torch, self.settings.device, target)
+        if meaning is not LossMeaning.TWICE:
+            detail = f"{report['detail']}; {meaning.value}"
+            report |= {"is_bug": False, "signature": None, "detail": detail}
         stored = self._record(job, report)
         yield CaseJudged(job.place, job.name, str(choose_loss_verdict(error)), job.seconds)
         yield from self._announce(stored, report, job)
-        if compiling and not (slow or job.retry):
+        if meaning is LossMeaning.ONCE:
             self._work.judge(job.case, job.index, retry=True, screen=job.screen, not_on=self._list_other_machines(job))
 
     def _list_other_machines(self, job: CampaignJob) -> set[str]:

@@ -13,6 +13,7 @@ from fuzzcompile.fuzz.focus.code_graph import DefinitionSource
 from fuzzcompile.model.custom import LoadedCustom
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.focus_plan import END, FocusAim, FocusObservation, FocusPlan, FocusQuestion, Span
+from fuzzcompile.run.subprocesses import capture_output
 
 # Which definitions a diff of a checkout touches: lines differ from the installed torch's, names seldom do.
 
@@ -107,9 +108,7 @@ def _iter_diff_files(diff: str) -> Iterator[tuple[str, Ranges, Ranges]]:
 
 def _find_repository(folder: Path, *arguments: str) -> str:
     try:
-        ran = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
+        ran = capture_output(["git", "-C", folder, *arguments], seconds=_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentUnfit(f"--changed needs git, which does not answer: {error}.") from error
     if ran.returncode:

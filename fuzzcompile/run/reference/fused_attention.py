@@ -21,55 +21,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
 import torch
 
-# Reference for ``torch.nn.functional.scaled_dot_product_attention``: what its MATH backend computes, bit for bit.
+# What the MATH backend of ``torch.nn.functional.scaled_dot_product_attention`` computes, bit for bit.
 
 _HALF = (torch.float16, torch.bfloat16)
-
-
-def sdpa_math(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """Attention as the MATH backend computes it; differentiable.
-
-    Args:
-        query: shape (..., heads, L, E), or (L, E) and up.
-        key: shape (..., key heads, S, E).
-        value: shape (..., key heads, S, V).
-        attn_mask: boolean (True takes part) or additive, broadcast against (..., L, S).
-        dropout_p: probability of dropping a weight; drawn from the global generator, as ATen draws.
-        is_causal: mask what comes later; ``attn_mask`` must be None then.
-        scale: factor of the scores; default 1 / sqrt(E).
-        enable_gqa: repeat the heads (third dimension from the right) of key and value for those of the query.
-
-    Returns:
-        Shape (..., heads, L, V), in the dtype of the query.
-
-    Raises:
-        ValueError: a mask together with ``is_causal``, or numbers of heads that do not divide.
-    """
-    if is_causal and attn_mask is not None:
-        raise ValueError("an explicit mask and is_causal exclude each other")
-    additive = make_additive(attn_mask, query.dtype)
-    dtype = query.dtype
-    query, key, value = (raise_dtype(tensor) for tensor in (query, key, value))
-    if enable_gqa:
-        key, value = (repeat_heads(tensor, query.size(-3)) for tensor in (key, value))
-    weights = torch.ops.aten._safe_softmax(compute_scores(query, key, additive, is_causal=is_causal, scale=scale), -1)
-    if dropout_p > 0.0:
-        weights = torch.dropout(weights, dropout_p, True)
-    return torch.matmul(weights, value).to(dtype)
 
 
 def compute_scores(
@@ -80,20 +38,10 @@ def compute_scores(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Compute the scores for the softmax: the scaled product of ``query`` and ``key`` with the additive ``mask``.
-
-    Args:
-        query: shape (..., L, E), already raised.
-        key: shape (..., S, E), already raised, with the heads of the query.
-        mask: additive, broadcast against (..., L, S); None with ``is_causal``.
-        is_causal: mask what comes later.
-        scale: factor of the scores; default 1 / sqrt(E).
-
-    Returns:
-        Shape (..., L, S).
-    """
-    root = math.sqrt(abs(_find_scale(query, scale)))
-    query = query * (-root if scale is not None and scale < 0.0 else root)
+    """The scaled product of ``query`` (..., L, E) and ``key`` (..., S, E), both raised, with the additive ``mask``."""
+    factor = find_scale(query, scale)
+    root = math.sqrt(abs(factor))
+    query = query * (-root if factor < 0.0 else root)
     if is_causal:
         seen = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
         mask = make_additive(seen, query.dtype)
@@ -117,11 +65,7 @@ def raise_dtype(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def repeat_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Keys or values with each head repeated, so that there are as many as the query has.
-
-    Raises:
-        ValueError: ``heads`` is no multiple of the number of heads there are.
-    """
+    """Keys or values with each head repeated; raises ValueError if ``heads`` is no multiple of those there are."""
     own = tensor.size(-3)
     if own == heads:
         return tensor
@@ -130,14 +74,14 @@ def repeat_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return tensor.repeat_interleave(heads // own, dim=-3)
 
 
-def _find_scale(query: torch.Tensor, scale: float | None) -> float:
+def find_scale(query: torch.Tensor, scale: float | None) -> float:
+    """The factor of the scores; by default 1 / sqrt(E)."""
     if scale is not None:
         return scale
     return 1.0 / math.sqrt(query.size(-1)) if query.size(-1) else math.inf
 
 
 KernelResults = tuple[torch.Tensor | int | None, ...]
-KernelStandIn = Callable[..., KernelResults]
 
 
 class KernelArguments(TypedDict, total=False):
@@ -167,23 +111,20 @@ class KernelArguments(TypedDict, total=False):
 _PADDED_ROWS = 32  # the memory efficient kernel rounds the length of its logsumexp up to a multiple of this
 
 
-def find_stand_in(kernel: object) -> KernelStandIn | None:
+def find_stand_in(kernel: object) -> Callable[..., object] | None:
     """A function that computes the same as ``kernel`` (an ATen operator overload); None for other operators.
 
     It takes the arguments of the operator, by position or name, with key and value heads that divide the query's.
     """
     schema = getattr(kernel, "_schema", None)
-    if schema is None or schema.overload_name:
-        return None
-    form = _FORMS.get(schema.name.removeprefix("aten::"))
-    if form is None:
-        return None
+    form = None if schema is None or schema.overload_name else _FORMS.get(schema.name.removeprefix("aten::"))
+    return None if form is None else bind_to_schema(schema, cast("Callable[[dict[str, Any]], object]", form))
 
-    def compute(*args: object, **kwargs: object) -> KernelResults:
-        defaults = {argument.name: argument.default_value for argument in schema.arguments}
-        return form(cast("KernelArguments", defaults | dict(zip(defaults, args, strict=False)) | kwargs))
 
-    return compute
+def bind_to_schema(schema: Any, form: Callable[[dict[str, Any]], object]) -> Callable[..., object]:
+    """A function that gives ``form`` the arguments of an operator by their names, defaults included."""
+    defaults = {argument.name: argument.default_value for argument in schema.arguments}
+    return lambda *args, **kwargs: form(defaults | dict(zip(defaults, args, strict=False)) | kwargs)
 
 
 def has_float64(kernel: torch._ops.OpOverload) -> bool:
@@ -207,9 +148,7 @@ class _Problem:
     def from_arguments(cls, given: KernelArguments) -> _Problem:
         query, key, value = given["query"], given["key"], given["value"]
         mask = make_additive(given.get("attn_bias", given.get("attn_mask")), query.dtype)
-        scale = given["scale"]
-        if scale is None:
-            scale = 1.0 / math.sqrt(query.size(-1)) if query.size(-1) else math.inf
+        scale = find_scale(query, given["scale"])
         return cls(query, key, value, mask, given["dropout_p"], given["is_causal"], scale)
 
     @property
@@ -229,9 +168,6 @@ class _Problem:
         generator = torch.Generator().manual_seed(hash(state) % 2**63)
         kept = torch.rand(shape, generator=generator) >= self.dropout
         return kept.to(self.query.device) * (1.0 / (1.0 - self.dropout) if self.dropout < 1.0 else 0.0)
-
-
-# -- forward ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -260,16 +196,8 @@ def _run_flash(given: KernelArguments) -> KernelResults:
     state = torch.tensor(forward.state, dtype=torch.int64, device=query.device).to(torch.uint64)
     unused = torch.zeros((), dtype=torch.int64, device=query.device).to(torch.uint64)
     lengths = query.size(-2), given["key"].size(-2)
-    return (
-        _lay_out_as(query, forward.output),
-        forward.logsumexp,
-        None,
-        None,
-        *lengths,
-        state,
-        unused,
-        query.new_empty(0),
-    )
+    output = _lay_out_as(query, forward.output)
+    return output, forward.logsumexp, None, None, *lengths, state, unused, query.new_empty(0)
 
 
 def _run_efficient(given: KernelArguments) -> KernelResults:
@@ -283,18 +211,20 @@ def _run_efficient(given: KernelArguments) -> KernelResults:
 
 
 def _run_cudnn(given: KernelArguments) -> KernelResults:
-    forward, query = _compute_attention(given), given["query"]
-    lengths = query.size(-2), given["key"].size(-2)
-    output = _lay_out_as(query, forward.output)
-    return (output, forward.logsumexp.unsqueeze(-1), None, None, *lengths, *_make_scalars(forward, query), None)
+    forward = _compute_attention(given)
+    return _pack_with_lengths(given, forward, forward.logsumexp.unsqueeze(-1))
 
 
 def _run_overrideable(given: KernelArguments) -> KernelResults:
-    forward, query = _compute_attention(given), given["query"]
-    logsumexp = forward.logsumexp if query.dim() == 4 else forward.logsumexp.unsqueeze(0)
-    lengths = query.size(-2), given["key"].size(-2)
+    forward = _compute_attention(given)
+    logsumexp = forward.logsumexp if forward.logsumexp.dim() == 3 else forward.logsumexp.unsqueeze(0)
+    return _pack_with_lengths(given, forward, logsumexp)
+
+
+def _pack_with_lengths(given: KernelArguments, forward: _Forward, logsumexp: torch.Tensor) -> KernelResults:
+    query, lengths = given["query"], (given["query"].size(-2), given["key"].size(-2))
     output = _lay_out_as(query, forward.output)
-    return (output, logsumexp, None, None, *lengths, *_make_scalars(forward, query), None)
+    return output, logsumexp, None, None, *lengths, *_make_scalars(forward, query), None
 
 
 def _run_cpu(given: KernelArguments) -> KernelResults:
@@ -306,9 +236,6 @@ def _run_cpu(given: KernelArguments) -> KernelResults:
 def _make_scalars(forward: _Forward, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     seed, offset = (torch.tensor(part, dtype=torch.int64, device=query.device) for part in forward.state)
     return seed, offset
-
-
-# -- backward ---------------------------------------------------------------------------------------
 
 
 def _compute_gradients(given: KernelArguments) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -376,9 +303,6 @@ def _find_state(given: KernelArguments) -> tuple[int, ...]:
         return ()
     parts = [int(part) for part in given["philox_seed"].reshape(-1).tolist()]
     return tuple(parts) if len(parts) > 1 else (*parts, int(given["philox_offset"]))
-
-
-# -- layouts ----------------------------------------------------------------------------------------
 
 
 def _lay_out_as(like: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

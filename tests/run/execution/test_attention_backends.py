@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from attention_math import sdpa_math
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -30,7 +31,6 @@ from fuzzcompile.run.attention_backends import (
 )
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.device import Numerics, apply_numerics
-from fuzzcompile.run.reference.fused_attention import sdpa_math
 
 CPU = torch.device("cpu")
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"

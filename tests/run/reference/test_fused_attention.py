@@ -7,13 +7,13 @@ import operator
 
 import pytest
 import torch
+from attention_math import sdpa_math
 from torch import fx
 
 from fuzzcompile.compiler.graph_replay import replay_graph
 from fuzzcompile.compiler.watch.ledger import Snapshot
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.reference import fused_attention
-from fuzzcompile.run.reference.fused_attention import sdpa_math
 
 ATEN = torch.ops.aten
 CPU, CPU_BACKWARD = (

@@ -6,10 +6,9 @@ import math
 
 import pytest
 import torch
+from _attention_variants import KVCache, attend, held, visible, written
 from torch.nn.attention.flex_attention import create_mask
 from torch.nn.functional import scaled_dot_product_attention
-
-from fuzzcompile.run.reference.attention_variants import KVCache, attend, held, visible, written
 
 UNWRITTEN = 64.0
 # Layout, slots and window; None slots: none to begin with.

@@ -14,7 +14,7 @@ from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.programs.casefiles.case_module import load_case
 
 FOLDER = Path(__file__).parents[3] / "corpus" / "references"
-CASES = sorted(FOLDER.glob("*.py"))
+CASES = sorted(FOLDER.glob("[!_]*.py"))
 # The largest error of an output, which is below 4.5 in size. Programs in bfloat16 round scores and weights as well:
 # 6 times its eps, where rounding the output alone takes 2.
 FORWARD = {torch.float32: 5e-7, torch.bfloat16: 6 * torch.finfo(torch.bfloat16).eps}

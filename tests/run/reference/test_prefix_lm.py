@@ -6,9 +6,8 @@ import math
 
 import pytest
 import torch
+from _attention_variants import prefix_lm, prefix_lm_gradients, prefix_lm_mask
 from torch.nn.functional import scaled_dot_product_attention
-
-from fuzzcompile.run.reference.attention_variants import prefix_lm, prefix_lm_gradients, prefix_lm_mask
 
 # Offsets and prefixes: no prefix, all of it, longer than the sequence, one token, no token, a single sequence.
 PACKINGS = {

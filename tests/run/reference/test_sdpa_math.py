@@ -6,10 +6,9 @@ import itertools
 
 import pytest
 import torch
+from attention_math import sdpa_math
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
-
-from fuzzcompile.run.reference.fused_attention import sdpa_math
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MASKS = ("none", "causal", "boolean", "masked rows", "additive", "one key alone")
