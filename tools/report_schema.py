@@ -3,16 +3,19 @@
     python tools/report_schema.py           # write both
     python tools/report_schema.py --check   # exit with 1 where one of them says something else
 
-The types are those of fuzzcompile/model/contract.py and culprit_contract.py; the section ``Keys:`` of a docstring
-says what each key of a type means. A table stands between ``<!-- keys of TYPE -->`` and ``<!-- end of keys -->``.
+The types are those of fuzzcompile/model/contract.py and culprit_contract.py; the comment at a key says
+what it means. A table stands between ``<!-- keys of TYPE -->`` and ``<!-- end of keys -->``.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
 import sys
+from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -23,21 +26,45 @@ from fuzzcompile.model import contract, culprit_contract
 REPOSITORY = Path(__file__).resolve().parents[1]
 SCHEMA, PAGE = REPOSITORY / "docs" / "report.schema.json", REPOSITORY / "docs" / "machines.md"
 _TABLE = re.compile(r"(<!-- keys of (?P<type>\w+) -->\n).*?(<!-- end of keys -->)", re.DOTALL)
-_KEY = re.compile(r"    (?P<keys>\w[\w ]*(?:, \w+)*): (?P<text>.+)")
 
 
 def read_meanings(kind: type) -> dict[str, str]:
-    """Map each key of a type to what its docstring says; several keys that share a line map to the whole of it."""
-    _, _, section = inspect.cleandoc(kind.__doc__ or "").partition("Keys:\n")
+    """Map each key of a type to its comment: that on its line, or on the lines above it.
+
+    A key without one has that of the key above, unless some comment of the type tells of it by its name.
+    """
+    lines = inspect.getsource(sys.modules[kind.__module__]).splitlines()
+    named = [node for node in ast.parse("\n".join(lines)).body if _defines(node, kind.__name__)]
+    keys = {
+        ast.literal_eval(key) if isinstance(key, ast.Constant) else key.id: (key.lineno, value.end_lineno or 0)
+        for node in ast.walk(named[0])
+        for key, value in _list_keys(node)
+    }
     meanings: dict[str, str] = {}
-    keys: list[str] = []
-    for line in section.splitlines():
-        if match := _KEY.fullmatch(line):
-            keys = match["keys"].split(", ")
-            meanings |= dict.fromkeys(keys, match["text"])
-        else:
-            meanings |= {key: f"{meanings[key]} {line.strip()}" for key in keys}
-    return meanings
+    for key, (first, last) in keys.items():
+        above = list(takewhile(lambda line: line.strip().startswith("#"), reversed(lines[: first - 1])))
+        beside = lines[last - 1].partition("  # ")[2]
+        text = beside or " ".join(line.strip("# ") for line in reversed(above))
+        meanings[key] = f"{text}." if text and not text.endswith(".") else text
+    told = " ".join([*meanings.values(), inspect.cleandoc(kind.__doc__ or "")])
+    above_it = ""
+    for key, text in meanings.items():
+        above_it = text or ("" if f"``{key}``" in told else above_it)
+        meanings[key] = above_it
+    return {key: text for key, text in meanings.items() if text}
+
+
+def _defines(node: ast.stmt, name: str) -> bool:
+    target = node.targets[0] if isinstance(node, ast.Assign) else None
+    names = {node.name} if isinstance(node, ast.ClassDef) else {target.id} if isinstance(target, ast.Name) else set()
+    return name in names
+
+
+def _list_keys(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    if isinstance(node, ast.AnnAssign):
+        yield node.target, node.annotation
+    elif isinstance(node, ast.Dict):
+        yield from ((key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None)
 
 
 def make_schema() -> dict[str, Any]:
@@ -62,8 +89,6 @@ def make_table(kind: type) -> str:
     """Return the keys of a type with their types and meanings as a table in Markdown."""
     meanings, rows = read_meanings(kind), ["| key | type | meaning |", "|---|---|---|"]
     for key, hint in get_type_hints(kind).items():
-        if key not in meanings and f"``{key}``" not in " ".join((kind.__doc__ or "").split()):
-            raise SystemExit(f"{kind.__name__} does not say what {key} means")
         rows.append(f"| `{key}` | {describe_type(hint)} | {meanings.get(key, '').replace('``', '`')} |")
     return "\n".join(rows)
 

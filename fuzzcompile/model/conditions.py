@@ -47,23 +47,16 @@ class Limits:
 
 @dataclass(frozen=True)
 class Conditions:
-    """Conditions under which cases run.
+    """Conditions under which cases run."""
 
-    Attributes:
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; with a target ``cpu`` (:func:`choose_running_device`).
-        vetoes: rewrites to refuse in every case.
-        plants: files that each worker runs before its first task, to plant bugs.
-        limits: time and memory of one case.
-        target: the device that the compiler is told (:mod:`fuzzcompile.model.targets`); None for the one that runs.
-        custom: the user's own passes and backend that cases are compiled with.
-    """
-
+    # ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; with a target ``cpu`` (:func:`choose_running_device`)
     device: str = "auto"
-    vetoes: tuple[str, ...] = ()
-    plants: tuple[Path, ...] = ()
-    limits: Limits = field(default_factory=Limits)
+    vetoes: tuple[str, ...] = ()  # rewrites to refuse in every case
+    plants: tuple[Path, ...] = ()  # files that each worker runs before its first task, to plant bugs
+    limits: Limits = field(default_factory=Limits)  # time and memory of one case
+    # the device that the compiler is told (:mod:`fuzzcompile.model.targets`); None for the one that runs
     target: str | None = None
-    custom: Custom = field(default_factory=Custom)
+    custom: Custom = field(default_factory=Custom)  # the user's own passes and backend that cases are compiled with
 
     def options(self) -> dict[str, object]:
         """The options of the command line that ask for the same, for :func:`fuzzcompile.model.hints.format_command`."""
@@ -97,31 +90,19 @@ Contract = Literal["values", "bitwise"]
 
 @dataclass(frozen=True)
 class Question:
-    """The question about a case.
+    """The question about a case."""
 
-    Attributes:
-        against: what the compiled program is compared with.
-        call: the call of a script to judge; 1 is the first.
-        module: the submodule to judge instead of the whole case.
-        thorough: spend further compiles on evidence, for which a campaign has no time.
-        dump: a folder for every graph and rewrite of the judged compile, as text.
-        suspects: rewrites that the user asks about.
-        tolerances: how far compiled and ``against`` may be apart; None for the table that comes with fuzzcompile.
-        math_only: run every attention on the math kernel, and float32 products in float32.
-        contract: ``values``, or ``bitwise`` for the promises of equal bits too.
-        error_maps: say where in each output the errors are, for a page to draw.
-    """
-
-    against: str = "eager"
-    call: int | None = None
-    module: str | None = None
-    thorough: bool = False
-    dump: str | None = None
-    suspects: tuple[str, ...] = ()
+    against: str = "eager"  # what the compiled program is compared with
+    call: int | None = None  # the call of a script to judge; 1 is the first
+    module: str | None = None  # the submodule to judge instead of the whole case
+    thorough: bool = False  # spend further compiles on evidence, for which a campaign has no time
+    dump: str | None = None  # a folder for every graph and rewrite of the judged compile, as text
+    suspects: tuple[str, ...] = ()  # rewrites that the user asks about
+    # how far compiled and ``against`` may be apart; None for the table that comes with fuzzcompile
     tolerances: Tolerances | None = None
-    math_only: bool = False
-    contract: Contract = "values"
-    error_maps: bool = False
+    math_only: bool = False  # run every attention on the math kernel, and float32 products in float32
+    contract: Contract = "values"  # ``values``, or ``bitwise`` for the promises of equal bits too
+    error_maps: bool = False  # say where in each output the errors are, for a page to draw
 
     def options(self) -> dict[str, object]:
         """The options of the command line that ask the same of the case."""

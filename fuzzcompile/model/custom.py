@@ -112,23 +112,14 @@ class Custom:
 
 @dataclass(frozen=True)
 class LoadedCustom:
-    """A pass or backend as a worker loaded it, in plain data.
+    """A pass or backend as a worker loaded it, in plain data."""
 
-    Attributes:
-        name: what reports call it.
-        kind: ``pass`` or ``backend``.
-        place: of a pass, the stage that runs it; else empty.
-        setting: of a pass, the entry of Inductor's config that holds it; else empty.
-        rules: the patterns of its tables, by the names that reports use.
-        digest: a hash of the user's source files that it comes from; empty where there are none.
-    """
-
-    name: str
-    kind: str
-    place: str = ""
-    setting: str = ""
-    rules: tuple[str, ...] = ()
-    digest: str = ""
+    name: str  # what reports call it
+    kind: str  # ``pass`` or ``backend``
+    place: str = ""  # of a pass, the stage that runs it; else empty
+    setting: str = ""  # of a pass, the entry of Inductor's config that holds it; else empty
+    rules: tuple[str, ...] = ()  # the patterns of its tables, by the names that reports use
+    digest: str = ""  # a hash of the user's source files that it comes from; empty where there are none
 
     @property
     def key(self) -> str:

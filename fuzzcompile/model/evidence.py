@@ -19,19 +19,12 @@ _LEAF = re.compile(r"(?P<kind>out|input|argument)(?P<index>\d+)(?:\.(?P<path>.+)
 
 @dataclass(frozen=True)
 class ObservableName:
-    """One thing that a run of a program shows: an output, a gradient, or what a call left in an input or the module.
+    """One thing that a run of a program shows: an output, a gradient, or what a call left in an input or the module."""
 
-    Attributes:
-        what: ``out0``, ``input1.key``, ``parameter weight``, ``buffer running_mean``, ``attribute steps``, ...
-        call: number of the call, from 0; None where there is only one.
-        gradient: the gradient of ``what``.
-        after: the state of ``what`` after the call.
-    """
-
-    what: str
-    call: int | None = None
-    gradient: bool = False
-    after: bool = False
+    what: str  # ``out0``, ``input1.key``, ``parameter weight``, ``buffer running_mean``, ``attribute steps``,
+    call: int | None = None  # number of the call, from 0; None where there is only one
+    gradient: bool = False  # the gradient of ``what``
+    after: bool = False  # the state of ``what`` after the call
 
     def __str__(self) -> str:
         prefix = "" if self.call is None else f"call{self.call}."
@@ -133,15 +126,10 @@ _MORE = re.compile(r" and \d+ more$")
 
 @dataclass(frozen=True)
 class AliasDifference:
-    """The values that one value shares memory with in either run, as the report words them.
+    """The values that one value shares memory with in either run, as the report words them."""
 
-    Attributes:
-        eager: the sentence on the eager run, which begins with the value's name.
-        compiled: the sentence on the compiled run.
-    """
-
-    eager: str
-    compiled: str
+    eager: str  # the sentence on the eager run, which begins with the value's name
+    compiled: str  # the sentence on the compiled run
 
     def __str__(self) -> str:
         return f"eager: {self.eager}; compiled: {self.compiled}"

@@ -17,17 +17,11 @@ END = 10**9
 
 @dataclass(frozen=True, order=True)
 class Span:
-    """Lines of a file of the compiler.
+    """Lines of a file of the compiler."""
 
-    Attributes:
-        file: relative to the folder that holds torch: ``torch/_inductor/ir.py``.
-        first: the first line, from 1.
-        last: the last line, included.
-    """
-
-    file: str
-    first: int = 1
-    last: int = END
+    file: str  # relative to the folder that holds torch: ``torch/_inductor/ir.py``
+    first: int = 1  # the first line, from 1
+    last: int = END  # the last line, included
 
     def __str__(self) -> str:
         if (self.first, self.last) == (1, END):
@@ -67,31 +61,18 @@ class FocusQuestion:
 
 @dataclass(frozen=True)
 class FocusAim:
-    """One rule, pass, operator or range of lines.
+    """One rule, pass, operator or range of lines."""
 
-    Attributes:
-        label: what the summary calls it.
-        kind: what it is.
-        stage: its stage; empty for lines.
-        rules: what counts for it: of a pass also its patterns, of lines nothing.
-        settings: what switches it on; empty where it is on.
-        when: the condition under which it runs.
-        why_not: why nothing can make it fire here, whatever is set; empty where that is not known.
-        operators: what its pattern looks for.
-        spans: the lines, where lines are aimed at.
-        beside: operators whose code the lines are part of, so that programs of these run them.
-    """
-
-    label: str
-    kind: AimKind
-    stage: str
-    rules: tuple[AimRule, ...] = ()
-    settings: Mapping[str, object] = field(default_factory=dict)
-    when: str = ""
-    why_not: str = ""
-    operators: AimOperators = ()
-    spans: tuple[Span, ...] = ()
-    beside: tuple[AimRule, ...] = ()
+    label: str  # what the summary calls it
+    kind: AimKind  # what it is
+    stage: str  # its stage; empty for lines
+    rules: tuple[AimRule, ...] = ()  # what counts for it: of a pass also its patterns, of lines nothing
+    settings: Mapping[str, object] = field(default_factory=dict)  # what switches it on; empty where it is on
+    when: str = ""  # the condition under which it runs
+    why_not: str = ""  # why nothing can make it fire here, whatever is set; empty where that is not known
+    operators: AimOperators = ()  # what its pattern looks for
+    spans: tuple[Span, ...] = ()  # the lines, where lines are aimed at
+    beside: tuple[AimRule, ...] = ()  # operators whose code the lines are part of, so that programs of these run them
 
     @property
     def sources(self) -> tuple[AimRule, ...]:
@@ -134,33 +115,20 @@ class FocusPlan:
 
 @dataclass(frozen=True)
 class FocusWatch:
-    """Observations that a worker makes for a focus.
+    """Observations that a worker makes for a focus."""
 
-    Attributes:
-        rules: whose refusals are explained.
-        operators: which of these the graphs call.
-        spans: whether these lines run.
-    """
-
-    rules: tuple[AimRule, ...] = ()
-    operators: tuple[str, ...] = ()
-    spans: tuple[Span, ...] = ()
+    rules: tuple[AimRule, ...] = ()  # whose refusals are explained
+    operators: tuple[str, ...] = ()  # which of these the graphs call
+    spans: tuple[Span, ...] = ()  # whether these lines run
 
 
 @dataclass(frozen=True)
 class FocusObservation:
-    """Results of a `FocusWatch` for one judged case.
+    """Results of a `FocusWatch` for one judged case."""
 
-    Attributes:
-        checks: how often a check refused a rule: stage and name of the rule, the check.
-        operators: those that were called.
-        spans: those of which a line ran.
-        lines: the lines that ran.
-        unwatched: what could not be watched, as sentences.
-    """
-
+    # how often a check refused a rule: stage and name of the rule, the check
     checks: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
-    operators: frozenset[str] = frozenset()
-    spans: frozenset[Span] = frozenset()
-    lines: frozenset[tuple[str, int]] = frozenset()
-    unwatched: tuple[str, ...] = ()
+    operators: frozenset[str] = frozenset()  # those that were called
+    spans: frozenset[Span] = frozenset()  # those of which a line ran
+    lines: frozenset[tuple[str, int]] = frozenset()  # the lines that ran
+    unwatched: tuple[str, ...] = ()  # what could not be watched, as sentences

@@ -58,17 +58,11 @@ def format_command(*words: str | Path, published: bool = False, **options: objec
 
 @dataclass(frozen=True)
 class CommandSubject:
-    """A case or a finding as the user named it: what to type, and the options that it needs to be the same again.
+    """A case or a finding as the user named it: what to type, and the options that it needs to be the same again."""
 
-    Attributes:
-        name: the file, or the id of a finding; empty for a command line without one.
-        options: as for :func:`format_command`.
-        published: as for :func:`format_command`.
-    """
-
-    name: str
-    options: Mapping[str, object] = field(default_factory=dict)
-    published: bool = False
+    name: str  # the file, or the id of a finding; empty for a command line without one
+    options: Mapping[str, object] = field(default_factory=dict)  # as for :func:`format_command`
+    published: bool = False  # as for :func:`format_command`
 
     @classmethod
     def from_name(cls, name: str | CommandSubject) -> CommandSubject:

@@ -30,46 +30,27 @@ class NamedFunction:
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """Arguments of `prepare`.
+    """Arguments of `prepare`."""
 
-    Attributes:
-        plants: files to run.
-        threads: torch's intra-op threads.
-        target: the device that the compiler is told, by its name; None for the one that runs.
-        custom: the user's own passes and backend.
-    """
-
-    plants: tuple[str, ...] = ()
-    threads: int = 1
-    target: str | None = None
-    custom: Custom = field(default_factory=Custom)
+    plants: tuple[str, ...] = ()  # files to run
+    threads: int = 1  # torch's intra-op threads
+    target: str | None = None  # the device that the compiler is told, by its name; None for the one that runs
+    custom: Custom = field(default_factory=Custom)  # the user's own passes and backend
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeTask(Question):
-    """One case to judge, and what is asked about it.
+    """One case to judge, and what is asked about it."""
 
-    Attributes:
-        path: the case file; with ``source``, only its name.
-        source: the case itself, for a worker that may run on another machine.
-        vetoes: rewrites to refuse.
-        known: (signature, kind of verdict) pairs that need no further proof.
-        seconds: time after which attribution starts no further compile.
-        memory: bytes of this process beyond which a case is refused before it runs.
-        screen: judge without generated code, and in full only if that shows a bug.
-        describe: also describe the machine, for a page.
-        watch: what to look at for a campaign's focus.
-    """
-
-    path: str
-    source: str | None = None
-    vetoes: tuple[str, ...] = ()
-    known: tuple[tuple[str, str], ...] = ()
-    seconds: float | None = None
-    memory: int | None = None
-    screen: bool = False
-    describe: bool = False
-    watch: FocusWatch = field(default_factory=FocusWatch)
+    path: str  # the case file; with ``source``, only its name
+    source: str | None = None  # the case itself, for a worker that may run on another machine
+    vetoes: tuple[str, ...] = ()  # rewrites to refuse
+    known: tuple[tuple[str, str], ...] = ()  # (signature, kind of verdict) pairs that need no further proof
+    seconds: float | None = None  # time after which attribution starts no further compile
+    memory: int | None = None  # bytes of this process beyond which a case is refused before it runs
+    screen: bool = False  # judge without generated code, and in full only if that shows a bug
+    describe: bool = False  # also describe the machine, for a page
+    watch: FocusWatch = field(default_factory=FocusWatch)  # what to look at for a campaign's focus
 
 
 @dataclass(frozen=True)
@@ -88,21 +69,14 @@ class JudgeResult:
 
 @dataclass(frozen=True)
 class WorkerDescription:
-    """Surroundings of a worker.
+    """Surroundings of a worker."""
 
-    Attributes:
-        environment: what results depend on.
-        device: the type of its device.
-        lacks: settings of the generator that its torch does not have.
-        numerics: the switches under which floating-point results are made.
-        custom: the user's own passes and backend, as the worker loaded them.
-    """
-
-    environment: Mapping[str, object]
-    device: str
-    lacks: tuple[str, ...] = ()
+    environment: Mapping[str, object]  # what results depend on
+    device: str  # the type of its device
+    lacks: tuple[str, ...] = ()  # settings of the generator that its torch does not have
+    # the switches under which floating-point results are made
     numerics: Mapping[str, object] = field(default_factory=dict)
-    custom: tuple[LoadedCustom, ...] = ()
+    custom: tuple[LoadedCustom, ...] = ()  # the user's own passes and backend, as the worker loaded them
 
 
 JUDGE: Callable[[JudgeTask], JudgeResult] = NamedFunction("fuzzcompile.diagnosis.worker.judge:judge_file")

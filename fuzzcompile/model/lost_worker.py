@@ -24,19 +24,12 @@ _CALLED = re.compile(r"([\w.]+)\(")
 
 @dataclass(frozen=True)
 class StackFrame:
-    """A frame of the compiler, or of a program that it generated: ``source`` is None then.
+    """A frame of the compiler, or of a program that it generated: ``source`` is None then."""
 
-    Attributes:
-        source: the file, from the folder that holds torch.
-        line: its line.
-        function: the function.
-        statement: the line's text, where the file went with the worker.
-    """
-
-    source: str | None
-    line: int
-    function: str
-    statement: str = ""
+    source: str | None  # the file, from the folder that holds torch
+    line: int  # its line
+    function: str  # the function
+    statement: str = ""  # the line's text, where the file went with the worker
 
 
 def parse_stack(output: str) -> list[StackFrame]:

@@ -8,42 +8,31 @@ from fuzzcompile.model.contract import CostJson, ReportJson
 
 
 class LayerJson(TypedDict, total=False):
-    """One call of one module (or operator), run in two ways. Errors are absolute, in the units of the output.
+    """One call of one module (or operator), run in two ways. Errors are absolute, in the units of the output."""
 
-    Keys:
-        name: qualified name of the module, with ``#2`` behind it at its second call.
-        kind: its class, or the operator.
-        size: RMS of the reference's output.
-        max_error, rms_error: of the output, against the reference's.
-        cosine: of the angle between both outputs; null where one of them is zero or not finite.
-        float64_error, reference_float64_error: RMS errors of both sides against float64.
-        made: RMS of the error newly made here: the output against the reference's module run on this side's own input.
-        inherited: RMS of the error that the module passes on: the reference's module on this side's input, against
-            the reference's output.
-        noise: RMS error that rounding alone makes here: the reference's module with every operator moved by an ulp.
-        rounding: RMS error that rounding alone has made up to here: the whole program with every operator so moved.
-        made_in_float64: error newly made here with all of this side computed in float64, in units of ``size``.
-        amplification: relative inherited error over the relative error of the inputs; null where those are equal.
-        non_finite: which numbers are not finite, where one of the above is therefore null.
-        note: what could not be measured here, and why.
-    """
-
-    name: str
-    kind: str
-    size: float | None
-    max_error: float | None
+    name: str  # qualified name of the module, with ``#2`` behind it at its second call
+    kind: str  # its class, or the operator
+    size: float | None  # RMS of the reference's output
+    max_error: float | None  # of the output, against the reference's
     rms_error: float | None
-    cosine: float | None
-    float64_error: float | None
+    cosine: float | None  # of the angle between both outputs; null where one of them is zero or not finite
+    float64_error: float | None  # RMS errors of both sides against float64
     reference_float64_error: float | None
+    # RMS of the error newly made here: the output against the reference's module run on this side's own input
     made: float | None
+    # RMS of the error that the module passes on: the reference's module on this side's input, against the reference's
+    # output
     inherited: float | None
+    # RMS error that rounding alone makes here: the reference's module with every operator moved by an ulp
     noise: float | None
+    # RMS error that rounding alone has made up to here: the whole program with every operator so moved
     rounding: float | None
+    # error newly made here with all of this side computed in float64, in units of ``size``
     made_in_float64: float | None
+    # relative inherited error over the relative error of the inputs; null where those are equal
     amplification: float | None
-    non_finite: str
-    note: str
+    non_finite: str  # which numbers are not finite, where one of the above is therefore null
+    note: str  # what could not be measured here, and why
 
 
 class ToleranceJson(TypedDict):

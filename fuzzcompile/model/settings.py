@@ -56,23 +56,14 @@ SettingValue = str | int | float | Path | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting.
+    """One setting."""
 
-    Attributes:
-        key: its name in ``[tool.fuzzcompile]``, and that of the option (``--max-memory``).
-        says: what it sets, for ``fuzzcompile config``.
-        default: what is built in; None where a command decides.
-        type: what values it takes, on the command line as elsewhere.
-        requirement: the same in words, to complete "give ...".
-        multiple: a list of such values: an array in TOML, words between spaces in an environment variable.
-    """
-
-    key: str
-    says: str
-    default: SettingValue | None = None
-    type: click.ParamType[Any] = click.STRING
-    requirement: str = "text"
-    multiple: bool = False
+    key: str  # its name in ``[tool.fuzzcompile]``, and that of the option (``--max-memory``)
+    says: str  # what it sets, for ``fuzzcompile config``
+    default: SettingValue | None = None  # what is built in; None where a command decides
+    type: click.ParamType[Any] = click.STRING  # what values it takes, on the command line as elsewhere
+    requirement: str = "text"  # the same in words, to complete "give ..."
+    multiple: bool = False  # a list of such values: an array in TOML, words between spaces in an environment variable
 
     @property
     def variable(self) -> str:
@@ -161,14 +152,10 @@ class IgnorePatterns:
     (``joint_graph:*:sfdp*``). Any other pattern is a glob that is tried on three things: the file of a case, relative
     to ``base``, and the folders above it (``experiments``, ``*_slow.py``); the rewrite or the pass of a culprit
     (``_sfdp_pattern_*``); and the source file of a culprit (``torch/_inductor/fx_passes/*``).
-
-    Attributes:
-        patterns: what the user gave.
-        base: the folder that files are relative to.
     """
 
-    patterns: tuple[str, ...]
-    base: Path
+    patterns: tuple[str, ...]  # what the user gave
+    base: Path  # the folder that files are relative to
 
     def ignores_file(self, path: Path) -> bool:
         """Return whether triage of a folder or a glob passes over this file."""
@@ -214,17 +201,11 @@ class SettingSource(StrEnum):
 
 @dataclass(frozen=True)
 class ActiveSettings:
-    """The values that someone set.
+    """The values that someone set."""
 
-    Attributes:
-        environment: values of environment variables, by key.
-        project: those of pyproject.toml; empty without one.
-        path: that file.
-    """
-
-    environment: Mapping[str, SettingValue]
-    project: Mapping[str, SettingValue]
-    path: Path | None
+    environment: Mapping[str, SettingValue]  # values of environment variables, by key
+    project: Mapping[str, SettingValue]  # those of pyproject.toml; empty without one
+    path: Path | None  # that file
 
     def find_value(self, key: str) -> SettingValue | None:
         """The value in force; None where nothing is set and a command decides.

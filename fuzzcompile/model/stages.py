@@ -31,21 +31,14 @@ INDUCTOR_LABEL, DISPATCHER_LABEL = "module: inductor", "module: pt2-dispatcher"
 
 @dataclass(frozen=True)
 class CompilerStage:
-    """A stage of the compiler.
+    """A stage of the compiler."""
 
-    Attributes:
-        name: as in the JSON contract.
-        title: its name in an issue, as PyTorch's rubric for triage has it.
-        component: the part of PyTorch at fault, as titles of PyTorch's issues name it.
-        label: the label of issues about it.
-        files: patterns of its files, relative to torch's folder; ``*`` matches slashes too. A file that serves several
-            stages belongs to the first of them; of several patterns, the longest counts.
-    """
-
-    name: str
-    title: str
-    component: str
-    label: str
+    name: str  # as in the JSON contract
+    title: str  # its name in an issue, as PyTorch's rubric for triage has it
+    component: str  # the part of PyTorch at fault, as titles of PyTorch's issues name it
+    label: str  # the label of issues about it
+    # patterns of its files, relative to torch's folder; ``*`` matches slashes too. A file that serves several stages
+    # belongs to the first of them; of several patterns, the longest counts.
     files: tuple[str, ...]
 
 

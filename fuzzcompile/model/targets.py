@@ -14,41 +14,24 @@ from fuzzcompile.model.errors import UsageError
 
 @dataclass(frozen=True)
 class Target:
-    """A device that the compiler generates code for, and that need not be there.
+    """A device that the compiler generates code for, and that need not be there."""
 
-    Attributes:
-        kind: ``cuda`` or ``rocm``.
-        arch: the architecture as its vendor's compiler spells it (``sm_90``, ``gfx942``).
-        product: the product whose figures these are, as its driver names it.
-        capability: major and minor number of the architecture, as ``torch.cuda.get_device_capability`` gives them.
-        processors: multiprocessors (compute units).
-        warp: threads of a warp (wavefront).
-        threads: most threads that are resident on one multiprocessor.
-        registers: 32-bit registers of one multiprocessor.
-        memory: bytes of device memory.
-        l2_cache: bytes.
-        shared_memory: bytes of shared memory that one multiprocessor has.
-        shared_memory_of_block: the most bytes of it that one block may ask for.
-        clock: kHz.
-        memory_clock: kHz.
-        memory_bus: bits.
-    """
-
-    kind: str
-    arch: str
-    product: str
+    kind: str  # ``cuda`` or ``rocm``
+    arch: str  # the architecture as its vendor's compiler spells it (``sm_90``, ``gfx942``)
+    product: str  # the product whose figures these are, as its driver names it
+    # major and minor number of the architecture, as ``torch.cuda.get_device_capability`` gives them
     capability: tuple[int, int]
-    processors: int
-    warp: int
-    threads: int
-    registers: int
-    memory: int
-    l2_cache: int
-    shared_memory: int
-    shared_memory_of_block: int
-    clock: int
-    memory_clock: int
-    memory_bus: int
+    processors: int  # multiprocessors (compute units)
+    warp: int  # threads of a warp (wavefront)
+    threads: int  # most threads that are resident on one multiprocessor
+    registers: int  # 32-bit registers of one multiprocessor
+    memory: int  # bytes of device memory
+    l2_cache: int  # bytes
+    shared_memory: int  # bytes of shared memory that one multiprocessor has
+    shared_memory_of_block: int  # the most bytes of it that one block may ask for
+    clock: int  # kHz
+    memory_clock: int  # kHz
+    memory_bus: int  # bits
 
     @property
     def name(self) -> str:

@@ -25,22 +25,14 @@ class Tolerance:
 
     An error newly made in a layer is a jump if it exceeds both ``factor`` times the local rounding noise of the
     reference and ``absolute * size + relative * |reference|``, with ``size`` the RMS of the layer's output.
-
-    Attributes:
-        pair: the kind of pair.
-        dtype: the narrower dtype of the two sides.
-        factor: multiple of the noise.
-        relative: share of the value itself; no unit.
-        absolute: in units of the RMS size of the layer's output.
-        reason: why these numbers.
     """
 
-    pair: str
-    dtype: str
-    factor: float
-    relative: float
-    absolute: float
-    reason: str
+    pair: str  # the kind of pair
+    dtype: str  # the narrower dtype of the two sides
+    factor: float  # multiple of the noise
+    relative: float  # share of the value itself; no unit
+    absolute: float  # in units of the RMS size of the layer's output
+    reason: str  # why these numbers
 
     def floor(self, size: float, value: float | None = None) -> float:
         """The error that is never a jump.

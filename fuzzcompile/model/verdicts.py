@@ -61,42 +61,32 @@ Finding = Literal[
 
 @dataclass(frozen=True)
 class Comparison:
-    """Evidence for one output, mutated input or gradient.
-
-    Attributes:
-        finding: how the values differ; all that follows is evidence for it.
-        max_error_eager: largest distance of an eager element from the reference; ``*_compiled`` and ``rms_*`` alike.
-        max_ulps_eager: largest error in units in the last place of the program's dtype, at the size of the reference.
-        noise_floor: largest distance of a perturbed eager run from eager.
-        scale: RMS of the reference.
-        within_default_tolerance: whether ``torch.testing.assert_close`` accepts compiled against eager.
-        within_scaled_tolerance: whether a finding of "far" is within PyTorch's default tolerances (by norm, if
-            ``by_norm``) in units of the output's own size.
-        cosine: cosine similarity of compiled and reference; None if undefined.
-        torch_same: the answer of ``torch._dynamo.utils.same``; None if it was not asked.
-        view_raises: of other strides, whether eager's result is contiguous and the compiled one is not, so that
-            ``.view()`` raises; None where strides agree or were not compared.
-        where: index of the worst element; ``at`` holds the values there, by run.
-    """
+    """Evidence for one output, mutated input or gradient."""
 
     name: str
     kind: str
-    finding: Finding
+    finding: Finding  # how the values differ; all that follows is evidence for it
+    # largest distance of an eager element from the reference; ``*_compiled`` and ``rms_*`` alike
     max_error_eager: float = 0.0
     max_error_compiled: float = 0.0
     rms_error_eager: float = 0.0
     rms_error_compiled: float = 0.0
+    # largest error in units in the last place of the program's dtype, at the size of the reference
     max_ulps_eager: float = 0.0
     max_ulps_compiled: float = 0.0
-    noise_floor: float = 0.0
-    scale: float = 0.0
-    within_default_tolerance: bool = True
+    noise_floor: float = 0.0  # largest distance of a perturbed eager run from eager
+    scale: float = 0.0  # RMS of the reference
+    within_default_tolerance: bool = True  # whether ``torch.testing.assert_close`` accepts compiled against eager
+    # whether a finding of "far" is within PyTorch's default tolerances (by norm, if ``by_norm``) in units of the
+    # output's own size
     within_scaled_tolerance: bool = True
     by_norm: bool = False
-    cosine: float | None = None
-    torch_same: bool | None = None
+    cosine: float | None = None  # cosine similarity of compiled and reference; None if undefined
+    torch_same: bool | None = None  # the answer of ``torch._dynamo.utils.same``; None if it was not asked
+    # of other strides, whether eager's result is contiguous and the compiled one is not, so that ``.view()`` raises;
+    # None where strides agree or were not compared
     view_raises: bool | None = None
-    where: tuple[int, ...] | None = None
+    where: tuple[int, ...] | None = None  # index of the worst element; ``at`` holds the values there, by run
     at: dict[str, float | int | None] = field(default_factory=dict)
     detail: str = ""
 

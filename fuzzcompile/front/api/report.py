@@ -29,12 +29,9 @@ class Report:
     """The answer on one call of a callable.
 
     Printed, it is one screen of text; notebooks show it as HTML. ``str(report)`` begins with the verdict.
-
-    Attributes:
-        json: the object that ``fuzzcompile triage --json`` prints (docs/machines.md), with ``where``.
     """
 
-    json: ReportJson
+    json: ReportJson  # the object that ``fuzzcompile triage --json`` prints (docs/machines.md), with ``where``
 
     @property
     def verdict(self) -> str:

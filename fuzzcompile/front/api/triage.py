@@ -116,40 +116,26 @@ class TriageOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class CallSettings:
-    """Settings to compile, run and judge a call; None leaves one to the callable, or to the call's surroundings.
+    """Settings to compile, run and judge a call; None leaves one to the callable, or to the call's surroundings."""
 
-    Attributes:
-        backend, mode, options, dynamic, fullgraph: arguments of ``torch.compile``.
-        grad: True compares gradients too, False runs without autograd.
-        device: ``cpu``, ``cuda`` or ``cuda:N``; by default where the tensors are.
-        target: a device that the compiler generates code for (:mod:`fuzzcompile.model.targets`).
-        against: what the compiled program is compared with.
-        contract: ``values``, or ``bitwise`` for the promises of equal bits too.
-        vetoes: rewrites to refuse.
-        plants: files that a worker runs first, to plant a bug.
-        timeout: seconds that the call may take in a worker. In place nothing enforces it, and only the proof of a
-            culprit ends early.
-        memory: GiB that a worker may use.
-        in_place: judge in this process even where the call can be sent to a worker.
-        baseline: a file of known bugs; :attr:`Report.json` then has ``known``.
-    """
-
-    backend: Backend | None = None
+    backend: Backend | None = None  # arguments of ``torch.compile``
     mode: str | None = None
     options: Mapping[str, object] | None = None
     dynamic: bool | None = None
     fullgraph: bool | None = None
-    grad: bool | None = None
-    device: str | None = None
-    target: str | None = None
-    against: str = "eager"
-    contract: Contract = "values"
-    vetoes: tuple[str, ...] = ()
-    plants: tuple[Path, ...] = ()
+    grad: bool | None = None  # True compares gradients too, False runs without autograd
+    device: str | None = None  # ``cpu``, ``cuda`` or ``cuda:N``; by default where the tensors are
+    target: str | None = None  # a device that the compiler generates code for (:mod:`fuzzcompile.model.targets`)
+    against: str = "eager"  # what the compiled program is compared with
+    contract: Contract = "values"  # ``values``, or ``bitwise`` for the promises of equal bits too
+    vetoes: tuple[str, ...] = ()  # rewrites to refuse
+    plants: tuple[Path, ...] = ()  # files that a worker runs first, to plant a bug
+    # seconds that the call may take in a worker. In place nothing enforces it, and only the proof of a culprit ends
+    # early.
     timeout: float = Limits.seconds
-    memory: float = Limits.memory / 2**30
-    in_place: bool = False
-    baseline: str | Path | None = None
+    memory: float = Limits.memory / 2**30  # GiB that a worker may use
+    in_place: bool = False  # judge in this process even where the call can be sent to a worker
+    baseline: str | Path | None = None  # a file of known bugs; :attr:`Report.json` then has ``known``
 
     @property
     def question(self) -> Question:

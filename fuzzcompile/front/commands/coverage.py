@@ -38,28 +38,17 @@ RULES = ("pass", "pattern")
 
 @dataclass(frozen=True)
 class StageCoverage:
-    """All entries of one kind in one stage, grouped by outcome.
+    """All entries of one kind in one stage, grouped by outcome."""
 
-    Attributes:
-        stage: the stage.
-        kind: pass, pattern, decomposition, lowering or kernel.
-        known: how many torch registers; None for kernels, which are not registered.
-        fired: fired at least once.
-        refused: matched, and its own check refused every match.
-        fallback: operators that were only called where others are lowered.
-        off: never reached, and does not run under the present settings.
-        never: never reached, for no known reason.
-        unreachable: never reached, with the reason why this device or the default configuration cannot reach it.
-    """
-
-    stage: str
-    kind: str
-    known: int | None
-    fired: Sequence[str] = ()
-    refused: Sequence[str] = ()
-    fallback: Sequence[str] = ()
-    off: Sequence[str] = ()
-    never: Sequence[str] = ()
+    stage: str  # the stage
+    kind: str  # pass, pattern, decomposition, lowering or kernel
+    known: int | None  # how many torch registers; None for kernels, which are not registered
+    fired: Sequence[str] = ()  # fired at least once
+    refused: Sequence[str] = ()  # matched, and its own check refused every match
+    fallback: Sequence[str] = ()  # operators that were only called where others are lowered
+    off: Sequence[str] = ()  # never reached, and does not run under the present settings
+    never: Sequence[str] = ()  # never reached, for no known reason
+    # never reached, with the reason why this device or the default configuration cannot reach it
     unreachable: Mapping[str, UnreachableReason] = field(default_factory=dict)
 
     @property
@@ -102,33 +91,19 @@ class CoverageTotal:
 
 @dataclass(frozen=True)
 class CoverageTable:
-    """The coverage that campaigns reached under one torch.
+    """The coverage that campaigns reached under one torch."""
 
-    Attributes:
-        torch: its version.
-        device: where rules would run.
-        target: the target that the compiler generated code for; None for ``device``.
-        corpus: where it was counted.
-        stages: the stages in order.
-        seen: the entries that the corpus has reached.
-        within: the seconds of campaign time that were asked for; None for all.
-        ran: the seconds of campaign time that were counted.
-        campaigns: the campaigns that started in that time.
-        counters: the counts of cases that they judged.
-        note: why no rule counts as unreachable; None where reasons were checked on this torch.
-    """
-
-    torch: str
-    device: str
-    target: str | None
-    corpus: str
-    stages: Sequence[StageCoverage]
-    seen: Sequence[StoredCoverage]
-    within: float | None
-    ran: float
-    campaigns: Sequence[StoredCampaign]
-    counters: Counters
-    note: str | None
+    torch: str  # its version
+    device: str  # where rules would run
+    target: str | None  # the target that the compiler generated code for; None for ``device``
+    corpus: str  # where it was counted
+    stages: Sequence[StageCoverage]  # the stages in order
+    seen: Sequence[StoredCoverage]  # the entries that the corpus has reached
+    within: float | None  # the seconds of campaign time that were asked for; None for all
+    ran: float  # the seconds of campaign time that were counted
+    campaigns: Sequence[StoredCampaign]  # the campaigns that started in that time
+    counters: Counters  # the counts of cases that they judged
+    note: str | None  # why no rule counts as unreachable; None where reasons were checked on this torch
 
     @property
     def rules(self) -> CoverageTotal:
@@ -255,19 +230,12 @@ def _count_kernels(seen: Iterable[StoredCoverage]) -> Iterator[StageCoverage]:
 
 @dataclass(frozen=True)
 class AttentionCoverage:
-    """Names of SDPA patterns, in the order in which torch registers them.
+    """Names of SDPA patterns, in the order in which torch registers them."""
 
-    Attributes:
-        registered: all that torch registers for the device.
-        can_fire: fire when a search function of the patterns is compiled.
-        fired: fired for a case of the corpus.
-        untried: those whose search function does not compile, with the reason.
-    """
-
-    registered: Sequence[str]
-    can_fire: Sequence[str]
-    fired: Sequence[str]
-    untried: dict[str, str]
+    registered: Sequence[str]  # all that torch registers for the device
+    can_fire: Sequence[str]  # fire when a search function of the patterns is compiled
+    fired: Sequence[str]  # fired for a case of the corpus
+    untried: dict[str, str]  # those whose search function does not compile, with the reason
 
     @property
     def never(self) -> list[str]:
