@@ -23,7 +23,7 @@ class FactTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table of facts, checked when it is read: every entry is there, known, and of its type."""
 
 
-class PassFacts(FactTable):
+class PassFacts(FactTable, frozen=True):
     """Passes with a role of their own, and how torch writes and runs passes."""
 
     mandatory: frozenset[str]
@@ -43,7 +43,7 @@ class PassFacts(FactTable):
     replacing: Mapping[str, str]
 
 
-class StageSource(FactTable):
+class StageSource(FactTable, frozen=True):
     """Source of a stage's passes: ``module:function`` names, the module of its pattern tables, its setting."""
 
     functions: tuple[str, ...]
@@ -51,14 +51,14 @@ class StageSource(FactTable):
     switch: str
 
 
-class SettingFacts(FactTable):
+class SettingFacts(FactTable, frozen=True):
     """Settings of Inductor: those listed for each stage, and those that switch off one pass."""
 
     listed: Mapping[StageName, tuple[str, ...]]
     switching_off: Mapping[str, Mapping[str, bool]]
 
 
-class NameFacts(FactTable):
+class NameFacts(FactTable, frozen=True):
     """Names that torch gives to patterns and the functions around them, and the modes of ``torch.compile``."""
 
     modes: tuple[str, ...]
@@ -70,7 +70,7 @@ class NameFacts(FactTable):
     sdpa_family: str
 
 
-class OperatorFacts(FactTable):
+class OperatorFacts(FactTable, frozen=True):
     """Operators by what they do to values: names without namespace and overload where no ``::`` stands in them."""
 
     exact: frozenset[str]
@@ -83,7 +83,7 @@ class OperatorFacts(FactTable):
     bound_to_capture: tuple[str, ...]
 
 
-class FakeTensorFacts(FactTable):
+class FakeTensorFacts(FactTable, frozen=True):
     """Operators and errors for which fake tensors give no answer."""
 
     unknowable_tags: frozenset[str]
@@ -91,14 +91,14 @@ class FakeTensorFacts(FactTable):
     silent_errors: frozenset[str]
 
 
-class LoweringFileFacts(FactTable):
+class LoweringFileFacts(FactTable, frozen=True):
     """Files of torch whose code builds loops from the IR."""
 
     always: frozenset[str]
     when_scheduling: frozenset[str]
 
 
-class CoveredOperators(FactTable):
+class CoveredOperators(FactTable, frozen=True):
     """Operators by what a promise of equal bits covers: families of ATen, and operators of Inductor's loops."""
 
     exactly_rounded: frozenset[str]
@@ -107,7 +107,7 @@ class CoveredOperators(FactTable):
     expanded: frozenset[str]
 
 
-class BitwiseFacts(FactTable):
+class BitwiseFacts(FactTable, frozen=True):
     """Settings of Inductor under which torch promises equal bits, by entry, and what it promises of each."""
 
     settings: Mapping[str, str]
@@ -115,7 +115,7 @@ class BitwiseFacts(FactTable):
     covered: CoveredOperators
 
 
-class UnreachableReason(FactTable):
+class UnreachableReason(FactTable, frozen=True):
     """Reason why rules of a stage cannot be reached."""
 
     group: str  # a short title that sums up reasons of a kind
@@ -133,7 +133,7 @@ class UnreachableReason(FactTable):
         return stage == self.stage and matches and self.device in (None, device)
 
 
-class FusionFacts(FactTable):
+class FusionFacts(FactTable, frozen=True):
     """Passes that Inductor's fusion options switch on, with their summaries, and fusions of equal operators."""
 
     pre_grad: Mapping[str, str]
@@ -152,7 +152,7 @@ class FusionFacts(FactTable):
         return {PRE_GRAD: self.pre_grad_options, POST_GRAD: self.post_grad_options}.get(stage)
 
 
-class CompilerDecision(FactTable):
+class CompilerDecision(FactTable, frozen=True):
     """A decision of the compiler about the memory or order of a generated program."""
 
     stage: StageName  # that decides
@@ -161,7 +161,7 @@ class CompilerDecision(FactTable):
     without: Mapping[str, bool]  # the settings that switch it off
 
 
-class AotAutogradFacts(FactTable):
+class AotAutogradFacts(FactTable, frozen=True):
     """Functions of AOTAutograd as ``module:function``, and the entries of configs that decide about them."""
 
     analysis: str
@@ -172,7 +172,7 @@ class AotAutogradFacts(FactTable):
     partitioner_setting: str
 
 
-class CustomPassFacts(FactTable):
+class CustomPassFacts(FactTable, frozen=True):
     """Entries of the configs that hold a user's own passes: by stage, over the scheduler's nodes, and functorch's."""
 
     stages: Mapping[StageName, str]
@@ -180,7 +180,7 @@ class CustomPassFacts(FactTable):
     joint: str
 
 
-class CodePlaces(FactTable):
+class CodePlaces(FactTable, frozen=True):
     """Functions that a culprit without a rule is said to be, as ``module:function``."""
 
     fusion_decision: str
@@ -188,7 +188,7 @@ class CodePlaces(FactTable):
     graph_recording: str
 
 
-class DynamoFacts(FactTable):
+class DynamoFacts(FactTable, frozen=True):
     """Dynamo's own names for what it cannot capture, and for the functions that it treats in a special way."""
 
     uncaptured: tuple[str, ...]
@@ -196,7 +196,7 @@ class DynamoFacts(FactTable):
     special_functions: tuple[str, ...]
 
 
-class ErrorFacts(FactTable):
+class ErrorFacts(FactTable, frozen=True):
     """Code that errors of any program pass through, so that it tells nothing; files are relative to torch's parent."""
 
     forwarding_files: frozenset[str]
@@ -210,7 +210,7 @@ Minor = tuple[int, int]
 """Major and minor number of a version of torch."""
 
 
-class Facts(FactTable):
+class Facts(FactTable, frozen=True):
     """The facts that apply to one ``version`` of torch: those of the minor version ``table``."""
 
     checked: str  # how they were checked on it
