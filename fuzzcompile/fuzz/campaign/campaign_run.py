@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as NotInTime
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,8 @@ from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
 from fuzzcompile.fuzz.campaign.campaign_events import Event, Finished, WorkerActivity
 from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignSettings
 from fuzzcompile.fuzz.campaign.case_sources import (
-    CaseSource,
     GeneratorSource,
     VariationSource,
-    draw_ahead,
     fit_profile,
     open_tables,
 )
@@ -293,8 +291,7 @@ def run_campaign(
         CorpusError: the corpus cannot be opened or written.
     """
     environment = started.surroundings.environment
-    with Store.open(location) as store, _open_source(settings, started) as source:
-        settings = replace(settings, source=source)
+    with Store.open(location) as store:
         kept = {**_settings_to_json(settings), "numerics": dict(started.surroundings.numerics)}
         campaign = store.start_campaign(Campaign(settings.seed, kept, command, __version__, environment))
         engine = CampaignEngine(
@@ -324,13 +321,6 @@ def run_campaign(
         finally:
             started.pool.kill_workers()
         return engine.finish(interrupted=interrupted, why=why)
-
-
-def _open_source(settings: CampaignSettings, started: CampaignWorkers) -> AbstractContextManager[CaseSource | None]:
-    """Return the source, drawn ahead where there are many workers; a focus depends on results, and is not."""
-    if settings.focus is not None:
-        return nullcontext(settings.source)
-    return draw_ahead(settings.case_source, settings.strategy.candidates, lambda: started.pool.capacity)
 
 
 def _settings_to_json(settings: CampaignSettings) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Sources of a campaign's cases: the generator, variations, torch's operator tables; drawn ahead for many workers."""
+"""Sources of a campaign's cases: the generator, variations, torch's operator tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
-from fuzzcompile.diagnosis.worker.local_pool import count_cpus
 from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
 from fuzzcompile.fuzz.campaign.budget import BudgetClock
 from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at, from_choices
@@ -21,7 +20,6 @@ from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.fuzz.opinfo_cells import CellSource, OpInfoCell, OpInfoOperator, order_cells
 from fuzzcompile.fuzz.worker_tasks import LIST_OPERATORS, WRITE_CELLS
 from fuzzcompile.model.errors import EnvironmentUnfit
-from fuzzcompile.model.judge_task import NamedFunction
 from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed
 from fuzzcompile.run.pool.worker_pool import WorkerPool
 
@@ -198,114 +196,6 @@ def fit_installed_torch(profile: Profile, target: str | None = None) -> Profile:
     from fuzzcompile.fuzz.worker_description import list_lacking
 
     return fit_profile(profile, list_lacking(target), target)
-
-
-# Draws cases ahead of the campaign in separate processes, where one drawing process could not feed all workers.
-
-# With fewer workers, the campaign's own process draws fast enough.
-_MANY_WORKERS = 32
-_MOST_PROCESSES = 8
-# Places that a process draws at once, and how many such chunks are drawn ahead for each process.
-_CHUNK, _AHEAD = 16, 4
-
-_DRAW = NamedFunction("fuzzcompile.fuzz.campaign.case_sources:candidates")
-
-
-def candidates(source: CaseSource, seed: int, places: Sequence[int], number: int) -> list[list[DrawnCase | None]]:
-    """Return the first candidates of a source for each of these places."""
-    return [[source.at(seed, place, candidate) for candidate in range(number)] for place in places]
-
-
-@dataclass
-class ReadAheadSource:
-    """A source whose candidates are drawn ahead by separate processes, once there are many workers.
-
-    A candidate that is requested out of order is drawn in the calling process.
-
-    Attributes:
-        source: the source to draw from; it can be pickled.
-        number: how many candidates of a place are drawn ahead.
-        workers: returns the current number of workers.
-    """
-
-    source: CaseSource
-    number: int
-    workers: Callable[[], int]
-    _pool: WorkerPool | None = None
-    _processes: int = 0
-    _chunks: dict[tuple[int, int], Future[list[list[DrawnCase | None]]]] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """The name of the source: the stream is the same."""
-        return self.source.name
-
-    @property
-    def profile(self) -> Mapping[str, object] | None:
-        """The profile of the source."""
-        return self.source.profile
-
-    @property
-    def size(self) -> int | None:
-        """The size of the source."""
-        return self.source.size
-
-    @property
-    def account(self) -> Mapping[str, object]:
-        """The account of the source."""
-        return self.source.account
-
-    def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase | None:
-        """Return the ``candidate``-th case for a place in the stream; it is ready if places are requested in order."""
-        if candidate >= self.number or not self._has_processes():
-            return self.source.at(seed, index, candidate)
-        chunk = index // _CHUNK
-        try:
-            self._submit_chunks(seed, chunk)
-            return self._chunks[seed, chunk].result()[index % _CHUNK][candidate]
-        except WorkerFailed:  # a process was killed, or none can be started: nothing is lost but time
-            return self.source.at(seed, index, candidate)
-
-    def of(self, choices: bytes) -> DrawnCase | None:
-        """Return the source's case for a recipe."""
-        return self.source.of(choices)
-
-    def close(self) -> None:
-        """End the processes."""
-        if self._pool is not None:
-            self._pool.kill_workers()
-
-    def _has_processes(self) -> bool:
-        if self._pool is None and self.workers() >= _MANY_WORKERS:
-            self._processes = min(_MOST_PROCESSES, count_cpus())
-            self._pool = WorkerPool(self._processes)
-        return self._pool is not None
-
-    def _submit_chunks(self, seed: int, chunk: int) -> None:
-        """Start drawing this chunk and the following ones; forget earlier chunks."""
-        assert self._pool is not None
-        for ahead in range(chunk, chunk + 1 + _AHEAD * self._processes):
-            if (seed, ahead) not in self._chunks:
-                places = range(ahead * _CHUNK, (ahead + 1) * _CHUNK)
-                self._chunks[seed, ahead] = self._pool.submit(_DRAW, self.source, seed, places, self.number)
-        for past in [key for key in self._chunks if key[1] < chunk - 1]:
-            self._chunks.pop(past).cancel()
-
-
-@contextmanager
-def draw_ahead(source: CaseSource, number: int, workers: Callable[[], int]) -> Iterator[CaseSource]:
-    """Yield the source, drawn ahead while there are many workers (`ReadAheadSource`); its processes end with the block.
-
-    A source with a finite stream is yielded unchanged: its places may be many and cheap, or none.
-    """
-    if source.size is not None:
-        yield source
-        return
-    ahead = ReadAheadSource(source, number, workers)
-    try:
-        yield ahead
-    finally:
-        ahead.close()
 
 
 # Cases from torch's own tables of operators, which a separate process writes one batch ahead.

@@ -1,21 +1,23 @@
-"""The messages between a campaign and a Dask worker: plain data, pickled, with the files that conditions name."""
+"""What a campaign and a Dask worker tell each other: plain data, pickled, with the files that conditions name."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import pickle
+import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.custom import ObjectPath
-from fuzzcompile.model.errors import UsageError
-from fuzzcompile.model.judge_task import NamedFunction
-from fuzzcompile.model.versions import PACKAGE
+from fuzzcompile.model.errors import UsageError, format_message
+from fuzzcompile.model.judge_task import NamedFunction, WorkerDescription
+from fuzzcompile.model.versions import PACKAGE, __version__
 from fuzzcompile.run.pool.worker import RemoteError, make_remote_error, pickle_error
 
 # Conditions sent to other machines: files travel as their content, because machines share no file system.
@@ -29,7 +31,7 @@ class PackedConditions:
     """Conditions, and the text of the files that they name, by the paths that they have on the sender's machine."""
 
     conditions: Conditions
-    texts: tuple[tuple[str, str], ...] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, conditions: Conditions) -> PackedConditions:
@@ -38,7 +40,9 @@ class PackedConditions:
         Raises:
             UsageError: a file cannot be read as text, or is too large.
         """
-        return cls(conditions, tuple((path, _read_text(Path(path))) for path in dict.fromkeys(_list_files(conditions))))
+        targets = [*(each.target for each in conditions.custom.passes), conditions.custom.backend]
+        own = [target.module for target in targets if isinstance(target, ObjectPath) and target.is_file]
+        return cls(conditions, {path: _read_text(Path(path)) for path in (*map(str, conditions.plants), *own)})
 
     def unpack(self, folder: Path) -> Conditions:
         """Return the conditions for this machine, with the files written to the empty ``folder``.
@@ -46,7 +50,7 @@ class PackedConditions:
         Files keep their names, which reports show; each is written to a folder of its own.
         """
         here: dict[str, Path] = {}
-        for number, (path, text) in enumerate(self.texts):
+        for number, (path, text) in enumerate(self.texts.items()):
             here[path] = folder / str(number) / Path(path).name
             here[path].parent.mkdir()
             here[path].write_text(text, encoding="utf-8")
@@ -55,21 +59,13 @@ class PackedConditions:
             return replace(target, module=str(here[target.module])) if target.is_file else target
 
         custom = self.conditions.custom
+        passes = tuple(replace(each, target=move(each.target)) for each in custom.passes)
+        backend = move(custom.backend) if isinstance(custom.backend, ObjectPath) else custom.backend
         return replace(
             self.conditions,
             plants=tuple(here[str(path)] for path in self.conditions.plants),
-            custom=replace(
-                custom,
-                passes=tuple(replace(each, target=move(each.target)) for each in custom.passes),
-                backend=move(custom.backend) if isinstance(custom.backend, ObjectPath) else custom.backend,
-            ),
+            custom=replace(custom, passes=passes, backend=backend),
         )
-
-
-def _list_files(conditions: Conditions) -> Iterator[str]:
-    yield from map(str, conditions.plants)
-    targets = [*(each.target for each in conditions.custom.passes), conditions.custom.backend]
-    yield from (target.module for target in targets if isinstance(target, ObjectPath) and target.is_file)
 
 
 def _read_text(path: Path) -> str:
@@ -82,16 +78,14 @@ def _read_text(path: Path) -> str:
     return text
 
 
+# Which Dask workers fit a campaign, and the reason, in one sentence, why one does not.
+
+
 @dataclass(frozen=True)
 class WorkerOffer:
-    """The description of a Dask worker before torch is imported.
+    """A Dask worker before torch is imported: versions, a hash of its fuzzcompile's files, and cases at once.
 
-    Attributes:
-        version: its fuzzcompile's.
-        code: a hash of that fuzzcompile's files.
-        torch: the installed version; empty where there is none.
-        gpu: whether torch might find a GPU.
-        slots: how many cases it takes at once.
+    ``torch`` is empty where none is installed; ``gpu`` tells whether torch might find one.
     """
 
     version: str
@@ -102,15 +96,86 @@ class WorkerOffer:
 
 
 @dataclass(frozen=True)
-class HostCharter:
-    """The data that a Dask worker needs for the cases of one campaign.
+class WorkerRequirements:
+    """The torch of a campaign's workers, with or without a build (None: any), and whether they have GPUs."""
 
-    Attributes:
-        campaign: the campaign's own name, which no other has.
-        packed: the conditions under which cases run.
-        slots: how many cases it is to take at once.
-        share: the part of its machine's processors that is for it: several Dask workers may share a machine.
-        opens: opens the pool that cases run in (:func:`fuzzcompile.fuzz.cluster.dask_host.open_local`).
+    torch: str | None = None
+    gpu: bool | None = None
+
+    def explain_refusal(self, offer: WorkerOffer) -> str | None:
+        """Return the reason why a Dask worker does not fit; None if it fits."""
+        if (offer.version, offer.code) != (__version__, compute_code_digest()):
+            return (
+                f"it has fuzzcompile {offer.version} ({offer.code}), and the campaign runs fuzzcompile "
+                f"{__version__} ({compute_code_digest()}); install the same there"
+            )
+        if not offer.torch:
+            return "no torch is installed there"
+        if self.torch is not None and self.torch not in (offer.torch, offer.torch.partition("+")[0]):
+            return f"it has torch {offer.torch}, and the campaign is for torch {self.torch}"
+        if self.gpu is not None and self.gpu != offer.gpu:
+            if self.gpu:
+                return "it has no GPU, and the campaign runs on GPUs"
+            return "it has a GPU, and the campaign runs on CPUs; --device cpu takes such workers too"
+        return None if offer.slots else "its Dask resource fuzzcompile=0 keeps campaigns off it"
+
+    def narrow(self, offers: Iterable[WorkerOffer], *, any_device: bool) -> WorkerRequirements:
+        """Narrow to the kind of worker with most slots: a campaign runs under one torch, on one kind of device.
+
+        If no offer fits, nothing is narrowed. ``any_device``: cases may run on any.
+        """
+        slots = Counter[tuple[str, bool]]()
+        for offer in offers:
+            if self.explain_refusal(offer) is None:
+                slots[offer.torch, offer.gpu] += offer.slots
+        if not slots:
+            return self
+        torch, gpu = max(slots, key=lambda kind: (slots[kind], kind))
+        return replace(self, torch=torch, gpu=self.gpu if any_device else gpu)
+
+
+def explain_difference(first: WorkerDescription, here: WorkerDescription) -> str | None:
+    """Return the reason why results from ``here`` do not compare with those of the ``first`` worker; None if they do.
+
+    Both workers fit the requirements, and have described their surroundings when they started.
+    """
+    if first.environment["torch"] != here.environment["torch"]:
+        return f"it runs torch {here.environment['torch']}, and the campaign torch {first.environment['torch']}"
+    if first.device != here.device:
+        return f"its cases would run on {here.device}, and the campaign's run on {first.device}"
+    if first.custom != here.custom:
+        return "it has another version of the passes or the backend of your own"
+    missing = sorted(set(here.lacks) - set(first.lacks))
+    return f"its torch lacks what the campaign draws: {', '.join(missing[:5])}" if missing else None
+
+
+def explain_failed_offer(error: Exception) -> str:
+    """Return the reason why a Dask worker answered with an error when asked for its offer."""
+    text = format_message(error, 200)  # Dask may wrap the error in another that says it
+    if match := re.search(r"No module named \W*(fuzzcompile[\w.]*)", text):
+        return "no fuzzcompile is installed there" if match[1] == "fuzzcompile" else "its fuzzcompile is older"
+    return f"it cannot be asked for its fuzzcompile ({text})"
+
+
+@functools.cache
+def compute_code_digest() -> str:
+    """Return a short hash of the installed fuzzcompile's files: version numbers do not tell two checkouts apart."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.suffix in (".py", ".toml", ".json") and path.is_file():
+            digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+# Tasks and their answers.
+
+
+@dataclass(frozen=True)
+class HostCharter:
+    """What a Dask worker needs for the cases of one campaign, whose name no other campaign has.
+
+    It takes ``slots`` cases at once, in a pool that ``opens`` opens (:func:`fuzzcompile.fuzz.cluster.dask_host.
+    open_local`), with ``share`` of its machine's processors: several Dask workers may share a machine.
     """
 
     campaign: str
@@ -138,29 +203,6 @@ def unpack(data: bytes) -> Any:
     return pickle.loads(zlib.decompress(data))
 
 
-@dataclass(frozen=True)
-class ClusterCall:
-    """A task for a Dask worker: (function, args, kwargs) as `pack`, and the options of `TaskPool.schedule`.
-
-    ``number`` tells the tasks of ``campaign`` apart.
-    """
-
-    campaign: str
-    number: int
-    call: bytes
-    options: Mapping[str, Any]
-
-    def make_payload(self) -> bytes:
-        """Return data whose ``pickle.loads``, on a Dask worker, runs the task and returns a `ClusterReply`."""
-        return pickle.dumps(_AnswerOnArrival(self), pickle.HIGHEST_PROTOCOL)
-
-    def resume(self, left: Mapping[str, str]) -> ClusterCall:
-        """Return the call after a loss, with ``left`` passed to those of its arguments that can resume."""
-        function, args, kwargs = unpack(self.call)
-        args = tuple(each.resume(left) if isinstance(each, Resumable) else each for each in args)
-        return replace(self, call=pack((function, args, kwargs)))
-
-
 @runtime_checkable
 class Resumable(Protocol):
     """A task that can resume where another worker stopped."""
@@ -170,21 +212,35 @@ class Resumable(Protocol):
 
 
 @dataclass(frozen=True)
-class _AnswerOnArrival:
-    """A call that is replaced by its answer when it is unpickled on a Dask worker."""
+class ClusterCall:
+    """A task: its number in the campaign, (function, args, kwargs) as `pack`, and the options of `TaskPool.schedule`.
 
-    call: ClusterCall
+    Unpickling one on a Dask worker runs it there and gives a pickled `ClusterReply`: the scheduler, which unpickles
+    nothing, needs no fuzzcompile.
+    """
+
+    campaign: str
+    number: int
+    call: bytes
+    options: Mapping[str, Any]
 
     def __reduce__(self) -> tuple[object, ...]:
-        return NamedFunction("fuzzcompile.fuzz.cluster.dask_host:answer"), (self.call,)
+        run = NamedFunction("fuzzcompile.fuzz.cluster.dask_host:answer")
+        return run, (self.campaign, self.number, self.call, self.options)
+
+    def resume(self, left: Mapping[str, str]) -> ClusterCall:
+        """Return the call after a loss, with ``left`` passed to those of its arguments that can resume."""
+        function, args, kwargs = unpack(self.call)
+        args = tuple(each.resume(left) if isinstance(each, Resumable) else each for each in args)
+        return replace(self, call=pack((function, args, kwargs)))
 
 
 @dataclass(frozen=True)
 class ClusterReply:
     """The result of a task: a ``value``, or a pickled ``error`` and its ``cause``.
 
-    ``told`` stands for an error that cannot be unpickled where it arrives, as one of torch's where there is no torch.
-    ``unhosted`` says that the Dask worker does not serve the campaign, or no longer: the task is to run elsewhere.
+    ``remote_error`` stands for an error that cannot be unpickled where it arrives, as one of torch's where there is no
+    torch. ``unhosted``: the Dask worker does not serve the campaign, or no longer: the task is to run elsewhere.
     """
 
     value: object = None
@@ -194,49 +250,22 @@ class ClusterReply:
     unhosted: bool = False
 
     @classmethod
-    def of(cls, error: Exception) -> ClusterReply:
+    def of(cls, error: Exception, *, unhosted: bool = False) -> ClusterReply:
         """Return the reply of a task that raised."""
-        cause = error.__cause__
-        return cls(
-            error=pickle_error(error),
-            cause=None if cause is None else pickle_error(cause),
-            remote_error=make_remote_error(error),
-        )
+        cause = None if error.__cause__ is None else pickle_error(error.__cause__)
+        return cls(None, pickle_error(error), cause, make_remote_error(error), unhosted)
 
     def load_error(self) -> Exception | None:
         """Return the exception that the task raised, with its cause; None if it has a value."""
-        if self.error is None:
-            return None
-        error = _load_error(self.error) or self.remote_error or RemoteError("Exception", "it cannot be unpickled")
-        error.__cause__ = None if self.cause is None else _load_error(self.cause)
+        error = _load_error(self.error) or self.remote_error
+        if error is not None:
+            error.__cause__ = _load_error(self.cause)
         return error
 
 
-def _load_error(pickled: bytes) -> Exception | None:
-    """Unpickle an exception; return None if it cannot be unpickled here."""
+def _load_error(pickled: bytes | None) -> Exception | None:
     try:
-        error = pickle.loads(pickled)
+        error = pickle.loads(pickled or b"")
     except Exception:  # unpickling imports the exception's module, and runs its own code, which may raise anything
         return None
     return error if isinstance(error, Exception) else None
-
-
-@dataclass(frozen=True)
-class HealthReport:
-    """The answer of a Dask worker to a health check.
-
-    ``left`` holds the intermediate results of running tasks since the last check, by number (`ClusterCall.number`).
-    """
-
-    left: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
-
-
-@functools.cache
-def compute_code_digest() -> str:
-    """Return a short hash of the installed fuzzcompile's files: version numbers do not tell two checkouts apart."""
-    package = PACKAGE
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*")):
-        if path.suffix in (".py", ".toml", ".json") and path.is_file():
-            digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]

@@ -17,12 +17,9 @@ _MOST_LOCAL = 256
 
 @dataclass(frozen=True)
 class ClusterAddress:
-    """The location of the scheduler: exactly one of the fields is set.
+    """The scheduler's address, the file in which it writes that, or how many Dask workers to start here with their own.
 
-    Attributes:
-        url: its address, such as ``tcp://host:8786``.
-        file: the file in which it writes its address.
-        local: so many Dask workers are started on this machine, with a scheduler of their own.
+    Exactly one of the fields is set.
     """
 
     url: str | None = None
@@ -37,7 +34,10 @@ class ClusterAddress:
             UsageError: it is none of them.
         """
         if text.startswith("local:"):
-            return cls(local=_number_of_workers(text))
+            number = text.removeprefix("local:")
+            if number.isdecimal() and 1 <= int(number) <= _MOST_LOCAL:
+                return cls(local=int(number))
+            raise UsageError(f"--cluster {text}: write local:N with a number of Dask workers from 1 to {_MOST_LOCAL}.")
         if "://" in text:
             return cls(url=_url(text))
         path = Path(text).expanduser()
@@ -52,11 +52,7 @@ class ClusterAddress:
         )
 
     def scheduler(self) -> str:
-        """Return the scheduler's current address: the file is read again, because the scheduler may have restarted.
-
-        Raises:
-            UsageError: the file does not hold an address.
-        """
+        """Return the scheduler's current address: its file is read again, because it may have restarted."""
         if self.url is not None:
             return self.url
         assert self.file is not None, "workers of this machine have no address until they are started"
@@ -72,13 +68,6 @@ class ClusterAddress:
         return self.url or (str(self.file) if self.file is not None else f"local:{self.local}")
 
 
-def _number_of_workers(text: str) -> int:
-    number = text.removeprefix("local:")
-    if not number.isdecimal() or not 1 <= int(number) <= _MOST_LOCAL:
-        raise UsageError(f"--cluster {text}: write local:N with a number of Dask workers from 1 to {_MOST_LOCAL}.")
-    return int(number)
-
-
 def _url(text: str) -> str:
     try:
         parts = urlsplit(text)
@@ -90,7 +79,7 @@ def _url(text: str) -> str:
     return text.rstrip("/") if port is not None else f"{text.rstrip('/')}:{_PORT}"
 
 
-# Changes of a cluster during a campaign, each formatted as one sentence. Imports nothing of Dask.
+# Changes of a cluster during a campaign, each formatted as one sentence.
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import time
 from collections import defaultdict
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from distributed import Worker, WorkerPlugin, get_worker
 
@@ -25,7 +25,6 @@ from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
 from fuzzcompile.fuzz.cluster.cluster_messages import (
     ClusterCall,
     ClusterReply,
-    HealthReport,
     HostCharter,
     WorkerOffer,
     compute_code_digest,
@@ -81,11 +80,13 @@ class CampaignHost:
         """Run a task in the pool, and return its result or error."""
         self._last_message = time.monotonic()
         self._running.add(call.number)
+
+        def keep(name: str, text: str) -> None:
+            self._left[call.number][name] = text
+
         try:
             function, args, kwargs = unpack(call.call)
-            task: Future[object] = self._pool.schedule(
-                function, args, kwargs, on_left=lambda name, text: self._keep(call.number, name, text), **call.options
-            )
+            task: Future[object] = self._pool.schedule(function, args, kwargs, on_left=keep, **call.options)
             value = task.result()
             if not getattr(value, "screened", False):  # a screen needs neither a compiler nor much of a disk
                 self._unfit = 0
@@ -94,23 +95,18 @@ class CampaignHost:
             return ClusterReply(unhosted=True)
         except MachineUnfit as error:  # a full disk here must not swallow the campaign's cases, nor end it
             self._unfit += 1
-            return replace(ClusterReply.of(error), unhosted=self._unfit >= _MOST_UNFIT)
+            return ClusterReply.of(error, unhosted=self._unfit >= _MOST_UNFIT)
         except Exception as error:  # whatever a task raises is the campaign's to judge
-            if not self.is_open:
-                return ClusterReply(unhosted=True)
-            return ClusterReply.of(error)
+            return ClusterReply.of(error) if self.is_open else ClusterReply(unhosted=True)
         finally:
             self._running.discard(call.number)
             self._left.pop(call.number, None)
 
-    def check_health(self) -> HealthReport:
-        """Return new intermediate results of the tasks; the call shows that the campaign is alive."""
+    def take_left(self) -> dict[int, dict[str, str]]:
+        """Return new intermediate results of the tasks, by number; the call shows that the campaign is alive."""
         self._last_message = time.monotonic()
         left, self._left = self._left, defaultdict(dict)
-        return HealthReport(dict(left))
-
-    def _keep(self, number: int, name: str, text: str) -> None:
-        self._left[number][name] = text
+        return dict(left)
 
     def close(self) -> None:
         """End the processes, and what they run."""
@@ -139,16 +135,16 @@ def open_local(charter: HostCharter, stack: ExitStack) -> tuple[TaskPool, Worker
         folder = tempfile.TemporaryDirectory(prefix="fuzzcompile-host-", ignore_cleanup_errors=True)
         conditions = charter.packed.unpack(Path(stack.enter_context(folder)))
     pool = open_pool(conditions, charter.slots, share=charter.share)
-    try:
-        return pool, pool.schedule(DESCRIBE, (conditions.target,), label="describe the machine").result()
-    except WorkerStartFailed as error:
-        pool.kill_workers()
-        raise make_start_error(error) from error
-    except BaseException as error:
-        pool.kill_workers()
-        if isinstance(error, WorkerFailed):
+    with ExitStack() as undo:
+        undo.callback(pool.kill_workers)
+        try:
+            described = pool.schedule(DESCRIBE, (conditions.target,), label="describe the machine").result()
+        except WorkerStartFailed as error:
+            raise make_start_error(error) from error
+        except WorkerFailed as error:
             raise EnvironmentUnfit(f"its first worker process {error}") from error
-        raise
+        undo.pop_all()
+    return pool, described
 
 
 # -- what a campaign has a Dask worker do; each is pickled by its name ------------------------------------------------
@@ -162,19 +158,18 @@ def offer(dask_worker: Worker) -> bytes:
     return pickle.dumps(WorkerOffer(*here, gpu=may_have_gpu(), slots=min(slots, threads)))
 
 
-async def open_host(charter: bytes, dask_worker: Worker) -> bytes:
-    """Open the host of a pickled `HostCharter`, unless it is open; return the pickled `WorkerDescription` or error.
+async def open_host(charter: HostCharter, dask_worker: Worker) -> bytes:
+    """Open the host of a charter, unless it is open; return the pickled `WorkerDescription` or error.
 
     A host that still runs a task is replaced: its campaign had lost this worker, and runs the task elsewhere.
     """
-    asked: HostCharter = pickle.loads(charter)
-    key = (asked.campaign, dask_worker.address)
+    key = (charter.campaign, dask_worker.address)
     opening = _hosts.get(key)
     if opening is not None and opening.done() and not (opening.exception() is None and opening.result().is_fresh()):
         opening = None
     if opening is None:
-        opening = _hosts[key] = asyncio.ensure_future(asyncio.to_thread(CampaignHost, asked))
-        await dask_worker.plugin_add(_HostCloser(key, opening), name=_format_plugin_name(asked.campaign))
+        opening = _hosts[key] = asyncio.ensure_future(asyncio.to_thread(CampaignHost, charter))
+        await dask_worker.plugin_add(_HostCloser(key, opening), name=_name_plugin(charter.campaign))
     try:
         return pickle.dumps((await asyncio.shield(opening)).surroundings)
     except FuzzcompileError as error:
@@ -184,24 +179,24 @@ async def open_host(charter: bytes, dask_worker: Worker) -> bytes:
 
 
 def pulse(campaign: str, dask_worker: Worker) -> bytes:
-    """Return the pickled `HealthReport` of a campaign's host here; pickled None if there is no host."""
+    """Return, pickled, what a campaign's host here has left (`CampaignHost.take_left`); None if there is no host."""
     host = _find_host(campaign, dask_worker.address)
-    return pickle.dumps(host.check_health() if host is not None else None)
+    return pickle.dumps(None if host is None else host.take_left())
 
 
 async def close_host(campaign: str, dask_worker: Worker) -> None:
     """Close a campaign's host here, if there is one."""
-    if (name := _format_plugin_name(campaign)) in dask_worker.plugins:
+    if (name := _name_plugin(campaign)) in dask_worker.plugins:
         await dask_worker.plugin_remove(name)
 
 
-def answer(call: ClusterCall) -> bytes:
-    """Run a task on the Dask worker that this is called on, and return the pickled `ClusterReply`."""
-    worker = get_worker()
+def answer(*call: Any) -> bytes:
+    """Run a `ClusterCall` on the Dask worker that this is called on, and return the pickled `ClusterReply`."""
+    worker, task = get_worker(), ClusterCall(*call)
     # What waits on this Dask worker has not begun: if the worker is lost, it is not to blame.
-    worker.log_event(name_topic(call.campaign), {"begun": call.number, "worker": worker.address})
-    host = _find_host(call.campaign, worker.address)
-    return pickle.dumps(host.run(call) if host is not None else ClusterReply(unhosted=True), pickle.HIGHEST_PROTOCOL)
+    worker.log_event(name_topic(task.campaign), {"begun": task.number, "worker": worker.address})
+    host = _find_host(task.campaign, worker.address)
+    return pickle.dumps(host.run(task) if host is not None else ClusterReply(unhosted=True), pickle.HIGHEST_PROTOCOL)
 
 
 def _find_host(campaign: str, address: str) -> CampaignHost | None:
@@ -211,7 +206,7 @@ def _find_host(campaign: str, address: str) -> CampaignHost | None:
     return opening.result() if opening.result().is_open else None
 
 
-def _format_plugin_name(campaign: str) -> str:
+def _name_plugin(campaign: str) -> str:
     return f"fuzzcompile campaign {campaign}"
 
 
@@ -222,7 +217,6 @@ class _HostCloser(WorkerPlugin):  # type: ignore[misc]
         self._key, self._opening = key, opening
 
     async def teardown(self, worker: Worker) -> None:
-        """Close the host, once it is open."""
         if _hosts.get(self._key) is self._opening:
             del _hosts[self._key]
         with contextlib.suppress(Exception):  # it could not be opened, and its campaign knows

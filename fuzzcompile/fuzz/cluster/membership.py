@@ -10,7 +10,10 @@ import pickle
 import signal
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from typing import Any
@@ -18,7 +21,14 @@ from typing import Any
 import distributed
 
 from fuzzcompile.fuzz.cluster import dask_host
-from fuzzcompile.fuzz.cluster.cluster_messages import HealthReport, HostCharter, WorkerOffer, name_topic
+from fuzzcompile.fuzz.cluster.cluster_messages import (
+    HostCharter,
+    WorkerOffer,
+    WorkerRequirements,
+    explain_difference,
+    explain_failed_offer,
+    name_topic,
+)
 from fuzzcompile.fuzz.cluster.cluster_state import (
     Change,
     ClusterAddress,
@@ -29,18 +39,10 @@ from fuzzcompile.fuzz.cluster.cluster_state import (
     WorkerLost,
     WorkerRefused,
 )
-from fuzzcompile.fuzz.cluster.dispatcher import (
-    ClusterMember,
-    Dispatcher,
-    WorkerRequirements,
-    explain_difference,
-    explain_failed_offer,
-    parse_host,
-)
+from fuzzcompile.fuzz.cluster.dispatcher import ClusterMember, Dispatcher
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, UsageError, format_message
 from fuzzcompile.model.judge_task import WorkerDescription
-
-# The connection to a scheduler, and the scheduler and workers of ``local:N``.
+from fuzzcompile.run.pool.worker import WorkerStartFailed
 
 ANSWERS_WITHIN = 8.0
 """Seconds that a scheduler has to answer."""
@@ -54,7 +56,7 @@ class Connection:
 
     client: distributed.Client
     scheduler: str
-    cluster: distributed.LocalCluster | None = None
+    ending: AsyncExitStack
 
     @classmethod
     async def open(cls, address: ClusterAddress, within: float = ANSWERS_WITHIN) -> Connection:
@@ -66,33 +68,19 @@ class Connection:
             EnvironmentUnfit: no scheduler answers within so many seconds, or the connection is refused.
         """
         _silence()
-        cluster: Any = None
         try:
-            async with contextlib.AsyncExitStack() as undo:  # what has begun ends if the rest fails or is cancelled
-                if address.local is not None:
-                    _leave_interrupts_to_the_main_thread()
-                    cluster = distributed.LocalCluster(
-                        n_workers=address.local,
-                        threads_per_worker=1,
-                        host="127.0.0.1",
-                        dashboard_address="127.0.0.1:0",
-                        silence_logs=logging.CRITICAL,
-                        asynchronous=True,
-                    )
-                    starting = asyncio.ensure_future(cluster)
-                    undo.push_async_callback(_end, functools.partial(_close_started, cluster, starting))
-                    await asyncio.shield(starting)
-                scheduler = cluster.scheduler_address if cluster is not None else address.scheduler()
-                client = distributed.Client(
-                    scheduler, name="fuzzcompile", asynchronous=True, set_as_default=False, timeout=within
-                )
-                undo.push_async_callback(_end, functools.partial(client._close, fast=True))
-                with warnings.catch_warnings(action="ignore"):  # versions are compared by what matters (`fitness`)
+            async with AsyncExitStack() as ending:  # what has begun ends if the rest fails or is cancelled
+                scheduler = await _start(address.local, ending) if address.local is not None else address.scheduler()
+                options = {"asynchronous": True, "set_as_default": False, "timeout": within}
+                client = distributed.Client(scheduler, name="fuzzcompile", **options)
+                ending.push_async_callback(_end, functools.partial(client._close, fast=True))
+                with warnings.catch_warnings(action="ignore"):  # versions are compared by what matters
                     await asyncio.wait_for(client, within)
-                undo.pop_all()
+                return cls(client, scheduler, ending.pop_all())
         except (OSError, TimeoutError) as error:
+            why = f" ({said})" if (said := format_message(error, 200)) else ""
             raise EnvironmentUnfit(
-                f"No Dask scheduler answers at {address}{_why(error)}: start one (`dask scheduler`) and workers (`dask "
+                f"No Dask scheduler answers at {address}{why}: start one (`dask scheduler`) and workers (`dask "
                 "worker ADDRESS`), or try --cluster local:2, which starts both on this machine."
             ) from error
         except (ImportError, RuntimeError, TypeError, ValueError) as error:
@@ -100,7 +88,6 @@ class Connection:
                 f"Dask cannot connect to {address}: {format_message(error)}. For tls:// its configuration names the "
                 "certificates (distributed.comm.tls)."
             ) from error
-        return cls(client, scheduler, cluster)
 
     @property
     def dashboard(self) -> str:
@@ -109,16 +96,27 @@ class Connection:
             return str(self.client.dashboard_link or "")
         return ""
 
-    async def close(self) -> None:
-        """Disconnect, and end the workers of ``local:N``."""
-        for part in filter(None, (self.client, self.cluster)):
-            await _end(part.close)
 
+async def _start(workers: int, ending: AsyncExitStack) -> str:
+    """Start a scheduler and Dask workers on this machine; return the scheduler's address."""
+    _leave_interrupts_to_the_main_thread()
+    cluster: Any = distributed.LocalCluster(
+        n_workers=workers,
+        threads_per_worker=1,
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+        silence_logs=logging.CRITICAL,
+        asynchronous=True,
+    )
+    starting = asyncio.ensure_future(cluster)
 
-async def _close_started(cluster: Any, starting: asyncio.Future[Any]) -> None:
-    """Close a cluster once it has started: if its start is cancelled, Dask leaves the workers running."""
-    await asyncio.wait([starting])
-    await cluster.close()
+    async def close() -> None:
+        await asyncio.wait([starting])  # if its start is cancelled, Dask leaves the workers running
+        await cluster.close()
+
+    ending.push_async_callback(_end, close)
+    await asyncio.shield(starting)
+    return str(cluster.scheduler_address)
 
 
 async def _end(close: Callable[[], Awaitable[object]]) -> None:
@@ -136,18 +134,10 @@ def _leave_interrupts_to_the_main_thread() -> None:
 
 
 def _silence() -> None:
-    """Silence Dask's logs: changes of the workers and the scheduler are reported as events.
-
-    Its configuration gives some of its loggers levels of their own, ``distributed.client`` for one.
-    """
+    """Silence Dask's logs: changes are reported as events. Some of its loggers have levels of their own."""
     for name in ("distributed", *logging.root.manager.loggerDict):
         if name.partition(".")[0] == "distributed":
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-
-
-def _why(error: BaseException) -> str:
-    said = format_message(error, 200)
-    return f" ({said})" if said else ""
 
 
 _TICK = 1.0
@@ -161,39 +151,34 @@ _NO_WORKER_LIMIT = 600.0  # seconds that a campaign waits for any worker once it
 
 
 class Membership:
-    """Keeps the members of a campaign.
+    """Keeps the members of a campaign, each Dask worker in a task of its own (`_attend`).
+
+    ``first`` is how the first member describes its surroundings, or the error after which no task will run any more,
+    which is ``broken`` from then on. ``changes`` have not been reported yet; ``refused`` says why, by address.
 
     Args:
         address: the scheduler.
         charter: the charter of each worker, before its slots and share are filled in.
         wanted: which workers the campaign takes.
         any_device: True if cases may run on any device.
-        dispatcher: sends tasks to the members.
-        say: called with each change.
-        fail: called once with the error after which no task will run any more.
     """
 
     def __init__(
-        self,
-        address: ClusterAddress,
-        charter: HostCharter,
-        wanted: WorkerRequirements,
-        *,
-        any_device: bool,
-        say: Callable[[Change], object],
-        fail: Callable[[FuzzcompileError], object],
+        self, address: ClusterAddress, charter: HostCharter, wanted: WorkerRequirements, *, any_device: bool
     ) -> None:
         self.address, self.wanted = address, wanted
         self.dispatcher = Dispatcher(self._doubt)
-        self.first: WorkerDescription | None = None
+        self.first: Future[WorkerDescription] = Future()
+        self.broken: FuzzcompileError | None = None
+        self.changes: deque[Change] = deque()
         self.refused: dict[str, str] = {}
         self.connection: Connection | None = None
-        self._charter, self._any_device, self._report, self._fail = charter, any_device, say, fail
+        self._charter, self._any_device = charter, any_device
         self._offers: dict[str, WorkerOffer] = {}
         self._keeping: asyncio.Task[None] | None = None
-        self._queries: dict[str, asyncio.Task[None]] = {}  # what is being asked of each worker
-        self._begun: set[tuple[str, str]] = set()  # by address, what each worker that is there was asked already
-        self._firsts: set[asyncio.Task[None]] = set()  # what is being asked for the first time
+        self._attending: dict[str, asyncio.Task[None]] = {}
+        self._steps: set[tuple[str, str]] = set()  # by address, what each worker that is there was asked already
+        self._first_steps = 0  # how many are being asked something for the first time
         self._asked: float | None = None  # when the first worker made its offer
         self._narrowed = False
         self._alone = time.monotonic()
@@ -201,7 +186,7 @@ class Membership:
     @property
     def is_opening(self) -> bool:
         """True while a worker is queried, or starts its processes, for the first time: later queries may never end."""
-        return bool(self._firsts)
+        return self._first_steps > 0
 
     @property
     def state(self) -> ClusterState:
@@ -222,7 +207,7 @@ class Membership:
         """Keep the members until `close` or until this fails."""
         self._keeping = asyncio.current_task()
         try:
-            await self._connect()
+            await self._connect(ANSWERS_WITHIN)
             while True:
                 try:
                     await self._tick()
@@ -230,25 +215,39 @@ class Membership:
                     await self._reconnect()
                 await asyncio.sleep(_TICK)
         except FuzzcompileError as error:
-            self._fail(error)
+            self.fail(error)
+        except Exception as error:  # an error of our own must not leave the campaign waiting for ever
+            self.fail(EnvironmentUnfit(f"The cluster cannot be used: {type(error).__name__}: {error}."))
+            raise
+
+    def fail(self, error: FuzzcompileError) -> None:
+        """Fail all tasks, those to come included."""
+        self.broken = error
+        self.dispatcher.fail_all(self.make_failure)
+        if not self.first.done():
+            self.first.set_exception(error)
+
+    def make_failure(self) -> WorkerStartFailed:
+        """Return the error of a task that can run no more."""
+        failure = WorkerStartFailed("the cluster is lost", str(self.broken), final=True)
+        failure.__cause__ = self.broken
+        return failure
 
     async def close(self) -> None:
         """Keep the members no longer, end the campaign's processes on all workers, and disconnect."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait([self._keeping], timeout=2 * ENDS_WITHIN)  # what it was starting ends with it
-        for task in self._queries.values():
-            task.cancel()
-        if self.connection is None:
-            return
-        with contextlib.suppress(Exception):  # a worker that gets no message closes by its own time limit
-            await asyncio.wait_for(self._ask_all(dask_host.close_host, self._charter.campaign), ANSWERS_WITHIN)
-        await self.connection.close()
+        self._forget(*self._attending)
+        if self.connection is not None:
+            with contextlib.suppress(Exception):  # a worker that gets no message closes by its own time limit
+                await self._run(dask_host.close_host, self._charter.campaign, within=ANSWERS_WITHIN)
+            await self.connection.ending.aclose()
 
     # -- the connection -------------------------------------------------------------------------------------------
 
-    async def _connect(self, within: float | None = None) -> Connection:
-        self.connection = connection = await Connection.open(self.address, within or ANSWERS_WITHIN)
+    async def _connect(self, within: float) -> Connection:
+        self.connection = connection = await Connection.open(self.address, within)
         connection.client.subscribe_topic(name_topic(self._charter.campaign), self._hear_beginning)
         self.dispatcher.connect(connection.client)
         return connection
@@ -261,15 +260,12 @@ class Membership:
         """Wait for the scheduler to come back; its workers are all new then."""
         assert self.connection is not None
         lost, self.connection = self.connection, None
-        for task in self._queries.values():
-            task.cancel()
-        self._queries.clear()
-        self._begun.clear()
-        self._offers.clear()
+        self._forget(*self._attending)
+        self._steps.clear()
         tasks = self.dispatcher.disconnect()
-        self._report(SchedulerLost(lost.scheduler, _PATIENCE))
+        self.changes.append(SchedulerLost(lost.scheduler, _PATIENCE))
         deadline = time.monotonic() + _PATIENCE
-        await lost.close()
+        await lost.ending.aclose()
         connection = None
         while connection is None:
             try:
@@ -282,164 +278,164 @@ class Membership:
                     ) from error
                 await asyncio.sleep(_TICK)
         self._alone = time.monotonic()
-        self._report(SchedulerBack(connection.scheduler, tasks))
+        self.changes.append(SchedulerBack(connection.scheduler, tasks))
 
     async def _tick(self) -> None:
         assert self.connection is not None
         if self.connection.client.status != "running":
             raise OSError("the client has lost the scheduler")
-        present = await asyncio.wait_for(self.connection.client.nthreads(), ANSWERS_WITHIN)
-        self._begun = {(address, what) for address, what in self._begun if address in present}
-        for address in [known for known in (*self._offers, *self.refused) if known not in present]:
-            self._forget(address)
+        async with asyncio.timeout(ANSWERS_WITHIN):  # `wait_for` may swallow a cancellation (Python 3.11)
+            present = await self.connection.client.nthreads()
+        self._steps = {(address, step) for address, step in self._steps if address in present}
         self._lose("it is gone", *(each for each in self.dispatcher.members.values() if each.address not in present))
-        for address in present:
-            if address not in self._offers and address not in self.refused:
-                self._begin(address, self._ask_offer(address), first="offer")
-        self._choose()
-        self._check_health()
-        if self.dispatcher.members or self.is_opening or self.first is None:
+        self._forget(*(self._attending.keys() - present.keys()))
+        for address in present.keys() - self._attending.keys():
+            self._attending[address] = asyncio.create_task(self._attend(address))
+        if self.dispatcher.members or self.is_opening or not self.first.done():
             self._alone = time.monotonic()
         elif time.monotonic() - self._alone > _NO_WORKER_LIMIT:
             raise EnvironmentUnfit(
                 f"The cluster at {self.address} has had no fitting Dask worker for {_NO_WORKER_LIMIT / 60:.0f} "
-                "minutes; once it "
-                "has some, the same command resumes the campaign."
+                "minutes; once it has some, the same command resumes the campaign."
             )
 
-    # -- joining --------------------------------------------------------------------------------------------------
+    # -- one worker, from its offer to its loss -------------------------------------------------------------------
 
-    def _choose(self) -> None:
-        """Admit or refuse the workers that have sent their offer."""
+    async def _attend(self, address: str) -> None:
+        """Admit a Dask worker or refuse it, and ask it how its tasks are until it is lost."""
+        try:
+            while address not in self.refused:
+                if (member := await self._admit_if_fit(address)) is not None:
+                    return await self._check_health(member)
+                await asyncio.sleep(_TICK)
+        except Exception as error:  # the campaign goes on without it, and says why
+            self._refuse(address, f"{type(error).__name__}: {format_message(error)}")
+
+    async def _admit_if_fit(self, address: str) -> ClusterMember | None:
+        """Admit a worker; None if it is refused, or does not answer yet."""
+        with self._count_first_step(address, "offer"):
+            answer = await self._ask(address, dask_host.offer, within=_ASKING)
+        if isinstance(answer, OSError | TimeoutError) or answer is None:
+            return None
+        if isinstance(answer, Exception):
+            return self._refuse(address, explain_failed_offer(answer))
+        offer = self._offers[address] = pickle.loads(answer)
+        await self._narrow()
+        if (why := self.wanted.explain_refusal(offer)) is not None:
+            return self._refuse(address, why)
+        with self._count_first_step(address, "open"):
+            here = [each.slots for known, each in self._offers.items() if _parse_host(known) == _parse_host(address)]
+            charter = replace(self._charter, slots=offer.slots, share=offer.slots / sum(here))
+            answer = await self._ask(address, dask_host.open_host, charter, within=_OPENING)
+        description = pickle.loads(answer) if isinstance(answer, bytes) else answer
+        if isinstance(description, WorkerDescription):
+            return self._admit(ClusterMember(address, offer.slots, description))
+        if isinstance(description, UsageError) and not self.first.done():
+            self.fail(description)  # the user's own plant or pass fails, and would everywhere
+        elif isinstance(description, Exception) and not isinstance(description, OSError | TimeoutError):
+            self._refuse(address, format_message(description).rstrip("."))
+        return None
+
+    async def _narrow(self) -> None:
+        """Choose the kind of worker by the offers, once the first ones are there."""
+        self._asked = self._asked or time.monotonic()
+        while not self._narrowed and self.is_opening and time.monotonic() - self._asked < _SETTLING:
+            await asyncio.sleep(_TICK)
         if not self._narrowed:
-            waits = self._asked is None or (self.is_opening and time.monotonic() - self._asked < _SETTLING)
-            if waits:
-                return
             self.wanted = self.wanted.narrow(self._offers.values(), any_device=self._any_device)
             self._narrowed = any(self.wanted.explain_refusal(offer) is None for offer in self._offers.values())
-        for address, offer in self._offers.items():
-            if address in self.dispatcher.members or address in self._queries or address in self.refused:
-                continue
-            why = self.wanted.explain_refusal(offer)
-            if why is not None:
-                self._refuse(address, why)
-            else:
-                self._begin(address, self._open(address, offer), first="open")
 
-    async def _ask_offer(self, address: str) -> None:
-        answer = await self._ask(address, dask_host.offer, within=_ASKING)
-        if isinstance(answer, OSError | TimeoutError) or answer is None:
-            return  # asked again, unless it is gone
-        if isinstance(answer, Exception):
-            self._refuse(address, explain_failed_offer(answer))
-            return
-        self._offers[address] = pickle.loads(answer)
-        self._asked = self._asked or time.monotonic()
-
-    async def _open(self, address: str, offer: WorkerOffer) -> None:
-        here = [each.slots for known, each in self._offers.items() if parse_host(known) == parse_host(address)]
-        charter = replace(self._charter, slots=offer.slots, share=offer.slots / sum(here))
-        answer = await self._ask(address, dask_host.open_host, pickle.dumps(charter), within=_OPENING)
-        if isinstance(answer, bytes):
-            answer = pickle.loads(answer)
-        if isinstance(answer, WorkerDescription):
-            self._admit(ClusterMember(address, offer.slots, answer))
-        elif isinstance(answer, UsageError) and self.first is None:
-            self._fail(answer)  # the user's own plant or pass fails, and would everywhere
-        elif isinstance(answer, Exception) and not isinstance(answer, OSError | TimeoutError):
-            self._refuse(address, format_message(answer).rstrip("."))
-
-    def _admit(self, member: ClusterMember) -> None:
-        self.first = self.first or member.surroundings
-        why = explain_difference(self.first, member.surroundings)
-        if why is not None:
-            self._refuse(member.address, why)
-            return
-        environment = member.surroundings.environment
-        torch, device = str(environment["torch"]), member.surroundings.device
+    def _admit(self, member: ClusterMember) -> ClusterMember | None:
+        here = member.surroundings
+        first = self.first.result() if self.first.done() else here
+        if (why := explain_difference(first, here)) is not None:
+            return self._refuse(member.address, why)
         self.dispatcher.add(member)
-        self._report(WorkerJoined(member.address, member.machine, member.slots, torch, device))
+        torch = str(here.environment["torch"])
+        self.changes.append(WorkerJoined(member.address, member.machine, member.slots, torch, here.device))
+        if not self.first.done():
+            self.first.set_result(here)
+        return member
 
-    def _refuse(self, address: str, why: str) -> None:
+    def _refuse(self, address: str, why: str) -> ClusterMember | None:
         if address not in self.refused:
             self.refused[address] = why
-            self._report(WorkerRefused(address, why))
+            self.changes.append(WorkerRefused(address, why))
+        return None
+
+    async def _check_health(self, member: ClusterMember) -> None:
+        """Ask a member again and again how its tasks are, until it is lost."""
+        asked = time.monotonic()
+        while self.dispatcher.members.get(member.address) is member:
+            await asyncio.sleep(_TICK)
+            if time.monotonic() - asked < _PULSE:
+                continue
+            asked = time.monotonic()
+            answer = await self._ask(member.address, dask_host.pulse, self._charter.campaign, within=_ANSWER_LIMIT)
+            if isinstance(answer, TimeoutError):
+                self._lose(f"it has not answered for {_ANSWER_LIMIT:.0f} s", member)
+            elif isinstance(answer, bytes):
+                left = pickle.loads(answer)
+                if left is None:
+                    self._doubt(member, None, False)
+                else:
+                    member.store_left(left)
 
     # -- losses ---------------------------------------------------------------------------------------------------
 
     def _lose(self, why: str, *members: ClusterMember, blame: bool = True) -> None:
-        for member in members:
-            self._forget(member.address)
-        for member, tasks in zip(members, self.dispatcher.drop(*members, blame=blame), strict=True):
-            self._report(WorkerLost(member.address, member.machine, tasks, why))
+        lost = [each for each in members if self.dispatcher.members.get(each.address) is each]
+        self._forget(*(member.address for member in lost))
+        for member, tasks in zip(lost, self.dispatcher.drop(*lost, blame=blame), strict=True):
+            self.changes.append(WorkerLost(member.address, member.machine, tasks, why))
 
     def _doubt(self, member: ClusterMember, error: Exception | None, gone: bool) -> None:
         """Drop a member that could not run a task: it is queried again, or refused if its processes cannot start."""
-        if gone:
-            self._lose("it is gone", member)
-        elif error is None:
-            self._lose("it serves the campaign no longer", member, blame=False)
-        else:
+        why = "it is gone" if gone else "it serves the campaign no longer"
+        if error is not None and not gone:
             why = format_message(error).rstrip(".")
-            self._lose(why, member, blame=False)
+        self._lose(why, member, blame=gone)
+        if error is not None and not gone:
             self._refuse(member.address, why)
 
-    def _forget(self, address: str) -> None:
-        self._offers.pop(address, None)
-        self.refused.pop(address, None)
-        if (task := self._queries.pop(address, None)) is not None:
-            task.cancel()
-
-    def _check_health(self) -> None:
-        now = time.monotonic()
-        for member in list(self.dispatcher.members.values()):
-            if now - member.asked > _PULSE:
-                member.asked = now
-                self._begin(member.address, self._check_member(member))
-
-    async def _check_member(self, member: ClusterMember) -> None:
-        answer = await self._ask(member.address, dask_host.pulse, self._charter.campaign, within=_ANSWER_LIMIT)
-        if self.dispatcher.members.get(member.address) is not member:
-            return  # it was lost meanwhile
-        if isinstance(answer, TimeoutError):
-            self._lose(f"it has not answered for {_ANSWER_LIMIT:.0f} s", member)
-        pulse: HealthReport | None = pickle.loads(answer) if isinstance(answer, bytes) else None
-        if pulse is not None:
-            member.store_left(pulse.left)
-        elif isinstance(answer, bytes):
-            self._doubt(member, None, False)
+    def _forget(self, *addresses: str) -> None:
+        """Forget what is known of workers, so that they are attended anew if they are still there."""
+        for address in addresses:
+            self._offers.pop(address, None)
+            self.refused.pop(address, None)
+            if (task := self._attending.pop(address, None)) is not None and task is not asyncio.current_task():
+                task.cancel()
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, address: str, asking: Any, *, first: str | None = None) -> None:
-        """Start a query of a worker, one at a time; ``first`` names a query that counts as opening the first time."""
-        if address in self._queries:
-            asking.close()
-            return
-        task = self._queries[address] = asyncio.ensure_future(asking)
-        if first is not None and (address, first) not in self._begun:
-            self._begun.add((address, first))
-            self._firsts.add(task)
-        task.add_done_callback(lambda done: self._end(address, done))
-
-    def _end(self, address: str, task: asyncio.Task[None]) -> None:
-        self._firsts.discard(task)
-        if self._queries.get(address) is task:
-            del self._queries[address]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._refuse(address, f"{type(error).__name__}: {format_message(error)}")
+    @contextmanager
+    def _count_first_step(self, *step: str) -> Iterator[None]:
+        is_first = step not in self._steps
+        self._steps.add(step)  # type: ignore[arg-type]  # address and name
+        self._first_steps += is_first
+        try:
+            yield
+        finally:
+            self._first_steps -= is_first
 
     async def _ask(self, address: str, function: Callable[..., object], *args: object, within: float) -> Any:
         """Run a function on one Dask worker; return its result, or the exception that it raises there."""
         try:
-            answers = await asyncio.wait_for(self._ask_all(function, *args, workers=[address]), within)
+            return (await self._run(function, *args, within=within, workers=[address])).get(address)
         except (OSError, TimeoutError) as error:
             return error
-        return answers.get(address)
 
-    async def _ask_all(
-        self, function: Callable[..., object], *args: object, workers: list[str] | None = None
-    ) -> dict[str, Any]:
+    async def _run(
+        self, function: Callable[..., object], *args: object, within: float, workers: list[str] | None = None
+    ) -> Mapping[str, Any]:
         assert self.connection is not None
-        answers: dict[str, Any] = await self.connection.client.run(function, *args, workers=workers, on_error="return")
+        async with asyncio.timeout(within):
+            answers: Mapping[str, Any] = await self.connection.client.run(
+                function, *args, workers=workers, on_error="return"
+            )
         return answers
+
+
+def _parse_host(address: str) -> str:
+    """Return the host in a Dask worker's address: workers of one host share its processors."""
+    return address.rpartition("://")[2].rpartition(":")[0]

@@ -7,8 +7,12 @@ from dataclasses import replace
 import pytest
 
 import fuzzcompile
-from fuzzcompile.fuzz.cluster.cluster_messages import WorkerOffer, compute_code_digest
-from fuzzcompile.fuzz.cluster.dispatcher import WorkerRequirements, explain_difference
+from fuzzcompile.fuzz.cluster.cluster_messages import (
+    WorkerOffer,
+    WorkerRequirements,
+    compute_code_digest,
+    explain_difference,
+)
 from fuzzcompile.model.custom import LoadedCustom
 from fuzzcompile.model.judge_task import WorkerDescription
 

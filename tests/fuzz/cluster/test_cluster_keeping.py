@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-import pickle
 import time
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -14,9 +14,15 @@ import distributed
 import pytest
 
 from fuzzcompile.fuzz.cluster import dask_host, membership
-from fuzzcompile.fuzz.cluster.cluster_messages import ClusterCall, HostCharter, PackedConditions, pack
+from fuzzcompile.fuzz.cluster.cluster_messages import (
+    ClusterCall,
+    HostCharter,
+    PackedConditions,
+    WorkerRequirements,
+    pack,
+)
 from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress, WorkerJoined, WorkerLost, WorkerRefused
-from fuzzcompile.fuzz.cluster.dispatcher import ClusterFuture, ClusterMember, ClusterTask, WorkerRequirements
+from fuzzcompile.fuzz.cluster.dispatcher import ClusterFuture, ClusterMember, ClusterTask
 from fuzzcompile.fuzz.cluster.membership import Connection, Membership
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit
@@ -75,14 +81,14 @@ def test_a_deaf_worker_that_is_admitted_again_gets_a_host_that_runs_nothing():
 
     async def admit_twice() -> None:
         worker: Any = Worker()
-        await dask_host.open_host(pickle.dumps(OPENING), worker)
+        await dask_host.open_host(OPENING, worker)
         first = dask_host._find_host("campaign", worker.address)
-        await dask_host.open_host(pickle.dumps(OPENING), worker)
+        await dask_host.open_host(OPENING, worker)
         assert first is not None and dask_host._find_host("campaign", worker.address) is first, "it was free"
         running = asyncio.create_task(asyncio.to_thread(first.run, ClusterCall("campaign", 1, pack((len, (), {})), {})))
         while first.is_fresh():
             await asyncio.sleep(0.01)
-        await dask_host.open_host(pickle.dumps(OPENING), worker)
+        await dask_host.open_host(OPENING, worker)
         assert (await running).unhosted and not first.is_open
         second = dask_host._find_host("campaign", worker.address)
         assert second is not None and second is not first
@@ -91,12 +97,8 @@ def test_a_deaf_worker_that_is_admitted_again_gets_a_host_that_runs_nothing():
     asyncio.run(admit_twice())
 
 
-def a_roster() -> tuple[Membership, list[Any]]:
-    told: list[Any] = []
-    failed: Any = told.append
-    return Membership(
-        ClusterAddress(url="tcp://s:1"), CHARTER, WorkerRequirements(), any_device=True, say=told.append, fail=failed
-    ), told
+def a_roster() -> Membership:
+    return Membership(ClusterAddress(url="tcp://s:1"), CHARTER, WorkerRequirements(), any_device=True)
 
 
 def test_a_worker_that_is_listed_and_never_answers_is_waited_for_once(monkeypatch):
@@ -116,10 +118,10 @@ def test_a_worker_that_is_listed_and_never_answers_is_waited_for_once(monkeypatc
         def subscribe_topic(self, *_: Any) -> None: ...
 
     async def connect(*_: Any) -> Connection:
-        return Connection(Deaf(), "tcp://s:1")  # type: ignore[arg-type]
+        return Connection(Deaf(), "tcp://s:1", contextlib.AsyncExitStack())  # type: ignore[arg-type]
 
     async def keep() -> list[bool]:
-        kept, _ = a_roster()
+        kept = a_roster()
         keeping = asyncio.create_task(kept.keep())
         seen = []
         for opening in (True, False):  # it is asked, and its time to answer is over: however busy the machine is
@@ -147,7 +149,8 @@ def test_a_worker_that_is_listed_and_never_answers_is_waited_for_once(monkeypatc
     ],
 )
 def test_a_worker_that_cannot_run_a_task_is_told_as_lost_with_what_it_ran(error, kinds, why):
-    kept, told = a_roster()
+    kept = a_roster()
+    told = kept.changes
     member = ClusterMember("tcp://a:1", 1, HERE)
     kept._admit(member)
     assert isinstance(told.pop(), WorkerJoined) and kept.state.slots == 1
