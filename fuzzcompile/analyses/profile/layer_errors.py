@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.analyses.profile.sides import exactly
-from fuzzcompile.analyses.profile.taps import KeptCall, KeptTensor, filled, leaves
+from fuzzcompile.analyses.profile.taps import KeptCall, KeptTensor, leaves
 from fuzzcompile.diagnosis.oracle import rounding as value_change
 from fuzzcompile.model.thresholds import SEMANTIC_STEP
 from fuzzcompile.programs.capture.case_loader import copy_objects
@@ -20,15 +20,16 @@ from fuzzcompile.programs.capture.state import RandomState
 from fuzzcompile.run import metrics
 from fuzzcompile.run.arithmetic_modes import UlpNoise
 from fuzzcompile.run.observation import Observation
+from fuzzcompile.run.tensors import map_tensors
 
 # How far two results of a layer are apart: all of its floating outputs taken together.
 
 
 @dataclass(frozen=True)
 class Distance:
-    """Errors between two results, absolute; ``size`` is the RMS of the second, ``value`` its magnitude at the largest.
+    """Absolute errors between two results, infinite where only one of them has a number that is not finite.
 
-    ``largest`` and ``rms`` are infinite where one result has a number that is not finite and the other has not.
+    ``size`` is the RMS of the second, ``value`` its magnitude at the largest error.
     """
 
     largest: float
@@ -90,8 +91,11 @@ class Entered:
     @classmethod
     def now(cls, args: tuple[object, ...], kwargs: dict[str, object]) -> Entered:
         """The call that begins now; what it can change is copied: tensors, and objects such as a key-value cache."""
-        copies = iter([_unchanging(tensor) for tensor in leaves((args, kwargs))])
-        return cls(*filled(copy_objects((args, kwargs)), copies), RandomState.current())
+
+        def unchanging(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
+
+        return cls(*copy_objects(map_tensors(unchanging, (args, kwargs))), RandomState.current())
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -99,18 +103,8 @@ class Entered:
         return leaves((self.args, self.kwargs))
 
 
-def _unchanging(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
-
-
 class Alone:
-    """Runs one module or operator alone, and leaves its buffers and the random streams as they were.
-
-    Args:
-        function: the layer.
-        entered: the call that is repeated.
-        device: where the layer's parameters are.
-    """
+    """Runs one module or operator on the device of its parameters; leaves its buffers and the random streams alone."""
 
     def __init__(self, function: Callable[..., object], entered: Entered, device: torch.device) -> None:
         self._function, self._entered, self._device = function, entered, device
@@ -118,11 +112,15 @@ class Alone:
 
     def on(self, inputs: Sequence[torch.Tensor], *modes: Mode) -> list[torch.Tensor]:
         """Return the layer's result for ``inputs``, which take the place of the tensors it was called with."""
-        placed = iter([tensor.to(self._device, copy=True) for tensor in inputs])
-        args, kwargs = filled(copy_objects((self._entered.args, self._entered.kwargs)), placed)
+        entered = self._entered
+        placed = {
+            id(own): tensor.to(self._device, copy=True) for own, tensor in zip(entered.tensors, inputs, strict=True)
+        }
+        given = map_tensors(lambda tensor: placed.get(id(tensor), tensor), (entered.args, entered.kwargs))
+        args, kwargs = copy_objects(given)
         with contextlib.ExitStack() as stack:
             stack.callback(RandomState.current().restore)
-            self._entered.random.restore()
+            entered.random.restore()
             stack.enter_context(_disable_current_modes())
             stack.callback(self._restore)
             for mode in modes:
@@ -131,7 +129,16 @@ class Alone:
 
     def perturbed(self, inputs: Sequence[torch.Tensor], *modes: Mode) -> list[torch.Tensor]:
         """Return the layer's result with every input, and every operator's result, moved by up to one ulp."""
-        return self.on(_moved(inputs), *modes, UlpNoise(_NOISE_SEED))
+        generator = torch.Generator().manual_seed(_NOISE_SEED)
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            draw = torch.randint(-1, 2, tensor.shape, generator=generator).to(tensor.device)
+            narrow = (tensor.double() * (1 + torch.finfo(tensor.dtype).eps * draw)).to(tensor.dtype)
+            return torch.where(torch.isfinite(narrow), narrow, tensor)
+
+        return self.on([moved(tensor) for tensor in inputs], *modes, UlpNoise(_NOISE_SEED))
 
     def _own_buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
         return self._function.named_buffers() if isinstance(self._function, nn.Module) else ()
@@ -142,19 +149,6 @@ class Alone:
                 before = self._buffers.get(name)
                 if before is not None and not torch.equal(buffer, before):
                     buffer.copy_(before)
-
-
-def _moved(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(_NOISE_SEED)
-
-    def noisy(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        draw = torch.randint(-1, 2, tensor.shape, generator=generator).to(tensor.device)
-        narrow = (tensor.double() * (1 + torch.finfo(tensor.dtype).eps * draw)).to(tensor.dtype)
-        return torch.where(torch.isfinite(narrow), narrow, tensor)
-
-    return [noisy(tensor) for tensor in tensors]
 
 
 def misfit(kept: Sequence[KeptTensor], own: Sequence[torch.Tensor]) -> str | None:
@@ -226,14 +220,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Rerun:
-    """A layer that can be run alone, on the reference's conditions and on those of the side that is measured.
+    """A layer that can be run alone, as the reference runs it and in the dtype and on the device of the measured side.
 
-    Attributes:
-        reference: the reference's layer.
-        against: the same layer in the dtype and on the device of the measured side.
-        reference_modes, against_modes: what to enter around a run, made anew for each.
-        native: the dtype of the program.
-        own_inputs: what the layer got in the reference run.
+    The modes to enter are made anew for each run; ``native`` is the dtype of the program, ``own_inputs`` what the layer
+    got in the reference run. The runs of both sides are ``shared`` where they would be the same.
     """
 
     reference: Alone
@@ -339,45 +329,41 @@ def gradient_layers(
         rounding: the program with every operator moved by an ulp.
         exact: the measured side in float64; None if it has no such form.
     """
-    ours, theirs = _gradients(against), _gradients(reference)
-    owners = [*reversed(names), _OTHERS]
-    owned: dict[str, list[str]] = {owner: [] for owner in owners}
+    ours, theirs, exactly, perturbed, doubled = (
+        _gradients(run) for run in (against, reference, truth, rounding, exact)
+    )
+    owned: dict[str, list[str]] = {owner: [] for owner in (*reversed(names), _OTHERS)}
     for name in theirs:
         owned[_owner(name, names)].append(name)
-    exactly, perturbed = _gradients(truth), _gradients(rounding)
-    doubled = None if exact is None else _gradients(exact)
     layers = []
     for owner, gradients in owned.items():
         if not gradients:
             continue
+        own, wanted, right, moved, double = (
+            [run[name] for name in gradients if name in run] for run in (ours, theirs, exactly, perturbed, doubled)
+        )
         missing = [name for name in gradients if name not in ours]
         layers.append(
             Layer(
                 f"{owner}{SUFFIX}",
                 "gradient",
-                apart=distance(_select_gradients(ours, gradients), _select_gradients(theirs, gradients)),
-                truth=distance(_select_gradients(ours, gradients), _select_gradients(exactly, gradients)),
-                reference_truth=distance(_select_gradients(theirs, gradients), _select_gradients(exactly, gradients)),
-                rounding=distance(_select_gradients(perturbed, gradients), _select_gradients(theirs, gradients)),
-                exact=None
-                if doubled is None
-                else _step(_select_gradients(doubled, gradients), _select_gradients(exactly, gradients)),
+                apart=distance(own, wanted),
+                truth=distance(own, right),
+                reference_truth=distance(wanted, right),
+                rounding=distance(moved, wanted),
+                exact=None if exact is None else _step(double, right),
                 note=f"no gradient of {', '.join(missing[:3])}" if missing else "",
             )
         )
     return layers
 
 
-def _gradients(observation: Observation) -> dict[str, torch.Tensor]:
+def _gradients(observation: Observation | None) -> dict[str, torch.Tensor]:
     return {
         value.name: value.value
-        for value in observation.values
+        for value in (observation.values if observation is not None else ())
         if value.kind == "gradient" and isinstance(value.value, torch.Tensor)
     }
-
-
-def _select_gradients(gradients: Mapping[str, torch.Tensor], names: Sequence[str]) -> list[torch.Tensor]:
-    return [gradients[name] for name in names if name in gradients]
 
 
 def _owner(gradient: str, names: Sequence[str]) -> str:

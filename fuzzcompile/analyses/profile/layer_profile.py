@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,8 @@ from fuzzcompile.analyses.profile.layer_errors import (
     relative_step,
 )
 from fuzzcompile.analyses.profile.layer_verdict import decide
-from fuzzcompile.analyses.profile.recordings import replayed
-from fuzzcompile.analyses.profile.reference_walk import Known, Walk
+from fuzzcompile.analyses.profile.recordings import replay_recording
+from fuzzcompile.analyses.profile.reference_walk import Walk
 from fuzzcompile.analyses.profile.side_runs import (
     BLOCKS,
     WHOLE,
@@ -31,7 +31,7 @@ from fuzzcompile.analyses.profile.side_runs import (
     returned,
     run_eagerly,
     run_side,
-    untapped,
+    run_untapped,
 )
 from fuzzcompile.analyses.profile.sides import EAGER, Side, exactly, parse_pair
 from fuzzcompile.model.errors import UsageError
@@ -98,7 +98,7 @@ def profile(case: Case, device: torch.device, asked: ProfileOptions) -> ProfileJ
     start = time.perf_counter()
     table = Tolerances.load(asked.tolerances)
     with force_math_kernel() if asked.math_only else contextlib.nullcontext():
-        measured = _Profile(case, device, asked).measured()
+        measured = _measure(_Runs(case, device, asked))
     dtype = str(measured.dtype).removeprefix("torch.")
     tolerance = table.for_pair(parse_pair(asked.against, asked.reference, device), dtype)
     *layers, whole = measured.layers
@@ -139,93 +139,85 @@ class _Measured:
     dtype: torch.dtype
 
 
-class _Profile:
+def _measure(runs: _Runs) -> _Measured:
+    asked, whole = runs.asked, (WHOLE, 0)
+    attention, again = runs.list_attention(), runs.run_reference(asked.reference)
+    against = runs.run(asked.against)
+    elsewhere = asked.reference.is_compiled or asked.reference.kind == "recording"
+    given = runs.run(asked.reference) if elsewhere else None
+    truth = runs.run_eagerly(asked.reference, exactly, double=True)
+    # The rounding of the coarser side, as far as that shows in their names.
+    coarser = asked.against if asked.against.kind == "dtype" else asked.reference
+    rounding = runs.run_eagerly(coarser, lambda _: UlpNoise(_NOISE_SEED))
+    known = None if given is None else given.calls
+    walk = Walk(runs.case, runs.device, asked.reference, asked.against, against, truth.calls, rounding.calls, known)
+    observation = walk.run(asked.look)
+    notes = [*against.notes, *(() if given is None else given.notes)]
+    if asked.against.is_compiled:
+        notes += runs.compare_untapped(against)
+    exact = against.exact
+    gradients = gradient_layers(
+        [layer.label for layer in walk.layers[:-1]],
+        against.observation,
+        observation if given is None else given.observation,
+        truth=truth.observation,
+        rounding=rounding.observation,
+        exact=None if exact is None else exact.observation,
+    )
+    return _Measured(
+        walk.layers,
+        gradients,
+        None if exact is None else relative_step(exact.calls[whole].outputs, truth.calls[whole].outputs),
+        distance(*([kept.values for kept in returned(run)] for run in (again, observation))),
+        attention,
+        notes,
+        _coarsest(observation, against.observation),
+    )
+
+
+@dataclass(frozen=True)
+class _Runs:
     """The runs that a profile takes: of either side, in float64, perturbed, and layer by layer."""
 
-    def __init__(self, case: Case, device: torch.device, asked: ProfileOptions) -> None:
-        self._case, self._device = case, device
-        self._asked, self._against, self._reference = asked, asked.against, asked.reference
-        self._notes: list[str] = []
+    case: Case
+    device: torch.device
+    asked: ProfileOptions
 
-    def measured(self) -> _Measured:
-        """Make all runs.
-
-        Raises:
-            CannotRun: the case raises in one of them.
-        """
-        attention, again = self._attention(), self._reference_run(self._reference)
-        against = self._run(self._against)
-        elsewhere = self._reference.is_compiled or self._reference.kind == "recording"
-        given = self._run(self._reference) if elsewhere else None
-        truth = self._eager(self._reference, exactly, double=True)
-        rounding = self._eager(self._coarser(), lambda _: UlpNoise(_NOISE_SEED))
-        known = Known(against.calls, against.exact, truth.calls, rounding.calls, None if given is None else given.calls)
-        walk = Walk(self._case, self._device, self._reference, self._against, known)
-        observation = walk.run(self._asked.look)
-        repeats = distance(*([kept.values for kept in returned(run)] for run in (again, observation)))
-        self._notes += [*against.notes, *(() if given is None else given.notes)]
-        if self._against.is_compiled:
-            self._compare_untapped(against)
-        exact = against.exact.get((WHOLE, 0))
-        whole_exact = None if exact is None else relative_step(exact.outputs, truth.calls[WHOLE, 0].outputs)
-        gradients = gradient_layers(
-            [layer.label for layer in walk.layers[:-1]],
-            against.observation,
-            observation if given is None else given.observation,
-            truth=truth.observation,
-            rounding=rounding.observation,
-            exact=against.exact_observation,
-        )
-        return _Measured(
-            walk.layers,
-            gradients,
-            whole_exact,
-            repeats,
-            attention,
-            self._notes,
-            _coarsest(observation, against.observation),
-        )
-
-    def _run(self, side: Side) -> SideRun:
+    def run(self, side: Side) -> SideRun:
         if side.kind == "recording":
-            return replayed(self._case, self._device, side)
-        return run_side(self._case, self._device, side, self._asked.look)
+            return replay_recording(self.case, self.device, side)
+        return run_side(self.case, self.device, side, self.asked.look)
 
-    def _eager(self, side: Side, numerics: Callable[[torch.dtype], Mode], *, double: bool = False) -> SideRun:
+    def run_eagerly(self, side: Side, numerics: Callable[[torch.dtype], Mode], *, double: bool = False) -> SideRun:
         """An eager run in the dtype of ``side``, otherwise as the reference runs."""
-        program = side.built(self._case, self._device, double=double)
-        return run_eagerly(self._case, program, self._reference, self._asked.look, numerics(program.dtype))
+        program = side.built(self.case, self.device, double=double)
+        return run_eagerly(self.case, program, self.asked.reference, self.asked.look, numerics(program.dtype))
 
-    def _coarser(self) -> Side:
-        """The side whose rounding is the larger one, as far as that shows in their names."""
-        return self._against if self._against.kind == "dtype" else self._reference
-
-    def _attention(self) -> list[AttentionCallJson]:
+    def list_attention(self) -> list[AttentionCallJson]:
         """The calls of attention that the program makes, under the settings of a plain run."""
         with record_attention_calls() as calls:
-            self._reference_run(EAGER)
-        for side in (self._against, self._reference):
+            self.run_reference(EAGER)
+        for side in (self.asked.against, self.asked.reference):
             if side.kind == "sdpa":
                 refuse_unless_usable(calls, side.argument)
         return calls
 
-    def _reference_run(self, side: Side) -> Observation:
-        program = self._reference.built(self._case, self._device)
+    def run_reference(self, side: Side) -> Observation:
+        program = self.asked.reference.built(self.case, self.device)
         with side.attention(), side.numerics(program.dtype):
-            return observe(self._case, program, program.model)
+            return observe(self.case, program, program.model)
 
-    def _compare_untapped(self, tapped: SideRun) -> None:
+    def compare_untapped(self, tapped: SideRun) -> Iterator[str]:
         """Say so if the taps changed what the compiled program returns."""
-        plain = untapped(self._case, self._against.device(self._device), self._against, self._asked.look)
+        against = self.asked.against
+        plain = run_untapped(self.case, against.device(self.device), against, self.asked.look)
         if plain.failure is not None:
-            self._notes.append(f"without taps the program raises as {self._against}: {plain.failure}")
+            yield f"without taps the program raises as {against}: {plain.failure}"
             return
         moved = apart(returned(plain), tapped.calls[WHOLE, 0].outputs)
         if moved is None or moved.largest:
             by = "its form" if moved is None else f"{moved.largest:.1e}"
-            self._notes.append(
-                f"the taps at the layers changed what {self._against} makes of the program: its output moved by {by}"
-            )
+            yield f"the taps at the layers changed what {against} makes of the program: its output moved by {by}"
 
 
 def _coarsest(*observations: Observation) -> torch.dtype:
@@ -240,8 +232,8 @@ def _row(layer: Layer) -> LayerJson:
     row: LayerJson = {
         "name": layer.label,
         "kind": layer.kind,
-        "size": None if apart is None else _figure(apart.size),
-        "max_error": None if apart is None else _figure(apart.largest),
+        "size": None if apart is None else _finite(apart.size),
+        "max_error": None if apart is None else _finite(apart.largest),
         "rms_error": _rms(apart),
         "cosine": None if apart is None else apart.cosine,
         "float64_error": _rms(layer.truth),
@@ -250,7 +242,7 @@ def _row(layer: Layer) -> LayerJson:
         "inherited": _rms(layer.inherited),
         "noise": _rms(layer.noise),
         "rounding": _rms(layer.rounding),
-        "made_in_float64": None if layer.exact is None else _figure(layer.exact),
+        "made_in_float64": None if layer.exact is None else _finite(layer.exact),
         "amplification": layer.amplification,
     }
     if apart is not None and not apart.finite:
@@ -261,8 +253,8 @@ def _row(layer: Layer) -> LayerJson:
 
 
 def _rms(distance: Distance | None) -> float | None:
-    return None if distance is None else _figure(distance.rms)
+    return None if distance is None else _finite(distance.rms)
 
 
-def _figure(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None

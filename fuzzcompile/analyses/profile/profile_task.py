@@ -1,4 +1,4 @@
-"""Profiling a case in a worker process."""
+"""Profiling or recording a case in a worker process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import torch
 
 from fuzzcompile.analyses.profile.layer_profile import ProfileOptions, profile
 from fuzzcompile.analyses.profile.recordings import RecordedRun, record
-from fuzzcompile.analyses.profile.side_runs import Look
-from fuzzcompile.analyses.profile.sides import Side
 from fuzzcompile.diagnosis.worker.judge import isolate_process
 from fuzzcompile.model.profile_contract import ProfileJson
 from fuzzcompile.programs.capture.case_loader import load
@@ -23,14 +21,10 @@ from fuzzcompile.run.pool.worker import get_current_device, restore_streams
 
 @dataclass(frozen=True)
 class ProfileTask:
-    """One case to profile.
+    """One case to profile, or to record in the file ``recording`` as ``asked.against`` runs it.
 
-    Attributes:
-        path: the case file or script.
-        asked: what is compared with what.
-        call: the call of a script; None for the first.
-        module: the submodule to profile instead of the whole case.
-        memory: bytes of this process beyond which the case is refused before it runs.
+    ``call`` is that of a script (None: the first), ``module`` the submodule to look at instead of the whole case, and
+    ``memory`` the bytes of this process beyond which the case is refused before it runs.
     """
 
     path: str
@@ -38,50 +32,34 @@ class ProfileTask:
     call: int | None = None
     module: str | None = None
     memory: int | None = None
+    recording: str = ""
 
 
 def profile_file(task: ProfileTask) -> ProfileJson:
     """Profile one case on this worker's device.
 
     Raises:
-        CaseError: the file is not a case.
-        CannotRun: it raises in one of the ways that are to be compared.
-        EnvironmentUnfit: it needs more than ``task.memory``, or a kernel or device that is not there.
-        UsageError: the tolerances cannot be used.
+        FuzzcompileError: the case cannot be loaded, raises in one of the ways that are to be compared, or needs more
+            memory, or a kernel or device that is not there.
     """
     with _load_case(task) as (case, device):
         return profile(case, device, task.asked)
 
 
-@dataclass(frozen=True)
-class RecordTask:
-    """One case to run and record (see :func:`record`)."""
-
-    path: str
-    side: Side
-    recording: str
-    look: Look
-    math_only: bool = False
-    call: int | None = None
-    module: str | None = None
-    memory: int | None = None
-
-
-def record_file(task: RecordTask) -> RecordedRun:
+def record_file(task: ProfileTask) -> RecordedRun:
     """Run one case on this worker's device, and record it.
 
     Raises:
-        CaseError: the file is not a case.
-        CannotRun: it raises.
-        EnvironmentUnfit: it needs more than ``task.memory``, the disk is full, or there is no such kernel or device.
-        UsageError: the recording cannot be written there.
+        FuzzcompileError: as :func:`profile_file`, or the recording cannot be written there.
     """
+    asked = task.asked
     with _load_case(task) as (case, device):
-        return record(case, device, task.side, Path(task.recording), look=task.look, math_kernel=task.math_only)
+        path = Path(task.recording)
+        return record(case, device, asked.against, path, look=asked.look, math_kernel=asked.math_only)
 
 
 @contextlib.contextmanager
-def _load_case(task: ProfileTask | RecordTask) -> Iterator[tuple[Case, torch.device]]:
+def _load_case(task: ProfileTask) -> Iterator[tuple[Case, torch.device]]:
     device = torch.device(get_current_device())
     with isolate_process():
         case = load(Path(task.path), device, call=task.call, module=task.module)

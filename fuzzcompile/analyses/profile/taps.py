@@ -1,23 +1,21 @@
-"""Taps: hooks that hand over what goes into each layer and what comes out of it.
+"""The layers of a program, and taps that hand over what goes into each of them and what comes out.
 
-:func:`tapped` serves compiled runs: dynamo traces its hooks with the model, so that what they keep becomes outputs of
-the compiled graph. They therefore use nothing but lists, tuples and dicts. :func:`streamed` serves eager runs.
+:func:`watched` serves eager runs. :func:`tapped` serves compiled ones: dynamo traces its hooks with the model, so that
+what they keep becomes outputs of the compiled graph. They therefore use nothing but lists, tuples and dicts.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.hooks import RemovableHandle
 
 from fuzzcompile.run.case_program import CaseProgram
 from fuzzcompile.run.reachable_state import ReachedObjects
@@ -32,14 +30,7 @@ SAMPLE = 4096
 
 @dataclass(frozen=True)
 class KeptTensor:
-    """A tensor of a run, on the CPU.
-
-    Attributes:
-        values: the whole tensor in its shape, or 1-D: its elements at :func:`positions`.
-        shape: its shape in the run.
-        dtype: its dtype in the run; ``values`` have the same.
-        whole: whether all elements were kept.
-    """
+    """A tensor of a run; if it is not ``whole``, ``values`` are 1-D: the elements at :func:`positions`."""
 
     values: torch.Tensor
     shape: tuple[int, ...]
@@ -48,7 +39,7 @@ class KeptTensor:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, most: int | None = None) -> KeptTensor:
-        """Keep a copy of ``tensor``, of at most ``most`` elements (None: of all)."""
+        """Keep a copy of ``tensor`` on the CPU, of at most ``most`` elements (None: of all)."""
         detached = tensor.detach()
         shape, count = tuple(detached.shape), detached.numel()
         if most is None or count <= most:
@@ -62,16 +53,13 @@ class KeptTensor:
         return cls(tensor.detach(), tuple(tensor.shape), tensor.dtype)
 
     def beside(self, other: KeptTensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The elements of both that correspond, on the CPU; None if both are samples of different sizes.
-
-        Both have one shape in their runs.
-        """
+        """The elements on the CPU that two tensors of one shape have; None if both are samples of different sizes."""
         if self.whole and other.whole:
             return self.values.cpu(), other.values.cpu()
-        if self.whole or other.whole:
-            count = (other if self.whole else self).values.numel()
-            first, second = (kept._sample(count) if kept.whole else kept.values for kept in (self, other))
-            return first, second
+        if self.whole:
+            return self._sample(other.values.numel()), other.values
+        if other.whole:
+            return self.values, other._sample(self.values.numel())
         return (self.values, other.values) if self.values.shape == other.values.shape else None
 
     def _sample(self, count: int) -> torch.Tensor:
@@ -85,21 +73,23 @@ class Keeping:
     """
 
     def __init__(self, budget: int) -> None:
-        self._left = budget
+        self.left = budget
         self._last: dict[tuple[torch.dtype, tuple[int, ...]], KeptTensor] = {}
+
+    def limit(self, tensor: torch.Tensor) -> int | None:
+        """The number of elements to keep of a tensor; None for all."""
+        return None if tensor.numel() * tensor.element_size() <= self.left else SAMPLE
 
     def __call__(self, tensor: torch.Tensor) -> KeptTensor:
         """Keep ``tensor``; a parameter on the CPU, which a run does not change, is not copied."""
         if isinstance(tensor, nn.Parameter) and tensor.device.type == "cpu":
-            return KeptTensor(tensor.detach(), tuple(tensor.shape), tensor.dtype)
+            return KeptTensor.view(tensor)
         key = tensor.dtype, tuple(tensor.shape)
         last = self._last.get(key)
         if last is not None and last.whole and torch.equal(last.values, tensor.detach().to(last.values.device)):
             return last
-        size = tensor.numel() * tensor.element_size()
-        kept = KeptTensor.of(tensor, None if size <= self._left else SAMPLE)
-        self._left -= kept.values.nbytes
-        self._last[key] = kept
+        kept = self._last[key] = KeptTensor.of(tensor, self.limit(tensor))
+        self.left -= kept.values.nbytes
         return kept
 
 
@@ -125,47 +115,177 @@ class KeptCall:
         return self.name if not self.number else f"{self.name}#{self.number + 1}"
 
 
-T = TypeVar("T")
-Keep = Callable[[torch.Tensor], KeptTensor]
-Event = tuple[str, Literal["in", "out"], list[torch.Tensor]]
-
-
 def leaves(value: object) -> list[torch.Tensor]:
     """The tensors in a tree of tuples, lists, dicts and dataclasses, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
+    if isinstance(value, list | tuple):
+        parts = list(value)
+    elif isinstance(value, dict):
+        parts = list(value.values())
+    else:  # dynamo does not trace dataclasses.fields()
+        parts = [getattr(value, name) for name in getattr(type(value), "__dataclass_fields__", {})]
     collected: list[torch.Tensor] = []
-    for part in _parts(value):
+    for part in parts:
         collected += leaves(part)
     return collected
 
 
-def _parts(value: object) -> list[object]:
-    if isinstance(value, list | tuple):
-        return list(value)
-    if isinstance(value, dict):
-        return list(value.values())
-    names = getattr(type(value), "__dataclass_fields__", {})  # dynamo does not trace dataclasses.fields()
-    return [getattr(value, name) for name in names]
+# Eager runs: a watcher hears of every call of a layer or, with ``--ops``, of an operator.
 
 
-def filled(value: T, tensors: Iterator[torch.Tensor]) -> T:
-    """The tree ``value`` with its tensors replaced, in the order of :func:`leaves`."""
-    made: object = value
-    if isinstance(value, torch.Tensor):
-        made = next(tensors)
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        made = type(value)(*(filled(part, tensors) for part in value))
-    elif isinstance(value, list | tuple):
-        made = type(value)(filled(part, tensors) for part in value)
-    elif isinstance(value, dict):
-        made = copy.copy(value)
-        made.update({key: filled(part, tensors) for key, part in value.items()})
-    elif dataclasses.is_dataclass(value):
-        made = copy.copy(value)
-        for field in dataclasses.fields(value):
-            object.__setattr__(made, field.name, filled(getattr(value, field.name), tensors))
-    return made  # type: ignore[return-value]
+@dataclass(frozen=True)
+class LayerCall:
+    """A call of a layer that has ended: ``number`` counts the calls of that name, ``function`` runs it again."""
+
+    name: str
+    number: int
+    kind: str
+    function: Callable[..., object]
+
+
+class Watcher(Protocol):
+    """Observer of every call of a layer or operator."""
+
+    def entered(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+        """Take what is needed of the arguments before they are written to."""
+
+    def left(self, call: LayerCall, entered: Any, result: object) -> None:
+        """Take the result; ``entered`` is what :meth:`entered` returned."""
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Keeps the calls in the order in which they ended, by name and number."""
+
+    keep: Keeping
+    calls: dict[tuple[str, int], KeptCall]
+
+    def entered(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[KeptTensor]:
+        """Keep the tensors among the arguments."""
+        return [self.keep(tensor) for tensor in leaves((args, kwargs))]
+
+    def left(self, call: LayerCall, entered: list[KeptTensor], result: object) -> None:
+        """Keep the call with what it returned."""
+        outputs = [self.keep(tensor) for tensor in leaves(result)]
+        self.calls[call.name, call.number] = KeptCall(call.name, call.number, call.kind, entered, outputs)
+
+
+@contextlib.contextmanager
+def watched(
+    program: CaseProgram, depth: int | None, watcher: Watcher, *, operators: bool
+) -> Iterator[Callable[..., object]]:
+    """Tell ``watcher`` of the layers, or of the operators, that an eager run of the program calls in the block.
+
+    Yields:
+        What to call in the place of the program's callable.
+    """
+    with contextlib.ExitStack() as stack:
+        if not operators:
+            count: Counter[str] = Counter()
+            for name, module in find_layers(program, depth).items():
+                _watch_layer(stack, name, module, watcher, count)
+            yield program.model
+            return
+        places: list[str] = []
+        for root_name, root in find_roots(program).items():
+            for name, module in root.named_modules(prefix=root_name):
+                _place_operators(stack, name, module, places)
+
+        def called(*args: object, **kwargs: object) -> object:
+            places.append("")
+            try:
+                return program.model(*args, **kwargs)
+            finally:
+                places.pop()
+
+        stack.enter_context(_Operators(places, watcher))
+        yield called
+
+
+def _watch_layer(
+    stack: contextlib.ExitStack, name: str, module: nn.Module, watcher: Watcher, count: Counter[str]
+) -> None:
+    pending: list[Any] = []
+    busy = False  # the watcher may run the layer again
+
+    def enter(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if not busy:
+            with _disable_current_modes():
+                pending.append(watcher.entered(args, kwargs))
+
+    def leave(_module: nn.Module, _args: tuple[object, ...], result: object) -> None:
+        nonlocal busy
+        if busy or not pending:
+            return
+        call = LayerCall(name, count[name], type(module).__name__, module)
+        count[name] += 1
+        busy = True
+        try:
+            with _disable_current_modes():
+                watcher.left(call, pending.pop(), result)
+        finally:
+            busy = False
+
+    stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
+    stack.callback(module.register_forward_hook(leave).remove)
+
+
+def _place_operators(stack: contextlib.ExitStack, name: str, module: nn.Module, places: list[str]) -> None:
+    def enter(_module: nn.Module, args: object) -> None:
+        places.append(name)
+
+    def leave(_module: nn.Module, args: object, result: object) -> None:
+        places.pop()
+
+    stack.callback(module.register_forward_pre_hook(enter).remove)
+    stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+
+
+class _Operators(TorchFunctionMode):
+    """Sees calls from Python; inside torch's own Python functions it is off, so that one call is one operator."""
+
+    def __init__(self, places: Sequence[str], watcher: Watcher) -> None:
+        super().__init__()
+        self._places, self._watcher = places, watcher
+        self._count: Counter[str] = Counter()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        given = dict(kwargs or {})
+        label = _label(func)
+        if label is None or not self._places or not leaves((args, given)):
+            return func(*args, **given)
+        place = self._places[-1]
+        name = f"{place}: {label}" if place else label
+        with _disable_current_modes():
+            entered = self._watcher.entered(args, given)
+        result = func(*args, **given)
+        if leaves(result):
+            call = LayerCall(name, self._count[name], label, func)
+            self._count[name] += 1
+            with _disable_current_modes():
+                self._watcher.left(call, entered, result)
+        return result
+
+
+def _label(function: Callable[..., object]) -> str | None:
+    """The operator's name; None for access to an attribute of a tensor, which computes nothing."""
+    name = getattr(function, "__name__", "")
+    if name in ("__get__", "__set__"):
+        return None
+    full = resolve_name(function) or name
+    return full.removeprefix("torch.").removeprefix("nn.functional.") or None
+
+
+# Compiled runs: hooks that are traced.
+
+Event = tuple[str, Literal["in", "out"], list[torch.Tensor]]
 
 
 @contextlib.contextmanager
@@ -174,77 +294,36 @@ def tapped(layers: Mapping[str, nn.Module], events: list[Event]) -> Iterator[Non
 
     Copies, because a program may write to its activations later on.
     """
-    handles = []
-    for name, module in layers.items():
-        handles.append(module.register_forward_pre_hook(_entering(name, events), with_kwargs=True))
-        handles.append(module.register_forward_hook(_leaving(name, events)))
-    try:
+
+    def tap(name: str, direction: Literal["in", "out"]) -> Callable[..., None]:
+        def hook(module: nn.Module, args: object, kwargs_or_result: object) -> None:
+            value = (args, kwargs_or_result) if direction == "in" else kwargs_or_result
+            events.append((name, direction, [tensor.detach().clone() for tensor in leaves(value)]))
+
+        return hook
+
+    with contextlib.ExitStack() as stack:
+        for name, module in layers.items():
+            stack.callback(module.register_forward_pre_hook(tap(name, "in"), with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(tap(name, "out")).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-def _entering(name: str, events: list[Event]) -> Callable[..., None]:
-    def enter(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        events.append((name, "in", [tensor.detach().clone() for tensor in leaves((args, kwargs))]))
-
-    return enter
-
-
-def _leaving(name: str, events: list[Event]) -> Callable[..., None]:
-    def leave(module: nn.Module, args: tuple[object, ...], result: object) -> None:
-        events.append((name, "out", [tensor.detach().clone() for tensor in leaves(result)]))
-
-    return leave
-
-
-def calls_in(events: list[Event], kinds: Mapping[str, str], keep: Keep) -> list[KeptCall]:
+def calls_in(events: list[Event], layers: Mapping[str, nn.Module], keep: Keeping) -> dict[tuple[str, int], KeptCall]:
     """The calls that ``events`` tell of, in the order in which they ended; ``events`` is emptied."""
-    pending: dict[str, list[list[KeptTensor]]] = {}
+    pending = defaultdict[str, list[list[KeptTensor]]](list)
     count: Counter[str] = Counter()
-    calls: list[KeptCall] = []
+    calls: dict[tuple[str, int], KeptCall] = {}
     for name, direction, tensors in events:
         kept = [keep(tensor) for tensor in tensors]
         if direction == "in":
-            pending.setdefault(name, []).append(kept)
-        elif pending.get(name):
-            calls.append(KeptCall(name, count[name], kinds[name], pending[name].pop(), kept))
+            pending[name].append(kept)
+        elif pending[name]:
+            kind = type(layers[name]).__name__
+            calls[name, count[name]] = KeptCall(name, count[name], kind, pending[name].pop(), kept)
             count[name] += 1
     events.clear()
     return calls
-
-
-@contextlib.contextmanager
-def streamed(
-    layers: Mapping[str, nn.Module],
-    keep: Keep,
-    add: Callable[[KeptCall], None],
-) -> Iterator[None]:
-    """Hand each call of ``layers`` to ``add`` as it ends, in an eager run; only what ``keep`` keeps outlives it."""
-    pending: dict[str, list[list[KeptTensor]]] = {}
-    count: Counter[str] = Counter()
-
-    def watched(name: str, module: nn.Module) -> Iterator[RemovableHandle]:
-        def enter(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-            with _disable_current_modes():
-                pending.setdefault(name, []).append([keep(tensor) for tensor in leaves((args, kwargs))])
-
-        def leave(_module: nn.Module, _args: tuple[object, ...], result: object) -> None:
-            with _disable_current_modes():
-                kept = [keep(tensor) for tensor in leaves(result)]
-                add(KeptCall(name, count[name], type(module).__name__, pending[name].pop(), kept))
-            count[name] += 1
-
-        yield module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
-        yield module.register_forward_hook(leave)
-
-    handles = [handle for name, module in layers.items() for handle in watched(name, module)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # Which modules of a model are its layers.
@@ -262,10 +341,7 @@ def find_layers(program: CaseProgram, depth: int | None) -> dict[str, nn.Module]
     """
     chosen: dict[str, nn.Module] = {}
     for name, root in find_roots(program).items():
-        if depth is None:
-            chosen |= _beside_stacks(root, name)
-        else:
-            chosen |= _down_to(root, name, depth)
+        chosen |= _beside_stacks(root, name) if depth is None else _down_to(root, name, depth)
     return chosen
 
 
@@ -276,42 +352,35 @@ def find_roots(program: CaseProgram) -> Mapping[str, nn.Module]:
     reached = [value for value in ReachedObjects({"": program.model}).objects if isinstance(value, nn.Module)]
     inner = {id(child) for module in reached for child in module.modules() if child is not module}
     outer = [module for module in reached if id(module) not in inner]
-    return {_root_name(module, index, len(outer)): module for index, module in enumerate(outer)}
+    if len(outer) == 1:
+        return {"": outer[0]}
+    return {f"{type(module).__name__.lower()}{index}": module for index, module in enumerate(outer)}
 
 
-def _root_name(module: nn.Module, index: int, count: int) -> str:
-    return "" if count == 1 else f"{type(module).__name__.lower()}{index}"
+def _children(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    for child_name, child in module.named_children():
+        yield f"{name}.{child_name}" if name else child_name, child
 
 
 def _down_to(module: nn.Module, name: str, depth: int) -> dict[str, nn.Module]:
-    if depth == 0:
-        return {}
     chosen: dict[str, nn.Module] = {}
-    for child_name, child in module.named_children():
-        path = f"{name}.{child_name}" if name else child_name
-        if isinstance(child, _CONTAINERS):
-            chosen |= _down_to(child, path, depth)
-        else:
-            chosen[path] = child
-            chosen |= _down_to(child, path, depth - 1)
+    for path, child in _children(module, name) if depth else ():
+        is_container = isinstance(child, _CONTAINERS)
+        chosen |= {} if is_container else {path: child}
+        chosen |= _down_to(child, path, depth if is_container else depth - 1)
     return chosen
 
 
 def _beside_stacks(module: nn.Module, name: str) -> dict[str, nn.Module]:
     chosen: dict[str, nn.Module] = {}
-    for child_name, child in module.named_children():
-        path = f"{name}.{child_name}" if name else child_name
+    for path, child in _children(module, name):
         if _is_stack(child) and isinstance(child, _CONTAINERS):
-            chosen |= {f"{path}.{key}": element for key, element in child.named_children()}
-        elif isinstance(child, _CONTAINERS) or _holds_stack(child):
+            chosen |= dict(_children(child, path))
+        elif isinstance(child, _CONTAINERS) or any(map(_is_stack, child.modules())):
             chosen |= _beside_stacks(child, path)
         else:
             chosen[path] = child
     return chosen
-
-
-def _holds_stack(module: nn.Module) -> bool:
-    return any(_is_stack(inner) for inner in module.modules())
 
 
 def _is_stack(module: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fuzzcompile.analyses.profile.layer_profile import ProfileOptions
-from fuzzcompile.analyses.profile.profile_task import ProfileTask, RecordTask, profile_file, record_file
+from fuzzcompile.analyses.profile.profile_task import ProfileTask, profile_file, record_file
 from fuzzcompile.analyses.profile.recordings import RecordedRun
 from fuzzcompile.diagnosis.worker.local_pool import LEAST_THREADS, open_pool
 from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
@@ -20,7 +20,6 @@ from fuzzcompile.model.profile_contract import ProfileJson
 from fuzzcompile.run.plants import check_plants
 from fuzzcompile.run.pool.worker import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerStartFailed, WorkerTimeout
 
-Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
@@ -51,7 +50,7 @@ def profile_case(
     request.asked.check()
     asked = _with_vetoes(request.asked, conditions)
     progress(f"running {request.path.name} as {asked.against} and as {asked.reference}, layer by layer")
-    profiled = _profile_once(replace(request, asked=asked), conditions)
+    profiled = _run_in_worker(profile_file, replace(request, asked=asked), conditions)
     if profiled["verdict"] != "jump" or asked.against.kind != "inductor":
         return profiled
     return profiled | _triage_layer(profiled, request, conditions, progress)
@@ -73,31 +72,20 @@ def record_case(request: ProfileRequest, conditions: Conditions, recording: Path
         FuzzcompileError: the case cannot be recorded; the message says why.
     """
     check_plants(conditions.plants)
-    asked = request.asked
-    task = RecordTask(
-        str(request.path),
-        asked.against,
-        str(recording.resolve()),
-        _with_vetoes(asked, conditions).look,
-        asked.math_only,
-        request.call,
-        request.module,
-        conditions.limits.memory,
-    )
-    return _run_in_worker(record_file, task, request.path, conditions)
+    asked = _with_vetoes(request.asked, conditions)
+    return _run_in_worker(record_file, replace(request, asked=asked), conditions, recording=str(recording.resolve()))
 
 
-def _profile_once(request: ProfileRequest, conditions: Conditions) -> ProfileJson:
-    task = ProfileTask(str(request.path), request.asked, request.call, request.module, conditions.limits.memory)
-    return _run_in_worker(profile_file, task, request.path, conditions)
-
-
-def _run_in_worker(function: Callable[[Task], Result], task: Task, path: Path, conditions: Conditions) -> Result:
-    """Return the result of ``function`` for the task in a worker.
+def _run_in_worker(
+    function: Callable[[ProfileTask], Result], request: ProfileRequest, conditions: Conditions, *, recording: str = ""
+) -> Result:
+    """Return the result of ``function`` for the request in a worker.
 
     Raises:
         FuzzcompileError: of the case, or because the worker was lost.
     """
+    path = request.path
+    task = ProfileTask(str(path), request.asked, request.call, request.module, conditions.limits.memory, recording)
     with open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool:
         try:
             return pool.schedule(function, (task,), label=f"profile {path.name}").result()

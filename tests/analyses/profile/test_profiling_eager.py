@@ -8,7 +8,7 @@ from stacks import CPU, profiled, row, stack
 
 from fuzzcompile.analyses.profile import side_names
 from fuzzcompile.analyses.profile.layer_profile import ProfileOptions, profile
-from fuzzcompile.analyses.profile.recordings import read, record
+from fuzzcompile.analyses.profile.recordings import read_recording, record
 from fuzzcompile.analyses.profile.side_runs import WHOLE, CannotRun, Look
 from fuzzcompile.analyses.profile.sides import parse, parse_pair
 from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, UsageError
@@ -181,7 +181,7 @@ def test_a_recording_can_be_the_reference_sampled_or_whole(tmp_path):
         answer = profiled(path, "sdpa:math", str(recording))
         assert (answer["verdict"], answer["layer"]) == ("jump", "layers.1")
         assert row(answer, "layers.1")["rms_error"] > 100 * row(answer, "layers.0")["rms_error"]
-        assert any(not call.outputs[0].whole for call in read(recording).calls().values()) == sampled
+        assert any(not call.outputs[0].whole for call in read_recording(recording).calls.values()) == sampled
 
 
 def test_a_recording_of_other_weights_is_refused_with_what_differs(tmp_path):
