@@ -131,7 +131,7 @@ def leaves(value: object) -> list[torch.Tensor]:
     return collected
 
 
-# Eager runs: a watcher hears of every call of a layer or, with ``--ops``, of an operator.
+# Eager runs: a observer hears of every call of a layer or, with ``--ops``, of an operator.
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class LayerCall:
     function: Callable[..., object]
 
 
-class Watcher(Protocol):
+class CallObserver(Protocol):
     """Observer of every call of a layer or operator."""
 
     def entered(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
@@ -173,9 +173,9 @@ class Collector:
 
 @contextlib.contextmanager
 def watched(
-    program: CaseProgram, depth: int | None, watcher: Watcher, *, operators: bool
+    program: CaseProgram, depth: int | None, observer: CallObserver, *, operators: bool
 ) -> Iterator[Callable[..., object]]:
-    """Tell ``watcher`` of the layers, or of the operators, that an eager run of the program calls in the block.
+    """Tell ``observer`` of the layers, or of the operators, that an eager run of the program calls in the block.
 
     Yields:
         What to call in the place of the program's callable.
@@ -184,7 +184,7 @@ def watched(
         if not operators:
             count: Counter[str] = Counter()
             for name, module in find_layers(program, depth).items():
-                _watch_layer(stack, name, module, watcher, count)
+                _watch_layer(stack, name, module, observer, count)
             yield program.model
             return
         places: list[str] = []
@@ -199,20 +199,20 @@ def watched(
             finally:
                 places.pop()
 
-        stack.enter_context(_Operators(places, watcher))
+        stack.enter_context(_Operators(places, observer))
         yield called
 
 
 def _watch_layer(
-    stack: contextlib.ExitStack, name: str, module: nn.Module, watcher: Watcher, count: Counter[str]
+    stack: contextlib.ExitStack, name: str, module: nn.Module, observer: CallObserver, count: Counter[str]
 ) -> None:
     pending: list[Any] = []
-    busy = False  # the watcher may run the layer again
+    busy = False  # the observer may run the layer again
 
     def enter(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if not busy:
             with _disable_current_modes():
-                pending.append(watcher.entered(args, kwargs))
+                pending.append(observer.entered(args, kwargs))
 
     def leave(_module: nn.Module, _args: tuple[object, ...], result: object) -> None:
         nonlocal busy
@@ -223,7 +223,7 @@ def _watch_layer(
         busy = True
         try:
             with _disable_current_modes():
-                watcher.left(call, pending.pop(), result)
+                observer.left(call, pending.pop(), result)
         finally:
             busy = False
 
@@ -245,9 +245,9 @@ def _place_operators(stack: contextlib.ExitStack, name: str, module: nn.Module, 
 class _Operators(TorchFunctionMode):
     """Sees calls from Python; inside torch's own Python functions it is off, so that one call is one operator."""
 
-    def __init__(self, places: Sequence[str], watcher: Watcher) -> None:
+    def __init__(self, places: Sequence[str], observer: CallObserver) -> None:
         super().__init__()
-        self._places, self._watcher = places, watcher
+        self._places, self._observer = places, observer
         self._count: Counter[str] = Counter()
 
     def __torch_function__(
@@ -264,13 +264,13 @@ class _Operators(TorchFunctionMode):
         place = self._places[-1]
         name = f"{place}: {label}" if place else label
         with _disable_current_modes():
-            entered = self._watcher.entered(args, given)
+            entered = self._observer.entered(args, given)
         result = func(*args, **given)
         if leaves(result):
             call = LayerCall(name, self._count[name], label, func)
             self._count[name] += 1
             with _disable_current_modes():
-                self._watcher.left(call, entered, result)
+                self._observer.left(call, entered, result)
         return result
 
 
