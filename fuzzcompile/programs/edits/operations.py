@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,13 +31,9 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class StatementArgument:
-    """An argument of a statement.
+    """An argument of a statement: its name for torch (``dim`` for ``axis``), and its keyword or position (``where``).
 
-    Attributes:
-        name: by which torch knows it; ``dim`` for ``axis``.
-        where: its keyword or position.
-        value: as it is given.
-        default: as torch fills it in; ``has_default`` tells None from none.
+    ``default`` is as torch fills it in; ``has_default`` tells None from none.
     """
 
     name: str
@@ -70,24 +66,15 @@ def name_operation(statement: Statement) -> str:
 def list_arguments(statement: Statement) -> list[StatementArgument]:
     """The arguments that are written into the statement, values of the program among them."""
     names, defaults = _parameters(statement)
-    given: list[StatementArgument] = []
-    for place, value in enumerate(statement.args):
-        name = (
-            names[place]
-            if place < len(names)
-            else names[-1]
-            if names and _is_spread(statement)
-            else f"argument {place}"
-        )
-        given.append(StatementArgument(_one(name), place, value, defaults.get(name, _ABSENT)))
-    given += [
-        StatementArgument(_one(key), key, value, defaults.get(key, _ABSENT)) for key, value in statement.kwargs.items()
+    rest = names[-1] if names and _is_spread(statement) else "argument {}"
+    given: list[tuple[str, str | int, object]] = [
+        (names[place] if place < len(names) else rest.format(place), place, value)
+        for place, value in enumerate(statement.args)
     ]
-    return given
-
-
-def _one(name: str) -> str:
-    return _SAME_ARGUMENT.get(name, name)
+    return [
+        StatementArgument(_SAME_ARGUMENT.get(name, name), where, value, defaults.get(name, _ABSENT))
+        for name, where, value in (*given, *((key, key, value) for key, value in statement.kwargs.items()))
+    ]
 
 
 def _is_spread(statement: Statement) -> bool:
@@ -113,40 +100,28 @@ _Parameter = tuple[str, object, bool | None]
 
 @functools.cache
 def _find_overloads(form: str, target: str) -> Sequence[Sequence[_Parameter]]:
-    """Return the parameters of each overload of a function or method; for a Python function, its own signature."""
     space, _, name = target.rpartition(".")
     holder = torch.nn.functional if space == "F" else torch
     function = getattr(holder, name, None) if form == "function" else None
     if inspect.isfunction(function):
-        return [list(_of_python(function))]
+        signature = inspect.signature(function).parameters.items()
+        return [[(key, _ABSENT if p.default is p.empty else p.default, None) for key, p in signature]]
     packet = getattr(torch.ops.aten, name.rstrip("_") or name, None)
     overloads = (getattr(packet, overload) for overload in packet.overloads()) if packet is not None else ()
-    return [[_of_schema(argument) for argument in overload._schema.arguments] for overload in overloads]
-
-
-def _of_python(function: object) -> Iterator[_Parameter]:
-    assert callable(function)
-    for name, parameter in inspect.signature(function).parameters.items():
-        default = _ABSENT if parameter.default is inspect.Parameter.empty else parameter.default
-        yield name, default, None
-
-
-def _of_schema(argument: torch._C.Argument) -> _Parameter:
-    default = argument.default_value if argument.has_default_value() else _ABSENT
-    return argument.name, default, "Tensor" in str(argument.type)
+    return [
+        [(a.name, a.default_value if a.has_default_value() else _ABSENT, "Tensor" in str(a.type)) for a in arguments]
+        for arguments in (overload._schema.arguments for overload in overloads)
+    ]
 
 
 def _fits(parameters: Sequence[_Parameter], statement: Statement) -> bool:
-    """Return whether the statement can be a call of something with these parameters."""
     names = [name for name, _, _ in parameters]
-    if not set(map(_one, statement.kwargs)) <= set(map(_one, names)):
+    if not {_SAME_ARGUMENT.get(key, key) for key in statement.kwargs} <= {_SAME_ARGUMENT.get(n, n) for n in names}:
         return False
     if len(statement.args) > len(names):
         return _is_spread(statement)
     tensors = zip(statement.args, parameters, strict=False)
-    return all(takes is None or takes == _holds_tensor(value) for value, (_, _, takes) in tensors)
-
-
-def _holds_tensor(value: object) -> bool:
-    first = value[0] if isinstance(value, tuple | list) and value else value
-    return isinstance(first, Ref)
+    firsts = (
+        (value[0] if isinstance(value, tuple | list) and value else value, takes) for value, (*_, takes) in tensors
+    )
+    return all(takes is None or takes == isinstance(first, Ref) for first, takes in firsts)

@@ -9,14 +9,15 @@ from typing import Literal
 from fuzzcompile.model.templates import get_template
 from fuzzcompile.programs.edits.tensor_values import LAYOUTS, InputLayout, fill_expression, find_functions, format_tuple
 
-# Near misses of a program, each as plain data that can be made again on a program that was edited before.
-
 Argument = str | int | float | bool
 
 
 @dataclass(frozen=True)
 class PatternEdit:
-    """One near miss: the name of its kind, and where and how (see `fuzzcompile.programs.edits.near_miss_edits`)."""
+    """One near miss, to be made on a program that may have been edited before: its kind, where, and how.
+
+    The kinds are those of `fuzzcompile.programs.edits.near_miss_edits`.
+    """
 
     name: str
     arguments: tuple[Argument, ...] = ()
@@ -32,19 +33,12 @@ GradMode = Literal["no_grad", "inference_mode", "enabled"]
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that a program takes.
+    """A tensor that a program takes, by its name in the statements.
 
-    Attributes:
-        name: its name in the statements.
-        shape: its sizes.
-        dtype: the name of its dtype.
-        role: whether it is passed in, or the module holds it (what freezing makes a constant).
-        high: integer values lie below this number, and at or above 0.
-        layout: how it lies in memory, a key of `fuzzcompile.programs.edits.tensor_values.LAYOUTS`.
-        strides: its strides where no layout says them; None if it is contiguous.
-        values: how it is filled, a key of `fuzzcompile.programs.edits.tensor_values.VALUES`.
-        same_as: the name of the operand that it is, or a view of: two inputs that share memory.
-        trainable: whether a backward computes its gradient.
+    Its ``role``: it is passed in, or the module holds it (what freezing makes a constant). Integer values lie from 0 to
+    below ``high``. ``layout`` and ``values`` are keys of `fuzzcompile.programs.edits.tensor_values`; ``strides`` are
+    those where no layout says them (None: contiguous). ``same_as`` is the operand that it is, or a view of. Of a
+    ``trainable`` one a backward computes the gradient.
     """
 
     name: str
@@ -68,22 +62,11 @@ class Operand:
 class PatternProgram:
     """A program that makes a rule fire, or is made to.
 
-    Attributes:
-        stage: the stage of the rule.
-        rule: the name that a ledger and ``fuzzcompile passes`` give it.
-        pass_name: the pass that runs it, if that is known.
-        origin: how the program was derived.
-        operands: the tensors that it takes.
-        statements: the body, one line of Python each, over the operands' names, ``torch`` and ``F``.
-        returns: the names that it returns.
-        settings: entries of ``torch._inductor.config`` under which the rule runs.
-        dynamo: entries of ``torch._dynamo.config`` without which no graph has what the rule looks for.
-        grad: the mode of gradients.
-        backward: whether gradients are computed.
-        dynamic: the argument of ``torch.compile``.
-        fires: whether the rule fired in a compile of this program; None if that was not tried.
-        edits: the near misses that each, alone, leave a program that runs in eager mode.
-        edited: the names of the edits that were made.
+    ``rule`` is the name that a ledger and ``fuzzcompile passes`` give it, ``pass_name`` the pass that runs it.
+    ``statements`` are lines of Python over the operands' names, ``torch`` and ``F``; ``returns`` are the names
+    that are returned. The rule runs under the entries ``settings`` of ``torch._inductor.config``; without those of
+    ``dynamo`` no graph has what it looks for. It ``fires`` if it did in a compile of this program (None: not tried).
+    ``edits`` are the near misses that each, alone, leave a program that runs in eager; ``edited`` names those made.
     """
 
     stage: str
@@ -120,35 +103,21 @@ _READ_EARLY = "freezing"
 
 def render_pattern_program(program: PatternProgram) -> str:
     """The source of a case file that needs torch alone."""
-    inputs = [operand for operand in program.operands if operand.role == "input"]
-    held = [operand for operand in program.operands if operand.role != "input"]
-    made = {operand.name: _render_operand(operand) for operand in program.operands}
-    return (
-        get_template("pattern_case.py.j2")
-        .render(
-            imports=[
-                module
-                for namespace, module in _REGISTERED_BY.items()
-                if any(f"torch.ops.{namespace}." in statement for statement in program.statements)
-            ],
-            label=program.label,
-            edited=", ".join(program.edited) or "none",
-            settings=list(_list_pattern_settings(program)),
-            functions=find_functions(list(made.values())),
-            held=[(operand, made[operand.name]) for operand in held],
-            inputs=[(operand, made[operand.name]) for operand in inputs],
-            arguments=", ".join(operand.name for operand in inputs),
-            statements=program.statements,
-            returns=", ".join(program.returns),
-            backward=program.backward,
-        )
-        .rstrip()
-        + "\n"
+    made = [(operand, _render_operand(operand)) for operand in program.operands]
+    body = "\n".join(program.statements)
+    text = get_template("pattern_case.py.j2").render(
+        program=program,
+        imports=[module for namespace, module in _REGISTERED_BY.items() if f"torch.ops.{namespace}." in body],
+        settings=list(_list_pattern_settings(program)),
+        functions=find_functions([expression for _, expression in made]),
+        held=[(operand, expression) for operand, expression in made if operand.role != "input"],
+        inputs=[(operand, expression) for operand, expression in made if operand.role == "input"],
+        arguments=", ".join(operand.name for operand in program.operands if operand.role == "input"),
     )
+    return text.rstrip() + "\n"
 
 
 def _list_pattern_settings(program: PatternProgram) -> Iterator[tuple[str, str]]:
-    """The names and expressions at the top of the file that say how the case is compiled."""
     early = _READ_EARLY in program.settings
     around = {"inductor": program.settings if early else {}, "dynamo": program.dynamo}
     config = {name: dict(entries) for name, entries in around.items() if entries}
@@ -170,7 +139,6 @@ def _render_literal(value: object) -> str:
 
 
 def _render_operand(operand: Operand) -> str:
-    """The expression of an operand's tensor."""
     if operand.same_as is not None:
         return operand.same_as
     if operand.layout is None and operand.strides is not None and len(operand.strides) == len(operand.shape):

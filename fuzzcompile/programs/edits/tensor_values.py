@@ -76,16 +76,10 @@ def nearly_tied(x):
 
 
 def fill_expression(name: str, x: str, fresh: str, *, shape: str, like: str, option: str, dtype: str) -> str:
-    """The expression of a tensor with the values of that name.
+    """The expression of a tensor with the values ``name`` of `VALUES`, over expressions.
 
-    Args:
-        name: a key of `VALUES`.
-        x: an expression for a tensor of ordinary values.
-        fresh: the same for a tensor that may be written to.
-        shape: an expression for the shape.
-        like: what ``Tensor.to`` is given to reach the dtype.
-        option: further arguments of a factory function, with the comma before them.
-        dtype: the name of the dtype.
+    ``x`` is a tensor of ordinary values, ``fresh`` one that may be written to, ``like`` what ``Tensor.to`` is given to
+    reach the dtype, ``option`` further arguments of a factory function, with the comma before them.
     """
     large, denormal = _LARGE.get(dtype, "1e4"), _DENORMAL.get(dtype, "1e-40")
     return VALUES[name].expression.format(
@@ -106,13 +100,9 @@ def find_functions(expressions: list[str]) -> list[str]:
 class MemoryLayout:
     """Memory layout of an input.
 
-    Attributes:
-        base: the shape of the tensor that holds the elements, for the shape of the input.
-        view: calls that make the input of that tensor; ``{shape}`` are its sizes.
-        packed: an expression that makes such a tensor of an input ``{x}``.
-        ranks: the ranks that an input can have.
-        weight: how often the generator draws it; with weight 0 only variations do.
-        summary: why it is drawn.
+    ``base`` is the shape of the tensor that holds the elements, for the shape of the input; the calls ``view`` make the
+    input of that tensor, and the expression ``packed`` makes such a tensor of an input ``{x}``. ``weight`` is as for
+    :class:`Values`.
     """
 
     base: Callable[[Shape], Shape]

@@ -38,15 +38,15 @@ def _format_fill(input_: Input, shape: tuple[int, ...]) -> str:
     if input_.fill == "literal":
         values = input_.values
         assert values is not None
-        return f"torch.tensor({_format_numbers(values.tolist())}{_literal_dtype(input_)})"
+        inferred = torch.tensor(values.tolist()).dtype if values.numel() else None
+        literal = "" if inferred is input_.dtype else f", dtype={input_.dtype}"
+        return f"torch.tensor({_format_numbers(values.tolist())}{literal})"
+    kind = "" if input_.dtype is torch.int64 else f", dtype={input_.dtype}"
     if input_.fill == "arange":
-        kind = "" if input_.dtype is torch.int64 else f", dtype={input_.dtype}"
-        if input_.dtype is torch.float32:
-            kind = ".0"
+        kind = ".0" if input_.dtype is torch.float32 else kind
         text = f"torch.arange({total}{kind})"
         return text if len(shape) == 1 else f"{text}.reshape({sizes})"
     if input_.fill == "randint":
-        kind = "" if input_.dtype is torch.int64 else f", dtype={input_.dtype}"
         if input_.dtype is torch.bool:
             return f"torch.rand({sizes or '()'}) > 0.5" if not shape else f"(torch.rand({sizes}) > 0.5)"
         return f"torch.randint({find_highest(input_) + 1}, ({sizes}{',' if len(shape) == 1 else ''}){kind})"
@@ -55,13 +55,6 @@ def _format_fill(input_: Input, shape: tuple[int, ...]) -> str:
     if input_.fill in ("randn", "rand") and not input_.dtype.is_floating_point and not input_.dtype.is_complex:
         raise ValueError(f"{input_.dtype} has no {input_.fill}")
     return f"torch.{input_.fill}({sizes or '()'}{dtype})"
-
-
-def _literal_dtype(input_: Input) -> str:
-    inferred = (
-        torch.tensor(input_.values.tolist()).dtype if input_.values is not None and input_.values.numel() else None
-    )
-    return "" if inferred is input_.dtype else f", dtype={input_.dtype}"
 
 
 def _format_numbers(value: object) -> str:
@@ -203,14 +196,10 @@ class CaseText:
 
 def write_program(program: Program) -> CaseText:
     """The program as a case file, with the values that are still recorded ones."""
-    program = use_plain_names(program)
-    values = {
-        input_.name: input_.values
-        for input_ in program.inputs
-        if input_.fill == "recorded" and input_.values is not None
-    }
     # Named once: the text must read the values by the names under which they are kept.
-    return CaseText(_text(program), values)
+    program = use_plain_names(program)
+    recorded = [x for x in program.inputs if x.fill == "recorded" and x.values is not None]
+    return CaseText(_text(program), {x.name: x.values for x in recorded if x.values is not None})
 
 
 def write_source(program: Program) -> str:
@@ -219,22 +208,18 @@ def write_source(program: Program) -> str:
 
 
 def _text(program: Program) -> str:
-    lines = ["import torch"]
     body, result = write_body(program)
-    inputs = [input_expression(input_) for input_ in program.inputs]
+    recorded = program.is_recorded
+    lines = ["from pathlib import Path\n"] if recorded else []
+    lines.append("import torch")
     if any("F." in line for line in [*body, result]):
         lines.append("import torch.nn.functional as F")
     if program.as_module:
         lines.append("from torch import nn")
-    recorded = any(input_.fill == "recorded" for input_ in program.inputs)
-    if recorded:
-        lines.insert(0, "from pathlib import Path\n")
     if program.settings:
         lines.append("")
         lines += [f"{name} = {format_literal(value)}" for name, value in program.settings.items()]
-    lines += ["", "", *_callable_lines(program, body, result), "", "", "def make():"]
-    lines += _make_lines(program, inputs, recorded=recorded)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", "", *_list_callable(program, body, result), "", "", *_list_make(program)]) + "\n"
 
 
 def count_model_lines(source: str) -> int:
@@ -243,7 +228,7 @@ def count_model_lines(source: str) -> int:
     return sum(1 for line in lines if line and not line.startswith(("import ", "from ", "#")))
 
 
-def _callable_lines(program: Program, body: Sequence[str], result: str) -> list[str]:
+def _list_callable(program: Program, body: Sequence[str], result: str) -> list[str]:
     if not program.as_module:
         arguments = ", ".join(input_.name for input_ in program.inputs)
         return [f"def program({arguments}):", *(f"    {line}" for line in body), f"    return {result}"]
@@ -255,11 +240,11 @@ def _callable_lines(program: Program, body: Sequence[str], result: str) -> list[
     return [*lines, f"        return {result}"]
 
 
-def _make_lines(program: Program, inputs: Sequence[str], *, recorded: bool) -> list[str]:
-    lines = []
-    if recorded:
+def _list_make(program: Program) -> list[str]:
+    lines = ["def make():"]
+    if program.is_recorded:
         lines.append('    VALUES = torch.load(Path(__file__).with_name("values.pt"))')
-    if any(needs_seed(expression) for expression in inputs):
+    if any("torch.rand" in input_expression(input_) for input_ in program.inputs):
         lines.append("    torch.manual_seed(0)")
     given = [input_ for input_ in program.inputs if not (program.as_module and input_.parameter)]
     expressions = [input_expression(input_) for input_ in given]
@@ -269,23 +254,14 @@ def _make_lines(program: Program, inputs: Sequence[str], *, recorded: bool) -> l
     if len(short) <= _WIDTH:
         return [*lines, short]
     lines += [f"    {input_.name} = {expression}" for input_, expression in zip(given, expressions, strict=True)]
-    names = ", ".join(input_.name for input_ in given)
-    return [*lines, f"    return {model}, ({names}{comma})"]
-
-
-def needs_seed(expression: str) -> bool:
-    """Return whether an input's expression draws random numbers."""
-    return "torch.rand" in expression
+    return [*lines, f"    return {model}, ({', '.join(input_.name for input_ in given)}{comma})"]
 
 
 # -- statements -------------------------------------------------------------------------------------
 
 
-def write_body(program: Program, *, nested: bool = True) -> tuple[list[str], str]:
-    """The statements, a line each, and the expression of what is returned.
-
-    ``nested`` writes light statements into the expressions that use them.
-    """
+def write_body(program: Program) -> tuple[list[str], str]:
+    """The statements, a line each or within the expression that uses them, and the expression of what is returned."""
     holders = {input_.name for input_ in program.inputs if program.as_module and input_.parameter}
     writer = Writer(holders)
     lines: list[str] = []
@@ -294,9 +270,9 @@ def write_body(program: Program, *, nested: bool = True) -> tuple[list[str], str
         if statement.form == "exit":
             depth -= 1
             continue
-        if nested and _is_nested(program, index, writer):
+        if _is_nested(program, index, writer):
             continue
-        text = writer.line(statement, used=_uses(program, statement.name) > 0)
+        text = writer.line(statement, used=program.count_uses(statement.name) > 0)
         lines.append("    " * depth + text)
         depth += statement.form == "enter"
     return lines, writer.result(program.outputs)
@@ -410,18 +386,13 @@ def format_literal(value: object, inner: Callable[[object], str] | None = None) 
 # -- nesting --------------------------------------------------------------------------
 
 
-def _uses(program: Program, name: str) -> int:
-    inside = sum(statement.refs().count(name) for statement in program.statements)
-    return inside + program.output_refs().count(name)
-
-
 def _is_nested(program: Program, index: int, writer: Writer) -> bool:
     """Return whether the statement is nested into its only use; ``writer.inline`` then has its expression.
 
     A statement that writes, or the start or end of a block, between the two prevents it.
     """
     statement = program.statements[index]
-    if statement.form in ("enter", "setitem") or statement.writes or _uses(program, statement.name) != 1:
+    if statement.form in ("enter", "setitem") or statement.writes or program.count_uses(statement.name) != 1:
         return False
     later = program.statements[index + 1 :]
     place = next((n for n, statement_ in enumerate(later) if statement.name in statement_.refs()), None)

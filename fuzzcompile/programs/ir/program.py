@@ -7,10 +7,11 @@ import keyword
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, overload
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 
+Tree = TypeVar("Tree")
 # How the values of an input are written: as they were recorded, or by the name of a torch function.
 Fill = Literal["recorded", "randn", "rand", "zeros", "ones", "arange", "randint", "literal", "tril"]
 Form = Literal["function", "method", "operator", "attribute", "getitem", "setitem", "enter", "exit"]
@@ -43,16 +44,8 @@ class Input:
     @classmethod
     def from_tensor(cls, name: str, tensor: torch.Tensor, *, parameter: bool = False) -> Input:
         """The input that a recorded tensor makes."""
-        values = tensor.detach()
-        return cls(
-            name,
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-            tensor.dtype,
-            requires_grad=tensor.requires_grad,
-            parameter=parameter,
-            values=values,
-        )
+        shape, stride, dtype = tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
+        return cls(name, shape, stride, dtype, "recorded", tensor.requires_grad, parameter, tensor.detach())
 
 
 @dataclass(frozen=True)
@@ -144,6 +137,15 @@ class Program:
         """The program with every statement changed."""
         return replace(self, statements=tuple(change(statement) for statement in self.statements))
 
+    def replace_statement(self, old: Statement, *new: Statement) -> Program:
+        """The program with other statements in the place of one."""
+        place = self.statements.index(old)
+        return replace(self, statements=(*self.statements[:place], *new, *self.statements[place + 1 :]))
+
+    def count_uses(self, name: str) -> int:
+        """Count the places where statements and outputs use a value."""
+        return find_refs([[(s.args, s.kwargs) for s in self.statements], self.outputs]).count(name)
+
     def without_gradients(self) -> Program:
         """The program with no input that requires a gradient."""
         return self.map_inputs(lambda input_: replace(input_, requires_grad=False))
@@ -224,34 +226,25 @@ def find_refs(tree: object) -> list[str]:
     return names
 
 
-@overload
-def map_refs(function: Callable[[Ref], object], tree: tuple[object, ...]) -> tuple[object, ...]: ...
-@overload
-def map_refs(function: Callable[[Ref], object], tree: Mapping[str, object]) -> dict[str, object]: ...
-@overload
-def map_refs(function: Callable[[Ref], object], tree: object) -> object: ...
-def map_refs(function: Callable[[Ref], object], tree: object) -> object:
+def map_refs(function: Callable[[Ref], object], tree: Tree) -> Tree:
     """The tree with every ref replaced."""
     return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Ref) else leaf, tree)
 
 
-@overload
-def map_leaves(function: Callable[[object], object], tree: tuple[object, ...]) -> tuple[object, ...]: ...
-@overload
-def map_leaves(function: Callable[[object], object], tree: Mapping[str, object]) -> dict[str, object]: ...
-@overload
-def map_leaves(function: Callable[[object], object], tree: object) -> object: ...
-def map_leaves(function: Callable[[object], object], tree: object) -> object:
+def map_leaves(function: Callable[[object], object], tree: Tree) -> Tree:
     """The tree with every leaf replaced (tuples, lists, dictionaries and slices are its branches)."""
+    mapped: Any
     if isinstance(tree, tuple):
-        return tuple(map_leaves(function, part) for part in tree)
-    if isinstance(tree, list):
-        return [map_leaves(function, part) for part in tree]
-    if isinstance(tree, Mapping):
-        return {key: map_leaves(function, part) for key, part in tree.items()}
-    if isinstance(tree, slice):
-        return slice(*(map_leaves(function, part) for part in (tree.start, tree.stop, tree.step)))
-    return function(tree)
+        mapped = tuple(map_leaves(function, part) for part in tree)
+    elif isinstance(tree, list):
+        mapped = [map_leaves(function, part) for part in tree]
+    elif isinstance(tree, Mapping):
+        mapped = {key: map_leaves(function, part) for key, part in tree.items()}
+    elif isinstance(tree, slice):
+        mapped = slice(*(map_leaves(function, part) for part in (tree.start, tree.stop, tree.step)))
+    else:
+        mapped = function(tree)
+    return cast(Tree, mapped)
 
 
 # Short names for inputs and statements, none of which shadows another.
@@ -262,8 +255,8 @@ TAKEN = {*dir(builtins), *keyword.kwlist, "torch", "nn", "F", "make", "program",
 _MEANINGLESS = ("getitem", "arg", "chunk", "split", "unbind", "primals", "tangents")
 
 
-def _choose_plain_names(program: Program) -> dict[str, str]:
-    """Short names: inputs by dynamo's last words, statements as the user called them, without needless numbers."""
+def use_plain_names(program: Program) -> Program:
+    """The program with short names: inputs by dynamo's last words, statements as the user called them."""
     names: dict[str, str] = {}
     taken = set(TAKEN)
     inputs = [input_.name for input_ in program.inputs]
@@ -279,12 +272,7 @@ def _choose_plain_names(program: Program) -> dict[str, str]:
             wanted = f"{base}_{number}"
         taken.add(wanted)
         names[name] = wanted
-    return names
-
-
-def use_plain_names(program: Program) -> Program:
-    """The program with short names."""
-    return program.rename(_choose_plain_names(program))
+    return program.rename(names)
 
 
 def make_input_name(target: str) -> str:

@@ -1,4 +1,4 @@
-"""Reduce inputs: plain values, plain strides, no gradients, no duplicates."""
+"""Reduce inputs: plain values, plain strides, no gradients, no duplicates, small sizes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from fuzzcompile.programs.edits.changes import lay_out_freshly
 from fuzzcompile.programs.ir.case_source import is_contiguous, list_fills, make_contiguous, resize_input
 from fuzzcompile.programs.ir.evaluation import Evaluation, evaluate
 from fuzzcompile.programs.ir.program import Fill, Input, Program, Ref, Statement, map_leaves
@@ -24,10 +25,9 @@ def plain_parameters(search: ProgramSearch) -> None:
 
 def merge_equal(search: ProgramSearch) -> None:
     """Merge inputs that hold the same values."""
-    for index, left in enumerate(search.best.inputs):
-        for right in search.best.inputs[index + 1 :]:
-            if _same(left, right):
-                search.attempt(search.best.substitute(right.name, Ref(left.name)))
+    for left, right in itertools.combinations(search.best.inputs, 2):
+        if _same(left, right) and search.best.input(left.name) is not None:
+            search.attempt(search.best.substitute(right.name, Ref(left.name)))
 
 
 def _same(left: Input, right: Input) -> bool:
@@ -41,13 +41,9 @@ def _same(left: Input, right: Input) -> bool:
 def plain_strides(search: ProgramSearch) -> None:
     """Give inputs contiguous strides: all together, then one by one."""
     odd = [input_.name for input_ in search.best.inputs if not is_contiguous(input_)]
-    if odd and not search.attempt(_make_all_contiguous(search.best, odd)) and len(odd) > 1:
+    if odd and not search.attempt(lay_out_freshly(search.best, odd)) and len(odd) > 1:
         for name in odd:
-            search.attempt(_make_all_contiguous(search.best, [name]))
-
-
-def _make_all_contiguous(program: Program, names: list[str]) -> Program:
-    return program.map_inputs(lambda input_: make_contiguous(input_) if input_.name in names else input_)
+            search.attempt(lay_out_freshly(search.best, [name]))
 
 
 def random_values(search: ProgramSearch) -> None:
@@ -59,36 +55,29 @@ def random_values(search: ProgramSearch) -> None:
 def plain_values(search: ProgramSearch) -> None:
     """Replace recorded values by calls of torch: all together, then each by the plainest call that works."""
     recorded = [input_.name for input_ in search.best.inputs if input_.fill == "recorded"]
-    if not recorded:
+    if not recorded or any(search.attempt(_fill_all(search.best, floating)) for floating in _RANDOM):
         return
-    for floating in ("randn", "rand"):
-        if search.attempt(_fill_all(search.best, floating)):
-            return
     for name in recorded:
         input_ = search.best.input(name)
-        if input_ is None:
-            continue
-        for fill in list_fills(input_):
-            if search.attempt(_fill_input(search.best, name, fill)):
-                break
+        if input_ is not None:
+            any(search.attempt(search.best.with_input(_fill(input_, fill))) for fill in list_fills(input_))
+
+
+_RANDOM: tuple[Fill, ...] = ("randn", "rand")
 
 
 def _fill_all(program: Program, floating: Fill) -> Program:
-    for input_ in program.inputs:
-        if input_.fill == "recorded":
-            choices = list_fills(input_)
-            whole = "randint" if "randint" in choices else choices[0]
-            program = _fill_input(program, input_.name, floating if floating in choices else whole)
-    return program
-
-
-def _fill_input(program: Program, name: str, fill: Fill) -> Program:
     def put(input_: Input) -> Input:
-        if input_.name != name:
+        if input_.fill != "recorded":
             return input_
-        return replace(make_contiguous(input_) if fill == "literal" else input_, fill=fill)
+        choices = list_fills(input_)
+        return _fill(input_, next(fill for fill in (floating, "randint", choices[0]) if fill in choices))
 
     return program.map_inputs(put)
+
+
+def _fill(input_: Input, fill: Fill) -> Input:
+    return replace(make_contiguous(input_) if fill == "literal" else input_, fill=fill)
 
 
 # Shrink sizes toward 1, 2, 3, each in all its places together; only candidates that run in eager count.
@@ -115,16 +104,14 @@ _MAKING = (
 
 def shrink_sizes(search: ProgramSearch) -> None:
     """Make every size as small as the bug allows, the largest first."""
-    _all_at_once(search)
+    _shrink_together(search)
     done: set[int] = set()
-    while True:
-        sizes = sorted(_find_sizes(search.best) - done, reverse=True)
-        if not sizes:
-            break
+    while sizes := sorted(_find_sizes(search.best) - done, reverse=True):
         done.add(sizes[0])
         _shrink(search, sizes[0])
-    for dimension in range(max((len(input_.shape) for input_ in search.best.inputs), default=0)):
-        _shrink_everywhere(search, dimension)
+    rank = max((len(input_.shape) for input_ in search.best.inputs), default=0)
+    for dimension in range(rank):
+        _shrink_everywhere(search, dimension, rank)
 
 
 def _find_sizes(program: Program) -> set[int]:
@@ -136,7 +123,7 @@ def _find_sizes(program: Program) -> set[int]:
     return {size for size in sizes if size > 1}
 
 
-def _all_at_once(search: ProgramSearch) -> None:
+def _shrink_together(search: ProgramSearch) -> None:
     """Replace all sizes by 2, or all by 3, and their multiples with them."""
     sizes = sorted(_find_sizes(search.best))
     if not sizes or sizes[-1] <= 3:
@@ -152,7 +139,7 @@ def _all_at_once(search: ProgramSearch) -> None:
 
 def _shrink(search: ProgramSearch, size: int) -> None:
     """Replace a size by 2, 1 or 3, else halve it while the bug stays."""
-    for smaller in dict.fromkeys((2, 1, 3)):
+    for smaller in (2, 1, 3):
         if smaller < size and _try(search, size, smaller):
             if smaller == 2:
                 _try(search, 2, 1)
@@ -163,30 +150,21 @@ def _shrink(search: ProgramSearch, size: int) -> None:
 
 def _try(search: ProgramSearch, size: int, smaller: int) -> bool:
     """Try the first two readings that run in eager."""
-    for count, candidate in enumerate(_generate_readings(search.best, size, smaller)):
-        if search.attempt(candidate):
-            return True
-        if count >= 1:
-            break
-    return False
+    return any(map(search.attempt, itertools.islice(_generate_readings(search.best, size, smaller), 2)))
 
 
-def _shrink_everywhere(search: ProgramSearch, dimension: int) -> None:
+def _shrink_everywhere(search: ProgramSearch, dimension: int, rank: int) -> None:
     """Set one dimension (the batch, say) of all inputs of the highest rank to 1."""
-    rank = max(len(input_.shape) for input_ in search.best.inputs)
     candidate = search.best
     for input_ in search.best.inputs:
         if len(input_.shape) == rank:
             shape = (*input_.shape[:dimension], 1, *input_.shape[dimension + 1 :])
             candidate = candidate.with_input(resize_input(input_, shape))
-    if candidate != search.best and _runs(search, candidate):
-        search.attempt(candidate)
-
-
-def _runs(search: ProgramSearch, candidate: Program) -> bool:
-    evaluation = evaluate(candidate)
-    empty = _is_empty_somewhere(evaluation) and not _is_empty_somewhere(search.evaluation)
-    return not empty and (evaluation.failed is not None) == search.refuses
+    if candidate != search.best:
+        evaluation = evaluate(candidate)
+        empty = _is_empty_somewhere(evaluation) and not _is_empty_somewhere(search.evaluation)
+        if not empty and (evaluation.failed is not None) == search.refuses:
+            search.attempt(candidate)
 
 
 def _generate_readings(program: Program, size: int, smaller: int) -> Iterator[Program]:
@@ -202,25 +180,20 @@ def _generate_readings(program: Program, size: int, smaller: int) -> Iterator[Pr
 
 
 def _is_empty_somewhere(evaluation: Evaluation) -> bool:
-    """Return whether any value is a tensor without elements."""
     return any(isinstance(value, torch.Tensor) and not value.numel() for value in evaluation.values.values())
 
 
 def _has_empty_slice(program: Program) -> bool:
     """Return whether an index selects no element (``x[1:1]``), because a position was read as a size."""
-    empty: list[slice] = []
-
-    def look(part: object) -> None:
-        if isinstance(part, tuple | list):
-            for inner in part:
-                look(inner)
-        elif isinstance(part, slice) and isinstance(part.start, int) and isinstance(part.stop, int):
-            empty.extend([part] if 0 <= part.stop <= part.start else [])
-
-    for statement in program.statements:
-        if statement.form in ("getitem", "setitem"):
-            look(statement.args[1])
-    return bool(empty)
+    indices = [statement.args[1] for statement in program.statements if statement.form in ("getitem", "setitem")]
+    slices = [part for index in indices for part in (index if isinstance(index, tuple | list) else [index])]
+    return any(
+        isinstance(part, slice)
+        and isinstance(part.start, int)
+        and isinstance(part.stop, int)
+        and 0 <= part.stop <= part.start
+        for part in slices
+    )
 
 
 def _scale_size(program: Program, size: int, smaller: int, *, multiples: Multiples, constants: bool) -> Program:

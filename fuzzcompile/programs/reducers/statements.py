@@ -1,4 +1,4 @@
-"""Delta debugging over a program's statements: whole modules, many together, one by one."""
+"""Delta debugging over a program's statements, their arguments, its outputs and its settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from fuzzcompile.programs.ir.case_source import is_contiguous, make_contiguous
+from fuzzcompile.programs.edits.changes import cast_floating, lay_out_freshly
+from fuzzcompile.programs.ir.case_source import is_contiguous
 from fuzzcompile.programs.ir.evaluation import Evaluation
 from fuzzcompile.programs.ir.program import Input, Program, Ref, Statement
 from fuzzcompile.programs.shrink.search import ProgramSearch, bisect_last
@@ -18,75 +19,63 @@ from fuzzcompile.programs.shrink.search import ProgramSearch, bisect_last
 
 def drop_arguments(search: ProgramSearch) -> None:
     """Leave out keyword arguments, trailing arguments and optional tensors (a bias, a mask)."""
-    together = search.best
-    for statement in search.best.statements:
-        if statement.kwargs and statement.form in ("function", "method"):
-            constants = {k: v for k, v in statement.kwargs.items() if isinstance(v, Ref) or _is_telling(v)}
-            together = together.with_statement(replace(statement, kwargs=constants))
-    search.attempt(together)
+
+    def drop(statement: Statement) -> Statement:
+        if statement.form not in ("function", "method"):
+            return statement
+        # Those that change the result stay: a dimension, a dtype.
+        telling = {k: v for k, v in statement.kwargs.items() if v is not None and not isinstance(v, bool)}
+        return replace(statement, kwargs=telling)
+
+    search.attempt(search.best.map_statements(drop))
     for name in [s.name for s in search.best.statements]:
-        for shorter in _shorter(_find_statement(search.best, name)):
-            if search.attempt(search.best.with_statement(shorter)):
-                break
+        any(search.attempt(search.best.with_statement(shorter)) for shorter in _list_shorter(search.best, name))
 
 
-def _is_telling(value: object) -> bool:
-    """Return whether the argument changes the result: a dimension, a dtype."""
-    return value is not None and not isinstance(value, bool)
-
-
-def _find_statement(program: Program, name: str) -> Statement | None:
-    return next((s for s in program.statements if s.name == name), None)
-
-
-def _shorter(statement: Statement | None) -> Iterator[Statement]:
+def _list_shorter(program: Program, name: str) -> Iterator[Statement]:
     """The statement with fewer arguments, the fewest first; many of these do not run in eager."""
+    statement = next((s for s in program.statements if s.name == name), None)
     if statement is None or statement.form not in ("function", "method"):
         return
     if len(statement.kwargs) > 1:
         yield replace(statement, kwargs={})
     for key in statement.kwargs:
-        yield replace(statement, kwargs={k: v for k, v in statement.kwargs.items() if k != key})
-    least = 1
+        yield replace(statement, kwargs=_drop_entry(statement.kwargs, key))
     args = statement.args
-    if len(args) > least and (isinstance(args[-1], Ref) or args[-1] is None or isinstance(args[-1], bool | float)):
-        for count in range(least, len(args)):
-            if any(arg is None or isinstance(arg, Ref | bool | float) for arg in args[count:]):
+    if len(args) > 1 and _is_optional(args[-1]):
+        for count in range(1, len(args)):
+            if any(map(_is_optional, args[count:])):
                 yield replace(statement, args=args[:count])
+
+
+def _is_optional(argument: object) -> bool:
+    return argument is None or isinstance(argument, Ref | bool | float)
 
 
 def round_constants(search: ProgramSearch) -> None:
     """Round floating constants: all together, then one by one."""
-    for rounding in (_half_or_two, _two_digits):
-        candidate = search.best.map_statements(functools.partial(_round_in, change=rounding))
+    for rounding in (_round_to_half, _round_to_two_digits):
+        candidate = search.best.map_statements(functools.partial(_round, change=rounding))
         if candidate != search.best and search.attempt(candidate):
             return
-    for name in [s.name for s in search.best.statements]:
-        statement = _find_statement(search.best, name)
-        if statement is not None:
-            rounded = _round_in(statement, _two_digits)
-            if rounded != statement:
-                search.attempt(search.best.with_statement(rounded))
+    for statement in search.best.statements:
+        search.attempt(search.best.with_statement(_round(statement, _round_to_two_digits)))
 
 
-def _round_in(statement: Statement, change: Callable[[float], float]) -> Statement:
+def _round(statement: Statement, change: Callable[[float], float]) -> Statement:
     return statement.map_leaves(lambda leaf: change(leaf) if isinstance(leaf, float) else leaf)
 
 
-def _is_short(value: float) -> bool:
-    return value != value or value in (float("inf"), float("-inf")) or float(f"{value:.2g}") == value
+def _round_to_two_digits(value: float) -> float:
+    return value if value != value else float(f"{value:.2g}")
 
 
-def _half_or_two(value: float) -> float:
+def _round_to_half(value: float) -> float:
     """0.5 or 2 for a longer number, with its sign."""
-    if _is_short(value):
+    if value != value or _round_to_two_digits(value) == value:
         return value
     plain = 0.5 if abs(value) < 1 else 2.0
     return -plain if value < 0 else plain
-
-
-def _two_digits(value: float) -> float:
-    return value if _is_short(value) else float(f"{value:.2g}")
 
 
 def evaluation_mode(search: ProgramSearch) -> None:
@@ -97,7 +86,7 @@ def evaluation_mode(search: ProgramSearch) -> None:
         args = statement.args
         if statement.target.endswith("dropout") and len(args) > 2:
             args = (*args[:2], False, *args[3:])
-        elif statement.target.endswith("dropout") and "training" not in kwargs:
+        elif statement.target.endswith("dropout"):
             kwargs["training"] = False
         return replace(statement, args=args, kwargs=kwargs)
 
@@ -106,21 +95,7 @@ def evaluation_mode(search: ProgramSearch) -> None:
 
 def single_precision(search: ProgramSearch) -> None:
     """Replace every floating dtype by float32, in inputs and in statements."""
-
-    def narrow(leaf: object) -> object:
-        return torch.float32 if isinstance(leaf, torch.dtype) and leaf.is_floating_point else leaf
-
-    def of_input(input_: Input) -> Input:
-        if not input_.dtype.is_floating_point:
-            return input_
-        values = None if input_.values is None else input_.values.to(torch.float32)
-        return replace(input_, dtype=torch.float32, values=values)
-
-    def of_statement(statement: Statement) -> Statement:
-        casts = statement.form == "method" and statement.target in ("bfloat16", "half", "double")
-        return replace(statement.map_leaves(narrow), target="float" if casts else statement.target)
-
-    search.attempt(search.best.map_inputs(of_input).map_statements(of_statement))
+    search.attempt(cast_floating(search.best, torch.float32))
 
 
 # Cut a program to the window that shows the bug: outputs, tail, head.
@@ -128,22 +103,24 @@ def single_precision(search: ProgramSearch) -> None:
 
 def drop_outputs(search: ProgramSearch) -> None:
     """Return a single value, or as few as show the bug; a tensor that is written to if the bug is in that."""
+
+    def attempt(names: Sequence[str]) -> bool:
+        outputs = Ref(names[0]) if len(names) == 1 else tuple(map(Ref, names))
+        return search.attempt(replace(search.best, outputs=outputs))
+
     outputs = list(dict.fromkeys(search.best.output_refs()))
     if len(outputs) < 2:
-        if outputs and search.best.outputs != Ref(outputs[0]):
-            search.attempt(replace(search.best, outputs=Ref(outputs[0])))
+        if outputs:
+            attempt(outputs)
         written = dict.fromkeys(s.refs()[0] for s in search.best.statements if s.writes and s.refs())
-        for name in written:
-            if name not in outputs and search.attempt(replace(search.best, outputs=Ref(name))):
-                return
+        any(attempt([name]) for name in written if name not in outputs)
         return
-    for name in outputs:
-        if search.attempt(replace(search.best, outputs=Ref(name))):
-            return
+    if any(attempt([name]) for name in outputs):
+        return
     kept = outputs
     for name in outputs:
         fewer = [output for output in kept if output != name]
-        if len(fewer) > 1 and search.attempt(replace(search.best, outputs=tuple(Ref(output) for output in fewer))):
+        if len(fewer) > 1 and attempt(fewer):
             kept = fewer
 
 
@@ -187,30 +164,26 @@ def take_tail(program: Program, start: int, evaluation: Evaluation) -> Program |
 
 
 def give_value(program: Program, name: str, value: object) -> Program | None:
-    """The program with ``value`` in place of statement ``name``: a recorded input or a constant; None if neither."""
-    statements = tuple(s for s in program.statements if s.name != name)
-    used = any(name in s.refs() for s in statements) or name in program.output_refs()
-    if not used:
-        return replace(program, statements=statements)
+    """The program with ``value`` in place of statement ``name``: a recorded input or a constant; None if neither.
+
+    Of a statement with several results (``chunk``), each result that is used becomes an input.
+    """
+    rest = replace(program, statements=tuple(s for s in program.statements if s.name != name))
+    if not rest.count_uses(name):
+        return rest
     if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized:
-        made = Input.from_tensor(name, value)
-        return replace(program, statements=statements, inputs=(*program.inputs, made))
+        return replace(rest, inputs=(*program.inputs, Input.from_tensor(name, value)))
     if isinstance(value, bool | int | float):
         return program.substitute(name, value)
-    if isinstance(value, tuple | list) and all(isinstance(part, torch.Tensor) for part in value):
-        return _give_parts(replace(program, statements=statements), name, value)
-    return None
-
-
-def _give_parts(program: Program, name: str, parts: Sequence[torch.Tensor]) -> Program | None:
-    """Replace a statement with several results (``chunk``): each result that is used becomes an input."""
-    for statement in program.statements:
-        if statement.form == "getitem" and statement.args[0] == Ref(name) and isinstance(statement.args[1], int):
-            taken = give_value(program, statement.name, parts[statement.args[1]])
-            if taken is None:
-                return None
-            program = taken
-    return None if any(name in s.refs() for s in program.statements) else program
+    if not isinstance(value, tuple | list) or not all(isinstance(part, torch.Tensor) for part in value):
+        return None
+    given: Program | None = rest
+    for statement in rest.statements:
+        index = statement.args[1] if statement.form == "getitem" and statement.args[0] == Ref(name) else None
+        if isinstance(index, int) and given is not None:
+            given = give_value(given, statement.name, value[index])
+    used = given is None or any(name in s.refs() for s in given.statements)
+    return None if used else given
 
 
 def _find_open_blocks(statements: Sequence[Statement]) -> list[Statement]:
@@ -227,16 +200,22 @@ def _find_open_blocks(statements: Sequence[Statement]) -> list[Statement]:
 def bypass_modules(search: ProgramSearch) -> None:
     """Replace submodules, the largest first, by one of their inputs or by their recorded result."""
     for path in _find_module_paths(search.best):
-        inside = [s for s in search.best.statements if _within(s.module, path)]
+        inside = [s for s in search.best.statements if f"{s.module}.".startswith(f"{path}.")]
         if len(inside) < 2 or len(inside) == len(search.best.statements):
             continue
-        last = inside[-1].name
-        sources = [name for s in inside for name in s.refs() if name not in {statement.name for statement in inside}]
-        for source in dict.fromkeys(sources):
-            if _alike(search, source, last) and search.attempt(search.best.substitute(last, Ref(source))):
-                break
-        else:
-            _give(search, [last])
+        made = {statement.name for statement in inside}
+        sources = [name for s in inside for name in s.refs() if name not in made]
+        if not _bypass(search, inside[-1].name, sources):
+            _give(search, [inside[-1].name])
+
+
+def _bypass(search: ProgramSearch, name: str, sources: Sequence[str]) -> bool:
+    """Replace a value by one of the sources of its shape; whether it worked."""
+    return any(
+        search.attempt(search.best.substitute(name, Ref(source)))
+        for source in dict.fromkeys(sources)
+        if (shape := search.evaluation.get_shape(source)) is not None and shape == search.evaluation.get_shape(name)
+    )
 
 
 def give_first_statements(search: ProgramSearch) -> None:
@@ -244,11 +223,8 @@ def give_first_statements(search: ProgramSearch) -> None:
     needed: set[str] = set()
     while True:
         inputs = {input_.name for input_ in search.best.inputs}
-        first = [
-            s.name
-            for s in search.best.statements
-            if s.form not in ("enter", "exit", "setitem") and not s.writes and set(s.refs()) <= inputs
-        ]
+        plain = [s for s in search.best.statements if s.form not in ("enter", "exit", "setitem") and not s.writes]
+        first = [s.name for s in plain if set(s.refs()) <= inputs]
         new = [name for name in first if name not in needed]
         # A program that only returns its inputs shows nothing.
         if not new or len(first) == len(search.best.statements):
@@ -263,10 +239,8 @@ def _find_needed(search: ProgramSearch, names: Sequence[str]) -> set[str]:
     """Replace as many of the statements as possible; the names of those that stay."""
     if _give(search, names):
         return set()
-    if len(names) == 1:
-        return set(names)
     half = len(names) // 2
-    return _find_needed(search, names[:half]) | _find_needed(search, names[half:])
+    return _find_needed(search, names[:half]) | _find_needed(search, names[half:]) if half else set(names)
 
 
 def _give(search: ProgramSearch, names: Sequence[str]) -> bool:
@@ -277,62 +251,39 @@ def _give(search: ProgramSearch, names: Sequence[str]) -> bool:
         candidate = give_value(candidate, name, values.get(name)) if candidate is not None else None
     if candidate is None:
         return False
-    plain = candidate.map_inputs(lambda input_: make_contiguous(input_) if input_.name in names else input_)
-    is_odd = any(input_.name in names and not is_contiguous(input_) for input_ in candidate.inputs)
-    if is_odd and search.attempt(plain):
-        return True
-    return search.attempt(candidate)
+    odd = any(input_.name in names and not is_contiguous(input_) for input_ in candidate.inputs)
+    return (odd and search.attempt(lay_out_freshly(candidate, names))) or search.attempt(candidate)
 
 
 def bypass_statements(search: ProgramSearch) -> None:
     """Replace each statement, from the last, by an argument of the same shape or by its recorded value."""
     for statement in reversed(search.best.statements):
-        if not any(s.name == statement.name for s in search.best.statements):
-            continue  # removed together with another one
-        if statement.form in ("enter", "exit"):
+        removed = not any(s.name == statement.name for s in search.best.statements)  # together with another one
+        if removed or statement.form in ("enter", "exit"):
             continue
+        refs = statement.refs()
         if statement.writes:
-            _drop_write(search, statement)
+            rest = tuple(s for s in search.best.statements if s.name != statement.name)
+            without = replace(search.best, statements=rest)
+            search.attempt(without.substitute(statement.name, Ref(refs[0])) if refs else without)
             continue
-        for source in dict.fromkeys(statement.refs()):
-            if _alike(search, source, statement.name) and search.attempt(
-                search.best.substitute(statement.name, Ref(source))
-            ):
-                break
-        else:
-            if len(search.best.statements) > 1 and statement.name not in search.best.output_refs():
-                _give(search, [statement.name])
+        bypassed = _bypass(search, statement.name, refs)
+        if not bypassed and len(search.best.statements) > 1 and statement.name not in search.best.output_refs():
+            _give(search, [statement.name])
 
 
 def drop_blocks(search: ProgramSearch) -> None:
     """Leave out contexts (autocast), one at a time."""
     for statement in [s for s in search.best.statements if s.form == "enter"]:
         statements = list(search.best.statements)
-        names = [s.name for s in statements]
-        if statement.name not in names:
-            continue
-        depth, start = 0, names.index(statement.name)
+        start = next((n for n, s in enumerate(statements) if s.name == statement.name), len(statements))
+        depth = 0
         for position in range(start, len(statements)):
             depth += {"enter": 1, "exit": -1}.get(statements[position].form, 0)
             if depth == 0:
                 del statements[position], statements[start]
                 break
-        search.attempt(_with(search.best, statements))
-
-
-def _with(program: Program, statements: Sequence[Statement]) -> Program:
-    return replace(program, statements=tuple(statements))
-
-
-def _drop_write(search: ProgramSearch, statement: Statement) -> None:
-    refs = statement.refs()
-    without = _with(search.best, [s for s in search.best.statements if s.name != statement.name])
-    search.attempt(without.substitute(statement.name, Ref(refs[0])) if refs else without)
-
-
-def _alike(search: ProgramSearch, left: str, right: str) -> bool:
-    shape = search.evaluation.get_shape(left)
-    return shape is not None and shape == search.evaluation.get_shape(right)
+        search.attempt(replace(search.best, statements=tuple(statements)))
 
 
 def _find_module_paths(program: Program) -> list[str]:
@@ -346,32 +297,21 @@ def _find_module_paths(program: Program) -> list[str]:
     return sorted(counts, key=lambda path: (-counts[path], path))
 
 
-def _within(module: str, path: str) -> bool:
-    return module == path or module.startswith(f"{path}.")
-
-
 # Reduce settings toward the defaults: no options, no backward pass, static shapes, no gradients.
 
 
 def plain_settings(search: ProgramSearch) -> None:
     """Leave out all settings together, then one by one, then single entries of the rest."""
-    if not search.best.settings:
-        return
-    if search.attempt(replace(search.best, settings={})):
+    if not search.best.settings or search.attempt(replace(search.best, settings={})):
         return
     for name in list(search.best.settings):
         search.attempt(replace(search.best, settings=_drop_entry(search.best.settings, name)))
     for name, entries in list(search.best.settings.items()):
-        if isinstance(entries, Mapping) and len(entries) > 1:
-            _drop_entries(search, name, entries)
-
-
-def _drop_entries(search: ProgramSearch, name: str, entries: Mapping[str, object]) -> None:
-    """Leave out entries of one setting, one at a time."""
-    for key in entries:
-        fewer = _drop_entry(entries, key)
-        if search.attempt(replace(search.best, settings={**search.best.settings, name: fewer})):
-            entries = fewer
+        kept = entries if isinstance(entries, Mapping) and len(entries) > 1 else {}
+        for key in list(kept):
+            fewer = _drop_entry(kept, key)
+            if search.attempt(replace(search.best, settings={**search.best.settings, name: fewer})):
+                kept = fewer
 
 
 def _drop_entry(entries: Mapping[str, object], key: str) -> dict[str, object]:

@@ -18,7 +18,7 @@ from fuzzcompile.model.evidence import RANDOM_STATE, LeafName, ObservableName
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import metrics, runs
 from fuzzcompile.run.case import Case
-from fuzzcompile.run.case_program import RUN_SEED, CaseProgram, build
+from fuzzcompile.run.case_program import RUN_SEED, build
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.observation import Observation, Value
 from fuzzcompile.run.tensors import find_aliases, is_wrapped, list_tensors
@@ -69,6 +69,11 @@ class EagerProbe:
         return isinstance(self.model, nn.Module)
 
     @property
+    def star(self) -> str:
+        """The stars before the inputs in a call of the program."""
+        return "**" if isinstance(self.inputs[0], dict) else "*" if isinstance(self.inputs[0], tuple) else ""
+
+    @property
     def tensor_inputs(self) -> list[torch.Tensor]:
         """The tensors among the inputs of all calls."""
         return list(list_tensors(list(self.inputs)))
@@ -95,13 +100,18 @@ def probe_case(source: str, device: torch.device) -> EagerProbe:
 
 def _probe(case: Case, device: torch.device) -> EagerProbe:
     outputs: list[object] = []
-    recorded = _record_outputs(case, outputs)
+
+    def run(model: Callable[..., object], arguments: object) -> object:
+        outputs.append(runs.drive(case, model, arguments))
+        return outputs[-1]
+
+    recorded = replace(case, run=run)
     program = build(recorded, device)
     first = runs.observe(recorded, program, program.model)
-    random = _random_was_drawn(first)
-    seen = tuple(outputs)
-    changed = any(value.kind == "mutation" for value in first.values)
-    again = None if first.failure or changed else _again(case, program)
+    random, seen = _random_was_drawn(first), tuple(outputs)
+    repeatable = first.failure is None and not random and not any(value.kind == "mutation" for value in first.values)
+    if repeatable:
+        repeatable = _has_repeated(first, runs.observe(replace(recorded, backward=False), program, program.model))
     exact = None if first.failure else _in_float64(case, device)
     return EagerProbe(
         case=case,
@@ -109,48 +119,30 @@ def _probe(case: Case, device: torch.device) -> EagerProbe:
         inputs=program.calls,
         outputs=seen,
         observables={value.name: _observable(value) for value in first.values},
-        repeatable=again is not None and not random and _has_repeated(_forward(first), again),
+        repeatable=repeatable,
         random=random,
         float64=exact is not None and _same_program(first, exact),
         nonfinite=any(_has_nonfinite(run) for run in (first, exact) if run is not None),
     )
 
 
-def _record_outputs(case: Case, outputs: list[object]) -> Case:
-    def run(model: Callable[..., object], arguments: object) -> object:
-        outputs.append(runs.drive(case, model, arguments))
-        return outputs[-1]
-
-    return replace(case, run=run)
-
-
-def _again(case: Case, program: CaseProgram) -> Observation:
-    return _forward(runs.observe(replace(case, backward=False), program, program.model))
-
-
 def _has_repeated(first: Observation, again: Observation) -> bool:
-    """Return whether a second run failed as the first did, or gave tensors of the same values."""
-    if bool(first.failure) != bool(again.failure) or len(first.values) != len(again.values):
+    """Return whether a second run without backward gave tensors of the same values."""
+    values = [value for value in first.values if value.kind != "gradient"]  # gradients add up from run to run
+    if again.failure or len(values) != len(again.values):
         return False
-    pairs = [(a.value, b.value) for a, b in zip(first.values, again.values, strict=True) if a.is_tensor]
+    pairs = [(a.value, b.value) for a, b in zip(values, again.values, strict=True) if a.is_tensor]
     return all(
         isinstance(b, torch.Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype) and metrics.have_same_values(a, b)
         for a, b in pairs
     )
 
 
-def _forward(observation: Observation) -> Observation:
-    """The observation without its gradients, which add up from run to run."""
-    values = tuple(value for value in observation.values if value.kind != "gradient")
-    return replace(observation, values=values)
-
-
 def _random_was_drawn(observation: Observation) -> bool:
     """Return whether the run that just ended moved a generator from where the run's seed had put it."""
     states = _generator_states()
     seed_everything(RUN_SEED)
-    fresh = _generator_states()
-    moved = any(not torch.equal(state, seeded) for state, seeded in zip(states, fresh, strict=True))
+    moved = any(not torch.equal(state, seeded) for state, seeded in zip(states, _generator_states(), strict=True))
     return moved and observation.failure is None
 
 
@@ -195,11 +187,8 @@ def _observable(value: Value) -> Observable:
 
 
 def _has_nonfinite(observation: Observation) -> bool:
-    return any(
-        not bool(torch.isfinite(leaf).all())
-        for leaf in pytree.tree_leaves([value.value for value in observation.values])
-        if isinstance(leaf, torch.Tensor)
-    )
+    leaves = pytree.tree_leaves([value.value for value in observation.values])
+    return any(isinstance(leaf, torch.Tensor) and not bool(torch.isfinite(leaf).all()) for leaf in leaves)
 
 
 # Python expressions for the observables of a run: outputs, inputs, gradients, mutated state.
@@ -240,13 +229,13 @@ def _of_call(leaf: LeafName, call: int, probe: EagerProbe) -> str | None:
         return None
     name = ("outs" if of_output else "calls") if several else ("out" if of_output else "inputs")
     base = f"{name}[{call}]" if several else name
-    if leaf.kind == "input":
-        return find_tensor_leaf(base, trees[call], index)
-    reached = find_leaf(base, trees[call], index)
-    if reached is None or not leaf.path:
-        return reached
-    inner = _within(pytree.tree_leaves(trees[call])[index], leaf.path)
-    return None if inner is None else reached + inner
+    leaves = pytree.tree_leaves(trees[call])
+    if leaf.kind == "input":  # counts tensors only
+        places = [n for n, value in enumerate(leaves) if isinstance(value, torch.Tensor)]
+        return _find_leaf(base, trees[call], places[index]) if index < len(places) else None
+    reached = _find_leaf(base, trees[call], index)
+    inner = _within(leaves[index], leaf.path) if reached is not None else None
+    return None if reached is None or inner is None else reached + inner
 
 
 def _within(value: object, path: Sequence[str]) -> str | None:
@@ -268,8 +257,7 @@ def _within(value: object, path: Sequence[str]) -> str | None:
     return written
 
 
-def find_leaf(base: str, tree: object, index: int) -> str | None:
-    """Expression for leaf ``index`` of ``tree``, which is called ``base``."""
+def _find_leaf(base: str, tree: object, index: int) -> str | None:
     leaves = pytree.tree_leaves(tree)
     if index >= len(leaves):
         return None
@@ -281,20 +269,12 @@ def find_leaf(base: str, tree: object, index: int) -> str | None:
     return f"{base}[{index}]" if flat else f"tree_leaves({base})[{index}]"
 
 
-def find_tensor_leaf(base: str, tree: object, index: int) -> str | None:
-    """Expression for tensor number ``index`` of ``tree``, other leaves not counted."""
-    positions = [n for n, value in enumerate(pytree.tree_leaves(tree)) if isinstance(value, torch.Tensor)]
-    return find_leaf(base, tree, positions[index]) if index < len(positions) else None
-
-
 def is_flat(tree: object) -> bool:
     """Return whether the tree is a tuple, a list or a dictionary by name with no further containers in it."""
     if type(tree) is dict:
         values: Iterable[object] = tree.values() if all(isinstance(key, str) for key in tree) else [tree]
-    elif isinstance(tree, tuple | list) and type(tree) in (tuple, list):
-        values = tree
     else:
-        return False
+        values = tree if isinstance(tree, tuple | list) and type(tree) in (tuple, list) else [[tree]]
     return all(pytree.tree_structure(value) == pytree.tree_structure(0) for value in values)
 
 

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from fuzzcompile.compiler.custom_code import describe_backend, has_custom_code, list_passes
 from fuzzcompile.compiler.custom_imports import find_root, get_module_name
-from fuzzcompile.model.contract import OutputJson, ReportJson, find_broken_promise, read_target
+from fuzzcompile.model.contract import AOTI, COMPILE, ReportJson, read_target
 from fuzzcompile.model.custom import ObjectPath, is_custom
 from fuzzcompile.model.errors import CaseError, UsageError
-from fuzzcompile.model.evidence import RANDOM_STATE, AliasDifference, ObservableName
 from fuzzcompile.model.templates import get_environment
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.model.versions import PACKAGE
-from fuzzcompile.programs.ir.case_text import extract_case, only_difference
-from fuzzcompile.programs.scripts import eager_probe
+from fuzzcompile.programs.ir.case_text import extract_case, find_bound_names, makes_tensors, only_difference
 from fuzzcompile.programs.scripts.clean_process import run_alone
-from fuzzcompile.programs.scripts.eager_probe import EagerProbe, Observable, probe_case
-from fuzzcompile.programs.scripts.repro_script import ComparedValue, Driving, Form, ScriptPlan
+from fuzzcompile.programs.scripts.eager_probe import is_flat, probe_case
+from fuzzcompile.programs.scripts.script_plan import ScriptPlan, choose_comparison, find_alias_difference
 from fuzzcompile.programs.shrink.search import same_bug
+from fuzzcompile.run.case_program import RUN_SEED
+from fuzzcompile.run.observation import COTANGENT_SEED
 
 # The user's own passes and backend that a reproducer needs to show its bug.
 
@@ -71,152 +72,6 @@ def _expression(target: ObjectPath) -> str:
     return f'importlib.import_module("{get_module_name(target)}").{target.attribute}'
 
 
-def find_alias_difference(evidence: OutputJson) -> AliasDifference | None:
-    """Return the difference in shared memory that the evidence states, if any."""
-    return AliasDifference.parse(str(evidence.get("detail") or "")) if evidence.get("finding") == "alias" else None
-
-
-# Choose the shortest form of script that shows what a report found.
-
-_HARMLESS = ("same", "close", "wild")
-_FORMS: dict[str, Form] = {
-    Verdict.COMPILE_ERROR: "raises",
-    Verdict.RUNTIME_ERROR: "raises",
-    Verdict.ACCEPTS_INVALID: "accepts",
-    Verdict.NONDETERMINISTIC: "nondeterministic",
-    Verdict.CRASH: "process",
-    Verdict.TIMEOUT: "process",
-}
-_PROPERTY = {"dtype": "dtype", "shape": "shape", "stride": "strides"}
-# Most characters in a list of observables.
-_NAMES_WIDTH = 80
-# Gradients this much smaller than the largest are zero by symmetry: nothing but rounding is in them.
-_VANISHING = 1e-6
-
-
-def choose(drive: Driving, report: ReportJson, remark: str = "") -> ScriptPlan:
-    """The script for ``report`` on the case of ``drive``.
-
-    It compares the outputs that the evidence calls wrong, the worst first, or without evidence all that the verdict is
-    about, up to the length of a readable list.
-    """
-    verdict = str(report.get("verdict") or "")
-    form = _FORMS.get(verdict)
-    if form in ("raises", "accepts", "process"):
-        return ScriptPlan(drive, form, remark=remark)
-    evidence: Sequence[OutputJson] = (report.get("evidence") or {}).get("outputs") or ()
-    wrong = _worst_first(_targets_from_evidence(drive.probe, evidence))
-    if verdict == Verdict.METADATA:
-        return _metadata(drive, wrong, str(report.get("detail") or ""), remark)
-    if wrong and all(target.evidence.get("finding") == "alias" for target in wrong):
-        shared = _select_fitting(
-            [target for target in (_with_partner(drive.probe, target) for target in wrong) if target]
-        )
-        if shared:
-            return ScriptPlan(replace(drive, with_backward=False), "memory", shared, remark=remark)
-    targets: Sequence[ComparedValue] = wrong or _targets_from_verdict(drive.probe, verdict)
-    if form is None and find_broken_promise(report) is not None:
-        form = "integers"  # counts the elements with other bits
-    elif form is None:
-        hidden = not wrong and bool(evidence) and verdict in (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT)
-        form, targets = _value_form(drive.probe, targets, hidden=hidden)
-    targets = _select_fitting(targets)
-    needs_backward = drive.probe.case.backward and any(_shows_after_backward(target.observable) for target in targets)
-    return ScriptPlan(replace(drive, with_backward=needs_backward), form, targets, remark=remark)
-
-
-def _shows_after_backward(observable: Observable) -> bool:
-    """Return whether backward alone may make it wrong: a gradient, or the random state that backward may move."""
-    return observable.kind == "gradient" or observable.name == RANDOM_STATE
-
-
-def _targets_from_evidence(probe: EagerProbe, evidence: Sequence[OutputJson]) -> list[ComparedValue]:
-    wrong = [entry for entry in evidence if entry.get("finding") not in _HARMLESS]
-    named = [_target(probe, str(entry.get("name")), entry) for entry in wrong]
-    targets = [target for target in named if target is not None]
-    # A wrong value matters more than right values in the wrong memory or layout, and a wrong output explains its
-    # gradients.
-    targets = [target for target in targets if target.evidence.get("finding") != "alias"] or targets
-    targets = [target for target in targets if target.evidence.get("finding") not in _PROPERTY] or targets
-    return [target for target in targets if target.observable.kind != "gradient"] or targets
-
-
-def _targets_from_verdict(probe: EagerProbe, verdict: str) -> list[ComparedValue]:
-    kinds = ("gradient",) if verdict == Verdict.WRONG_GRADIENT else ("output", "mutation")
-    chosen = [seen for seen in probe.observables.values() if seen.kind in kinds]
-    largest = max((seen.largest for seen in chosen), default=0.0)
-    if verdict == Verdict.WRONG_GRADIENT:
-        chosen = [seen for seen in chosen if seen.largest > _VANISHING * largest]
-    named = [_target(probe, seen.name, {}) for seen in chosen]
-    return [target for target in named if target is not None]
-
-
-def _target(probe: EagerProbe, name: str, evidence: OutputJson) -> ComparedValue | None:
-    expression = eager_probe.find_expression(name, probe)
-    if expression is None:
-        return None
-    # A mutation by the compiled run alone is missing from the eager run's observables.
-    observable = probe.observables.get(name) or Observable(name, "mutation", True, probe.floating_dtype)
-    return ComparedValue(observable, expression, evidence)
-
-
-def _with_partner(probe: EagerProbe, target: ComparedValue) -> ComparedValue | None:
-    """The target and a tensor that shares its memory in one of the runs; None if a script cannot name that."""
-    difference = find_alias_difference(target.evidence)
-    call = ObservableName.parse(target.observable.name).call
-    for name in (*difference.gained, *difference.lost) if difference is not None else ():
-        leaf = ObservableName.parse(name).leaf
-        of_call = leaf is not None and leaf.kind in ("input", "argument")  # an input belongs to the same call
-        partner = eager_probe.find_expression(str(ObservableName(name, call)) if of_call else name, probe)
-        if partner is not None and eager_probe.is_tensor(target.observable.name, probe):
-            return replace(target, partner=partner)
-    return None
-
-
-def _worst_first(targets: list[ComparedValue]) -> list[ComparedValue]:
-    def badness(target: ComparedValue) -> float:
-        error = target.evidence.get("max_abs_error_compiled")
-        if error is None:
-            return float("inf")
-        return float(error) / (float(target.evidence.get("scale") or 0.0) or 1.0)
-
-    return sorted(targets, key=badness, reverse=True)
-
-
-def _value_form(
-    probe: EagerProbe, targets: Sequence[ComparedValue], *, hidden: bool
-) -> tuple[Form, Sequence[ComparedValue]]:
-    floating = [target for target in targets if target.observable.floating]
-    exact = [target for target in targets if target.evidence.get("finding") == "integer"]
-    if exact or not floating:
-        objects = [target for target in exact or targets if not target.observable.is_tensor]
-        return "integers", [target for target in exact or targets if target not in objects] or objects[:1]
-    if hidden and probe.float64:
-        return "apart in float64", floating
-    return ("values" if probe.float64 else "apart"), floating
-
-
-def _metadata(drive: Driving, wrong: list[ComparedValue], detail: str, remark: str) -> ScriptPlan:
-    whole = "outs" if len(drive.probe.inputs) > 1 else "out"
-    structure = ComparedValue(Observable("the result", "output", False), whole)
-    named = [target for target in wrong if target.evidence.get("finding") in _PROPERTY]
-    if not named and (wrong or " returns " in detail):
-        return ScriptPlan(drive, "metadata", (structure,), "structure", remark)
-    targets = named or [t for t in _targets_from_verdict(drive.probe, Verdict.METADATA) if t.observable.is_tensor]
-    findings = {str(target.evidence.get("finding")) for target in named}
-    prop = _PROPERTY[findings.pop()] if len(findings) == 1 else "metadata"
-    return ScriptPlan(drive, "metadata", _select_fitting(targets) or (structure,), prop, remark)
-
-
-def _select_fitting(targets: Sequence[ComparedValue]) -> tuple[ComparedValue, ...]:
-    taken: list[ComparedValue] = []
-    for target in targets:
-        if taken and sum(len(t.expression) + 2 for t in (*taken, target)) > _NAMES_WIDTH:
-            break
-        taken.append(target)
-    return tuple(taken)
-
-
 _SUMMARY_WIDTH = 110
 _BUG = "BUG: "
 # For these verdicts eager and compiled differ, but neither is wrong.
@@ -252,12 +107,8 @@ def build_reproducer(source: str, report: ReportJson, *, neighbour: str | None =
     It stays a valid case. Of the user's own passes and backend it imports those that this process compiles with.
     Its docstring and ``__main__`` part are replaced, so a reproducer of a reproducer is the same
     text. The case runs eagerly in this process, which decides how short the script can be. A script for a GPU, or for a
-    target, which is a GPU too, exits with 3 where there is none.
-
-    Args:
-        source: the text of the case.
-        report: its report.
-        neighbour: the source of a program that passes, quoted if it differs in one line only.
+    target, which is a GPU too, exits with 3 where there is none. If the source of a program that passes, ``neighbour``,
+    differs in one line only, that line is quoted.
 
     Raises:
         CaseError: the source is no case.
@@ -269,13 +120,8 @@ def build_reproducer(source: str, report: ReportJson, *, neighbour: str | None =
 def choose_script(source: str, report: ReportJson, *, neighbour: str | None = None, custom: bool = True) -> ScriptPlan:
     """Choose the runs and comparisons that show the bug of ``report``, by eager runs in this process.
 
-    Further args and errors are those of :func:`build_reproducer`.
-
-    Args:
-        source: the text of the case.
-        report: its report.
-        neighbour: the source of a program that passes.
-        custom: import the user's own passes and backend, if this process compiles with any.
+    With ``custom`` the user's own passes and backend are imported, if this process compiles with any. For the rest see
+    :func:`build_reproducer`.
     """
     if report.get("verdict") in _NOTHING_TO_SHOW:
         raise UsageError(f"There is no bug to reproduce: the verdict is {report['verdict']}.")
@@ -283,16 +129,14 @@ def choose_script(source: str, report: ReportJson, *, neighbour: str | None = No
         kept = with_custom(extract_case(source)) if custom else extract_case(source)
     except SyntaxError as error:
         raise CaseError(f"The source is no case: it is not valid Python ({error}).") from error
-    target = read_target(report)
-    device = str(report.get("device") or "cpu") if target is None else "cuda"
-    seen = probe_case(kept, _available(device))
-    drive = Driving(seen, kept, device, with_backward=seen.case.backward, told=target is not None)
-    return choose(drive, report, _remark(kept, neighbour))
-
-
-def write_reproducer(script: ScriptPlan, report: ReportJson) -> str:
-    """The text of the reproducer for a script that was chosen for ``report``."""
-    return f'"""{_summary(report, script)}"""\n{script.drive.source}\n{_main_part(script)}'
+    told = read_target(report) is not None
+    device = "cuda" if told else str(report.get("device") or "cpu")
+    here = device if not device.startswith("cuda") or torch.cuda.is_available() else "cpu"
+    difference = only_difference(kept, neighbour) if neighbour else None
+    remark = f"Right with `{difference[1]}` instead of `{difference[0]}`." if difference else ""
+    remark = remark if len(remark) <= _SUMMARY_WIDTH else ""
+    plan = ScriptPlan(probe_case(kept, torch.device(here)), kept, device, told, remark=remark)
+    return choose_comparison(plan, report)
 
 
 def confirm_reproducer(source: str, *, timeout: float = 180) -> ReproducerConfirmation:
@@ -323,26 +167,7 @@ def confirm_for_target(source: str, report: ReportJson, *, timeout: float = 240)
     return ReproducerConfirmation(ran.status, f"triage for {read_target(report)} says {name}\n", shows)
 
 
-def _main_part(script: ScriptPlan) -> str:
-    template = get_environment().get_template("reports/reproducer.py.j2")
-    body = template.render(s=script, d=script.drive, imports=[], enclosed=False)
-    # The text decides which imports it needs, and whether its names clash with those of the case.
-    needs, clashes = script.drive.needs(body), script.drive.clashes(body)
-    return template.render(s=script, d=script.drive, imports=needs, enclosed=clashes)
-
-
-def _available(device: str) -> torch.device:
-    wanted = torch.device(device)
-    return wanted if wanted.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
-
-
-def _remark(source: str, neighbour: str | None) -> str:
-    difference = only_difference(source, neighbour) if neighbour else None
-    remark = f"Right with `{difference[1]}` instead of `{difference[0]}`." if difference else ""
-    return remark if len(remark) <= _SUMMARY_WIDTH else ""
-
-
-def _summary(report: ReportJson, script: ScriptPlan) -> str:
+def _summarize(report: ReportJson, plan: ScriptPlan) -> str:
     """One line: the symptom, the culprit, the version of torch."""
     verdict, where = report.get("verdict"), f"torch {report.get('torch') or torch.__version__}"
     device, target = str(report.get("device") or "cpu"), read_target(report)
@@ -351,23 +176,213 @@ def _summary(report: ReportJson, script: ScriptPlan) -> str:
     elif device != "cpu":
         where += f" on {device.split(':')[0]}"
     phrase = next((text for name, text in _PHRASES.items() if name == verdict), None)
-    if script.form == "memory":
-        gained = any((d := find_alias_difference(target.evidence)) and d.gained for target in script.targets)
+    if plan.form == "memory":
+        gained = any((difference := find_alias_difference(t)) and difference.gained for t in plan.targets)
         phrase = "Memory shared that eager does not share" if gained else "A copy where eager shares memory,"
     if phrase is None:
         return _clean(f"Eager and compiled in {where}: {verdict or 'not judged'}.")
     culprit = report.get("culprit") or {}
     names = list(dict.fromkeys(str(culprit[key]) for key in ("rewrite", "pass", "stage") if culprit.get(key)))
-    while names:
-        fault = names[0] + (f" ({', '.join(reversed(names[1:]))})" if names[1:] else "")
-        said = "culprit" if culprit.get("necessary") else "suspect"
-        line = _clean(f"{phrase} under torch.compile, {said} {fault}; {where}.".replace(",,", ","))
-        if len(line) + 6 <= _SUMMARY_WIDTH or len(names) == 1:
-            return line
-        names.pop()
-    return _clean(f"{phrase} under torch.compile, not attributed; {where}.".replace(",,", ","))
+    fault, line = "not attributed", ""
+    while not line or (len(line) + 6 > _SUMMARY_WIDTH and len(names) > 1):
+        names = names[:-1] if line else names
+        if names:
+            fault = f"{'culprit' if culprit.get('necessary') else 'suspect'} {names[0]}"
+            fault += f" ({', '.join(reversed(names[1:]))})" if names[1:] else ""
+        line = _clean(f"{phrase} under torch.compile, {fault}; {where}.".replace(",,", ","))
+    return line
 
 
 def _clean(text: str) -> str:
     """Text fit for a docstring, without absolute paths."""
     return re.sub(r"(?<!\w)/\S+/", "", " ".join(text.split())).replace("\\", "/").replace('"', "'")
+
+
+# The text, as data of the template ``reports/reproducer.py.j2``.
+
+_GENERATOR = f"torch.manual_seed({COTANGENT_SEED})"
+# Export takes modules.
+_AS_MODULE = 'type("Program", (torch.nn.Module,), {"forward": lambda self, *args: model(*args)})()'
+_PROPERTIES = {
+    "dtype": "out.dtype",
+    "shape": "tuple(out.shape)",
+    "strides": "[s for n, s in zip(out.shape, out.stride()) if n > 1]",
+}
+
+
+def write_reproducer(plan: ScriptPlan, report: ReportJson) -> str:
+    """The text of the reproducer for a script that was chosen for ``report``."""
+    template = get_environment().get_template("reports/reproducer.py.j2")
+    texts = _Texts(plan)
+    body = template.render(s=plan, t=texts, imports=[], enclosed=False)
+    # The text decides which imports it needs, and whether its names clash with those of the case.
+    clashes = bool(find_bound_names(plan.source) & find_bound_names(body))
+    main = template.render(s=plan, t=texts, imports=texts.list_imports(body), enclosed=clashes)
+    return f'"""{_summarize(report, plan)}"""\n{plan.source}\n{main}'
+
+
+class _Texts:
+    """Expressions and statements that run the case of a plan, and compare what it shows."""
+
+    seed = RUN_SEED
+
+    def __init__(self, plan: ScriptPlan) -> None:
+        self.plan, self.probe = plan, plan.probe
+        self.settings = plan.probe.case.settings
+        # Tensors that the program makes without a device argument would stay on the CPU.
+        self.placed = plan.told and makes_tensors(plan.source)
+
+    @property
+    def flat(self) -> bool:
+        """Return whether one model and one set of inputs serve all runs, so that the script needs no loop."""
+        outputs = all(target.observable.kind == "output" for target in self.plan.targets)
+        exact = self.probe.float64 or self.plan.form != "values"
+        single = not (self.plan.calls or self.plan.several)
+        return self.probe.repeatable and self.plan.form != "memory" and exact and single and outputs
+
+    @property
+    def contexts(self) -> str:
+        contexts = [] if self.probe.case.grad == "enabled" else [f"torch.{self.probe.case.grad}()"]
+        contexts += [f'torch._{name}.config.patch(CONFIG["{name}"])' for name in self.settings.config_patches]
+        return ", ".join([*contexts, *(['torch.device("cuda")'] if self.placed else [])])
+
+    @property
+    def compiled(self) -> str:
+        """The call of ``torch.compile``, or what stands for it on another path."""
+        if self.settings.path != COMPILE:
+            return self._export()
+        whole = "OPTIONS" in find_bound_names(self.plan.source)
+        arguments = {
+            "backend=BACKEND": self.settings.backend != "inductor",
+            "mode=MODE": self.settings.mode,
+            "options=OPTIONS" if whole else f"options={dict(self.settings.options)}": self.settings.options,
+            "dynamic=DYNAMIC": self.settings.dynamic is not None,
+            "fullgraph=FULLGRAPH": self.settings.fullgraph,
+        }
+        return f"torch.compile({', '.join(['model', *(text for text, given in arguments.items() if given)])})"
+
+    def _export(self) -> str:
+        """The program exported for the inputs of a call; with symbolic sizes for the first call's, and run for all."""
+        settings, sizes = self.settings, ""
+        if settings.dynamic:
+            free = "{d: Dim.AUTO for d in range(x.dim())} if torch.is_tensor(x) else None"
+            sizes = f", dynamic_shapes=tree_map(lambda x: {free}, args)"
+        run = f"torch.export.export({'model' if self.probe.is_module else _AS_MODULE}, args{sizes})"
+        if settings.path == AOTI:
+            options = f", inductor_configs={dict(settings.options)}" if settings.options else ""
+            run = f"torch._inductor.aoti_load_package(torch._inductor.aoti_compile_and_package({run}{options}))"
+        else:
+            run += ".module()"
+        once = settings.dynamic and self.plan.calls
+        return f"(lambda *args: {run})(*inputs)" if once else f"(lambda *args: {run}(*args))"
+
+    def call(self, target: str, inputs: str = "inputs") -> str:
+        if self.probe.case.run is not None:
+            return f"run({target}, {inputs})"
+        return f"{target}({self.probe.star}{inputs})"
+
+    @property
+    def call_doubled(self) -> str:
+        return self.call("model.double()" if self.probe.is_module else "model", self._convert("x.double()"))
+
+    def convert(self, conversion: str) -> str:
+        """The statement that brings the program to float64 (``double()``) or to the GPU (``cuda()``)."""
+        converted = self._convert(f"x.{conversion}", floating=conversion == "double()")
+        inputs = "calls" if self.plan.calls else "inputs"
+        return (
+            f"model, {inputs} = model.{conversion}, {converted}" if self.probe.is_module else f"{inputs} = {converted}"
+        )
+
+    def _convert(self, tensor: str, *, floating: bool = True) -> str:
+        """The inputs (all calls' inputs) with each (floating) tensor ``x`` replaced by ``tensor``."""
+        tensors, arguments = self.probe.tensor_inputs, self.probe.inputs[0]
+        if self.plan.with_backward and any(x.requires_grad for x in tensors):
+            tensor = tensor.replace("x.", "x.detach().", 1) + ".requires_grad_(x.requires_grad)"
+        if not self.plan.calls and isinstance(arguments, torch.Tensor) and arguments.is_floating_point():
+            return tensor.replace("x.", "inputs.")
+        listed = isinstance(arguments, tuple) and all(isinstance(x, torch.Tensor) for x in arguments)
+        if self.plan.calls or not listed:
+            which = "torch.is_tensor(x)" + (" and x.is_floating_point()" if floating else "")
+            return f"tree_map(lambda x: {tensor} if {which} else x, {'calls' if self.plan.calls else 'inputs'})"
+        plain = not floating or all(x.is_floating_point() for x in tensors)
+        return f"[{tensor}{'' if plain else ' if x.is_floating_point() else x'} for x in inputs]"
+
+    @property
+    def backward(self) -> str:
+        """The statement that runs the backward pass, as `fuzzcompile.run.observation` does it; empty without one."""
+        if not self.plan.with_backward:
+            return ""
+        where = ', device="cpu"' if self.placed else ""
+        cotangent = f"torch.randn({{0}}.shape, generator={{1}}{where}).bfloat16().half().to({{0}})"
+        output = self.probe.outputs[0] if self.probe.outputs else None
+        if isinstance(output, torch.Tensor):
+            return f"out.backward({cotangent.format('out', _GENERATOR)})"
+        leaves = "out" if is_flat(output) and not isinstance(output, dict) else "tree_leaves(out)"
+        if not all(
+            isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()) for x in tree_leaves(output)
+        ):
+            leaves = f"[x for x in {leaves} if torch.is_tensor(x) and x.is_floating_point()]"
+        products = f"sum((x * {cotangent.format('x', 'random')}).sum() for x in {leaves})"
+        return f"random = {_GENERATOR}\n{products}.backward()"
+
+    @property
+    def shown(self) -> str:
+        """The expression for what is compared, after a run."""
+        expressions = [
+            f"memory({target.expression}) == memory({target.partner})" if target.partner else target.expression
+            for target in self.plan.targets
+        ]
+        return f"[{', '.join(expressions)}]" if self.plan.several else expressions[0]
+
+    def show(self, call: str) -> str:
+        """The same, with the call in place of ``out``."""
+        return self.shown.replace("(out)", f"({call})") if "(out)" in self.shown else call + self.shown[3:]
+
+    @property
+    def names(self) -> str:
+        return "({})".format(", ".join(f'"{target.observable.name}"' for target in self.plan.targets))
+
+    @property
+    def difference(self) -> str:
+        dtypes = [target.observable.dtype for target in self.plan.targets]
+        wide = ".to(torch.complex128)" if any(dtype and dtype.is_complex for dtype in dtypes) else ".double()"
+        if self.probe.nonfinite:
+            return f"distance(compiled{wide}, eager{wide}).max().item()"
+        return f"(compiled{wide} - eager{wide}).abs().max().item()"
+
+    @property
+    def metadata(self) -> str:
+        if self.plan.property_name == "structure":
+            return "tree_structure(out)"
+        return _PROPERTIES.get(self.plan.property_name) or f"({', '.join(_PROPERTIES.values())})"
+
+    @property
+    def heading(self) -> str:
+        """The start of the line of figures (torch, device, what is measured), as part of an f-string."""
+        gpu = ", {torch.cuda.get_device_name()}" if self.plan.on_gpu else ""
+        figures = {
+            "values": ", error vs fp64:",
+            "apart": ", compiled differs from eager by:",
+            "apart in float64": ", in float64 compiled differs from eager by:",
+            "integers": ", elements that differ from eager:" if self.plan.tensors else ":",
+        }
+        return "torch {torch.__version__}" + gpu + figures.get(self.plan.form, ":")
+
+    @property
+    def sharing(self) -> str:
+        pairs = (f"{target.expression} and {target.partner}" for target in self.plan.targets)
+        return ", ".join(pairs).replace('"', "'")
+
+    def list_imports(self, text: str) -> list[str]:
+        """The import lines that the script text needs."""
+        lines = [f"import {name}" for name in ("copy", "inspect", "subprocess", "sys") if f"{name}." in text]
+        modules = [f"torch._{name}.config" for name in self.settings.config_patches]
+        modules += ["torch._dynamo"] * ("torch._dynamo.reset" in text) + ["torch._inductor.config"] * self.probe.random
+        lines += [f"import {name}" for name in sorted(modules)]
+        if not modules and "torch" not in find_bound_names(self.plan.source):
+            lines.append("import torch")
+        if "Dim.AUTO" in text:
+            lines.append("from torch.export import Dim")
+        if trees := [name for name in ("tree_leaves", "tree_map", "tree_structure") if f"{name}(" in text]:
+            lines.append(f"from torch.utils._pytree import {', '.join(trees)}")
+        return [*lines, *["torch._inductor.config.fallback_random = True"] * self.probe.random]

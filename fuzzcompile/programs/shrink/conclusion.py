@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import math
-import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from fuzzcompile.compiler.custom_code import has_custom_code
-from fuzzcompile.model.contract import COMPILE, ReportJson, RungJson, ShownJson, read_target
-from fuzzcompile.model.culprit_contract import read_details
-from fuzzcompile.model.privacy import scrub
+from fuzzcompile.model.contract import ReportJson, ShownJson, read_target
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.edits.changes import generate_changes, generate_substitutes
 from fuzzcompile.programs.ir.case_source import write_program, write_source
 from fuzzcompile.programs.ir.program import Program
-from fuzzcompile.programs.issue.ladder import (
-    BACKENDS,
-    Deadline,
-    LadderResult,
-    climb_ladder,
-    find_eager_script,
-    shorten_error,
-    shorten_output,
-)
-from fuzzcompile.programs.issue.plain_script import (
-    PlainScript,
-    choose_input_kinds,
-    generate_plain_scripts,
-    may_show_on_cuda,
-)
-from fuzzcompile.programs.issue.straight_code import (
-    Pieces,
-    grow_last,
-    inline_values,
-    rename_for_users,
-    split_case,
-    unwrap_module,
-)
-from fuzzcompile.programs.scripts.clean_process import collect_environment
-from fuzzcompile.programs.scripts.repro_script import ScriptPlan
+from fuzzcompile.programs.scripts.issue_script import build_issue_script
 from fuzzcompile.programs.scripts.reproducer import (
     ReproducerConfirmation,
     blames_custom,
@@ -52,6 +24,7 @@ from fuzzcompile.programs.scripts.reproducer import (
     confirm_reproducer,
     write_reproducer,
 )
+from fuzzcompile.programs.scripts.script_plan import ScriptPlan
 from fuzzcompile.programs.shrink.outcome import SearchTally
 from fuzzcompile.programs.shrink.search import OutOfBudget, Prober, SearchBudget
 
@@ -74,152 +47,6 @@ def find_passing_neighbour(program: Program, passes: Callable[[Program], bool], 
     written = ((change.program, write_source(change.program)) for change in changed)
     near = ((candidate, source) for candidate, source in written if len(source.splitlines()) == own)
     return next((source for candidate, source in islice(near, most) if passes(candidate)), None)
-
-
-# The operation at fault, as a user writes it.
-
-_WIDTH = 76
-_LINE = re.compile(r":(\d+)")
-
-
-def find_faulty_expression(source: str, chosen: ScriptPlan, report: ReportJson) -> str | None:
-    """Return the expression at the culprit's site, else one that its name mentions, of at most some 76 characters.
-
-    Without either it is the expression that is returned.
-
-    Args:
-        source: the text that was judged; the culprit's site is a line of it.
-        chosen: how its case is run.
-        report: the report.
-    """
-    pieces = split_case(chosen.drive.source)
-    number = _find_statement(pieces, source, str((report.get("culprit") or {}).get("site") or ""))
-    function = rename_for_users(unwrap_module(pieces), choose_input_kinds(chosen)).function
-    if function is None:
-        return None
-    body = list(function.body)
-    place = number if number is not None and _computes(body[number]) else _find_culprit_call(body, report)
-    return next((text for text in _expressions(body, place) if len(text) <= _WIDTH), None)
-
-
-def _expressions(body: list[ast.stmt], place: int) -> Iterator[str]:
-    """Texts for the statement at ``place``, the longest first."""
-    whole = inline_values(body)
-    if len(whole) == 1:
-        yield _value(whole[0])
-    yield _value(grow_last(body[: place + 1], _WIDTH + len("return ")))
-    plain = _value(body[place])
-    yield plain
-    calls = [node for node in ast.walk(body[place]) if isinstance(node, ast.Call)]
-    if calls:
-        yield f"{ast.unparse(calls[0].func)}(...)"
-    yield f"{plain[: _WIDTH - 3]}..."
-
-
-def _find_culprit_call(body: list[ast.stmt], report: ReportJson) -> int:
-    """The number of the last statement that calls something by a name out of the culprit's; else of the last one."""
-    culprit = report.get("culprit") or {}
-    said = f"{culprit.get('rewrite')} {culprit.get('family')} {culprit.get('pass')}".lower()
-    for place in reversed(range(len(body))):
-        calls = [
-            ast.unparse(node.func).rpartition(".")[2] for node in ast.walk(body[place]) if isinstance(node, ast.Call)
-        ]
-        if any(len(name) > 2 and name.lower() in said for name in calls):
-            return place
-    return len(body) - 1
-
-
-def _computes(statement: ast.stmt) -> bool:
-    return any(isinstance(node, ast.Call | ast.BinOp | ast.AugAssign) for node in ast.walk(statement))
-
-
-def _value(statement: ast.stmt) -> str:
-    value = getattr(statement, "value", None)
-    text = ast.unparse(value if isinstance(value, ast.expr) and not isinstance(statement, ast.AugAssign) else statement)
-    return text[1:-1] if isinstance(value, ast.Tuple) and value.elts else text
-
-
-def _find_statement(pieces: Pieces, source: str, site: str) -> int | None:
-    """The number of the compiled function's statement at a site; None if it is not in that function."""
-    line = _LINE.search(site)
-    lines = source.splitlines()
-    function = unwrap_module(pieces).function
-    if line is None or function is None or not 0 < int(line[1]) <= len(lines):
-        return None
-    try:
-        wanted = ast.unparse(ast.parse(lines[int(line[1]) - 1].strip().replace("self.", "")))
-    except SyntaxError:
-        return None
-    texts = [ast.unparse(statement).replace("self.", "") for statement in function.body]
-    return texts.index(wanted) if wanted in texts else None
-
-
-# The script for an issue, made from a reduced case, with its ladder, environment and outputs.
-
-# Most scripts to try: each takes a compile or two.
-_MOST_TRIED = 6
-# Seconds for all of them together, at most: a minimization in a campaign has little time left.
-_SECONDS = 150.0
-_ERRORS = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR, Verdict.CRASH)
-
-
-def build_issue_script(source: str, chosen: ScriptPlan, report: ReportJson, seconds: float = _SECONDS) -> ShownJson:
-    """Make the plain script of a case, run it alone and under each backend, and keep what was seen.
-
-    Args:
-        source: the case as it was judged.
-        chosen: how the case is run, and what is compared.
-        report: the report on it.
-        seconds: what there is time for; at most 150.
-    """
-    clock = Deadline.after(min(_SECONDS, seconds))
-    made = ShownJson(collect_env=collect_environment())
-    expression = find_faulty_expression(source, chosen, report)
-    if expression is not None:
-        made["expression"] = expression
-    if chosen.drive.probe.case.settings.path != COMPILE:
-        return made  # the ladder is of backends of torch.compile
-    on_gpu = chosen.drive.on_gpu
-    candidates = [replace(plain, cuda=on_gpu) for plain in islice(generate_plain_scripts(chosen), _MOST_TRIED)]
-    if read_target(report) is not None or not candidates:
-        return made | _show_without_run(candidates, report)
-    made |= _ladder_as_json(climb_ladder(candidates, clock), report)
-    kernel = find_eager_script(chosen.drive.source, report, made["ladder"], clock)
-    if kernel is not None:
-        made["eager_only"], made["eager_only_output"] = kernel.files["script"], scrub(shorten_output(kernel.output))
-        made["eager_is_wrong"] = _eager_is_wrong(report, made)
-    return made
-
-
-def _eager_is_wrong(report: ReportJson, made: ShownJson) -> bool:
-    """Return whether eager gives the kernel such inputs: by the report, else if aot_eager agrees with eager."""
-    kernel = read_details(report.get("culprit")).get("aten_kernel")
-    return kernel["wrong_in"] == "eager" if kernel is not None else made["ladder"][1]["result"] == "right"
-
-
-def _show_without_run(candidates: Sequence[PlainScript], report: ReportJson) -> ShownJson:
-    """The script for a device that is not there."""
-    if not candidates:
-        return ShownJson()
-    text = replace(candidates[0], cuda=True).text()
-    ladder = [
-        RungJson(backend=backend, result="not run", says=f"no {read_target(report)} here") for backend in BACKENDS
-    ]
-    return ShownJson(plain=text, plain_output="", plain_shows=False, cuda=text, ladder=ladder)
-
-
-def _ladder_as_json(seen: LadderResult, report: ReportJson) -> ShownJson:
-    made = ShownJson(
-        plain=seen.plain.text(),
-        plain_output=scrub(shorten_output(seen.output)),
-        plain_shows=seen.shows,
-        ladder=[{**rung, "says": scrub(rung["says"])} for rung in seen.ladder],
-    )
-    if not seen.plain.cuda and may_show_on_cuda(report):
-        made["cuda"] = replace(seen.plain, cuda=True).text()
-    if report.get("verdict") in _ERRORS:
-        made["error_log"] = scrub(shorten_error(seen.output))
-    return made
 
 
 # Further runs of a reproducer that does not show the bug the first time: the bug may come and go.

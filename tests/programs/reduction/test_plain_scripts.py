@@ -13,11 +13,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fuzzcompile.programs.issue import checks, ladder
-from fuzzcompile.programs.issue.plain_script import PlainScript, generate_plain_scripts
+from fuzzcompile.programs.scripts import ladder
+from fuzzcompile.programs.scripts.issue_script import find_faulty_expression
+from fuzzcompile.programs.scripts.plain_script import PlainScript, generate_plain_scripts
 from fuzzcompile.programs.scripts.reproducer import ReproducerConfirmation, choose_script
 from fuzzcompile.programs.shrink import conclusion
-from fuzzcompile.programs.shrink.conclusion import find_faulty_expression
 
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n"
 FUNCTION = (
@@ -70,7 +70,7 @@ def what_shows(plain: PlainScript, monkeypatch, tmp_path, compiled=lambda functi
         except Exception:
             status = 1
             print(traceback.format_exc())
-    return checks.classify_output(plain.check.kind, printed.getvalue(), status)
+    return ladder.classify_output(plain.check.kind, printed.getvalue(), status)
 
 
 def off_by_one(function, **_):
@@ -226,7 +226,7 @@ CASES = {
 def test_the_script_shows_the_bug_and_nothing_without_it(name, monkeypatch, tmp_path):
     source, verdict, outputs, broken = CASES[name]
     plain = scripts(source, verdict, **outputs)[0]
-    assert checks.shows_bug(plain.check.kind, what_shows(plain, monkeypatch, tmp_path, broken)), plain.text()
+    assert ladder.shows_bug(plain.check.kind, what_shows(plain, monkeypatch, tmp_path, broken)), plain.text()
     assert what_shows(plain, monkeypatch, tmp_path) == "right", plain.text()
     assert plain.lines <= 12
     assert "make" not in plain.text() and "SystemExit" not in plain.text()
@@ -344,7 +344,7 @@ IN_TORCH = 'Traceback (most recent call last):\n  File "a/torch/_ops.py", line 9
     ],
 )
 def test_what_a_script_showed_is_read_off_its_output(check, output, status, result):
-    assert checks.classify_output(check, output, status) == result
+    assert ladder.classify_output(check, output, status) == result
 
 
 def test_a_case_of_which_no_script_can_be_made_keeps_its_reproducer(monkeypatch):

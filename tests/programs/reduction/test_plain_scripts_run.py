@@ -9,8 +9,8 @@ import pytest
 
 import fuzzcompile
 from fuzzcompile.programs.scripts.clean_process import run_alone
+from fuzzcompile.programs.scripts.issue_script import build_issue_script
 from fuzzcompile.programs.scripts.reproducer import choose_script
-from fuzzcompile.programs.shrink.conclusion import build_issue_script
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +76,7 @@ def test_a_script_that_shows_nothing_is_not_said_to_show_the_bug():
 
 def test_a_kernel_that_misreads_a_layout_is_called_on_its_own():
     package = {"PYTHONPATH": str(Path(fuzzcompile.__file__).parents[1])}
-    command = ("-m", "fuzzcompile.programs.issue.kernels")
+    command = ("-m", "fuzzcompile.programs.scripts.kernels")
     ran = run_alone(WRONG_KERNEL, command=command, environment=package, timeout=120)
     answer = json.loads(next(line for line in ran.output.splitlines() if line.startswith("{")))
     assert answer["operator"] == "aten.erfinv.default"

@@ -1,6 +1,6 @@
 """Looks for an ATen kernel that is wrong by itself on the inputs that a compiled program gives it.
 
-``python -m fuzzcompile.programs.issue.kernels repro.py [OPERATOR]`` runs a case in a process of its own,
+``python -m fuzzcompile.programs.scripts.kernels repro.py [OPERATOR]`` runs a case in a process of its own,
 because such a kernel may crash; it prints one JSON object, or nothing if no kernel is at fault.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,13 +33,14 @@ def main(path: str, operator: str | None = None) -> None:
     """Print the operator at fault and scripts that call it, as JSON.
 
     Operators are called as eager mode does it first, and then as they are decomposed for Inductor: a program may be
-    wrong in eager mode, where the kernel is, and right once it is compiled.
+    wrong in eager mode, where the kernel is, and right once it is compiled. The first script has random values, the
+    second those that were seen.
     """
     for decomposed in (False, True):
         for call in record_operator_calls(load_case(Path(path)), torch.device("cpu"), decomposed=decomposed):
             if (operator is None or str(call.operator) == operator) and _depends_on_layout(call):
-                answer = {"operator": str(call.operator), "scripts": list(_write_scripts(call))}
-                sys.stdout.write(f"{json.dumps(answer)}\n")
+                scripts = [_write_script(call, drawn=drawn) for drawn in (True, False)]
+                sys.stdout.write(f"{json.dumps({'operator': str(call.operator), 'scripts': scripts})}\n")
                 return
 
 
@@ -50,32 +50,17 @@ def _depends_on_layout(call: AtenCall) -> bool:
     if compared is None or compared.other.error is not None:
         return False  # an operator that refuses contiguous inputs is no reference
     # Whatever the kernel raises, it does not for the same values in another layout.
-    return compared.kernel.error is not None or _differ(compared.kernel.results, compared.other.results)
-
-
-def _differ(results: Sequence[object], expected: Sequence[object]) -> bool:
-    return any(
-        isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor) and _measure_difference(left, right)
-        for left, right in zip(results, expected, strict=True)
+    return compared.kernel.error is not None or any(
+        isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor) and _differ(left, right)
+        for left, right in zip(compared.kernel.results, compared.other.results, strict=True)
     )
 
 
-def _measure_difference(left: torch.Tensor, right: torch.Tensor) -> bool:
-    if left.shape != right.shape:
-        return True
-    if not left.is_floating_point():
+def _differ(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if left.shape != right.shape or not left.is_floating_point():
         return not torch.equal(left, right)
     largest = right.abs().nan_to_num(0, 0, 0).max().item() if right.numel() else 0.0
     return not torch.allclose(left, right, rtol=_SHARE, atol=_SHARE * largest, equal_nan=True)
-
-
-# -- the script -------------------------------------------------------------------------
-
-
-def _write_scripts(call: AtenCall) -> Iterator[str]:
-    """Scripts that call the operator, with random values first, then with those that were seen."""
-    yield _write_script(call, drawn=True)
-    yield _write_script(call, drawn=False)
 
 
 def _write_script(call: AtenCall, *, drawn: bool) -> str:
@@ -92,8 +77,7 @@ def _write_script(call: AtenCall, *, drawn: bool) -> str:
         return format_literal(value)
 
     arguments = [write(name, value) for name, value in named.items()]
-    keywords = {key: write(key, value) for key, value in call.kwargs.items()}
-    kwargs = "".join(f", {key}={text}" for key, text in keywords.items())
+    kwargs = "".join([f", {key}={write(key, value)}" for key, value in call.kwargs.items()])
     overload = call.operator._overloadname
     operator = f"torch.ops.aten.{call.operator._opname}" + ("" if overload == "default" else f".{overload}")
     return "\n".join([
@@ -110,15 +94,13 @@ def _write_script(call: AtenCall, *, drawn: bool) -> str:
 
 def _expression(name: str, tensor: torch.Tensor, *, drawn: bool) -> str:
     input_ = Input.from_tensor(name, tensor.detach())
-    small = tensor.numel() <= MOST_LITERALS
     fill: Fill = "randn" if tensor.is_floating_point() or tensor.is_complex() else "zeros"
     if tensor.is_floating_point() and tensor.numel() and not bool((tensor < 0).any()):
         fill = "rand"  # a variance, a probability
-    if small and not (drawn and fill in ("randn", "rand")):
-        fill = "literal"
-    input_ = replace(input_, fill=fill)
-    text = input_expression(make_contiguous(input_) if fill == "literal" else input_)
-    if fill != "literal" or is_contiguous(input_):
+    if tensor.numel() > MOST_LITERALS or (drawn and fill in ("randn", "rand")):
+        return input_expression(replace(input_, fill=fill))
+    text = input_expression(make_contiguous(replace(input_, fill="literal")))
+    if is_contiguous(input_):
         return text
     return f"torch.empty_strided({input_.shape}, {input_.stride}, dtype={input_.dtype}).copy_({text})"
 

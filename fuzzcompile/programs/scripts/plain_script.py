@@ -15,17 +15,18 @@ from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.programs.ir.case_source import format_literal
 from fuzzcompile.programs.ir.case_text import MAKES, find_bound_names
-from fuzzcompile.programs.issue.checks import CallText, ScriptCheck, generate_checks
-from fuzzcompile.programs.issue.straight_code import (
+from fuzzcompile.programs.scripts.plain_checks import CallText, ScriptCheck, generate_checks
+from fuzzcompile.programs.scripts.script_plan import ScriptPlan
+from fuzzcompile.programs.scripts.straight_code import (
     Pieces,
     call_directly,
     find_names,
     fold_values,
+    get_variable,
     rename_for_users,
     split_case,
     unwrap_module,
 )
-from fuzzcompile.programs.scripts.repro_script import ScriptPlan
 
 # The same code for a CUDA device.
 
@@ -33,24 +34,17 @@ from fuzzcompile.programs.scripts.repro_script import ScriptPlan
 _CPU_SOURCES = ("cpp", "mkldnn", "onednn", "/cpu")
 
 
-def move_to_cuda(pieces: Pieces) -> Pieces:
+def _move_to_cuda(pieces: Pieces) -> Pieces:
     """The pieces with tensors made on the GPU, and modules moved there."""
-    classes = {node.name for node in pieces.definitions if isinstance(node, ast.ClassDef)}
-    move = _CudaMover(classes)
+    mover = _CudaMover([node.name for node in pieces.definitions if isinstance(node, ast.ClassDef)])
 
-    def move_statement(node: ast.stmt) -> ast.stmt:
-        changed: ast.stmt = move.visit(copy.deepcopy(node))
-        return ast.fix_missing_locations(changed)
+    def move(nodes: Sequence[ast.stmt]) -> list[ast.stmt]:
+        return [ast.fix_missing_locations(mover.visit(copy.deepcopy(node))) for node in nodes]
 
-    definitions, setup = (
-        [move_statement(node) for node in pieces.definitions],
-        [move_statement(node) for node in pieces.setup],
-    )
-    return Pieces(pieces.imports, definitions, setup, pieces.callee, pieces.arguments, pieces.parameters)
+    return replace(pieces, definitions=move(pieces.definitions), setup=move(pieces.setup))
 
 
-def move_lines_to_cuda(lines: Sequence[str]) -> list[str]:
-    """Lines of straight code, with tensors made on the GPU."""
+def _move_lines_to_cuda(lines: Sequence[str]) -> list[str]:
     tree = _CudaMover(()).visit(ast.parse("\n".join(lines)))
     return ast.unparse(ast.fix_missing_locations(tree)).replace("'cuda'", '"cuda"').splitlines()
 
@@ -63,56 +57,42 @@ def may_show_on_cuda(report: ReportJson) -> bool:
 
 
 class _CudaMover(ast.NodeTransformer):
+    """In a class, parameters are moved with their module; what ``forward`` makes is not."""
+
     def __init__(self, classes: Collection[str]) -> None:
         self._classes = classes
+        self._in_class = False
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        function = node.func
-        name = function.attr if isinstance(function, ast.Attribute) else ""
+        makes = isinstance(node.func, ast.Attribute) and node.func.attr in MAKES
         told = any(keyword.arg == "device" for keyword in node.keywords)
-        if (
-            name in MAKES
-            and isinstance(function, ast.Attribute)
-            and ast.unparse(function.value) == "torch"
-            and not told
-        ):
+        if makes and not told and re.fullmatch(r"torch\.\w+", ast.unparse(node.func)):
             node.keywords.append(ast.keyword("device", ast.Constant("cuda")))
         return node
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         self.generic_visit(node)
-        if self._makes_module(node.value):
+        if not self._in_class and self._makes_module(node.value):
             node.value = ast.Call(ast.Attribute(node.value, "cuda", ast.Load()), [], [])
         return node
 
     def _makes_module(self, value: ast.expr) -> bool:
-        """Return whether a variable of the script gets a module; one that another module holds moves with that."""
-        while (
-            isinstance(value, ast.Call)
-            and isinstance(value.func, ast.Attribute)
-            and value.func.attr in ("eval", "train")
-        ):
+        while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+            if value.func.attr not in ("eval", "train"):
+                break
             value = value.func.value
-        if not isinstance(value, ast.Call):
-            return False
-        made = ast.unparse(value.func)
+        made = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
         return made in self._classes or (made.startswith("nn.") and made != "nn.Parameter")
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        inner = _ClassBodyMover(self._classes)
-        node.body = [inner.visit(part) for part in node.body]
+        self._in_class = True
+        node.body = [self.visit(part) for part in node.body]
+        self._in_class = False
         return node
 
-
-class _ClassBodyMover(_CudaMover):
-    """Parameters are moved with their module; what ``forward`` makes is not."""
-
-    def _makes_module(self, value: ast.expr) -> bool:
-        return False
-
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return node if node.name == "__init__" else self.generic_visit(node)
+        return node if self._in_class and node.name == "__init__" else self.generic_visit(node)
 
 
 _WIDTH = 100
@@ -137,19 +117,18 @@ class PlainScript:
 
     def text(self, backend: str | None = None) -> str:
         """The script; compiled with another backend than Inductor ("off": not at all)."""
-        cuda = self.cuda
-        pieces = move_to_cuda(self.pieces) if cuda else self.pieces
-        check = replace(self.check, setup=move_lines_to_cuda(self.check.setup)) if cuda else self.check
+        pieces = _move_to_cuda(self.pieces) if self.cuda else self.pieces
+        setup = _move_lines_to_cuda(self.check.setup) if self.cuda else self.check.setup
         definitions = [part for node in pieces.definitions for part in ("", *_unparse_lines(node))]
         before, compiled = self._format_compile(backend)
-        lines = self._within(check.lines)
+        lines = self._enclose(self.check.lines)
         used = [line for line in lines if re.search(r"\bcompiled\(", line)]
         looped = any(line.lstrip().startswith("for ") for line in lines)
         if len(used) == 1 and not looped and len(used[0]) + len(compiled) < _WIDTH:
             lines = [re.sub(r"\bcompiled\(", lambda _: f"{compiled}(", line) for line in lines]
         else:
             before.append(f"compiled = {compiled}")
-        body = [*_format_setup(replace(self, check=check), pieces), *before, *lines]
+        body = [*self._format_setup(pieces, setup), *before, *lines]
         return "\n".join([*self._imports([*definitions, *body]), *definitions, "", *body]) + "\n"
 
     @property
@@ -159,74 +138,74 @@ class PlainScript:
 
     def _format_compile(self, backend: str | None) -> tuple[list[str], str]:
         """The call of ``torch.compile``, and the lines that it needs before it."""
-        settings, lines = self.chosen.drive.probe.case.settings, []
+        settings, lines = self.chosen.probe.case.settings, []
         arguments = [self.calls.callee]
-        if backend == "off":
-            arguments.append("disable=True")
-        elif backend is not None:
-            arguments.append(f'backend="{backend}"')
+        if backend is not None:
+            arguments.append("disable=True" if backend == "off" else f'backend="{backend}"')
         elif settings.mode:
             arguments.append(f'mode="{settings.mode}"')
         if settings.options and backend is None:
             options = format_literal(dict(settings.options)).replace("'", '"')
-            arguments.append(f"options={options}")
-            if len(options) + 30 > _WIDTH:
-                lines, arguments[-1] = [f"options = {options}"], "options=options"
+            wide = len(options) + 30 > _WIDTH
+            lines = [f"options = {options}"] if wide else []
+            arguments.append("options=options" if wide else f"options={options}")
         if settings.dynamic is not None:
             arguments.append(f"dynamic={settings.dynamic}")
         if settings.fullgraph:
             arguments.append("fullgraph=True")
         return lines, f"torch.compile({', '.join(arguments)})"
 
-    def _within(self, check: Sequence[str]) -> list[str]:
+    def _enclose(self, check: Sequence[str]) -> list[str]:
         """The check within the grad mode that the case needs."""
-        probe = self.chosen.drive.probe
-        recorded = [x for x in probe.tensor_inputs if x.requires_grad]
-        if isinstance(probe.model, torch.nn.Module):
-            recorded += [x for x in probe.model.parameters() if x.requires_grad]
+        probe = self.chosen.probe
         grad = probe.case.grad
-        if grad == "enabled" or (grad == "no_grad" and not recorded and not _MODULES.search(self.chosen.drive.source)):
+        recorded = list(probe.tensor_inputs)
+        recorded += probe.model.parameters() if isinstance(probe.model, torch.nn.Module) else []
+        records = any(x.requires_grad for x in recorded) or _MODULES.search(self.chosen.source) is not None
+        if grad == "enabled" or (grad == "no_grad" and not records):
             return list(check)
         return [f"with torch.{grad}():", *(f"    {line}" for line in check)]
 
     def _imports(self, lines: Sequence[str]) -> list[str]:
-        drive = self.chosen.drive
-        configs = drive.probe.case.settings.config_patches
+        configs = self.chosen.probe.case.settings.config_patches
         made = [ast.unparse(node) for node in self.pieces.imports if _is_needed(node, lines)]
         if "import torch" not in made:
             made.insert(0, "import torch")
-        modules = [f"torch._{name}.config" for name in configs]
-        random = drive.random and self.check.kind == "asserts"
-        if random and "torch._inductor.config" not in modules:
-            modules.append("torch._inductor.config")
         copied = ["import copy"] if any("copy." in line for line in lines) and "import copy" not in made else []
+        modules = [f"torch._{name}.config" for name in configs]
         settings = [
             f"torch._{name}.config.{key} = {format_literal(value)}"
             for name in configs
             for key, value in configs[name].items()
         ]
-        if random:
+        if self.chosen.probe.random and self.check.kind == "asserts":
+            modules.append("torch._inductor.config")
             settings.append("torch._inductor.config.fallback_random = True")
         imports = [*copied, *made, *(f"import {module}" for module in modules), *self.check.imports]
         return [*dict.fromkeys(imports), *([""] if settings else []), *settings]
 
+    def _format_setup(self, pieces: Pieces, check: Sequence[str]) -> list[str]:
+        lines = [line for node in _join_assignments(pieces.setup) for line in _unparse_lines(node)] + [*check]
+        drawn = self.chosen.probe.is_module or any(re.search(r"\brand|nn\.|normal_|uniform_", x) for x in lines)
+        seeds = [line for line in lines if line.startswith("torch.manual_seed(")]
+        if not (drawn and self.check.seeded):
+            return [line for line in lines if line not in seeds]
+        # Before anything that draws: modules may stand in front of the line that seeded the inputs.
+        return [*(seeds[:1] or ["torch.manual_seed(0)"]), *(line for line in lines if line not in seeds[:1])]
+
 
 def generate_plain_scripts(chosen: ScriptPlan) -> Iterator[PlainScript]:
     """The plain scripts of a case, the shortest first: not every one of them shows the bug."""
-    pieces = split_case(chosen.drive.source)
-    kinds = choose_input_kinds(chosen)
-    shapes = [
-        call_directly(fold_values(rename_for_users(unwrap_module(pieces), kinds))),
-        rename_for_users(unwrap_module(pieces), kinds),
-        pieces,
-    ]
+    pieces = split_case(chosen.source)
+    renamed = rename_for_users(unwrap_module(pieces), choose_input_kinds(chosen))
     made = set()
-    for number, shape in enumerate(shapes):
+    for number, shape in enumerate((call_directly(fold_values(renamed)), renamed, pieces)):
         calls, shaped = _make_calls(chosen, shape, pieces)
         for check in generate_checks(chosen, calls):
             plain = PlainScript(chosen, shaped, calls, check)
-            if plain.text() not in made:
-                made.add(plain.text())
+            text = plain.text()
+            if text not in made:
+                made.add(text)
                 yield plain
             if number == 1:
                 break
@@ -234,33 +213,24 @@ def generate_plain_scripts(chosen: ScriptPlan) -> Iterator[PlainScript]:
 
 def choose_input_kinds(chosen: ScriptPlan) -> list[str]:
     """Return base names for inputs without a name of their own: "" for any letter."""
-    first = chosen.drive.probe.inputs[0]
+    first = chosen.probe.inputs[0]
+    kinds = {torch.bool: "mask", torch.int64: "index", torch.int32: "index"}
     values = first if isinstance(first, tuple) else ()
-    dtypes = [value.dtype if isinstance(value, torch.Tensor) else None for value in values]
-    return ["mask" if d is torch.bool else "index" if d in (torch.int64, torch.int32) else "" for d in dtypes]
-
-
-# -- parts ------------------------------------------------------------------------------
+    return [kinds.get(value.dtype, "") if isinstance(value, torch.Tensor) else "" for value in values]
 
 
 def _make_calls(chosen: ScriptPlan, pieces: Pieces, original: Pieces) -> tuple[CallText, Pieces]:
     """Return the call of the program, and the pieces with the inputs as variables."""
-    arguments, setup = pieces.arguments, list(pieces.setup)
-    probe = chosen.drive.probe
-    runs, callee = probe.case.run is not None, "model"
-    held = frozenset(ast.unparse(node.targets[0]) for node in setup if isinstance(node, ast.Assign)) - frozenset(
-        ast.unparse(node.targets[0]) for node in original.setup if isinstance(node, ast.Assign)
-    )
-    if isinstance(pieces.callee, ast.Name):
-        callee = pieces.callee.id
-    else:
+    arguments, setup, probe = pieces.arguments, list(pieces.setup), chosen.probe
+    runs = probe.case.run is not None
+    held = frozenset(map(get_variable, setup)) - frozenset(map(get_variable, original.setup)) - {""}
+    callee = pieces.callee.id if isinstance(pieces.callee, ast.Name) else "model"
+    if not isinstance(pieces.callee, ast.Name):
         setup.append(_assign("model", pieces.callee))
-    if len(probe.inputs) > 1 or not isinstance(arguments, ast.Tuple):
+    if chosen.calls or not isinstance(arguments, ast.Tuple):
         if not (isinstance(arguments, ast.Name) and arguments.id == "inputs"):
             setup.append(_assign("inputs", arguments))
-        first = probe.inputs[0]
-        star = "**" if isinstance(first, dict) else "*" if isinstance(first, tuple) else ""
-        return CallText(callee, ["inputs"], star or " ", runs, held), replace(pieces, setup=setup)
+        return CallText(callee, ["inputs"], probe.star or " ", runs, held), replace(pieces, setup=setup)
     names, taken = [], find_names([*pieces.imports, *pieces.definitions, *setup])
     fresh = (name for name in "xyzwuvabcdefgh" if name not in taken)
     new = []
@@ -268,31 +238,25 @@ def _make_calls(chosen: ScriptPlan, pieces: Pieces, original: Pieces) -> tuple[C
         if isinstance(value, ast.Name | ast.Constant):
             names.append(ast.unparse(value))
             continue
-        name = pieces.parameters[place] if place < len(pieces.parameters) else next(fresh)
-        names.append(name)
-        new.append((name, value))
-    setup += _assign_inputs(new)
-    return CallText(callee, names, "", runs, held), replace(pieces, setup=setup)
+        names.append(pieces.parameters[place] if place < len(pieces.parameters) else next(fresh))
+        new.append((names[-1], value))
+    return CallText(callee, names, "", runs, held), replace(pieces, setup=[*setup, *_assign_inputs(new)])
 
 
 def _join_assignments(setup: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """The statements, with those that follow each other and assign the same expression on one line."""
-    for _, group in itertools.groupby(setup, key=_get_assigned_text):
-        statements = list(group)
-        targets = [node.targets[0] for node in statements if isinstance(node, ast.Assign)]
-        if len(targets) == len(statements) > 1:
-            values = [node.value for node in statements if isinstance(node, ast.Assign)]
-            yield from _assign_inputs(
-                [(ast.unparse(target), value) for target, value in zip(targets, values, strict=True)]
-            )
+
+    def find_assigned(node: ast.stmt) -> str | int:
+        plain = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        return ast.unparse(node.value) if plain and isinstance(node, ast.Assign) else id(node)
+
+    for key, group in itertools.groupby(setup, key=find_assigned):
+        nodes = list(group)
+        if len(nodes) > 1 and isinstance(key, str):
+            values = [node.value for node in nodes if isinstance(node, ast.Assign)]
+            yield from _assign_inputs(list(zip(map(get_variable, nodes), values, strict=True)))
         else:
-            yield from statements
-
-
-def _get_assigned_text(statement: ast.stmt) -> str | int:
-    """Return the text that a statement assigns to one name; for any other statement, a unique number."""
-    plain = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
-    return ast.unparse(statement.value) if plain and isinstance(statement, ast.Assign) else id(statement)
+            yield from nodes
 
 
 def _assign_inputs(new: Sequence[tuple[str, ast.expr]]) -> list[ast.stmt]:
@@ -304,19 +268,6 @@ def _assign_inputs(new: Sequence[tuple[str, ast.expr]]) -> list[ast.stmt]:
     if len(new) > 1 and len(line) <= _ASSIGNED_WIDTH:
         return ast.parse(line).body
     return [_assign(*pair) for pair in new]
-
-
-def _format_setup(plain: PlainScript, pieces: Pieces) -> list[str]:
-    lines = [line for node in _join_assignments(pieces.setup) for line in _unparse_lines(node)]
-    lines += plain.check.setup
-    drawn = (
-        any(re.search(r"\brand|nn\.|normal_|uniform_", line) for line in lines) or plain.chosen.drive.probe.is_module
-    )
-    seeds = [line for line in lines if line.startswith("torch.manual_seed(")]
-    if not (drawn and plain.check.seeded):
-        return [line for line in lines if line not in seeds]
-    # Before anything that draws: modules may stand in front of the line that seeded the inputs.
-    return [*(seeds[:1] or ["torch.manual_seed(0)"]), *(line for line in lines if line not in seeds[:1])]
 
 
 def _unparse_lines(node: ast.AST) -> list[str]:

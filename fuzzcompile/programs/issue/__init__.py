@@ -1,1 +1,0 @@
-"""Scripts for an issue: plain programs that show a bug with torch alone."""

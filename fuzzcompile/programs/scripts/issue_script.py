@@ -1,0 +1,138 @@
+"""What an issue shows of a reduced case: its plain script with ladder, environment and outputs, and the operation."""
+
+from __future__ import annotations
+
+import ast
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from fuzzcompile.model.contract import COMPILE, ReportJson, RungJson, ShownJson, read_target
+from fuzzcompile.model.culprit_contract import read_details
+from fuzzcompile.model.privacy import scrub
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.programs.scripts.clean_process import collect_environment
+from fuzzcompile.programs.scripts.ladder import (
+    BACKENDS,
+    climb_ladder,
+    find_eager_script,
+    shorten_error,
+    shorten_output,
+)
+from fuzzcompile.programs.scripts.plain_script import choose_input_kinds, generate_plain_scripts, may_show_on_cuda
+from fuzzcompile.programs.scripts.script_plan import ScriptPlan
+from fuzzcompile.programs.scripts.straight_code import (
+    Pieces,
+    grow_last,
+    inline_values,
+    rename_for_users,
+    split_case,
+    unwrap_module,
+)
+
+# Most scripts to try: each takes a compile or two.
+_MOST_TRIED = 6
+# Seconds for all of them together, at most: a minimization in a campaign has little time left.
+_SECONDS = 150.0
+_ERRORS = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR, Verdict.CRASH)
+
+
+def build_issue_script(source: str, chosen: ScriptPlan, report: ReportJson, seconds: float = _SECONDS) -> ShownJson:
+    """Make the plain script of a case, run it alone and under each backend, and keep what was seen.
+
+    ``source`` is the case as it was judged, ``seconds`` what there is time for: at most 150.
+    """
+    ends, target = time.monotonic() + min(_SECONDS, seconds), read_target(report)
+    made = ShownJson(collect_env=collect_environment())
+    expression = find_faulty_expression(source, chosen, report)
+    if expression is not None:
+        made["expression"] = expression
+    if chosen.probe.case.settings.path != COMPILE:
+        return made  # the ladder is of backends of torch.compile
+    candidates = [replace(plain, cuda=chosen.on_gpu) for plain in islice(generate_plain_scripts(chosen), _MOST_TRIED)]
+    if not candidates:
+        return made
+    if target is not None:  # a device that is not there
+        text = replace(candidates[0], cuda=True).text()
+        ladder = [RungJson(backend=backend, result="not run", says=f"no {target} here") for backend in BACKENDS]
+        return made | ShownJson(plain=text, plain_output="", plain_shows=False, cuda=text, ladder=ladder)
+    seen = climb_ladder(candidates, ends)
+    made["plain"], made["plain_output"] = seen.plain.text(), scrub(shorten_output(seen.output))
+    made["plain_shows"] = seen.shows
+    made["ladder"] = [{**rung, "says": scrub(rung["says"])} for rung in seen.ladder]
+    if not seen.plain.cuda and may_show_on_cuda(report):
+        made["cuda"] = replace(seen.plain, cuda=True).text()
+    if report.get("verdict") in _ERRORS:
+        made["error_log"] = scrub(shorten_error(seen.output))
+    alone = find_eager_script(chosen.source, report, made["ladder"], ends)
+    if alone is not None:
+        made["eager_only"], made["eager_only_output"] = alone.files["script"], scrub(shorten_output(alone.output))
+        kernel = read_details(report.get("culprit")).get("aten_kernel")
+        # Where the report does not say whether eager gives the kernel such inputs: if aot_eager agrees with eager.
+        wrong = kernel["wrong_in"] == "eager" if kernel is not None else made["ladder"][1]["result"] == "right"
+        made["eager_is_wrong"] = wrong
+    return made
+
+
+# The operation at fault, as a user writes it.
+
+_WIDTH = 76
+_LINE = re.compile(r":(\d+)")
+
+
+def find_faulty_expression(source: str, chosen: ScriptPlan, report: ReportJson) -> str | None:
+    """Return the expression at the culprit's site, else one that its name mentions, of at most some 76 characters.
+
+    The site is a line of ``source``, the text that was judged. Without either it is the expression that is returned.
+    """
+    pieces, culprit = split_case(chosen.source), report.get("culprit") or {}
+    function = rename_for_users(unwrap_module(pieces), choose_input_kinds(chosen)).function
+    if function is None:
+        return None
+    body, place = list(function.body), _find_statement(pieces, source, str(culprit.get("site") or ""))
+    if place is None or not any(isinstance(x, ast.Call | ast.BinOp | ast.AugAssign) for x in ast.walk(body[place])):
+        said = f"{culprit.get('rewrite')} {culprit.get('family')} {culprit.get('pass')}".lower()
+        place = next((n for n in reversed(range(len(body))) if _mentions(said, body[n])), len(body) - 1)
+    return next((text for text in _expressions(body, place) if len(text) <= _WIDTH), None)
+
+
+def _expressions(body: Sequence[ast.stmt], place: int) -> Iterator[str]:
+    """Texts for the statement at ``place``, the longest first."""
+    whole = inline_values(body)
+    if len(whole) == 1:
+        yield _value(whole[0])
+    yield _value(grow_last(body[: place + 1], _WIDTH + len("return ")))
+    plain = _value(body[place])
+    yield plain
+    calls = [node for node in ast.walk(body[place]) if isinstance(node, ast.Call)]
+    if calls:
+        yield f"{ast.unparse(calls[0].func)}(...)"
+    yield f"{plain[: _WIDTH - 3]}..."
+
+
+def _mentions(said: str, statement: ast.stmt) -> bool:
+    """Return whether the statement calls something by a name out of the culprit's."""
+    calls = (node.func for node in ast.walk(statement) if isinstance(node, ast.Call))
+    names = [ast.unparse(function).rpartition(".")[2].lower() for function in calls]
+    return any(len(name) > 2 and name in said for name in names)
+
+
+def _value(statement: ast.stmt) -> str:
+    value = getattr(statement, "value", None)
+    text = ast.unparse(value if isinstance(value, ast.expr) and not isinstance(statement, ast.AugAssign) else statement)
+    return text[1:-1] if isinstance(value, ast.Tuple) and value.elts else text
+
+
+def _find_statement(pieces: Pieces, source: str, site: str) -> int | None:
+    """The number of the compiled function's statement at a site; None if it is not in that function."""
+    line, lines, function = _LINE.search(site), source.splitlines(), unwrap_module(pieces).function
+    if line is None or function is None or not 0 < int(line[1]) <= len(lines):
+        return None
+    try:
+        wanted = ast.unparse(ast.parse(lines[int(line[1]) - 1].strip().replace("self.", "")))
+    except SyntaxError:
+        return None
+    texts = [ast.unparse(statement).replace("self.", "") for statement in function.body]
+    return texts.index(wanted) if wanted in texts else None

@@ -1,0 +1,386 @@
+"""A case as straight code, and shorter code with the same meaning: values inlined, modules unwrapped, usual names."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from fuzzcompile.programs.ir.case_text import ValueInliner, collect_bound_names, get_assigned_name
+
+# Module-level names that only say how a case is run; a script says that where it compiles.
+_SETTINGS = ("GRAD", "BACKWARD", "OPTIONS", "CONFIG", "MODE", "DYNAMIC", "FULLGRAPH", "PATH")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Node = TypeVar("Node", bound=ast.stmt)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A case as straight code.
+
+    ``imports`` and ``definitions`` are those of the module; ``setup`` are the statements of ``make()``, ``callee`` and
+    ``arguments`` what it returns. ``parameters`` are the names of the callee's arguments, as far as they are known.
+    """
+
+    imports: Sequence[ast.stmt]
+    definitions: Sequence[ast.stmt]
+    setup: Sequence[ast.stmt]
+    callee: ast.expr
+    arguments: ast.expr
+    parameters: Sequence[str]
+
+    @property
+    def function(self) -> ast.FunctionDef | None:
+        """The function that is compiled, if it is a plain one."""
+        named = isinstance(self.callee, ast.Name)
+        return _find_definition(self.definitions, ast.unparse(self.callee), ast.FunctionDef) if named else None
+
+    @property
+    def module(self) -> ast.ClassDef | None:
+        """The class of the module that is compiled, if the callee makes one without arguments."""
+        return _find_definition(self.definitions, _get_made_class(self.callee), ast.ClassDef)
+
+
+def split_case(source: str) -> Pieces:
+    """Take a case file apart.
+
+    A ``make()`` that is no straight code stays a function, and the script calls it.
+    """
+    body = ast.parse(source).body
+    imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    made = _find_definition(body, "make", ast.FunctionDef)
+    definitions = [node for node in body if node not in imports and not _is_setting(node)]
+    pair = made.body[-1] if made is not None and _is_straight(made) else None
+    if made is None or pair is None or collect_bound_names(made.body) & collect_bound_names(definitions):
+        called = ast.parse("model, inputs = make()").body
+        return Pieces(imports, definitions, called, ast.Name("model", ast.Load()), ast.Name("inputs", ast.Load()), ())
+    definitions.remove(made)
+    assert isinstance(pair, ast.Return) and isinstance(pair.value, ast.Tuple)
+    callee, arguments = pair.value.elts
+    pieces = Pieces(imports, definitions, made.body[:-1], callee, arguments, ())
+    return replace(pieces, parameters=_find_parameters(pieces))
+
+
+def get_variable(statement: ast.stmt) -> str:
+    """The text of what a statement assigns first; empty for other statements."""
+    return ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
+
+
+def find_names(nodes: Iterable[ast.AST]) -> set[str]:
+    """All names that are read or bound anywhere in some trees."""
+    inner = [node for root in nodes for node in ast.walk(root)]
+    names = {node.id for node in inner if isinstance(node, ast.Name)}
+    names |= {node.arg for node in inner if isinstance(node, ast.arg)}
+    return names | {node.name for node in inner if isinstance(node, Function | ast.ClassDef)}
+
+
+def _get_made_class(callee: ast.expr) -> str | None:
+    """The class that an expression such as ``Model().eval()`` makes; None if that takes arguments."""
+    while isinstance(callee, ast.Call) and not callee.args and not callee.keywords:
+        if isinstance(callee.func, ast.Name):
+            return callee.func.id
+        callee = callee.func.value if isinstance(callee.func, ast.Attribute) else callee.func
+    return None
+
+
+def _is_straight(made: ast.FunctionDef) -> bool:
+    """Return whether ``make()`` returns a pair at its end and nowhere else, and takes and declares nothing."""
+    last = made.body[-1]
+    pair = isinstance(last, ast.Return) and isinstance(last.value, ast.Tuple) and len(last.value.elts) == 2
+    own = [node for statement in made.body[:-1] for node in _walk_own(statement)]
+    leaves = any(isinstance(node, ast.Return | ast.Yield | ast.Global | ast.Nonlocal) for node in own)
+    return pair and not (leaves or made.args.args or made.args.kwonlyargs or made.decorator_list)
+
+
+def _walk_own(statement: ast.AST) -> Iterable[ast.AST]:
+    """The nodes of a statement without the bodies of functions and classes in it."""
+    yield statement
+    if not isinstance(statement, Function | ast.ClassDef | ast.Lambda):
+        for child in ast.iter_child_nodes(statement):
+            yield from _walk_own(child)
+
+
+def _find_parameters(pieces: Pieces) -> Sequence[str]:
+    function, module = pieces.function, pieces.module
+    if function is None and module is not None:
+        function = _find_definition(module.body, "forward", ast.FunctionDef)
+    if function is None or function.args.vararg is not None:
+        return ()
+    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+    return names if pieces.function is not None else names[1:]
+
+
+def _is_setting(node: ast.stmt) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else [node]
+    return all(isinstance(target, ast.Name) and target.id in _SETTINGS for target in targets)
+
+
+def _find_definition(nodes: Iterable[ast.stmt], name: str | None, kind: type[Node]) -> Node | None:
+    named = (node for node in nodes if isinstance(node, kind) and getattr(node, "name", None) == name)
+    return next(named, None) if name is not None else None
+
+
+# Longest line that inlining may make, and longest for a value whose name says something.
+_WIDTH = 92
+_NAMED_WIDTH = 48
+# Names that users give to values and inputs.
+_USUAL = frozenset({
+    "a", "attention", "attn", "b", "batch", "beta", "bias", "c", "cache", "cond", "freqs", "gamma", "grad", "h",
+    "head", "hidden", "idx", "image", "index", "indices", "input", "k", "key", "keys", "labels", "length", "logits",
+    "loss", "mask", "mean", "model", "p", "q", "query", "s", "scale", "score", "scores", "seq",
+    "src", "std", "t", "target", "tgt", "tokens", "u", "v", "value", "var", "w", "weight",
+    "weights", "x", "y", "z",
+})  # fmt: skip
+_LETTERS = "xyzwuvabcdefgh"
+
+
+def fold_values(pieces: Pieces) -> Pieces:
+    """The same with the single-use values of its functions inlined."""
+    definitions = [copy.deepcopy(node) for node in pieces.definitions]
+    for node in definitions:
+        if isinstance(node, ast.FunctionDef):
+            node.body = inline_values(node.body)
+    return replace(pieces, definitions=definitions)
+
+
+def inline_values(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Statements with every value that is used once, by a later plain statement, written where it is used.
+
+    A value is left where a statement that may write to memory stands between, or where the line would grow long.
+    """
+    statements = list(body)
+    place = 0
+    while place < len(statements):
+        merged = _merge_into_use(statements, place)
+        if merged is None:
+            place += 1
+            continue
+        statements[merged[0]] = merged[1]
+        del statements[place]
+        place = 0
+    return statements
+
+
+def grow_last(body: Sequence[ast.stmt], width: int) -> ast.stmt:
+    """The last statement with the values that it uses written into it, the nearest first, in ``width`` characters."""
+    statements = list(body)
+    for place in reversed(range(len(statements) - 1)):
+        merged = _merge_into_use(statements, place, named=width)
+        if merged is not None and merged[0] == len(statements) - 1 and len(ast.unparse(merged[1])) <= width:
+            statements[-1] = merged[1]
+            del statements[place]
+    return statements[-1]
+
+
+def _merge_into_use(
+    statements: Sequence[ast.stmt], place: int, named: int = _NAMED_WIDTH
+) -> tuple[int, ast.stmt] | None:
+    """The statement that uses the value of the one at ``place``, with that value in it, and where; None if it stays."""
+    statement = statements[place]
+    name = get_assigned_name(statement)
+    if name is None or not isinstance(statement, ast.Assign) or _may_write(statement):
+        return None
+    later = statements[place + 1 :]
+    uses = [number for number, user in enumerate(later) for node in ast.walk(user) if _is(node, name)]
+    if len(uses) != 1 or any(_may_write(between) for between in later[: uses[0] + 1]):
+        return None
+    if any(_binds(between, read) for between in later[: uses[0]] for read in find_names([statement.value])):
+        return None  # it would see another value there
+    merged = ValueInliner({name: statement.value}).visit(copy.deepcopy(later[uses[0]]))
+    if _binds(later[uses[0]], name) or len(ast.unparse(merged)) > (named if name in _USUAL else _WIDTH):
+        return None
+    return place + 1 + uses[0], merged
+
+
+def _binds(statement: ast.stmt, name: str) -> bool:
+    return any(_is(node, name) and isinstance(getattr(node, "ctx", None), ast.Store) for node in ast.walk(statement))
+
+
+def _is(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _may_write(statement: ast.stmt) -> bool:
+    """Return whether a statement may write to memory, or is more than an assignment to names or a ``return``."""
+    if not isinstance(statement, ast.Assign | ast.Return):
+        return True
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Lambda | ast.comprehension | ast.NamedExpr):
+            return True
+        if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            return True
+        if isinstance(node, ast.keyword) and node.arg in ("out", "inplace"):
+            return True
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("_"):
+            return True
+    return False
+
+
+# What a module holds becomes variables of the script, its ``forward`` a function.
+
+
+def unwrap_module(pieces: Pieces) -> Pieces:
+    """The same with a module that only holds others (or nothing) and a ``forward`` written as a function.
+
+    What the module holds becomes variables of the script. Any other module stays.
+    """
+    model, function = pieces.module, None
+    if model is not None and not model.decorator_list and not model.keywords:
+        function = _find_definition(model.body, "forward", ast.FunctionDef)
+    if model is None or function is None:
+        return pieces
+    held = _find_attributes(model)
+    own = {argument.arg for argument in function.args.args[1:]} | _find_locals(function)
+    if held is None or not _only_reads(function, held) or set(held) & (own | find_names(pieces.setup)):
+        return pieces
+    plain = _Unbinding(held).visit(_as_function(function, "f"))
+    mode = ".eval()" if ".eval()" in ast.unparse(pieces.callee) else ""
+    definitions, variables = [plain if node is model else node for node in pieces.definitions], []
+    for name, value in held.items():
+        empty = _find_empty_module(value, definitions)
+        if empty is not None:
+            replaced = _as_function(empty[1], name)
+            definitions = [replaced if node is empty[0] else node for node in definitions]
+            continue
+        variables += ast.parse(f"{name} = {ast.unparse(value)}{mode if _is_module(value) else ''}").body
+    return replace(pieces, definitions=definitions, setup=[*variables, *pieces.setup], callee=ast.Name("f", ast.Load()))
+
+
+def _as_function(method: ast.FunctionDef, name: str) -> ast.FunctionDef:
+    plain = copy.deepcopy(method)
+    plain.name, plain.args.args = name, plain.args.args[1:]
+    return plain
+
+
+def _find_empty_module(value: ast.expr, definitions: Sequence[ast.stmt]) -> tuple[ast.ClassDef, ast.FunctionDef] | None:
+    """The class of a module that holds nothing and is used once, and its ``forward``; None for anything else."""
+    made = _get_made_class(value)
+    model = _find_definition(definitions, made, ast.ClassDef)
+    function = None if model is None else _find_definition(model.body, "forward", ast.FunctionDef)
+    if made is None or model is None or function is None:
+        return None
+    used = any(_is(node, made) for root in definitions for node in ast.walk(root))
+    return None if used or _find_attributes(model) != {} or not _only_reads(function, ()) else (model, function)
+
+
+class _Unbinding(ast.NodeTransformer):
+    """``self.name`` becomes ``name`` for what the module holds."""
+
+    def __init__(self, held: Iterable[str]) -> None:
+        self._held = set(held)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if _is(node.value, "self") and node.attr in self._held:
+            return ast.Name(node.attr, node.ctx)
+        return self.generic_visit(node)
+
+
+def _find_attributes(model: ast.ClassDef) -> dict[str, ast.expr] | None:
+    """Return the attributes that ``__init__`` assigns, by name; None if it does more or takes arguments."""
+    methods = [node for node in model.body if not isinstance(node, ast.Pass)]
+    made = _find_definition(methods, "__init__", ast.FunctionDef)
+    if any(not isinstance(node, ast.FunctionDef) or node.name not in ("__init__", "forward") for node in methods):
+        return None
+    if made is None:
+        return {}
+    if len(made.args.args) != 1 or made.args.kwonlyargs or made.args.vararg or made.args.kwarg:
+        return None
+    held: dict[str, ast.expr] = {}
+    for statement in made.body:
+        if re.fullmatch(r"super\((\w+, self)?\)\.__init__\(\)", ast.unparse(statement)):
+            continue
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        if not isinstance(target, ast.Attribute) or not _is(target.value, "self"):
+            return None
+        assert isinstance(statement, ast.Assign)
+        if "self" in find_names([statement.value]):
+            return None
+        held[target.attr] = statement.value
+    return held
+
+
+def _only_reads(function: ast.FunctionDef, held: Iterable[str]) -> bool:
+    """Return whether a method uses ``self`` for nothing but to read what the module holds."""
+    inner, known = list(ast.walk(function)), set(held)
+    attributes = [node for node in inner if isinstance(node, ast.Attribute) and _is(node.value, "self")]
+    reads = [node for node in attributes if isinstance(node.ctx, ast.Load) and node.attr in known]
+    return len(reads) == sum(_is(node, "self") for node in inner)
+
+
+def _is_module(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and not ast.unparse(value.func).startswith(("torch.", "nn.Parameter"))
+
+
+def _find_locals(function: ast.FunctionDef) -> set[str]:
+    names = (node for node in ast.walk(function) if isinstance(node, ast.Name))
+    return {node.id for node in names if isinstance(node.ctx, ast.Store)}
+
+
+def call_directly(pieces: Pieces) -> Pieces:
+    """The same without a function that only calls one of the script's modules."""
+    function = pieces.function
+    returned = function.body[-1] if function is not None else None
+    call = returned.value if isinstance(returned, ast.Return) else None
+    if function is None or len(function.body) != 1 or not isinstance(call, ast.Call) or call.keywords:
+        return pieces
+    passed = [ast.unparse(argument) for argument in call.args]
+    held = isinstance(call.func, ast.Name) and call.func.id in map(get_variable, pieces.setup)
+    if not held or passed != list(pieces.parameters):
+        return pieces
+    return replace(pieces, definitions=[node for node in pieces.definitions if node is not function], callee=call.func)
+
+
+# Names as users give them.
+
+
+def rename_for_users(pieces: Pieces, kinds: Sequence[str] = ()) -> Pieces:
+    """The same with the function called ``f``, and its arguments by names that users give.
+
+    ``kinds`` are names for arguments that are called nothing usual; "" for any letter.
+    """
+    function = pieces.function
+    if function is None:
+        return pieces
+    taken = find_names([*pieces.imports, *pieces.definitions, *pieces.setup, pieces.arguments]) | {"torch", "nn", "F"}
+    names: dict[str, str] = {}
+    for place, name in enumerate(pieces.parameters):
+        kind = kinds[place] if place < len(kinds) else ""
+        names[name] = _choose_usual_name(name, kind, taken - {name} | set(names.values()))
+    top = dict(names)
+    gone = set(names) - set(names.values())
+    for name in sorted(_find_locals(function)):
+        plain = name.rstrip("0123456789_")
+        if plain and plain not in (taken - gone) | set(names.values()) and plain != function.name:
+            names[name] = plain
+    inner = _Renaming(names).visit(copy.deepcopy(function))
+    inner.name = "f" if "f" not in taken or function.name == "f" else function.name
+    return replace(
+        pieces,
+        definitions=[inner if node is function else node for node in pieces.definitions],
+        setup=[_Renaming(top).visit(copy.deepcopy(node)) for node in pieces.setup],
+        arguments=_Renaming(top).visit(copy.deepcopy(pieces.arguments)),
+        callee=ast.Name(inner.name, ast.Load()),
+        parameters=list(top.values()),
+    )
+
+
+class _Renaming(ast.NodeTransformer):
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name(self._names.get(node.id, node.id), node.ctx)
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        return ast.arg(self._names.get(node.arg, node.arg), node.annotation)
+
+
+def _choose_usual_name(name: str, kind: str, taken: set[str]) -> str:
+    """A name as a user writes it: itself, its last usual words, its kind, or a letter."""
+    words = name.rstrip("0123456789_").split("_")
+    endings = ("_".join(words[start:]) for start in range(len(words)))
+    usual = [ending for ending in endings if ending in _USUAL or ending in ("running_mean", "running_var")]
+    return next((wanted for wanted in (*usual, kind, *_LETTERS) if wanted and wanted not in taken), name)
