@@ -32,7 +32,7 @@ from typing import Any, Literal
 from jinja2 import Template
 
 from fuzzcompile.compiler.inductor_toggles import Stirred
-from fuzzcompile.fuzz.generation.spec import Attention, Choice, Dims, Layout, Part, Pen
+from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec, Choice, Choices, Dims, Layout, Part, Pen
 from fuzzcompile.model.templates import get_template
 
 Role = Literal[
@@ -40,6 +40,7 @@ Role = Literal[
     "embedding", "head",
 ]  # fmt: skip
 DrawAttention = Callable[[Pen], Attention]
+ChoiceTable = Mapping[str, Sequence[Choice] | int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,27 +135,31 @@ class Idiom:
     summary: str
     weight: int = 1
     draw_attention: DrawAttention | None = None
-    choices: Mapping[str, Sequence[Choice] | int] = field(default_factory=dict)
+    choices: ChoiceTable = field(default_factory=dict)
     attention: AttentionTraits = AttentionTraits()
     traits: PartTraits = PartTraits()
     source: str | None = None
 
     def draw_choices(self, pen: Pen) -> Part:
         """The idiom with its choices drawn."""
-        return Part(self.name, tuple((name, _draw_choice(pen, choices)) for name, choices in self.choices.items()))
+        return Part(self.name, tuple(draw_choices(pen, self.choices).items()))
 
     def load(self) -> Template:
         """The template that renders it."""
         return get_template(f"idioms/{self.name}.py.j2", self.source)
 
 
-def _draw_choice(pen: Pen, choices: Sequence[Choice] | int) -> Choice:
+def draw_choices(pen: Pen, choices: ChoiceTable) -> Choices:
     """Any of a list; true or, for a negative percentage, false in that percentage of draws; or a fixed truth value."""
-    if isinstance(choices, bool):
-        return choices
-    if isinstance(choices, int):
-        return pen.chance(choices) if choices > 0 else not pen.chance(-choices)
-    return pen.one_of(choices)
+
+    def draw(value: Sequence[Choice] | int) -> Choice:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, int):
+            return pen.chance(value) if value > 0 else not pen.chance(-value)
+        return pen.one_of(value)
+
+    return {name: draw(value) for name, value in choices.items()}
 
 
 def read_part_idiom(name: str, row: dict[str, Any]) -> Idiom:
@@ -224,3 +229,40 @@ def idioms(role: Role | None = None) -> tuple[Idiom, ...]:
 def find_attention_traits(attention: Attention) -> AttentionTraits:
     """Return the capabilities of an attention's idiom."""
     return idiom(attention.idiom).attention
+
+
+def list_traits(spec: CaseSpec) -> set[str]:
+    """The names of what a case has and its idioms allow, by which near misses apply to it or not."""
+    a, block, attends = spec.attention, spec.block, spec.attends
+    traits, mask = find_attention_traits(a), a.mask if spec.attends else None
+    named = {
+        "attends": attends,
+        "heads": attends and a.layout != "flat",
+        "heads first": a.layout == "heads_first",
+        "several heads": spec.dims.heads > 1,
+        "qkv": attends and block is None and a.projection is None,
+        "one source": block is not None and a.projection is None,
+        "scores": attends and traits.has_scores,
+        "softmax": traits.softmax_axis,
+        "softmax over keys": a.softmax_axis == -1,
+        "hidden keys": traits.hides_keys or (a.mask is not None and a.mask.hides),
+        "permutable key": traits.key_permuted,
+        "permuted key": a.key_permuted,
+        "shared heads": traits.shared_heads,
+        "leading dimension": traits.leading,
+        "tensor scale": traits.scale_takes == "tensor",
+        "any scale": traits.scale_takes != "usual",
+        "own mask": traits.own_mask,
+        "mask": mask,
+        "added mask": mask and mask.use == "add",
+        "mask of pairs": mask and mask.shape not in ("key", "row") and mask.dtype != "int64",
+        "returns": a.returns,
+        "returned keys": a.returns == "keys",
+        "norm first": block and block.placement == "pre",
+        "residual": block and block.residual,
+        "stack": block and block.layers > 1,
+        "uneven parts": spec.layer and idiom(spec.layer.name).traits.uneven,
+        **{name: getattr(a, name) for name in ("position", "norm", "grouping", "cross", "sink", "expanded", "leading")},
+        **{name: getattr(spec, name) for name in ("block", "head", "program", "embedding", "training")},
+    }
+    return {name for name, present in named.items() if present}

@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fuzzcompile.fuzz.generation.spec import MARKS, STILL_PLAIN, CaseSpec, Choices, Part, Pen
-from fuzzcompile.fuzz.idioms.registry import find_attention_traits
+from fuzzcompile.fuzz.idioms.registry import list_traits
 from fuzzcompile.model.templates import expand_macro, get_template
 
 Predicate = Callable[[CaseSpec], bool]
 Change = Callable[[Pen, CaseSpec], CaseSpec]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NearMiss:
-    """An operator: drawn in ``percent`` of the cases that it ``applies`` to.
+    """An operator: drawn in ``percent`` of the cases that have all ``requires`` and none of ``excludes``.
 
-    ``present`` recognises what it leaves in the data. Of a ``family`` one operator is drawn, or a few, and ``percent``
-    is its weight there. What it needs of an idiom it asks of the idiom's capabilities, so that it applies to idioms
-    that it does not know. One that ``keeps_plain`` leaves a plain attention plain.
+    These name traits of a case, so that it applies to idioms that it does not know. ``present`` recognises what it
+    leaves in the data. Of a ``family`` one operator is drawn, or a few, and ``percent`` is its weight there. One that
+    ``keeps_plain`` leaves a plain attention plain.
     """
 
     name: str
     summary: str
     percent: int
-    applies: Predicate
     present: Predicate
     change: Change
+    requires: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
     family: str | None = None
     keeps_plain: bool = False
+
+    def applies(self, spec: CaseSpec) -> bool:
+        """Return whether it can be made of the case."""
+        traits = list_traits(spec)
+        return traits.issuperset(self.requires) and traits.isdisjoint(self.excludes)
 
 
 NEAR_MISSES: list[NearMiss] = []
 
-# Percentage of cases in which an operator of the family is drawn, then a further one.
-FAMILIES = {"memory": (14,), "values": (12,), "detour": (8,)}
+# Percentage of cases in which an operator of the family is drawn.
+FAMILIES = {"memory": 14, "values": 12, "detour": 8}
 
 
 def apply_near_misses(pen: Pen, spec: CaseSpec) -> CaseSpec:
@@ -44,9 +50,9 @@ def apply_near_misses(pen: Pen, spec: CaseSpec) -> CaseSpec:
     for operator in NEAR_MISSES:
         if operator.family is None:
             spec = _apply_if_hit(pen, operator, spec, pen.chance(operator.percent, operator.name))
-    for family, chances in FAMILIES.items():
+    for family, percent in FAMILIES.items():
         members = {operator.name: operator for operator in NEAR_MISSES if operator.family == family}
-        for percent in chances if members else ():
+        if members:
             hit = pen.chance(percent)
             name = pen.draw_named([(name, operator.percent) for name, operator in members.items()])
             spec = _apply_if_hit(pen, members[name], spec, hit)
@@ -55,25 +61,6 @@ def apply_near_misses(pen: Pen, spec: CaseSpec) -> CaseSpec:
 
 def _apply_if_hit(pen: Pen, operator: NearMiss, spec: CaseSpec, hit: bool) -> CaseSpec:
     return operator.change(pen, spec) if hit and operator.applies(spec) else spec
-
-
-def near_miss(
-    percent: int,
-    *,
-    applies: Predicate,
-    present: Predicate,
-    family: str | None = None,
-    keeps_plain: bool = False,
-) -> Callable[[Change], Change]:
-    """Register the decorated change as an operator under its own name."""
-
-    def decorate(change: Change) -> Change:
-        register_near_miss(
-            NearMiss(change.__name__, read_summary(change), percent, applies, present, change, family, keeps_plain)
-        )
-        return change
-
-    return decorate
 
 
 def register_near_miss(operator: NearMiss) -> None:
@@ -90,50 +77,61 @@ def register_near_miss(operator: NearMiss) -> None:
         STILL_PLAIN.add(operator.name)
 
 
-def unregister_near_miss(name: str) -> None:
-    """Forget the operator of that name.
-
-    Raises:
-        KeyError: there is none.
-    """
-    del MARKS[name]
-    STILL_PLAIN.discard(name)
-    NEAR_MISSES[:] = [operator for operator in NEAR_MISSES if operator.name != name]
+# A near miss that sets entries of one part of a case.
 
 
-def read_summary(function: Callable[..., object]) -> str:
-    """The first line of a docstring."""
-    return (function.__doc__ or "").strip().partition("\n")[0]
+_PARTS = ("case", "attention", "form", "block", "dims", "layer")
+Entries = Mapping[str, Mapping[str, Any]]
+"""What a row sets in each part of a case: a value, or a list of which any is drawn."""
 
 
-def attends(spec: CaseSpec) -> bool:
-    """Return whether the case has an attention whose parts are drawn, and no layer in its place."""
-    return spec.attends
+def read_near_miss(name: str, row: Mapping[str, Any]) -> NearMiss:
+    """The near miss of a row of ``near_misses.toml``, in which ``present`` and ``change`` say what entries cannot."""
+    entries = {part: row[part] for part in _PARTS if part in row}
+    whole: dict[str, Any] = {"present": _recognise(entries), "change": _set_entries(entries)}
+    whole |= {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    return NearMiss(name=name, **{key: value for key, value in whole.items() if key not in entries})
 
 
-def has_scores(spec: CaseSpec) -> bool:
-    """Return whether the scores are written out, and not within ``F.scaled_dot_product_attention``."""
-    return attends(spec) and find_attention_traits(spec.attention).has_scores
+def _get_entries(spec: CaseSpec, part: str) -> Mapping[str, object]:
+    """What is set in a part of the case, by name; nothing where it has no such part."""
+    if part in ("attention", "form"):
+        return {} if not spec.attends else spec.attention.chosen if part == "form" else vars(spec.attention)
+    whole = spec if part == "case" else getattr(spec, part)
+    return dict(whole.choices) if isinstance(whole, Part) else {} if whole is None else vars(whole)
 
 
-def has_heads(spec: CaseSpec) -> bool:
-    """Return whether query, key and value have an axis for heads."""
-    return attends(spec) and spec.attention.layout != "flat"
+def _recognise(entries: Entries) -> Predicate:
+    def present(spec: CaseSpec) -> bool:
+        return all(
+            _get_entries(spec, part).get(name) in (value if isinstance(value, list) else [value])
+            for part, values in entries.items()
+            for name, value in values.items()
+        )
+
+    return present
 
 
-def takes_qkv(spec: CaseSpec) -> bool:
-    """Return whether query, key and value are inputs."""
-    return attends(spec) and spec.block is None and spec.attention.projection is None
+def _set_entries(entries: Entries) -> Change:
+    def change(pen: Pen, spec: CaseSpec) -> CaseSpec:
+        for part, values in entries.items():
+            drawn = {name: pen.one_of(value) if isinstance(value, list) else value for name, value in values.items()}
+            if part == "case":
+                spec = replace(spec, **drawn)
+            elif part == "form":
+                spec = with_entries(spec, "attention", form=(*spec.attention.form, *drawn.items()))
+            else:
+                spec = with_entries(spec, part, **drawn)
+        return spec
+
+    return change
 
 
-def with_attention(spec: CaseSpec, **changes: Any) -> CaseSpec:
-    """The case with its attention changed."""
-    return replace(spec, attention=replace(spec.attention, **changes))
-
-
-def with_dims(spec: CaseSpec, **changes: int) -> CaseSpec:
-    """The case at other sizes."""
-    return replace(spec, dims=replace(spec.dims, **changes))
+def with_entries(spec: CaseSpec, part: str, **changes: Any) -> CaseSpec:
+    """The case with entries of its attention, block, dims or layer changed."""
+    whole: Any = getattr(spec, part)
+    changed: Any = whole.with_choices(**changes) if isinstance(whole, Part) else replace(whole, **changes)
+    return replace(spec, **{part: changed})
 
 
 # Detours by name: a few statements over the activation, before or after the body, to which rewrites apply.
@@ -169,10 +167,6 @@ class Detour:
     reads_values: bool = False
     source: str | None = None
 
-    def draw_part(self, pen: Pen) -> Part:
-        """The detour with its choices drawn."""
-        return Part(self.name, tuple(self.draw(pen).items()))
-
     def render_statements(self, x: str, part: Part, width: int) -> str:
         """Statements that make ``x``, whose last axis has ``width`` elements, anew."""
         return expand_macro(get_template(f"detours/{self.name}.py.j2", self.source).module, "apply", x, part, width)
@@ -192,9 +186,8 @@ def detour(
     """Register the decorated function, which draws a detour's choices, as a detour under its own name."""
 
     def decorate(draw: DrawDetour) -> DrawDetour:
-        register_detour(
-            Detour(draw.__name__, read_summary(draw), weight, draw, has_gradient, writes, reads_values, source)
-        )
+        summary = (draw.__doc__ or "").strip().partition("\n")[0]
+        register_detour(Detour(draw.__name__, summary, weight, draw, has_gradient, writes, reads_values, source))
         return draw
 
     return decorate
@@ -209,14 +202,13 @@ def register_detour(detour: Detour) -> None:
 
     def change(pen: Pen, spec: CaseSpec) -> CaseSpec:
         place = pen.one_of(("after", "before"))
-        return replace(spec, detours=(*spec.detours, (place, detour.draw_part(pen))))
+        return replace(spec, detours=(*spec.detours, (place, Part(detour.name, tuple(detour.draw(pen).items())))))
 
     register_near_miss(
         NearMiss(
-            detour.name,
-            detour.summary,
-            detour.weight,
-            applies=lambda spec: True,
+            name=detour.name,
+            summary=detour.summary,
+            percent=detour.weight,
             present=lambda spec: any(part.name == detour.name for _, part in spec.detours),
             change=change,
             family="detour",
@@ -231,8 +223,8 @@ def unregister_detour(name: str) -> None:
     Raises:
         KeyError: there is none.
     """
-    unregister_near_miss(name)
-    del _DETOURS[name]
+    del _DETOURS[name], MARKS[name]
+    NEAR_MISSES[:] = [operator for operator in NEAR_MISSES if operator.name != name]
 
 
 def find_detour(part: Part) -> Detour:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fuzzcompile.fuzz.generation.spec import Pen
 from fuzzcompile.fuzz.operator_programs.production import (
     DTYPES,
@@ -13,6 +15,7 @@ from fuzzcompile.fuzz.operator_programs.production import (
     Scope,
     Shape,
     count_elements,
+    fill_size,
     find_least,
     is_one,
     production,
@@ -45,7 +48,7 @@ def choose_shape(pen: Pen, scope: Scope) -> Shape:
         return shape[pen.number(max(0, len(shape) - 1)) :]
     if kind == "ones" and shape:
         at = pen.number(len(shape) - 1)
-        return (*shape[:at], tuple(1 for _ in shape[at]), *shape[at + 1 :])
+        return replace_axis(shape, at, fill_size(1, shape[at]))
     return () if kind == "scalar" else shape
 
 
@@ -66,9 +69,7 @@ def creation(pen: Pen, scope: Scope) -> object:
 @production(4)
 def creation_like(pen: Pen, scope: Scope) -> object:
     """A constant tensor in the form of another, or of its dtype and device."""
-    of = scope.some()
-    if of is None:
-        return None
+    of = scope.pick()
     dtype = pen.one_of((of.dtype, *DTYPES))
     rest = "" if dtype == of.dtype else f", dtype=torch.{dtype}"
     how = pen.one_of(("full_like", "zeros_like", "ones_like", "new_full"))
@@ -82,9 +83,7 @@ def creation_like(pen: Pen, scope: Scope) -> object:
 @production(6)
 def cast(pen: Pen, scope: Scope) -> object:
     """One or two casts; what a small integer cannot hold is clamped first, for C++ leaves that cast undefined."""
-    of = scope.some()
-    if of is None:
-        return None
+    of = scope.pick()
     made, dtype, smooth = of.name, of.dtype, True
     for _ in range(1 + pen.chance(25)):
         target = pen.one_of([name for name in DTYPES if name != dtype])
@@ -111,9 +110,7 @@ def make_integers(pen: Pen, scope: Scope, of: ProgramValue) -> ProgramValue | No
 @production(2)
 def bits(pen: Pen, scope: Scope) -> object:
     """The bits read as another dtype of the same width, or as bytes."""
-    of = scope.some(lambda value: value.dtype != "bool" and value.rank > 0)
-    if of is None:
-        return None
+    of = scope.pick(lambda value: value.dtype != "bool" and value.rank > 0)
     alike = [name for name in DTYPES if WIDTHS[name] == WIDTHS[of.dtype] and name not in (of.dtype, "bool")]
     if alike and not pen.chance(30):
         dtype = pen.one_of(alike)
@@ -129,21 +126,15 @@ def bits(pen: Pen, scope: Scope) -> object:
     return scope.make(f"{flipped.name}.view(torch.{of.dtype})", of.shape, of.dtype)
 
 
+_RANDOM = ("torch.rand_like({x})", "F.dropout({x}, 0.5)", "torch.randn_like({x})",
+           "torch.bernoulli(torch.full_like({x}, 0.5))")  # fmt: skip
+
+
 @production(2)
 def random_numbers(pen: Pen, scope: Scope) -> object:
     """Random numbers in the form of a value, or dropout on it."""
-    of = scope.pick_floating()
-    if of is None:
-        return None
-    how = pen.one_of(
-        (
-            "torch.rand_like({x})",
-            "F.dropout({x}, 0.5)",
-            "torch.randn_like({x})",
-            "torch.bernoulli(torch.full_like({x}, 0.5))",
-        )
-    )
-    return scope.make(how.replace("{x}", of.name), of.shape, of.dtype, of, smooth="dropout" in how)
+    of, form = scope.pick_floating(), pen.one_of(_RANDOM)
+    return scope.make_alike(form, of, smooth="dropout" in form)
 
 
 # Productions that move no element, or move all of them: views, copies in another order, parts, joins.
@@ -155,17 +146,16 @@ _SLICES = (
 )  # fmt: skip
 # Calls whose result is the value itself, or a view of all of it; a copy in their place shows when either is written to.
 _SAME = (
-    "{x}.contiguous()",
-    "{x}[:]",
-    "{x}.view_as({x})",
-    "{x}.expand_as({x})",
-    "{x}.to({x}.dtype)",
-    "F.dropout({x}, 0.3, training=False)",
-    "{x}.reshape({x}.shape)",
-    "{x}.type_as({x})",
-    "{x}.detach()",
+    "{x}.contiguous()", "{x}[:]", "{x}.view_as({x})", "{x}.expand_as({x})", "{x}.to({x}.dtype)",
+    "F.dropout({x}, 0.3, training=False)", "{x}.reshape({x}.shape)", "{x}.type_as({x})", "{x}.detach()",
     "nn.Identity()({x})",
-)
+)  # fmt: skip
+# Elements copied in another order or layout, or as they are.
+_REORDERED = (
+    "{x}.clone()", "{x}.flip({axis})", "{x}.roll({by}, {axis})", "{x}.tril({lower})", "{x}.triu({upper})",
+    "torch.rot90({x}, 2, (-2, -1))", "torch.empty_like({x}.transpose(-1, -2)).transpose(-1, -2).copy_({x})",
+    "torch.as_strided({x}.contiguous(), {x}.shape, {x}.contiguous().stride())",
+)  # fmt: skip
 
 
 def replace_axis(shape: Shape, axis: int, *sizes: Dim) -> Shape:
@@ -181,30 +171,24 @@ def swap_axes(shape: Shape, first: int, second: int) -> Shape:
     return tuple(sizes)
 
 
-def choose_slice(pen: Pen, scope: Scope, of: ProgramValue) -> tuple[str, Shape] | None:
-    """The index of a slice along some axis, and the shape of what it takes."""
-    axis = scope.axis(of)
-    if axis is None:
-        return None
+def choose_slice(pen: Pen, scope: Scope, of: ProgramValue) -> tuple[str, Shape]:
+    """The index of a slice along some axis, and the shape of what it takes; raises as `Scope.pick_axis`."""
+    axis = scope.pick_axis(of)
     start, stop, step, wanted = pen.one_of(_SLICES)
     if find_least(of.shape[axis]) < wanted:
         start, stop, step = "", "2", ""
     taken = slice(*(int(text) if text else None for text in (start, stop, step)))
     size = tuple(len(range(number)[taken]) for number in of.shape[axis])
     text = f"{start}:{stop}" + (f":{step}" if step else "")
-    after = ", :" * (-axis - 1)
-    return (f"..., {text}{after}" if axis != -of.rank else text), replace_axis(of.shape, axis, size)
+    return (f"..., {text}{', :' * (-axis - 1)}" if axis != -of.rank else text), replace_axis(of.shape, axis, size)
 
 
 @production(6)
 def transposed(pen: Pen, scope: Scope) -> object:
     """Axes exchanged, moved or permuted, as a view or copied."""
-    of = scope.some(lambda value: value.rank > 1)
-    if of is None:
-        return None
+    of = scope.pick(lambda value: value.rank > 1)
     if of.rank > 2 and pen.chance(30):
-        moved = f"{of.name}.movedim(0, -1)"
-        shape = (*of.shape[1:], of.shape[0])
+        moved, shape = f"{of.name}.movedim(0, -1)", (*of.shape[1:], of.shape[0])
     else:
         first, second = pen.one_of(((-1, -2), (0, -1), (0, 1)))
         moved, shape = f"{of.name}.transpose({first}, {second})", swap_axes(of.shape, first, second)
@@ -216,31 +200,26 @@ def transposed(pen: Pen, scope: Scope) -> object:
 @production(6)
 def part(pen: Pen, scope: Scope) -> object:
     """A slice, an element of an axis, a diagonal or windows of a value."""
-    of = scope.some(lambda value: value.rank > 0)
-    axis = None if of is None else scope.axis(of)
-    if of is None or axis is None:
-        return None
+    of, axis = scope.pick_with_axis()
     how = pen.one_of(("slice", "select", "diagonal", "unfold"))
     if how == "select":
         return scope.view(f"{of.name}.select({axis}, {pen.one_of((0, -1))})", replace_axis(of.shape, axis), of)
     if how == "diagonal" and of.rank > 1:
-        size = tuple(min(pair) for pair in zip(of.shape[-1], of.shape[-2], strict=True))
+        size = tuple(map(min, of.shape[-1], of.shape[-2]))
         return scope.view(f"{of.name}.diagonal(0, -2, -1)", (*of.shape[:-2], size), of)
     if how == "unfold" and find_least(of.shape[axis]) >= 2:
         step = pen.one_of((1, 2))
         windows = tuple((number - 2) // step + 1 for number in of.shape[axis])
-        shape = (*replace_axis(of.shape, axis, windows), tuple(2 for _ in windows))
+        shape = (*replace_axis(of.shape, axis, windows), fill_size(2, windows))
         return scope.view(f"{of.name}.unfold({axis}, 2, {step})", shape, of, frozen=step == 1)
-    index = choose_slice(pen, scope, of)
-    return scope.view(f"{of.name}[{index[0]}]", index[1], of) if index else None
+    index, shape = choose_slice(pen, scope, of)
+    return scope.view(f"{of.name}[{index}]", shape, of)
 
 
 @production(6)
 def reshaped(pen: Pen, scope: Scope) -> object:
     """Axes merged, cut in two, added or removed; or the shape of another value."""
-    of = scope.some(lambda value: value.rank > 0)
-    if of is None:
-        return None
+    of = scope.pick(lambda value: value.rank > 0)
     how = pen.one_of(("unsqueeze", "flatten", "unflatten", "squeeze", "as"))
     if how == "flatten" and of.rank > 1:
         first = pen.one_of((-2, 0))
@@ -248,7 +227,7 @@ def reshaped(pen: Pen, scope: Scope) -> object:
     if how == "unflatten":
         factor = pen.one_of((2, 3, 4, 1))
         if all(number % factor == 0 for number in of.shape[-1]):
-            sizes = tuple(factor for _ in of.shape[-1]), tuple(number // factor for number in of.shape[-1])
+            sizes = fill_size(factor, of.shape[-1]), tuple(number // factor for number in of.shape[-1])
             return scope.view(f"{of.name}.unflatten(-1, ({factor}, -1))", replace_axis(of.shape, -1, *sizes), of)
     if how == "squeeze" and any(map(is_one, of.shape)):
         axis = next(at for at, size in enumerate(of.shape) if is_one(size))
@@ -258,108 +237,74 @@ def reshaped(pen: Pen, scope: Scope) -> object:
         return scope.view(f"{of.name}.reshape({scope.sizes(target.shape)})", target.shape, of)
     if of.rank > 4:
         return None
-    axis = pen.one_of((-1, 0))
-    one = tuple(1 for _ in of.shape[0])
+    axis, one = pen.one_of((-1, 0)), fill_size(1, of.shape[0])
     return scope.view(f"{of.name}.unsqueeze({axis})", (one, *of.shape) if axis == 0 else (*of.shape, one), of)
 
 
 @production(4)
 def expanded(pen: Pen, scope: Scope) -> object:
     """A value expanded to the shape of another, or repeated along an axis."""
-    of = scope.some(lambda value: value.rank > 0)
-    if of is None:
-        return None
+    of = scope.pick(lambda value: value.rank > 0)
     axis = pen.one_of(range(-1, -of.rank - 1, -1))
-    single = f"{of.name}.narrow({axis}, 0, 1)" if not is_one(of.shape[axis]) else of.name
-    sizes = tuple(3 for _ in of.shape[axis])
-    times = ", ".join("3" if at == of.rank + axis else "-1" for at in range(of.rank))
+    size = of.shape[axis]
     how = pen.one_of(("expand", "repeat_interleave", "repeat"))
     if how == "expand":
-        return scope.view(f"{single}.expand({times})", replace_axis(of.shape, axis, sizes), of, frozen=True)
-    doubled = tuple(2 * number for number in of.shape[axis])
-    if how == "repeat_interleave":
-        return scope.make(
-            f"{of.name}.repeat_interleave(2, {axis})", replace_axis(of.shape, axis, doubled), of.dtype, of
+        single = of.name if is_one(size) else f"{of.name}.narrow({axis}, 0, 1)"
+        times = ", ".join("3" if at == of.rank + axis else "-1" for at in range(of.rank))
+        return scope.view(
+            f"{single}.expand({times})", replace_axis(of.shape, axis, fill_size(3, size)), of, frozen=True
         )
-    copies = times.replace("-1", "1").replace("3", "2")
-    return scope.make(f"{of.name}.repeat({copies})", replace_axis(of.shape, axis, doubled), of.dtype, of)
+    times = ", ".join("2" if at == of.rank + axis else "1" for at in range(of.rank))
+    call = f"repeat({times})" if how == "repeat" else f"repeat_interleave(2, {axis})"
+    doubled = tuple(2 * number for number in size)
+    return scope.make(f"{of.name}.{call}", replace_axis(of.shape, axis, doubled), of.dtype, of)
 
 
 @production(5)
 def same(pen: Pen, scope: Scope) -> object:
     """Return a tensor unchanged, or a view of all of it."""
-    of = scope.some()
-    if of is None:
-        return None
-    expression = pen.one_of(_SAME)
-    if ("dropout" in expression and not of.is_floating) or ("[" in expression and not of.rank):
-        expression = _SAME[0]
-    made = scope.view(expression.replace("{x}", of.name), of.shape, of)
-    if made is not None and "detach" in expression:
-        scope.values[-1] = ProgramValue(
-            made.name, made.shape, made.dtype, made.root, gradient=False, frozen=made.frozen
-        )
+    of, form = scope.pick(), pen.one_of(_SAME)
+    if ("dropout" in form and not of.is_floating) or ("[" in form and not of.rank):
+        form = _SAME[0]
+    made = scope.view(form.format(x=of.name), of.shape, of)
+    if made is not None and "detach" in form:
+        scope.values[-1] = replace(made, gradient=False)
     return made
 
 
 @production(5)
 def reordered(pen: Pen, scope: Scope) -> object:
     """Elements copied in another order or layout: flipped, rolled, a triangle, strided, or as they are."""
-    of = scope.some(lambda value: value.rank > 1)
-    if of is None:
-        return None
-    axis = pen.one_of((-1, -2, 0))
-    how = pen.one_of(
-        (
-            "{x}.clone()",
-            f"{{x}}.flip({axis})",
-            f"{{x}}.roll({pen.one_of((1, -1, 2))}, {axis})",
-            f"{{x}}.tril({pen.one_of((0, 1, -1))})",
-            f"{{x}}.triu({pen.one_of((0, 1, -1))})",
-            "torch.rot90({x}, 2, (-2, -1))",
-            "torch.empty_like({x}.transpose(-1, -2)).transpose(-1, -2).copy_({x})",
-            "torch.as_strided({x}.contiguous(), {x}.shape, {x}.contiguous().stride())",
-        )
-    )
-    if "empty_like" in how and of.gradient:
-        how = "{x}.transpose(-1, -2).contiguous().transpose(-1, -2)"
-    return scope.make(how.replace("{x}", of.name), of.shape, of.dtype, of)
+    of = scope.pick(lambda value: value.rank > 1)
+    axis, by, lower, upper = (pen.one_of(places) for places in ((-1, -2, 0), (1, -1, 2), (0, 1, -1), (0, 1, -1)))
+    form = pen.one_of(_REORDERED)
+    if "empty_like" in form and of.gradient:
+        form = "{x}.transpose(-1, -2).contiguous().transpose(-1, -2)"
+    return scope.make_alike(form, of, axis=axis, by=by, lower=lower, upper=upper)
 
 
 @production(6)
 def cut(pen: Pen, scope: Scope) -> object:
     """A value cut into parts along an axis, evenly or not: split, chunk, unbind."""
-    of = scope.some(lambda value: value.rank > 0)
-    axis = None if of is None else scope.axis(of, 2)
-    if of is None or axis is None:
-        return None
+    of, axis = scope.pick_with_axis(least=2)
     size = of.shape[axis]
     how = pen.one_of(("split", "chunk", "unbind", "tensor_split"))
-    names = [scope.fresh(), scope.fresh()]
-    if how == "unbind" and set(size) <= {2, 3, 4} and len(set(size)) == 1:
-        names += [scope.fresh() for _ in range(size[0] - 2)]
-        shapes = [replace_axis(of.shape, axis)] * size[0]
-        call = f"unbind({axis})"
-    elif how in ("chunk", "tensor_split"):
-        first = tuple((number + 1) // 2 for number in size)
-        shapes = [replace_axis(of.shape, axis, part) for part in (first, _subtract_sizes(size, first))]
-        call = f"{how}(2, {axis})"
+    parts = size[0] if how == "unbind" and size[0] in (2, 3, 4) and len(set(size)) == 1 else 0
+    names = [scope.fresh() for _ in range(parts or 2)]
+    if parts:
+        shapes, call = [replace_axis(of.shape, axis)] * parts, f"unbind({axis})"
     else:
-        first = tuple(1 for _ in size)
-        shapes = [replace_axis(of.shape, axis, part) for part in (first, _subtract_sizes(size, first))]
-        call = (
-            f"split([1, {scope.text(size)} - 1], {axis})"
-            if len(set(size)) > 1
-            else f"split([1, {size[0] - 1}], {axis})"
-        )
-    scope.say(f"{', '.join(names)} = {of.name}.{call}")
-    for name, shape in zip(names, shapes, strict=True):
-        scope.add(ProgramValue(name, shape, of.dtype, of.root, of.gradient, frozen=True))
+        halved = how in ("chunk", "tensor_split")
+        first = tuple((number + 1) // 2 if halved else 1 for number in size)
+        rest = tuple(number - taken for number, taken in zip(size, first, strict=True))
+        shapes = [replace_axis(of.shape, axis, part) for part in (first, rest)]
+        left = f"{scope.text(size)} - 1" if len(set(size)) > 1 else size[0] - 1
+        call = f"{how}(2, {axis})" if halved else f"split([1, {left}], {axis})"
+    made = [replace(of, name=name, shape=shape, frozen=True) for name, shape in zip(names, shapes, strict=True)]
+    if not scope.say(f"{', '.join(names)} = {of.name}.{call}"):
+        return False
+    scope.values.extend(made)
     return True
-
-
-def _subtract_sizes(size: Dim, first: Dim) -> Dim:
-    return tuple(number - taken for number, taken in zip(size, first, strict=True))
 
 
 def _find_join_partners(scope: Scope, of: ProgramValue, axis: int) -> list[ProgramValue]:
@@ -368,9 +313,7 @@ def _find_join_partners(scope: Scope, of: ProgramValue, axis: int) -> list[Progr
     return [
         value
         for value in reversed(scope.values)
-        if value.name != of.name
-        and value.rank == of.rank
-        and replace_axis(value.shape, axis) == rest
+        if (value.name != of.name and value.rank == of.rank and replace_axis(value.shape, axis) == rest)
         and (value.dtype == of.dtype or not value.gradient)
     ]
 
@@ -379,21 +322,16 @@ def _find_join_partners(scope: Scope, of: ProgramValue, axis: int) -> list[Progr
 def join(pen: Pen, scope: Scope) -> object:
     """Two or three values concatenated or stacked, in any order, some of them twice or of other dtypes."""
     of = scope.some(lambda value: any(_find_join_partners(scope, value, axis) for axis in range(-value.rank, 0)))
-    of = of or scope.some(lambda value: value.rank > 0)
-    if of is None:
-        return None
+    of = of or scope.pick(lambda value: value.rank > 0)
     partners = {axis: _find_join_partners(scope, of, axis) for axis in range(-1, -of.rank - 1, -1)}
     axis = pen.one_of([axis for axis, values in partners.items() if values] or list(partners))
     parts = [of] + [pen.one_of([*partners[axis], of]) for _ in range(1 + pen.number(1))]
     if pen.chance(50):
         parts.reverse()
-    dtype = parts[0].dtype
-    for value in parts:
-        dtype = promote_dtypes(dtype, value.dtype)
+    dtype = promote_dtypes(*(value.dtype for value in parts))
     names = ", ".join(value.name for value in parts)
     if len({value.shape for value in parts}) == 1 and len({value.dtype for value in parts}) == 1 and pen.chance(35):
-        count = tuple(len(parts) for _ in of.shape[axis])
-        at = of.rank + axis
+        at, count = of.rank + axis, fill_size(len(parts), of.shape[axis])
         return scope.make(f"torch.stack([{names}], {axis - 1})", (*of.shape[:at], count, *of.shape[at:]), dtype, *parts)
     size = tuple(sum(numbers) for numbers in zip(*(value.shape[axis] for value in parts), strict=True))
     return scope.make(f"torch.cat([{names}], {axis})", replace_axis(of.shape, axis, size), dtype, *parts)

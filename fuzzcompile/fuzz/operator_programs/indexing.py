@@ -13,9 +13,11 @@ from fuzzcompile.fuzz.operator_programs.creations import (
 from fuzzcompile.fuzz.operator_programs.production import (
     FLOATING,
     Dim,
+    NothingFits,
     ProgramValue,
     Scope,
     broadcast_shapes,
+    fill_size,
     find_least,
     find_result_dtype,
     production,
@@ -35,38 +37,24 @@ def choose_places(pen: Pen, scope: Scope, size: Dim, *, distinct: bool = False) 
     return scope.name(f"torch.tensor({chosen}, {scope.device})"), len(chosen)
 
 
-def _pick_axis(pen: Pen, scope: Scope) -> tuple[ProgramValue, int] | None:
-    of = scope.some(lambda value: value.rank > 0)
-    axis = None if of is None else scope.axis(of)
-    return None if of is None or axis is None else (of, axis)
-
-
 @production(5)
 def taken(pen: Pen, scope: Scope) -> object:
     """Elements read by index: index_select, advanced indexing, gather with places made of the values."""
-    picked = _pick_axis(pen, scope)
-    if picked is None:
-        return None
-    of, axis = picked
+    of, axis = scope.pick_with_axis()
     how = pen.one_of(("index_select", "brackets", "gather", "take_along_dim", "embedding"))
     if how in ("gather", "take_along_dim"):
         order = f"{of.name}.argsort(dim={axis}{pen.one_of(('', ', descending=True', ', stable=True'))})"
-        half = " // 2" if pen.chance(40) else ""
-        call = (
-            f"{of.name}.gather({axis}, {order}{half})"
-            if how == "gather"
-            else f"torch.take_along_dim({of.name}, {order}{half}, {axis})"
-        )
-        return scope.make(call, of.shape, of.dtype, of)
+        order += " // 2" if pen.chance(40) else ""
+        form = "{x}.gather({axis}, {order})" if how == "gather" else "torch.take_along_dim({x}, {order}, {axis})"
+        return scope.make_alike(form, of, axis=axis, order=order)
     embeds = how == "embedding" and of.rank == 2 and of.is_floating
     at, count = choose_places(pen, scope, of.shape[0 if embeds else axis])
-    counted = tuple(count for _ in of.shape[axis])
+    counted = fill_size(count, of.shape[axis])
     if embeds:
         return scope.make(f"F.embedding({at}, {of.name})", (counted, of.shape[1]), of.dtype, of)
-    shape = replace_axis(of.shape, axis, counted)
-    if how == "brackets":
-        return scope.make(f"{of.name}[..., {at}{', :' * (-axis - 1)}]", shape, of.dtype, of)
-    return scope.make(f"torch.index_select({of.name}, {axis}, {at})", shape, of.dtype, of)
+    brackets = f"{of.name}[..., {at}{', :' * (-axis - 1)}]"
+    call = brackets if how == "brackets" else f"torch.index_select({of.name}, {axis}, {at})"
+    return scope.make(call, replace_axis(of.shape, axis, counted), of.dtype, of)
 
 
 @production(6)
@@ -75,73 +63,61 @@ def indexed_write(pen: Pen, scope: Scope) -> object:
 
     Places that occur twice are drawn only where their order has no effect.
     """
-    picked = _pick_axis(pen, scope)
-    if picked is None or picked[0].dtype == "bool":
+    of, axis = scope.pick_with_axis()
+    if of.dtype == "bool":
         return None
-    of, axis = picked
     how = pen.one_of(("index_add", "index_fill", "index_copy", "index_put"))
     accumulates = how == "index_add" or (how == "index_put" and pen.chance(60))
     at, count = choose_places(pen, scope, of.shape[axis], distinct=not accumulates)
     if how == "index_fill":
-        return scope.make(f"{of.name}.index_fill({axis}, {at}, {pen.one_of((1, 0))})", of.shape, of.dtype, of)
+        return scope.make_alike(
+            "{x}.index_fill({axis}, {at}, {number})", of, axis=axis, at=at, number=pen.one_of((1, 0))
+        )
     if how == "index_put":
-        rows = f"{of.name}.transpose(0, {axis})"
-        value = f"{of.name}.new_ones(())"
-        made = f"{rows}.index_put(({at},), {value}, accumulate={accumulates})"
-        return scope.make(made, swap_axes(of.shape, 0, axis), of.dtype, of)
-    source = f"{of.name}.narrow({axis}, 0, 1)"
-    if count > 1:
-        source += f".repeat_interleave({count}, {axis})"
+        put = f"index_put(({at},), {of.name}.new_ones(()), accumulate={accumulates})"
+        return scope.make(f"{of.name}.transpose(0, {axis}).{put}", swap_axes(of.shape, 0, axis), of.dtype, of)
+    source = f"{of.name}.narrow({axis}, 0, 1)" + (f".repeat_interleave({count}, {axis})" if count > 1 else "")
     more = f", alpha={pen.one_of((2, -1, 0))}" if how == "index_add" and pen.chance(40) else ""
-    return scope.make(f"torch.{how}({of.name}, {axis}, {at}, {source}{more})", of.shape, of.dtype, of)
+    return scope.make_alike("torch.{how}({x}, {axis}, {at}, {source}{more})", of, how=how, axis=axis, at=at,
+                            source=source, more=more)  # fmt: skip
 
 
 @production(5)
 def scattered(pen: Pen, scope: Scope) -> object:
     """Scattered by places that come from values: sums, extremes, a number, rows of one hot element."""
-    of = scope.some(lambda value: value.rank > 0 and value.dtype != "bool")
-    axis = None if of is None else scope.axis(of)
-    if of is None or axis is None:
-        return None
+    of, axis = scope.pick_with_axis(lambda value: value.dtype != "bool")
     how = pen.one_of(("value", "add", "reduce", "permuted"))
     if how == "value":
         target = scope.some(lambda value: value.shape == of.shape) or of
         number = pen.one_of((1, 2, 3)) if target.dtype != "bool" else 1
         at = f"{of.name}.{pen.one_of(('argmax', 'argmin'))}({axis}, keepdim=True)"
-        return scope.make(f"{target.name}.scatter({axis}, {at}, {number})", target.shape, target.dtype, target)
+        return scope.make_alike("{x}.scatter({axis}, {at}, {number})", target, axis=axis, at=at, number=number)
     at = f"{of.name}.argsort(dim={axis}, stable=True)"
     if how == "permuted":
-        return scope.make(f"{of.name}.scatter({axis}, {at}, {of.name}.flip({axis}))", of.shape, of.dtype, of)
+        return scope.make_alike("{x}.scatter({axis}, {at}, {x}.flip({axis}))", of, axis=axis, at=at)
     if how == "add" or of.gradient:
-        return scope.make(f"{of.name}.scatter_add({axis}, {at} // 2, {of.name})", of.shape, of.dtype, of)
+        return scope.make_alike("{x}.scatter_add({axis}, {at} // 2, {x})", of, axis=axis, at=at)
     kind, include = pen.one_of(("amax", "amin", "sum")), pen.chance(50)
-    made = f'{of.name}.scatter_reduce({axis}, {at} // 2, {of.name}, "{kind}", include_self={include})'
-    return scope.make(made, of.shape, of.dtype, of)
+    form = '{x}.scatter_reduce({axis}, {at} // 2, {x}, "{kind}", include_self={include})'
+    return scope.make_alike(form, of, axis=axis, at=at, kind=kind, include=include)
 
 
 @production(6)
 def part_replaced(pen: Pen, scope: Scope) -> object:
     """A copy with a slice, a row or the diagonal replaced, by a scatter function or by assignment."""
-    of = scope.some(lambda value: value.rank > 1)
-    if of is None:
-        return None
+    of = scope.pick(lambda value: value.rank > 1)
     how = pen.one_of(("assign", "slice_scatter", "select_scatter", "diagonal_scatter"))
     if how == "select_scatter":
-        at = pen.one_of((0, -1))
-        row = f"{of.name}.select(-2, 0)"
-        return scope.make(f"torch.select_scatter({of.name}, {row}, -2, {at})", of.shape, of.dtype, of)
+        return scope.make_alike("torch.select_scatter({x}, {x}.select(-2, 0), -2, {at})", of, at=pen.one_of((0, -1)))
     if how == "diagonal_scatter":
-        diagonal = f"{of.name}.diagonal(0, -2, -1).flip(-1)"
-        return scope.make(f"torch.diagonal_scatter({of.name}, {diagonal}, 0, -2, -1)", of.shape, of.dtype, of)
+        return scope.make_alike("torch.diagonal_scatter({x}, {x}.diagonal(0, -2, -1).flip(-1), 0, -2, -1)", of)
     if how == "slice_scatter":
         axis, (start, step) = pen.one_of((-1, -2, 0)), pen.one_of(((0, 1), (1, 1), (0, 2), (-2, 1)))
-        if find_least(of.shape[axis]) < 2:
-            start = 0
+        start = start if find_least(of.shape[axis]) > 1 else 0
         index = f"..., {start}::{step}{', :' * (-axis - 1)}" if axis < 0 else f"{start}::{step}"
-        part = f"{of.name}.flip({axis})[{index}]"
-        more = f", {start}, step={step}"
-        return scope.make(f"torch.slice_scatter({of.name}, {part}, {axis}{more})", of.shape, of.dtype, of)
-    copy = scope.make(f"{of.name}.clone()", of.shape, of.dtype, of)
+        form = "torch.slice_scatter({x}, {x}.flip({axis})[{index}], {axis}, {start}, step={step})"
+        return scope.make_alike(form, of, axis=axis, index=index, start=start, step=step)
+    copy = scope.make_alike("{x}.clone()", of)
     if copy is None:
         return None
     _assign(pen, scope, copy)
@@ -150,10 +126,10 @@ def part_replaced(pen: Pen, scope: Scope) -> object:
 
 def _assign(pen: Pen, scope: Scope, target: ProgramValue) -> None:
     """Write a number, another value or rows of its own to a slice of a value that may be written to."""
-    taken = choose_slice(pen, scope, target)
-    if taken is None:
+    try:
+        index, shape = choose_slice(pen, scope, target)
+    except NothingFits:
         return
-    index, shape = taken
     source = scope.some(
         lambda value: (
             broadcast_shapes(value.shape, shape) == shape
@@ -175,9 +151,7 @@ def _assign(pen: Pen, scope: Scope, target: ProgramValue) -> None:
 @production(9)
 def write(pen: Pen, scope: Scope) -> object:
     """A value, perhaps an input or one that others share memory with, changed in place, whole or through a view."""
-    target = scope.some(scope.writable)
-    if target is None:
-        return None
+    target = scope.pick(scope.writable)
     how = pen.one_of(("number", "value", "slice", "view", "copy", "fill", "move"))
     if how == "slice" and target.rank:
         _assign(pen, scope, target)
@@ -200,23 +174,23 @@ def _move(pen: Pen, scope: Scope, target: ProgramValue) -> None:
 
     Without either the result would depend on the order of the elements, which eager mode leaves undefined.
     """
-    axis = scope.axis(target, 2)
-    if axis is None:
+    try:
+        axis = scope.pick_axis(target, 2)
+    except NothingFits:
         scope.say(f"{target.name}.zero_()")
         return
-    apart = 1 + pen.number(min(2, find_least(target.shape[axis]) - 1) - 1)
-    length = scope.text(target.shape[axis]) + f" - {apart}"
-    if len(set(target.shape[axis])) == 1:
-        length = str(target.shape[axis][0] - apart)
+    size, is_bool = target.shape[axis], target.dtype == "bool"
+    apart = 1 + pen.number(min(2, find_least(size) - 1) - 1)
+    length = str(size[0] - apart) if len(set(size)) == 1 else f"{scope.text(size)} - {apart}"
     to, source = pen.one_of(((apart, 0), (0, apart), (0, 0)))
     made = pen.one_of((".clone()", " * 1", f".flip({axis})", " + 1", ".contiguous().clone()"))
-    made = ".clone()" if target.dtype == "bool" and made[0] == " " else made
+    made = ".clone()" if is_bool and made[0] == " " else made
     window = f"{target.name}.narrow({axis}, {{}}, {length})"
-    write = "copy_" if target.dtype == "bool" else pen.one_of(("copy_", "add_"))
+    write = "copy_" if is_bool else pen.one_of(("copy_", "add_"))
     scope.say(f"{window.format(to)}.{write}({window.format(source)}{made})")
 
 
-def _write_value(pen: Pen, scope: Scope, target: ProgramValue, how: str) -> object:
+def _write_value(pen: Pen, scope: Scope, target: ProgramValue, how: str) -> bool:
     def fits(value: ProgramValue) -> bool:
         same_memory = value.root == target.root and value.name != target.name
         dtype = value.dtype if how == "copy" else find_result_dtype(target, value)
@@ -226,15 +200,9 @@ def _write_value(pen: Pen, scope: Scope, target: ProgramValue, how: str) -> obje
             and rank_category(dtype) <= rank_category(target.dtype)
         )
 
-    source = scope.some(fits)
-    if source is None:
-        return None
-    if how == "copy":
-        scope.say(f"{target.name}.copy_({source.name})")
-    elif target.dtype == "bool":
-        scope.say(f"{target.name}.logical_or_({source.name})")
-    else:
-        scope.say(f"{target.name}.{pen.one_of(('add_', 'mul_'))}({source.name})")
+    source = scope.pick(fits)
+    call = "copy_" if how == "copy" else "logical_or_" if target.dtype == "bool" else pen.one_of(("add_", "mul_"))
+    scope.say(f"{target.name}.{call}({source.name})")
     return True
 
 
@@ -243,16 +211,11 @@ def _write_value(pen: Pen, scope: Scope, target: ProgramValue, how: str) -> obje
 DRAWING = ("random_value", "random_like", "random_mask", "random_write", "random_order")
 """Names of the productions whose statements draw."""
 _FLOATS = ("float32", "bfloat16", "float64", "float16")
+_RANDOM_LIKE = ("torch.rand_like({x})", "torch.randn_like({x})", "torch.randint_like({x}, 7)",
+                "torch.bernoulli({x}.sigmoid())", "torch.normal({x}, {x}.abs() + 1)")  # fmt: skip
 # Methods that fill a tensor in place, and those of them that integers have too.
-_FILLS: tuple[str, ...] = (
-    "normal_()",
-    "uniform_(-1, 1)",
-    "normal_(1.0, 2.0)",
-    "exponential_(2.0)",
-    "bernoulli_(0.3)",
-    "random_(0, 9)",
-)
-_FILLS += ("log_normal_()", "cauchy_().clamp_(-9, 9)", "geometric_(0.4)")
+_FILLS: tuple[str, ...] = ("normal_()", "uniform_(-1, 1)", "normal_(1.0, 2.0)", "exponential_(2.0)", "bernoulli_(0.3)",
+                           "random_(0, 9)", "log_normal_()", "cauchy_().clamp_(-9, 9)", "geometric_(0.4)")  # fmt: skip
 _INTEGER_FILLS = ("random_(0, 9)", "bernoulli_(0.3)", "geometric_(0.4)")
 
 
@@ -261,63 +224,46 @@ def random_value(pen: Pen, scope: Scope) -> object:
     """A tensor of random numbers, of any floating dtype or of integers."""
     shape = choose_shape(pen, scope)
     if pen.chance(25):
-        dtype = pen.one_of(("int64", "int32", "uint8"))
-        drawn = f"torch.randint(0, 9, {scope.sizes(shape)}, dtype=torch.{dtype}, {scope.device})"
-        return scope.make(drawn, shape, dtype, smooth=False)
-    dtype, function = pen.one_of(_FLOATS), pen.one_of(("rand", "randn"))
-    drawn = f"torch.{function}({scope.sizes(shape)}, dtype=torch.{dtype}, {scope.device})"
-    return scope.make(drawn, shape, dtype)
+        dtype, start = pen.one_of(("int64", "int32", "uint8")), "randint(0, 9, "
+    else:
+        dtype, start = pen.one_of(_FLOATS), f"{pen.one_of(('rand', 'randn'))}("
+    return scope.make(f"torch.{start}{scope.sizes(shape)}, dtype=torch.{dtype}, {scope.device})", shape, dtype)
 
 
 @production(2)
 def random_like(pen: Pen, scope: Scope) -> object:
     """Random numbers in the form of a value, whatever its layout is."""
-    of = scope.pick_floating()
-    if of is None:
-        return None
-    function = pen.one_of(("rand_like", "randn_like", "randint_like", "bernoulli", "normal"))
-    drawn = {
-        "randint_like": f"torch.randint_like({of.name}, 7)",
-        "bernoulli": f"torch.bernoulli({of.name}.sigmoid())",
-        "normal": f"torch.normal({of.name}, {of.name}.abs() + 1)",
-    }.get(function, f"torch.{function}({of.name})")
-    return scope.make(drawn, of.shape, of.dtype, of, smooth=function in ("bernoulli", "normal"))
+    of, form = scope.pick_floating(), pen.one_of(_RANDOM_LIKE)
+    return scope.make_alike(form, of, smooth="_like" not in form)
 
 
 @production(3)
 def random_mask(pen: Pen, scope: Scope) -> object:
     """A value with some of its elements dropped or scaled at random."""
     of = scope.pick_floating()
-    if of is None:
-        return None
     functions = ["dropout", "alpha_dropout"]
     functions += ["rrelu"] if of.dtype in ("float32", "float64") else []  # eager has no kernel for the short ones
     functions += ["dropout1d", "feature_alpha_dropout"] if of.rank == 3 else []
     functions += ["dropout2d"] if of.rank == 4 else []
     function = pen.one_of(functions)
     rest = "training=True" if function == "rrelu" else f"{pen.one_of((0.5, 0.1, 0.0, 1.0))}, training=True"
-    return scope.make(f"torch.nn.functional.{function}({of.name}, {rest})", of.shape, of.dtype, of)
+    return scope.make_alike("torch.nn.functional.{function}({x}, {rest})", of, function=function, rest=rest)
 
 
 @production(2)
 def random_write(pen: Pen, scope: Scope) -> object:
     """Random numbers written over a value, whole or through a view of it."""
-    target = scope.some(lambda value: scope.writable(value) and value.dtype != "bool")
-    if target is None:
-        return None
+    target = scope.pick(lambda value: scope.writable(value) and value.dtype != "bool")
     fill = pen.one_of(_FILLS if target.dtype in FLOATING else _INTEGER_FILLS)
     views = [""]
     views += [".transpose(-1, -2)"] if target.rank > 1 else []
     views += ["[..., ::2]", "[..., 1:]"] if target.rank and find_least(target.shape[-1]) > 1 else []
-    scope.say(f"{target.name}{pen.one_of(views)}.{fill}")
-    return True
+    return scope.say(f"{target.name}{pen.one_of(views)}.{fill}")
 
 
 @production(1)
 def random_order(pen: Pen, scope: Scope) -> object:
     """The rows of a value in a random order."""
-    of = scope.some(lambda value: value.rank > 0 and find_least(value.shape[0]) > 0)
-    if of is None:
-        return None
+    of = scope.pick(lambda value: value.rank > 0 and find_least(value.shape[0]) > 0)
     order = f"torch.randperm({scope.text(of.shape[0])}, {scope.device})"
-    return scope.make(f"{of.name}[{order}]", of.shape, of.dtype, of)
+    return scope.make_alike("{x}[{order}]", of, order=order)

@@ -1,15 +1,18 @@
 """The table of torch's operators that keep the form of an activation, and of calls that eager refuses.
 
-``operators.json`` is made by ``tools/operator_table.py`` from torch's own tables; reading it needs no torch.
+``tools/operator_table.py`` makes ``operators.json`` from torch's own tables; ``composed.json`` adds calls of several
+functions that keep the form of whole rows together. Reading them needs no torch.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,21 @@ class OperatorTable:
 @cache
 def load_operator_table() -> OperatorTable:
     """The table that comes with the package."""
-    text = resources.files(__package__).joinpath("operators.json").read_text(encoding="utf-8")
+    text, composed = (_read_text(name) for name in ("operators.json", "composed.json"))
     data = json.loads(text)
-    lists = {
-        kind: tuple(TableOperator(**{**row, "calls": tuple(row["calls"])}) for row in data[kind])
-        for kind in ("elementwise", "of_two", "along", "refused")
-    }
-    return OperatorTable(**lists, torch=data["torch"], version=hashlib.sha256(text.encode()).hexdigest()[:8])
+    return OperatorTable(
+        elementwise=_read_rows(data["elementwise"]),
+        of_two=_read_rows(data["of_two"]),
+        along=_read_rows([*data["along"], *json.loads(composed)]),
+        refused=_read_rows(data["refused"]),
+        torch=data["torch"],
+        version=hashlib.sha256(text.encode()).hexdigest()[:8],
+    )
+
+
+def _read_text(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _read_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[TableOperator, ...]:
+    return tuple(TableOperator(**{**row, "calls": tuple(row["calls"])}) for row in rows)

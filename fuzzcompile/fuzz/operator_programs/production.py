@@ -19,27 +19,17 @@ FLOATING = ("float16", "bfloat16", "float32", "float64")
 SIGNED = ("int8", "int16", "int32", "int64")
 INTEGERS = (*SIGNED, "uint8")
 DTYPES = (*FLOATING, *INTEGERS, "bool")
-_BYTES = {
-    1: ("bool", "int8", "uint8"),
-    2: ("int16", "float16", "bfloat16"),
-    4: ("int32", "float32"),
-    8: ("int64", "float64"),
-}
-# The bytes of an element.
-WIDTHS = {dtype: width for width, dtypes in _BYTES.items() for dtype in dtypes}
+WIDTHS = dict(zip(DTYPES, (2, 2, 4, 8, 1, 2, 4, 8, 1, 1), strict=True))
+"""The bytes of an element."""
 
 
 @dataclass(frozen=True)
 class ProgramValue:
     """A tensor that a program has made or was given.
 
-    Attributes:
-        name: the expression that reads it.
-        shape: its sizes.
-        dtype: torch's name of it.
-        root: the value whose memory it may share; its own name if it has memory of its own.
-        gradient: whether it depends on an input's gradient.
-        frozen: writing to it is refused or undefined: elements overlap, it is a parameter, or one of several views.
+    ``name`` is the expression that reads it, ``root`` the value whose memory it may share (itself if it has its own),
+    ``gradient`` whether it depends on an input's gradient. Writing to a ``frozen`` value is refused or undefined:
+    elements overlap, it is a parameter, or one of several views.
     """
 
     name: str
@@ -75,24 +65,22 @@ def count_elements(shape: Shape) -> Dim:
     return tuple(prod(sizes) for sizes in zip(*shape, strict=True))
 
 
+def fill_size(number: int, like: Dim) -> Dim:
+    """A size that is the same number in every call."""
+    return (number,) * len(like)
+
+
 def broadcast_shapes(first: Shape, second: Shape) -> Shape | None:
     """The shape that two shapes broadcast to, or None."""
     if len(first) < len(second):
         first, second = second, first
     joined = list(first)
     for at in range(1, len(second) + 1):
-        size = _broadcast_size(first[-at], second[-at])
-        if size is None:
-            return None
-        joined[-at] = size
+        if first[-at] != second[-at] and not is_one(second[-at]):
+            if not is_one(first[-at]):
+                return None
+            joined[-at] = second[-at]
     return tuple(joined)
-
-
-def _broadcast_size(first: Dim, second: Dim) -> Dim | None:
-    """The size that two sizes broadcast to."""
-    if first == second or is_one(second):
-        return first
-    return second if is_one(first) else None
 
 
 def is_one(size: Dim) -> bool:
@@ -105,43 +93,22 @@ def find_least(size: Dim) -> int:
     return min(size, default=1)
 
 
-def promote_dtypes(first: str, second: str) -> str:
-    """The dtype of an operation on two tensors that both have axes (torch's promotion lattice)."""
-    if first == second or second == "bool":
-        return first
-    if first == "bool":
-        return second
-    if first in FLOATING or second in FLOATING:
-        return _promote_floating(first, second)
-    if "uint8" in (first, second):
-        signed = first if second == "uint8" else second
-        return "int16" if signed == "int8" else signed
-    return max(first, second, key=SIGNED.index)
-
-
-def _promote_floating(first: str, second: str) -> str:
-    if second not in FLOATING:
-        return first
-    if first not in FLOATING:
-        return second
-    return "float32" if {first, second} == {"float16", "bfloat16"} else max(first, second, key=FLOATING.index)
+def promote_dtypes(*dtypes: str) -> str:
+    """The dtype of an operation on tensors that all have axes (torch's promotion lattice)."""
+    floating = set(dtypes) & set(FLOATING)
+    if floating:
+        return max(floating | ({"float32"} if {"float16", "bfloat16"} <= floating else set()), key=FLOATING.index)
+    signed = [dtype for dtype in dtypes if dtype in SIGNED]
+    if "uint8" in dtypes:
+        return max("int16", *signed, key=SIGNED.index) if signed else "uint8"
+    return max(signed, key=SIGNED.index, default="bool")
 
 
 def find_result_dtype(*operands: ProgramValue) -> str:
     """The dtype of an operation on tensors: one without axes counts only if its kind of number is a higher one."""
-    with_axes = [value.dtype for value in operands if value.rank]
-    without = [value.dtype for value in operands if not value.rank]
-    if not with_axes or not without:
-        return _promote_all(with_axes or without)
-    wide, narrow = _promote_all(with_axes), _promote_all(without)
+    wide = promote_dtypes(*(value.dtype for value in operands if value.rank))
+    narrow = promote_dtypes(*(value.dtype for value in operands if not value.rank))
     return narrow if rank_category(narrow) > rank_category(wide) else wide
-
-
-def _promote_all(dtypes: list[str]) -> str:
-    dtype = dtypes[0]
-    for following in dtypes[1:]:
-        dtype = promote_dtypes(dtype, following)
-    return dtype
 
 
 def rank_category(dtype: str) -> int:
@@ -165,18 +132,16 @@ _FREE_NAMES = tuple(letter for letter in ascii_lowercase if letter not in "xyqkv
 _MOST, _LONGEST = 2**13, 90
 
 
+class NothingFits(Exception):
+    """A program has no value, or a value no axis, that a production asks for."""
+
+
 @dataclass
 class Scope:
-    """The values that a program may use, and its statements so far.
+    """The values that a program may use, the youngest last, and its statements so far.
 
-    Attributes:
-        pen: draws the choices.
-        values: the tensors by age, the youngest last.
-        statements: lines of Python.
-        operators: names of the productions that wrote them.
-        refusable: an operand or parameter was drawn that eager mode may refuse.
-        backward: gradients are asked for, so no value that one may need is overwritten.
-        alters_inputs: the inputs may be written to.
+    ``operators`` are the productions that wrote them. ``refusable`` says that an operand or parameter was drawn that
+    eager mode may refuse; under ``backward`` no value that a gradient may need is overwritten.
     """
 
     pen: Pen
@@ -200,26 +165,48 @@ class Scope:
     # -- operands ---------------------------------------------------------------------------------
 
     def some(self, holds: Callable[[ProgramValue], bool] = lambda value: True) -> ProgramValue | None:
-        """A value for which this holds: in half of the draws the youngest."""
+        """A value for which this holds, if there is one: in half of the draws the youngest."""
         fitting = [value for value in reversed(self.values) if holds(value)]
         if not fitting:
             return None
         return fitting[0] if not self.pen.chance(50) else self.pen.one_of(fitting)
 
-    def pick_floating(self, least_rank: int = 0) -> ProgramValue | None:
-        """A floating value with that many axes at least."""
-        return self.some(lambda value: value.is_floating and value.rank >= least_rank)
+    def pick(self, holds: Callable[[ProgramValue], bool] = lambda value: True) -> ProgramValue:
+        """A value for which this holds.
+
+        Raises:
+            NothingFits: there is none.
+        """
+        value = self.some(holds)
+        if value is None:
+            raise NothingFits
+        return value
+
+    def pick_floating(self, least_rank: int = 0) -> ProgramValue:
+        """A floating value with that many axes at least; raises as `pick`."""
+        return self.pick(lambda value: value.is_floating and value.rank >= least_rank)
+
+    def pick_axis(self, value: ProgramValue, least: int = 1) -> int:
+        """An axis of that size at least, in every call, counted from the end: the last is the simplest.
+
+        Raises:
+            NothingFits: there is none.
+        """
+        axes = [-at for at in range(1, value.rank + 1) if min(value.shape[-at]) >= least]
+        if not axes:
+            raise NothingFits
+        return self.pen.one_of(axes)
+
+    def pick_with_axis(
+        self, holds: Callable[[ProgramValue], bool] = lambda value: True, least: int = 1
+    ) -> tuple[ProgramValue, int]:
+        """A value that has axes, and one of them; raises as `pick`."""
+        value = self.pick(lambda value: value.rank > 0 and holds(value))
+        return value, self.pick_axis(value, least)
 
     def writable(self, value: ProgramValue) -> bool:
         """Return whether a statement may write to the value's memory."""
-        if value.frozen or self.backward:
-            return False
-        return self.alters_inputs or value.root not in self._given
-
-    def axis(self, value: ProgramValue, least: int = 1) -> int | None:
-        """An axis of that size at least, in every call, counted from the end: the last is the simplest."""
-        axes = [-at for at in range(1, value.rank + 1) if min(value.shape[-at]) >= least]
-        return self.pen.one_of(axes) if axes else None
+        return not value.frozen and not self.backward and (self.alters_inputs or value.root not in self._given)
 
     def text(self, size: Dim) -> str:
         """A size as Python: a number, or read from a tensor that has it where calls differ."""
@@ -239,8 +226,8 @@ class Scope:
 
     def fresh(self) -> str:
         """A name that is not in use."""
+        number, at = divmod(self._used, len(_FREE_NAMES))
         self._used += 1
-        number, at = divmod(self._used - 1, len(_FREE_NAMES))
         return _FREE_NAMES[at] + (str(number) if number else "")
 
     def say(self, statement: str) -> bool:
@@ -267,6 +254,12 @@ class Scope:
         gradient = smooth and dtype in FLOATING and any(operand.gradient for operand in operands)
         return self._keep(expression, ProgramValue(name, shape, dtype, name, gradient))
 
+    def make_alike(
+        self, form: str, of: ProgramValue, *operands: ProgramValue, smooth: bool = True, **holes: object
+    ) -> ProgramValue | None:
+        """As `make`, of the shape and dtype of ``of``, which the form calls ``{x}``."""
+        return self.make(form.format(x=of.name, **holes), of.shape, of.dtype, of, *operands, smooth=smooth)
+
     def view(self, expression: str, shape: Shape, of: ProgramValue, *, frozen: bool = False) -> ProgramValue | None:
         """Name a view of a value, or what may be one."""
         name = self.fresh()
@@ -279,12 +272,8 @@ class Scope:
         self.values.append(value)
         return value
 
-    def add(self, value: ProgramValue) -> None:
-        """Take a value that a statement with several targets has made."""
-        self.values.append(value)
 
-
-# Adds to the program; False if no value fits.
+# Adds to the program; a false value or `NothingFits` if no value fits.
 Produce = Callable[[Pen, Scope], object]
 
 
@@ -304,7 +293,7 @@ PRODUCTIONS: dict[str, Production] = {}
 def production(weight: int) -> Callable[[Produce], Produce]:
     """Register the decorated function under its own name.
 
-    It returns a false value, and has said nothing, where no value of the program fits.
+    Where no value of the program fits it returns a false value, or `Scope.pick` raises, and it has said nothing.
     """
 
     def decorate(produce: Produce) -> Produce:

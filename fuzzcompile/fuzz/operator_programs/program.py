@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from fuzzcompile.fuzz.generation.inputs import (
@@ -16,7 +17,13 @@ from fuzzcompile.fuzz.generation.inputs import (
     takes_x,
 )
 from fuzzcompile.fuzz.generation.spec import CaseSpec, OperatorProgram, Pen, ProgramArgument
-from fuzzcompile.fuzz.operator_programs.production import PRODUCTIONS, ProgramValue, Scope, broadcast_shapes
+from fuzzcompile.fuzz.operator_programs.production import (
+    PRODUCTIONS,
+    NothingFits,
+    ProgramValue,
+    Scope,
+    broadcast_shapes,
+)
 
 # How many statements, fewer first.
 _LENGTHS = ((1, 4), (2, 16), (3, 20), (4, 20), (5, 16), (6, 11), (7, 7), (8, 6))
@@ -37,9 +44,10 @@ def grow_program(pen: Pen, values: Sequence[ProgramValue], *, backward: bool, al
     for _ in range(pen.draw_weighted(_LENGTHS)):
         for _ in range(_TRIES):
             drawn = pen.draw_weighted(weights)
-            if drawn.produce(pen, scope):
-                scope.operators.append(drawn.name)
-                break
+            with suppress(NothingFits):
+                if drawn.produce(pen, scope):
+                    scope.operators.append(drawn.name)
+                    break
     return scope
 
 
