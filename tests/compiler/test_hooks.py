@@ -24,7 +24,9 @@ ALL_NAMES = [patch.name for patch in patch_table.PATCHES]
 
 def hooked_functions() -> list[object]:
     return [
-        patch.find_original() for patch in patch_table.GRAPHS if patch.members is None and patch.name != "joint pass"
+        getattr(patch.find_owner(), patch.leaf)
+        for patch in patch_table.GRAPHS
+        if patch.members is None and patch.name != "joint pass"
     ]
 
 

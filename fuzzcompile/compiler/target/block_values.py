@@ -8,7 +8,7 @@ or fault.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,10 @@ from triton.runtime import interpreter
 # Values as Triton's interpreter holds them, and the casts and arithmetic that it gets wrong.
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_Handle = interpreter.TensorHandle
+_native_memory = interpreter._interpreter
 
+# Dtypes of Triton that NumPy lacks.
 _PACKED: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp8e5": torch.float8_e5m2,
@@ -27,11 +30,6 @@ _PACKED: dict[str, torch.dtype] = {
     "fp8e4nv": torch.float8_e4m3fn,
     "fp8e4b8": torch.float8_e4m3fnuz,
 }
-
-
-def find_packed_dtype(dtype: Any) -> torch.dtype | None:
-    """The torch dtype of a Triton dtype that NumPy lacks; None for one that NumPy has."""
-    return _PACKED.get(dtype.scalar.name)
 
 
 def as_torch_tensor(data: Array) -> torch.Tensor:
@@ -42,7 +40,7 @@ def as_torch_tensor(data: Array) -> torch.Tensor:
 
 def to_numbers(data: Array, dtype: Any) -> Array:
     """The numbers that ``data`` stands for in the Triton dtype: float32 for bfloat16 and float8."""
-    kind = find_packed_dtype(dtype)
+    kind = _PACKED.get(dtype.scalar.name)
     if kind is None:
         return data
     signed = np.int16 if data.dtype.itemsize == 2 else np.int8
@@ -52,7 +50,7 @@ def to_numbers(data: Array, dtype: Any) -> Array:
 
 def pack_numbers(data: Array, dtype: Any) -> Array:
     """Numbers as the interpreter holds them in the Triton dtype, rounded to nearest even."""
-    kind, held = find_packed_dtype(dtype), interpreter._get_np_dtype(dtype.scalar)
+    kind, held = _PACKED.get(dtype.scalar.name), interpreter._get_np_dtype(dtype.scalar)
     if kind is None:
         return data if data.dtype == held else data.astype(held)
     signed = torch.int16 if held.itemsize == 2 else torch.int8
@@ -62,31 +60,26 @@ def pack_numbers(data: Array, dtype: Any) -> Array:
 
 def make_handle(data: Array, dtype: Any) -> Any:
     """A handle of the interpreter on numbers, packed in the Triton dtype."""
-    return interpreter.TensorHandle(pack_numbers(data, dtype), dtype.scalar)
+    return _Handle(pack_numbers(data, dtype), dtype.scalar)
 
 
 def make_tensor(data: Array, dtype: Any) -> Any:
-    """A Triton tensor of packed data, whose first axis is that of programs; a scalar if it has no other."""
+    """A Triton tensor of numbers, whose first axis is that of programs; a scalar if it has no other."""
+    return _wrap_packed(pack_numbers(data, dtype), dtype)
+
+
+def _wrap_packed(data: Array, dtype: Any) -> Any:
     scalar, shape = dtype.scalar, list(data.shape[1:])
-    return tl.tensor(interpreter.TensorHandle(data, scalar), tl.block_type(scalar, shape) if shape else scalar)
+    return tl.tensor(_Handle(data, scalar), tl.block_type(scalar, shape) if shape else scalar)
 
 
 def compute_packed(operation: Callable[..., Array], result: Any, *operands: Any) -> Any:
     """``operation`` on the numbers of handles, rounded to the Triton dtype ``result`` unless it is boolean."""
     data = operation(*(to_numbers(operand.data, operand.dtype) for operand in operands))
-    if data.dtype == np.bool_:
-        return interpreter.TensorHandle(data, tl.int1)
-    return make_handle(data, result)
-
-
-def cast_handle(source: Any, target: Any) -> Any:
-    """A handle's value in another Triton dtype, rounded to nearest even."""
-    return make_handle(to_numbers(source.data, source.dtype), target)
+    return _Handle(data, tl.int1) if data.dtype == np.bool_ else make_handle(data, result)
 
 
 # Operations that rearrange blocks, for several programs of a grid at once.
-
-_Handle = interpreter.TensorHandle
 
 
 class Diverged(Exception):
@@ -107,11 +100,7 @@ def align_shapes(arrays: Sequence[Array]) -> list[Array]:
 
 
 def require_uniform(value: Any) -> Any:
-    """The value of a scalar on which all programs that run together agree.
-
-    Raises:
-        Diverged: they do not.
-    """
+    """The value of a scalar on which all programs that run together agree; Diverged if they do not."""
     data = value.handle.data
     if data.size > 1 and not (data == data.flat[0]).all():
         raise Diverged("programs disagree on a value that decides what comes next")
@@ -131,38 +120,15 @@ def transpose(value: Any) -> Any:
     return tl.tensor(handle, tl.block_type(value.dtype, shape))
 
 
-def _find_program_id(builder: Any, axis: int) -> Any:
-    return _Handle(builder.programs[:, axis], tl.int32)
-
-
-def _make_range(builder: Any, kind: Any, start: int, stop: int) -> Any:
-    return _Handle(np.arange(start, stop, dtype=np.int32)[None], tl.int32)
-
-
-def _expand(builder: Any, operand: Any, axis: int) -> Any:
-    return _Handle(np.expand_dims(operand.data, axis + 1 if axis >= 0 else axis), operand.dtype.scalar)
-
-
-def _broadcast_block(builder: Any, operand: Any, shape: Sequence[int]) -> Any:
-    return _Handle(np.broadcast_to(operand.data, (operand.data.shape[0], *shape)), operand.dtype.scalar)
+def _on_data(rearrange: Callable[..., Array]) -> Callable[..., Any]:
+    """The operation of one block that rearranges its array, whose first axis is that of programs."""
+    return lambda builder, operand, *rest: _Handle(rearrange(operand.data, *rest), operand.dtype.scalar)
 
 
 def _splat_scalar(builder: Any, kind: Any, operand: Any) -> Any:
     shape = tuple(kind.shape)
     scalar = operand.data.reshape(operand.data.shape[0], *(1,) * len(shape))
     return _Handle(np.broadcast_to(scalar, (len(scalar), *shape)), operand.dtype.scalar)
-
-
-def _unsplat_block(builder: Any, operand: Any) -> Any:
-    return _Handle(operand.data.reshape(operand.data.shape[0]), operand.dtype.scalar)
-
-
-def _reshape(builder: Any, operand: Any, shape: Sequence[int], *rest: object) -> Any:
-    return _Handle(operand.data.reshape(operand.data.shape[0], *shape), operand.dtype.scalar)
-
-
-def _permute(builder: Any, operand: Any, order: Sequence[int]) -> Any:
-    return _Handle(np.transpose(operand.data, (0, *(axis + 1 for axis in order))), operand.dtype.scalar)
 
 
 def _concatenate(builder: Any, left: Any, right: Any) -> Any:
@@ -175,7 +141,7 @@ def _join(builder: Any, left: Any, right: Any) -> Any:
 
 def _gather(builder: Any, source: Any, indices: Any, axis: int) -> Any:
     data, places = align_programs(source.data, indices.data)
-    return _Handle(np.take_along_axis(data, places, axis + 1 if axis >= 0 else axis), source.dtype.scalar)
+    return _Handle(np.take_along_axis(data, places, _find_array_axis(axis, data.ndim)), source.dtype.scalar)
 
 
 def _count_histogram(builder: Any, data: Any, bins: int, mask: Any) -> Any:
@@ -203,25 +169,7 @@ def wrap_materialize(materialize: Callable[..., Any]) -> Callable[..., Any]:
     return pointers
 
 
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    "create_get_program_id": _find_program_id,
-    "create_make_range": _make_range,
-    "create_expand_dims": _expand,
-    "create_broadcast": _broadcast_block,
-    "create_splat": _splat_scalar,
-    "create_unsplat": _unsplat_block,
-    "create_reshape": _reshape,
-    "create_trans": _permute,
-    "create_cat": _concatenate,
-    "create_join": _join,
-    "create_gather": _gather,
-    "create_histogram": _count_histogram,
-    "create_descriptor_gather": _refuse_unknown,
-    "create_descriptor_scatter": _refuse_unknown,
-}
-
-
-_native_memory = interpreter._interpreter
+# Memory.
 
 
 class LaunchMemory:
@@ -239,14 +187,11 @@ class LaunchMemory:
         self.notes: dict[str, None] = {}
         self.widest = 1
 
-    def inside(self, addresses: Array, active: Array, size: int, kind: str) -> Array:
+    def find_inside(self, addresses: Array, active: Array, size: int, kind: str) -> Array:
         """The active lanes whose element of ``size`` bytes lies in one of the storages.
 
-        Args:
-            addresses: uint64, of any shape.
-            active: bool, of that shape.
-            size: bytes of an element.
-            kind: what the kernel does there, for the note: ``load``, ``store`` or ``atomic``.
+        ``addresses`` (uint64) and ``active`` (bool) have one shape; ``kind`` (``load``, ``store`` or ``atomic``) is for
+        the note on those that lie elsewhere.
         """
         chosen = addresses if active.all() else addresses[active]
         if not chosen.size or self._holds(int(chosen.min()), int(chosen.max()) + size):
@@ -270,12 +215,11 @@ def _find_lanes(builder: Any, kind: str, pointers: Any, mask: Any, *given: Any) 
     held = interpreter._get_np_dtype(pointers.get_element_ty())
     addresses, active, *values = align_programs(pointers.data, mask.data, *(value.data for value in given))
     builder.memory.widest = max(builder.memory.widest, addresses[0].size)
-    active = builder.memory.inside(addresses, active, held.itemsize, kind)
+    active = builder.memory.find_inside(addresses, active, held.itemsize, kind)
     return tuple(np.require(array, requirements=("C", "W")) for array in (addresses, active, *values))
 
 
-def load_masked(builder: Any, pointers: Any, mask: Any, other: Any, *rest: object, **policies: object) -> Any:
-    """A masked load; lanes that are masked give ``other``, or 0 without it."""
+def _load_masked(builder: Any, pointers: Any, mask: Any, other: Any, *rest: object, **policies: object) -> Any:
     element = pointers.get_element_ty()
     held = interpreter._get_np_dtype(element)
     default = _Handle(np.zeros((1, *pointers.data.shape[1:]), dtype=held), element) if other is None else other
@@ -283,22 +227,20 @@ def load_masked(builder: Any, pointers: Any, mask: Any, other: Any, *rest: objec
     return _Handle(_native_memory.load(addresses, active, missing, held), element)
 
 
-def store_masked(builder: Any, pointers: Any, value: Any, mask: Any, *rest: object, **policies: object) -> Any:
-    """A masked store."""
+def _store_masked(builder: Any, pointers: Any, value: Any, mask: Any, *rest: object, **policies: object) -> Any:
     held = interpreter._get_np_dtype(pointers.get_element_ty())
     addresses, active, data = _find_lanes(builder, "store", pointers, mask, value)
     return _native_memory.store(addresses, data if data.dtype == held else data.astype(held), active)
 
 
-def update_atomically(
+def _update_atomically(
     builder: Any, operation: Any, pointers: Any, value: Any, mask: Any, semantics: Any, scope: Any
 ) -> Any:
-    """An atomic update; gives the values before."""
     element = pointers.get_element_ty()
     held = interpreter._get_np_dtype(element)
     every = _Handle(builder.programs[:, 0].reshape(-1, *(1,) * (pointers.data.ndim - 1)), tl.int32)
     addresses, active, data, _ = _find_lanes(builder, "atomic", pointers, mask, value, every)
-    if operation == interpreter._ir.ATOMIC_OP.FADD and (find_packed_dtype(element) is not None or held == np.float16):
+    if operation == interpreter._ir.ATOMIC_OP.FADD and (element.scalar.name in _PACKED or held == np.float16):
         return _Handle(_add_one_by_one(addresses, active, data, element, held), element)
     native = builder.ir_rmw_op_to_interpreter_rmw_op[operation]
     order = builder.ir_sem_to_interpreter_sem[semantics]
@@ -319,8 +261,7 @@ def _add_one_by_one(addresses: Array, active: Array, data: Array, element: Any, 
     return before
 
 
-def compare_and_swap(builder: Any, pointers: Any, expected: Any, value: Any, semantics: Any, scope: Any) -> Any:
-    """An atomic exchange where the present value is the expected one; gives the values before."""
+def _compare_and_swap(builder: Any, pointers: Any, expected: Any, value: Any, semantics: Any, scope: Any) -> Any:
     if len(builder.programs) > 1:
         raise Diverged("a compare-and-swap")
     mask = _Handle(np.ones(pointers.data.shape, dtype=bool), tl.int1)
@@ -329,6 +270,30 @@ def compare_and_swap(builder: Any, pointers: Any, expected: Any, value: Any, sem
         raise NotImplementedError("a compare-and-swap outside every buffer of the kernel")
     order = builder.ir_sem_to_interpreter_sem[semantics]
     return _Handle(_native_memory.atomic_cas(addresses, expected.data, value.data, order), expected.dtype.scalar)
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "create_get_program_id": lambda builder, axis: _Handle(builder.programs[:, axis], tl.int32),
+    "create_make_range": lambda builder, kind, start, stop: _Handle(
+        np.arange(start, stop, dtype=np.int32)[None], tl.int32
+    ),
+    "create_expand_dims": _on_data(lambda data, axis: np.expand_dims(data, axis + 1 if axis >= 0 else axis)),
+    "create_broadcast": _on_data(lambda data, shape: np.broadcast_to(data, (len(data), *shape))),
+    "create_splat": _splat_scalar,
+    "create_unsplat": _on_data(lambda data: data.reshape(len(data))),
+    "create_reshape": _on_data(lambda data, shape, *rest: data.reshape(len(data), *shape)),
+    "create_trans": _on_data(lambda data, order: np.transpose(data, (0, *(axis + 1 for axis in order)))),
+    "create_cat": _concatenate,
+    "create_join": _join,
+    "create_gather": _gather,
+    "create_histogram": _count_histogram,
+    "create_descriptor_gather": _refuse_unknown,
+    "create_descriptor_scatter": _refuse_unknown,
+    "create_masked_load": _load_masked,
+    "create_masked_store": _store_masked,
+    "create_atomic_rmw": _update_atomically,
+    "create_atomic_cas": _compare_and_swap,
+}
 
 
 # Reductions and scans by any combine function, on whole arrays.
@@ -358,7 +323,8 @@ def scan_blocks(given: Any, axis: Any, combine_fn: Any, reverse: Any = False, **
     blocks = tuple(np.moveaxis(block, along, -1) for block in blocks)
     if _check_plain(reverse):
         blocks = tuple(block[..., ::-1] for block in blocks)
-    for distance in _iter_powers(blocks[0].shape[-1]):
+    distance = 1
+    while distance < blocks[0].shape[-1]:
         # Shapes in Triton are powers of two: the first elements have no partner and are put back afterwards.
         earlier = tuple(np.roll(block, distance, axis=-1) for block in blocks)
         combined = _combine_blocks(combine_fn, earlier, blocks, dtypes)
@@ -366,6 +332,7 @@ def scan_blocks(given: Any, axis: Any, combine_fn: Any, reverse: Any = False, **
             np.concatenate([block[..., :distance], part[..., distance:]], axis=-1)
             for block, part in zip(blocks, combined, strict=True)
         )
+        distance *= 2
     if _check_plain(reverse):
         blocks = tuple(block[..., ::-1] for block in blocks)
     return _return_as_given(
@@ -378,33 +345,23 @@ def _find_array_axis(axis: int, rank: int) -> int:
     return axis + 1 if axis >= 0 else axis + rank
 
 
-def _iter_powers(length: int) -> Iterator[int]:
-    distance = 1
-    while distance < length:
-        yield distance
-        distance *= 2
-
-
 def _fold_halves(blocks: FoldedBlocks, dtypes: Sequence[Any], axis: int, combine_fn: Any) -> FoldedBlocks:
     """The blocks with one element along ``axis`` of their arrays, whose length is a power of two in Triton."""
     if combine_fn is tl.standard._sum_combine:
         whole = to_numbers(blocks[0], dtypes[0])
         return (pack_numbers(whole.sum(axis=axis, keepdims=True, dtype=whole.dtype), dtypes[0]),)
+    before = (slice(None),) * axis
     while blocks[0].shape[axis] > 1:
-        even, odd = _cut_blocks(blocks, axis, slice(0, None, 2)), _cut_blocks(blocks, axis, slice(1, None, 2))
+        even, odd = (tuple(block[(*before, slice(start, None, 2))] for block in blocks) for start in (0, 1))
         blocks = _combine_blocks(combine_fn, even, odd, dtypes)
     return blocks
-
-
-def _cut_blocks(blocks: FoldedBlocks, axis: int, part: slice) -> FoldedBlocks:
-    return tuple(block[(slice(None),) * axis + (part,)] for block in blocks)
 
 
 def _combine_blocks(
     combine_fn: Callable[..., Any], left: FoldedBlocks, right: FoldedBlocks, dtypes: Sequence[Any]
 ) -> FoldedBlocks:
     shape = left[0].shape
-    operands = [make_tensor(block, dtype) for side in (left, right) for block, dtype in zip(side, dtypes, strict=True)]
+    operands = [_wrap_packed(block, dtype) for side in (left, right) for block, dtype in zip(side, dtypes, strict=True)]
     result = combine_fn(*operands)
     results = tuple(result) if isinstance(result, (tuple, tl.tuple)) else (result,)
     return tuple(
@@ -420,7 +377,7 @@ def _open_blocks(given: Any) -> tuple[FoldedBlocks, tuple[Any, ...]]:
 
 
 def _return_as_given(given: Any, blocks: FoldedBlocks, dtypes: Sequence[Any]) -> Any:
-    results = tuple(make_tensor(np.asarray(block), dtype) for block, dtype in zip(blocks, dtypes, strict=True))
+    results = tuple(_wrap_packed(np.asarray(block), dtype) for block, dtype in zip(blocks, dtypes, strict=True))
     return results if isinstance(given, (tuple, tl.tuple)) else results[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import contextlib
 import dataclasses
 import enum
@@ -12,7 +13,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -40,77 +41,68 @@ from fuzzcompile.compiler.target.kernel_operations import CORRECTED_OPERATIONS
 P = TypeVar("P")
 
 
-class AbandonedProgram(Exception):
+class _AbandonedProgram(Exception):
     """Raised in the threads of programs when another program failed."""
 
 
-class BarrierSchedule:
-    """Runs programs in turns; each turn ends where the program waits, or ends."""
+class BarrierSchedule(Generic[P]):
+    """Runs programs in turns; a turn ends where the program waits, or ends."""
 
-    def __init__(self) -> None:
-        self._turn = threading.Semaphore(0)
-        self._mine: dict[int, threading.Semaphore] = {}
+    def __init__(self, run: Callable[[P], None], programs: Sequence[P], enter: Callable[[P], None]) -> None:
+        self._run, self._programs, self._enter = run, programs, enter
+        self._turns = collections.deque(
+            range(len(programs))
+        )  # of those that have not ended; the first one's turn it is
+        self._released = [threading.Semaphore(0) for _ in programs]
         self._error: BaseException | None = None
 
-    def run(self, run: Callable[[P], None], programs: Sequence[P], enter: Callable[[P], None]) -> None:
-        """Run all programs.
-
-        Args:
-            run: runs one program.
-            programs: in the order of their turns.
-            enter: called with a program at the beginning of each of its turns.
-
-        Raises:
-            Exception: what the first program that failed raised.
-        """
-        try:
-            self._take_turns(run, programs, enter)
-        finally:
-            self._error = self._error or AbandonedProgram()
-            for semaphore in self._mine.values():
-                semaphore.release()
-
-    def _take_turns(self, run: Callable[[P], None], programs: Sequence[P], enter: Callable[[P], None]) -> None:
-        threads = [threading.Thread(target=self._run_program, args=(run, program), daemon=True) for program in programs]
-        waiting = []
-        for thread, program in zip(threads, programs, strict=True):
-            enter(program)
+    def run_all(self) -> None:
+        """Run all programs in the order given, and raise what the first one that failed raised."""
+        threads = [threading.Thread(target=self._run_program, args=(index,), daemon=True) for index in self._turns]
+        for thread in threads:
             thread.start()
-            self._turn.acquire()
-            waiting.append((thread, program))
-        while waiting := [(thread, program) for thread, program in waiting if thread.ident in self._mine]:
-            for thread, program in waiting:
-                enter(program)
-                self._mine.pop(thread.ident or 0).release()
-                self._turn.acquire()
+        self._released[0].release()
+        for thread in threads:
+            thread.join()
         if self._error is not None:
             raise self._error
 
     def wait(self) -> None:
         """End the turn of the program that calls; return when all programs have come here or ended."""
-        mine = self._mine[threading.get_ident()] = threading.Semaphore(0)
-        self._turn.release()
-        mine.acquire()
-        if self._error is not None:
-            raise AbandonedProgram
+        mine = self._turns[0]
+        self._turns.rotate(-1)
+        self._released[self._turns[0]].release()
+        self._begin_turn(mine)
 
-    def _run_program(self, run: Callable[[P], None], program: P) -> None:
+    def _begin_turn(self, index: int) -> None:
+        self._released[index].acquire()
+        if self._error is not None:
+            raise _AbandonedProgram
+        self._enter(self._programs[index])
+
+    def _run_program(self, index: int) -> None:
         try:
             with np.errstate(all="ignore"):
-                if self._error is None:
-                    run(program)
-        except AbandonedProgram:
-            pass
+                self._begin_turn(index)
+                self._run(self._programs[index])
+        except _AbandonedProgram:
+            return
         except BaseException as error:  # re-raised in the thread that asked
-            self._error = self._error or error
-        finally:
-            self._turn.release()
+            self._error = error
+            for semaphore in self._released:
+                semaphore.release()
+            return
+        self._turns.popleft()
+        if self._turns:
+            self._released[self._turns[0]].release()
 
 
 # Triton functions as Python functions that the interpreter can run.
 
 TritonFunction = Callable[..., Any]
 _interpretable: dict[Any, TritonFunction] = {}
+# What code names that Triton's own rewriter made.
+_REWRITTEN_NAMES = ("interpreter_semantic", "_InterpreterComparison")
 
 
 def make_interpretable(function: TritonFunction) -> TritonFunction:
@@ -134,31 +126,15 @@ def _rewrite_function(function: TritonFunction) -> TritonFunction:
     module = ast.Module([definition], type_ignores=[])
     module = interpreter.FunctionRewriter.ast_transformer.visit(_LogicRewriter().visit(module))
     first = inspect.getsourcelines(function)[1]
-    code = compile(ast.increment_lineno(ast.fix_missing_locations(module), first - 1), _find_file(function), "exec")
-    names = {**_make_helpers(), **inspect.getclosurevars(function).nonlocals}
-    scope = _Scope(function.__globals__, names)
+    file = inspect.getsourcefile(function) or function.__code__.co_filename
+    code = compile(ast.increment_lineno(ast.fix_missing_locations(module), first - 1), file, "exec")
+    known = {name: getattr(interpreter, name) for name in _REWRITTEN_NAMES if hasattr(interpreter, name)}
+    logic = {"_logical": _logical, "_negated": _negated, "_decided": _decided}
     made: dict[str, TritonFunction] = {}
-    exec(code, scope, made)
+    exec(code, {**function.__globals__, **known, **logic, **inspect.getclosurevars(function).nonlocals}, made)
     result = made[definition.name]
     result.__defaults__, result.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     return result
-
-
-class _Scope(dict[str, Any]):
-    """The globals of a function as they are when the function runs, and the names that its rewritten form needs."""
-
-    def __init__(self, original: dict[str, Any], names: dict[str, Any]) -> None:
-        super().__init__({**original, **names})
-
-
-def _find_file(function: TritonFunction) -> str:
-    return inspect.getsourcefile(function) or function.__code__.co_filename
-
-
-def _make_helpers() -> dict[str, Any]:
-    names = ("interpreter_semantic", "_InterpreterComparison")
-    known = {name: getattr(interpreter, name) for name in names if hasattr(interpreter, name)}
-    return {**known, "_logical": _logical, "_negated": _negated, "_decided": _decided}
 
 
 class _LogicRewriter(ast.NodeTransformer):
@@ -214,7 +190,6 @@ def _negated(value: Any) -> Any:
 
 
 def _as_truth(value: Any) -> Any:
-    """The tensor as one of ``tl.int1``."""
     return value if value.dtype == tl.int1 else value != 0
 
 
@@ -226,7 +201,7 @@ _builder = interpreter.interpreter_builder
 _depth = 0
 # At this function of Inductor's, the programs of a grid wait for each other.
 _BARRIER = "x_grid_barrier"
-_meetings: list[BarrierSchedule] = []
+_meetings: list[BarrierSchedule[Array]] = []
 # Elements of one operand of programs that run together: NumPy's time for so many is as long as the interpreter's own.
 _ELEMENTS = 2**15
 
@@ -329,7 +304,7 @@ def run_kernel(
     *,
     manner: RunManner = RunManner.TOGETHER,
 ) -> tuple[str, ...]:
-    """Run every program of a kernel, and return notes on the run.
+    """Run every program of the kernel ``name`` with the body ``function``, and return notes on the run.
 
     Args:
         name: of the kernel, for messages.
@@ -339,7 +314,7 @@ def run_kernel(
             passed as it is if it is a constant, and takes the type of its value otherwise.
         grid: programs in each dimension.
         order: which program runs first.
-        limits: beyond which the kernel is refused.
+        limits: what the kernel may cost.
         manner: how the programs run beside each other; backward they do not run together.
 
     Raises:
@@ -367,7 +342,8 @@ def run_kernel(
         except UnboundLocalError as error:  # no lack of the interpreter: Triton would refuse the kernel too
             raise InvalidKernel(f"{name} would not compile: {error}") from error
         except Exception as error:  # whatever the interpreter raises where it lacks something
-            raise NotInterpreted(name, _explain_error(error)) from error
+            message = next(iter(str(error).strip().splitlines()), "no message")
+            raise NotInterpreted(name, f"{type(error).__name__}: {message}") from error
     return tuple(memory.notes)
 
 
@@ -387,17 +363,14 @@ class _KernelRun:
         self._end = time.monotonic() + self.limits.seconds
 
     def run_one_by_one(self) -> None:
-        """Run the programs one after another."""
         for program in self._program_numbers:
             self._run(program[None])
 
     def run_in_turns(self) -> None:
-        """Run each program up to the next barrier, then the following one."""
-        _meetings.append(BarrierSchedule())
+        programs = [program[None] for program in self._program_numbers]
+        _meetings.append(BarrierSchedule(lambda _: self.body(**self.given), programs, self._enter))
         try:
-            _meetings[-1].run(
-                lambda _: self.body(**self.given), [program[None] for program in self._program_numbers], self._enter
-            )
+            _meetings[-1].run_all()
         finally:
             _meetings.pop()
 
@@ -445,8 +418,3 @@ def _make_argument(value: object, kind: str | None) -> object:
         plain = value.item() if isinstance(value, torch.Tensor) else value
         held = np.array([plain]).astype(interpreter._get_np_dtype(dtype))
     return tl.tensor(interpreter.TensorHandle(held, dtype), dtype)
-
-
-def _explain_error(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -19,29 +19,22 @@ from fuzzcompile.compiler.target.kernel_execution import RunManner
 from fuzzcompile.compiler.target.kernel_log import (
     KernelLaunch,
     KernelLog,
-    LaunchGrid,
     LaunchLimits,
     NotInterpreted,
     ProgramOrder,
 )
+from fuzzcompile.compiler.target.target_patches import ReplacedAttribute, Replacement, replace_with
 from fuzzcompile.model.targets import Target
 
 # Programs of such kernels wait for each other; run one after another, the earlier ones must come first.
 _WAITING = ("exclusive_scan_decoupled_lookback", "atomic_xchg", "atomic_cas")
 _MEETING = "x_grid_barrier"
+_HEURISTICS = "torch._inductor.runtime.triton_heuristics"
 
 
 @dataclass(frozen=True)
 class InterpreterSession:
-    """One block of :func:`~fuzzcompile.compiler.target.interpreter.interpret_triton`.
-
-    Attributes:
-        target: the device that kernels are made for.
-        log: where launches are written down.
-        order: in which programs run.
-        limits: what a kernel may cost.
-        templates: whether a matrix template is taken where a GPU would time it against a library.
-    """
+    """One block of :func:`~fuzzcompile.compiler.target.interpreter.interpret_triton`, whose arguments these are."""
 
     target: Target
     log: KernelLog
@@ -50,12 +43,8 @@ class InterpreterSession:
     templates: bool
 
 
-def launch_inductor(session: InterpreterSession, tuner: Any, *args: Any, stream: object = None, **kwargs: Any) -> None:
-    """In place of ``CachingAutotuner.run``: the first configuration, as nothing can be timed.
-
-    Raises:
-        NotInterpreted: see :func:`~fuzzcompile.compiler.target.kernel_execution.run_kernel`.
-    """
+def _launch_inductor(session: InterpreterSession, tuner: Any, *args: Any, stream: object = None, **kwargs: Any) -> None:
+    """In place of ``CachingAutotuner.run``: the first configuration, as nothing can be timed."""
     kwargs.pop("benchmark_run", None)
     config = tuner.configs[0]
     if len(tuner.configs) > 1:
@@ -65,7 +54,8 @@ def launch_inductor(session: InterpreterSession, tuner: Any, *args: Any, stream:
     constants = _find_constants(tuner)
     passed = [name for name in tuner.fn.arg_names if name not in config.kwargs and name not in constants]
     arguments = {**dict(zip(passed, positional, strict=False)), **constants, **kwargs, **config.kwargs}
-    _launch_kernel(session, tuner.fn, arguments, signature, _pad_grid(grid), config.kwargs, len(tuner.configs))
+    signature = {name: kind for name, kind in signature.items() if kind}
+    _launch_kernel(session, tuner.fn, arguments, signature, grid, config.kwargs, len(tuner.configs))
 
 
 def _find_constants(tuner: Any) -> dict[str, object]:
@@ -77,32 +67,23 @@ def _find_constants(tuner: Any) -> dict[str, object]:
     return {name: value for name, value in named.items() if signature.get(name) == "constexpr"}
 
 
-def launch_directly(
+def _launch_directly(
     session: InterpreterSession, function: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any
 ) -> None:
-    """In place of ``JITFunction.run``: a kernel that a program launches itself.
-
-    Raises:
-        NotInterpreted: see :func:`~fuzzcompile.compiler.target.kernel_execution.run_kernel`.
-    """
+    """In place of ``JITFunction.run``: a kernel that a program launches itself."""
     if warmup:
         return
     known = {key: value for key, value in kwargs.items() if key in function.arg_names}
     bound = inspect.signature(function.fn).bind(*args, **known)
     bound.apply_defaults()
     sizes = grid(bound.arguments) if callable(grid) else grid
-    _launch_kernel(session, function, bound.arguments, {}, _pad_grid(sizes), {}, 1)
+    _launch_kernel(session, function, bound.arguments, {}, sizes, {}, 1)
 
 
-def launch_autotuned(session: InterpreterSession, tuner: Any, *args: Any, **kwargs: Any) -> None:
+def _launch_autotuned(session: InterpreterSession, tuner: Any, *args: Any, **kwargs: Any) -> None:
     """In place of ``Autotuner.run``: a kernel of the program with the first of its configurations."""
     session.log.add_undecided("block sizes")
     tuner.fn.run(*args, **{**kwargs, **tuner.configs[0].kwargs})
-
-
-def _pad_grid(grid: Sequence[int]) -> LaunchGrid:
-    x, y, z = (*map(int, grid), 1, 1)[:3]
-    return x, y, z
 
 
 def _launch_kernel(
@@ -110,11 +91,12 @@ def _launch_kernel(
     function: Any,
     arguments: Mapping[str, object],
     signature: Mapping[str, str],
-    grid: LaunchGrid,
+    sizes: Sequence[int],
     config: Mapping[str, object],
     configs: int,
 ) -> None:
     name, source = function.__name__, getattr(function, "src", None) or inspect.getsource(function.fn)
+    x, y, z = (*map(int, sizes), 1, 1)[:3]
     notes: tuple[str, ...] = ()
     order = session.order
     start = time.monotonic()
@@ -122,15 +104,17 @@ def _launch_kernel(
         manner = _find_manner(source)
         if order is ProgramOrder.BACKWARD and manner is RunManner.ALONE:
             order, notes = ProgramOrder.FORWARD, ("its programs wait for earlier ones and run forward only",)
-        kinds = {**dict.fromkeys(_list_constexprs(function), "constexpr"), **_find_types(signature)}
+        annotations = inspect.get_annotations(function.fn)
+        constants = [key for key, kind in annotations.items() if "constexpr" in str(kind)]
+        kinds = {**dict.fromkeys(constants, "constexpr"), **signature}
         notes += kernel_execution.run_kernel(
-            name, function.fn, arguments, kinds, grid, order, session.limits, manner=manner
+            name, function.fn, arguments, kinds, (x, y, z), order, session.limits, manner=manner
         )
     except NotInterpreted as refusal:
         session.log.refused.setdefault(name, refusal.why)
         raise
     seconds = time.monotonic() - start
-    session.log.launches.append(KernelLaunch(name, grid, dict(config), configs, seconds, notes))
+    session.log.launches.append(KernelLaunch(name, (x, y, z), dict(config), configs, seconds, notes))
 
 
 def _find_manner(source: str) -> RunManner:
@@ -139,16 +123,7 @@ def _find_manner(source: str) -> RunManner:
     return RunManner.ALONE if any(word in source for word in _WAITING) else RunManner.TOGETHER
 
 
-def _list_constexprs(function: Any) -> list[str]:
-    annotations = inspect.get_annotations(function.fn)
-    return [name for name, kind in annotations.items() if "constexpr" in str(kind)]
-
-
-def _find_types(signature: Mapping[str, str]) -> dict[str, str]:
-    return {name: kind for name, kind in signature.items() if kind}
-
-
-def keep_source(session: InterpreterSession, original: Callable[..., Any]) -> Callable[..., Any]:
+def _keep_source(session: InterpreterSession, original: Callable[..., Any]) -> Callable[..., Any]:
     """``AsyncCompile.triton`` that writes down what it is given."""
 
     def triton(compiler: Any, kernel_name: str, source_code: str, *args: Any, **kwargs: Any) -> Any:
@@ -176,23 +151,16 @@ def choose_first(session: InterpreterSession, original: Callable[..., Any]) -> C
             return original(selector, name, choices, *args, **kwargs)
         if len(choices) > 1:
             session.log.add_undecided(f"the kernel of {name} among {len(choices)}")
-        choice = _select_preferred(choices, session.templates)
+        preferred = select_algorithm.TritonTemplateCaller if session.templates else select_algorithm.ExternKernelCaller
+        choice = next((choice for choice in choices if isinstance(choice, preferred)), choices[0])
         node = choice.output_node()
         return (node, choice) if always_both or kwargs.get("return_choice") else node
 
     return call
 
 
-def _select_preferred(choices: Sequence[Any], templates: bool) -> Any:
-    kind = select_algorithm.TritonTemplateCaller if templates else select_algorithm.ExternKernelCaller
-    return next((choice for choice in choices if isinstance(choice, kind)), choices[0])
-
-
-# The driver that Triton queries for a device, for a target that is not there.
-
-
-class TargetDriver:
-    """The driver of a target: it names the device to compile for, and never launches."""
+class _TargetDriver:
+    """The driver that Triton asks for a device: it names the target to compile for, and never launches."""
 
     launcher_cls = None
     utils = None
@@ -202,45 +170,38 @@ class TargetDriver:
 
     @classmethod
     def is_active(cls) -> bool:
-        """Return True: Triton may use this driver."""
         return True
 
     def get_current_target(self) -> Any:
-        """The architecture, as Triton's compiler takes it."""
         if self._target.kind == "rocm":
             return GPUTarget("hip", self._target.arch, self._target.warp)
         major, minor = self._target.capability
         return GPUTarget("cuda", major * 10 + minor, self._target.warp)
 
     def get_current_device(self) -> int:
-        """The index of the device."""
         return 0
 
     def set_current_device(self, device: int) -> None:
-        """Do nothing: there is one device."""
+        pass
 
     def get_current_stream(self, device: int = 0) -> int:
-        """The handle of the default stream."""
         return 0
 
     def get_device_capability(self, device: int = 0) -> tuple[int, int]:
-        """Major and minor number of the architecture."""
         return self._target.capability
 
     def get_active_torch_device(self) -> torch.device:
-        """Return the device on which the tensors of kernels really are: the CPU."""
-        return torch.device("cpu")
+        return torch.device("cpu")  # where the tensors of kernels really are
 
 
 # Buffers of a compiled graph, on tensors of the CPU.
 
 
-def empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """In place of ``_empty_strided_cuda``: a buffer of a compiled graph, on the CPU."""
+def _empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(tuple(size), tuple(stride), dtype=dtype)
 
 
-def check_and_relay(original: Callable[..., Any]) -> Callable[..., Any]:
+def _check_and_relay(session: InterpreterSession, original: Callable[..., Any]) -> Callable[..., Any]:
     """``assert_size_stride`` that gives the result of an operator the strides that the device's kernel gives it.
 
     A convolution, for one, lays its result out otherwise on a GPU than on the CPU. Inputs of the graph are checked as
@@ -248,30 +209,59 @@ def check_and_relay(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def check(tensor: Any, size: Sequence[int], stride: Sequence[int], *rest: Any) -> None:
-        if _is_result(rest) and tuple(tensor.shape) == tuple(size) and tensor.stride() != tuple(stride):
-            _lay_out(tensor, stride)
+        # The check names the operator; 2.11 and later say ``input`` for inputs of the graph.
+        is_result = bool(rest) and isinstance(rest[0], str) and rest[0] != "input"
+        if is_result and tuple(tensor.shape) == tuple(size) and tensor.stride() != tuple(stride):
+            with torch.no_grad():
+                made = _empty_strided(tensor.shape, stride, tensor.dtype)
+                made.copy_(tensor)
+                tensor.set_(made.untyped_storage(), 0, made.shape, made.stride())
         original(tensor, size, stride, *rest)
 
     return check
 
 
-def _is_result(rest: Sequence[Any]) -> bool:
-    """Return whether the check names an operator; 2.11 and later say ``input`` for inputs of the graph."""
-    return bool(rest) and isinstance(rest[0], str) and rest[0] != "input"
-
-
-def _lay_out(tensor: torch.Tensor, stride: Sequence[int]) -> None:
-    with torch.no_grad():
-        made = torch.empty_strided(tuple(tensor.shape), tuple(stride), dtype=tensor.dtype)
-        made.copy_(tensor)
-        tensor.set_(made.untyped_storage(), 0, made.shape, made.stride())
-
-
-def call_on_cpu_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``CompiledFxGraph.__call__`` on tensors of the CPU."""
-
+def _call_on_cpu_tensors(session: InterpreterSession, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(graph: Any, inputs: Any) -> Any:
         with CpuMode():
             return original(graph, inputs)
 
     return call
+
+
+# Every attribute of torch and Triton that is replaced while kernels are interpreted.
+
+
+def _launch(launch: Callable[..., Any]) -> Replacement:
+    return lambda session, _: lambda *args, **kwargs: launch(session, *args, **kwargs)
+
+
+def _do_nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def _call_function(session: object, original: object) -> Callable[..., Any]:
+    return lambda function, *args, **kwargs: kernel_execution.call(function.fn, *args, **kwargs)
+
+
+INTERPRETER_PLACES: tuple[ReplacedAttribute, ...] = (
+    ReplacedAttribute("triton.runtime.driver", "driver._active", lambda session, _: _TargetDriver(session.target)),
+    ReplacedAttribute("torch._inductor.runtime.triton_helpers", "set_driver_to_gpu", replace_with(_do_nothing)),
+    ReplacedAttribute(_HEURISTICS, "CachingAutotuner.run", _launch(_launch_inductor)),
+    ReplacedAttribute(_HEURISTICS, "DebugAutotuner.run", _launch(_launch_inductor)),
+    ReplacedAttribute(_HEURISTICS, "CachingAutotuner.precompile", replace_with(_do_nothing)),
+    ReplacedAttribute("torch._inductor.async_compile", "AsyncCompile.triton", _keep_source),
+    ReplacedAttribute("torch._inductor.async_compile", "get_compile_threads", replace_with(lambda: 1)),
+    ReplacedAttribute("torch._inductor.select_algorithm", "AlgorithmSelectorCache.__call__", choose_first),
+    ReplacedAttribute("torch._C._dynamo.guards", "_empty_strided_cuda", replace_with(_empty_strided), optional=True),
+    ReplacedAttribute("torch._C._dynamo.guards", "assert_size_stride", _check_and_relay),
+    ReplacedAttribute("torch._inductor.output_code", "CompiledFxGraph.__call__", _call_on_cpu_tensors),
+    ReplacedAttribute("torch.utils._triton", "has_triton", replace_with(lambda *_, **__: True)),
+    ReplacedAttribute("triton.runtime.jit", "JITFunction.run", _launch(_launch_directly)),
+    ReplacedAttribute("triton.runtime.autotuner", "Autotuner.run", _launch(_launch_autotuned)),
+    ReplacedAttribute("triton.runtime.jit", "JITFunction.__call__", _call_function),
+    ReplacedAttribute("triton.runtime.interpreter", "InterpretedFunction.run", _launch(_launch_directly)),
+    ReplacedAttribute("triton.runtime.interpreter", "InterpretedFunction.__call__", _call_function),
+)
+#: What calls of Triton functions inside of a kernel need.
+DEVICE_FUNCTIONS = tuple(place for place in INTERPRETER_PLACES if place.make is _call_function)

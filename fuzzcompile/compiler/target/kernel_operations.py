@@ -1,8 +1,6 @@
 """The interpreter's builder, which computes each operation of Triton's IR, with its wrong operations mended.
 
-:data:`CORRECTED_OPERATIONS` names each operation that is replaced and by what. An operation takes the builder and
-handles of the
-interpreter (an array and a Triton dtype), and gives a handle.
+An operation takes the builder and handles of the interpreter (an array and a Triton dtype), and gives a handle.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from fuzzcompile.compiler.target.block_values import (
     Array,
     align_shapes,
     as_torch_tensor,
-    cast_handle,
     compute_packed,
     make_handle,
     make_tensor,
@@ -32,25 +29,21 @@ from fuzzcompile.compiler.target.block_values import (
 
 Operation = Callable[..., Any]
 _Handle = interpreter.TensorHandle
-
-
-def _compute_unary(builder: Any, operand: Any, operation: Callable[..., Array]) -> Any:
-    return compute_packed(operation, operand.dtype, operand)
-
-
-def _compute_binary(builder: Any, left: Any, right: Any, operation: Callable[..., Array]) -> Any:
-    if left.data.dtype == np.bool_ and right.data.dtype == np.bool_ and operation in _OF_BITS:
-        wide = operation(left.data.astype(np.int8), right.data.astype(np.int8))
-        return _Handle((wide & 1).astype(np.bool_), left.dtype.scalar)
-    return compute_packed(operation, left.dtype, left, right)
-
-
 # On booleans these wrap around in Triton, as on integers of one bit; NumPy saturates or refuses.
 _OF_BITS = (np.add, np.subtract, np.multiply)
 
 
-def _compute_ternary(builder: Any, first: Any, second: Any, third: Any, operation: Callable[..., Array]) -> Any:
-    return compute_packed(operation, third.dtype, first, second, third)
+def _on_numbers(operation: Callable[..., Array]) -> Operation:
+    """``operation`` on the numbers of its operands, rounded to the dtype of the last."""
+    return lambda builder, *operands: compute_packed(operation, operands[-1].dtype, *operands)
+
+
+def _compute_elementwise(builder: Any, *operands_and_operation: Any) -> Any:
+    *operands, operation = operands_and_operation
+    if operation in _OF_BITS and all(operand.data.dtype == np.bool_ for operand in operands):
+        wide = operation(*(operand.data.astype(np.int8) for operand in operands))
+        return _Handle((wide & 1).astype(np.bool_), operands[0].dtype.scalar)
+    return compute_packed(operation, operands[-1].dtype, *operands)
 
 
 def _compute_select(builder: Any, condition: Any, left: Any, right: Any) -> Any:
@@ -63,27 +56,11 @@ def _compute_clamp(builder: Any, value: Any, low: Any, high: Any, propagate_nans
     return compute_packed(np.clip, value.dtype, value, low, high)
 
 
-def _compute_fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
-    """Rounds twice where the product is not exact in float64, as float64's is not."""
-    return compute_packed(lambda *given: _one_rounding(*given), z.dtype, x, y, z)
-
-
-def _one_rounding(x: Array, y: Array, z: Array) -> Array:
+def _round_once(x: Array, y: Array, z: Array) -> Array:
+    """``x * y + z``, which rounds twice where the product is not exact in float64, as float64's is not."""
     product = np.multiply(x, y, dtype=np.float64)
     total: Array = np.add(product, z, dtype=np.float64).astype(z.dtype)
     return total
-
-
-def _compute_rsqrt(builder: Any, operand: Any) -> Any:
-    return compute_packed(lambda x: np.reciprocal(np.sqrt(x)), operand.dtype, operand)
-
-
-def _compute_maximum(builder: Any, left: Any, right: Any) -> Any:
-    return compute_packed(np.fmax, left.dtype, left, right)
-
-
-def _compute_minimum(builder: Any, left: Any, right: Any) -> Any:
-    return compute_packed(np.fmin, left.dtype, left, right)
 
 
 def _compute_shift(builder: Any, left: Any, right: Any) -> Any:
@@ -96,26 +73,16 @@ def _multiply_high(builder: Any, left: Any, right: Any) -> Any:
     """The upper half of the product of unsigned integers."""
     bits = left.data.itemsize * 8
     unsigned = np.dtype(f"uint{bits}")
-    a, b = left.data.view(unsigned), right.data.view(unsigned)
-    if bits == 64:
-        high = np.array(
-            [(int(x) * int(y)) >> 64 for x, y in zip(*map(np.ravel, np.broadcast_arrays(a, b)), strict=True)]
-        )
-        high = high.astype(unsigned).reshape(np.broadcast_shapes(a.shape, b.shape))
-    else:
-        wide = np.dtype(f"uint{2 * bits}")
-        high = ((a.astype(wide) * b.astype(wide)) >> wide.type(bits)).astype(unsigned)
-    return _Handle(high.view(left.data.dtype), left.dtype.scalar)
+    wide = object if bits == 64 else np.dtype(f"uint{2 * bits}")  # Python's integers, where NumPy has none so wide
+    product = left.data.view(unsigned).astype(wide) * right.data.view(unsigned).astype(wide)
+    return _Handle((product >> bits).astype(unsigned).view(left.data.dtype), left.dtype.scalar)
 
 
 def _convert_type(builder: Any, source: Any, target: Any, *rest: object) -> Any:
-    return cast_handle(source, target)
-
-
-def _convert_float(builder: Any, source: Any, target: Any, rounding: Any) -> Any:
-    if rounding == interpreter._ir.ROUNDING_MODE.RTZ:
+    """A handle's value in another Triton dtype, rounded to nearest even."""
+    if interpreter._ir.ROUNDING_MODE.RTZ in rest:
         raise NotImplementedError("casts that round towards zero")
-    return cast_handle(source, target)
+    return make_handle(to_numbers(source.data, source.dtype), target)
 
 
 def _compute_dot(builder: Any, a: Any, b: Any, accumulator: Any, *rest: object) -> Any:
@@ -125,31 +92,23 @@ def _compute_dot(builder: Any, a: Any, b: Any, accumulator: Any, *rest: object) 
     return make_handle(total + to_numbers(accumulator.data, accumulator.dtype), accumulator.dtype)
 
 
-def _compute_erf(builder: Any, operand: Any) -> Any:
-    return compute_packed(lambda x: torch.erf(as_torch_tensor(x)).numpy(), operand.dtype, operand)
-
-
 CORRECTED_OPERATIONS: MappingProxyType[str, Operation] = MappingProxyType(
     {
-        "unary_op": _compute_unary,
-        "binary_op": _compute_binary,
-        "ternary_op": _compute_ternary,
+        "unary_op": _compute_elementwise,
+        "binary_op": _compute_elementwise,
+        "ternary_op": _compute_elementwise,
         "create_select": _compute_select,
         "create_clampf": _compute_clamp,
-        "create_fma": _compute_fma,
-        "create_rsqrt": _compute_rsqrt,
-        "create_erf": _compute_erf,
-        "create_maxnumf": _compute_maximum,
-        "create_minnumf": _compute_minimum,
+        "create_fma": _on_numbers(_round_once),
+        "create_rsqrt": _on_numbers(lambda x: np.reciprocal(np.sqrt(x))),
+        "create_erf": _on_numbers(lambda x: torch.erf(as_torch_tensor(x)).numpy()),
+        "create_maxnumf": _on_numbers(np.fmax),
+        "create_minnumf": _on_numbers(np.fmin),
         "create_ashr": _compute_shift,
         "create_umulhi": _multiply_high,
         "cast_impl": _convert_type,
-        "create_fp_to_fp": _convert_float,
+        "create_fp_to_fp": _convert_type,
         "create_dot": _compute_dot,
-        "create_masked_load": block_values.load_masked,
-        "create_masked_store": block_values.store_masked,
-        "create_atomic_rmw": block_values.update_atomically,
-        "create_atomic_cas": block_values.compare_and_swap,
         **block_values.OPERATIONS,
     }
 )
@@ -167,11 +126,6 @@ def _multiply_add(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Te
 def _round_away_from_zero(x: torch.Tensor) -> torch.Tensor:
     whole = torch.trunc(x)
     return whole + torch.where((x - whole).abs() >= 0.5, torch.sign(x), torch.zeros_like(x))
-
-
-def _find_exponent(x: torch.Tensor) -> torch.Tensor:
-    """The exponent of the leading bit, as ``ilogb`` gives it for finite numbers other than 0."""
-    return torch.frexp(x).exponent - 1
 
 
 _SAME: dict[str, LibdeviceFunction] = {
@@ -219,7 +173,7 @@ _TO_INT32: dict[str, LibdeviceFunction] = {
     "signbit": torch.signbit,
     "isfinited": torch.isfinite,
     "finitef": torch.isfinite,
-    "ilogb": _find_exponent,
+    "ilogb": lambda x: torch.frexp(x).exponent - 1,
 }
 _TO_INT64: dict[str, LibdeviceFunction] = {"llrint": torch.round, "llround": _round_away_from_zero}
 
@@ -229,18 +183,13 @@ def _make_function(compute: LibdeviceFunction, result: Any) -> Callable[..., Any
 
     def call(*operands: Any, **options: object) -> Any:
         given = [operand for operand in operands if isinstance(operand, tl.tensor)]
-        widest = max((operand.dtype.scalar for operand in given), key=lambda dtype: _rank_dtype(dtype))
+        dtypes = (operand.dtype.scalar for operand in given)
+        widest = max(dtypes, key=lambda dtype: (dtype.is_floating(), dtype.primitive_bitwidth))
         arrays = align_shapes([_as_operand(operand, widest) for operand in operands])
         computed: Array = compute(*map(as_torch_tensor, arrays)).numpy()
-        return make_tensor(
-            pack_numbers(computed, widest if result is None else result), widest if result is None else result
-        )
+        return make_tensor(computed, widest if result is None else result)
 
     return call
-
-
-def _rank_dtype(dtype: Any) -> tuple[bool, int]:
-    return bool(dtype.is_floating()), int(dtype.primitive_bitwidth)
 
 
 def _as_operand(value: Any, widest: Any) -> Array:
@@ -283,11 +232,7 @@ _ASSEMBLY_FUNCTIONS: dict[str, Callable[..., Array]] = {
 def compute_assembly(
     asm: Any, constraints: Any, args: Sequence[Any], dtype: Any, is_pure: Any, **options: object
 ) -> Any:
-    """``tl.inline_asm_elementwise`` for one instruction on floating operands.
-
-    Raises:
-        NotImplementedError: the code is anything else.
-    """
+    """``tl.inline_asm_elementwise`` for one instruction on floating operands; NotImplementedError for other code."""
     code = asm.value if isinstance(asm, tl.constexpr) else asm
     match = _INSTRUCTION.fullmatch(code)
     operation = _ASSEMBLY_FUNCTIONS.get(match[1]) if match else None
@@ -295,8 +240,4 @@ def compute_assembly(
         raise NotImplementedError(f"the inline assembly {code!r}")
     order = [int(number) - 1 for number in re.findall(r"\$(\d+)", match[3])]
     operands = align_shapes([to_numbers(args[index].handle.data, args[index].dtype) for index in order])
-    return _pack_result(operation(*operands), dtype)
-
-
-def _pack_result(data: Array, dtype: Any) -> Any:
-    return make_tensor(pack_numbers(data, dtype), dtype)
+    return make_tensor(operation(*operands), dtype)

@@ -1,9 +1,7 @@
-"""Attributes of torch and Triton that are replaced for a target, and their loader.
+"""Attributes of torch and Triton that are replaced for a target, kernels of its operators, and its device guard.
 
-:mod:`~fuzzcompile.compiler.target.target_process` and :mod:`~fuzzcompile.compiler.target.interpreter` list them.
 Unlike a patch of :mod:`fuzzcompile.compiler.watch.patch_table`, a replacement here does not watch the compile: it
-answers for a
-device, and what it raises is meant for the compile.
+answers for a device, and what it raises is meant for the compile.
 """
 
 from __future__ import annotations
@@ -28,24 +26,17 @@ from fuzzcompile.compiler.watch.torch_patch import Attribute
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.run.subprocesses import capture_output
 
-Replace = Callable[[Any, Any], Any]
-_MISSING = object()
+Replacement = Callable[[Any, Any], Any]
+"""Gives what stands for an attribute, from what the block works for and the original (None if there is none)."""
 
 
 @dataclass(frozen=True)
 class ReplacedAttribute(Attribute):
-    """An attribute that is replaced.
-
-    Attributes:
-        module: name of the module.
-        attribute: path of the attribute in it.
-        replace: gives the replacement, from what the block works for and the original (None if there is none).
-        optional: whether some builds of torch lack the attribute, so that the replacement adds it.
-    """
+    """An attribute that is replaced; where it is ``optional``, some builds of torch lack it and get it added."""
 
     module: str
     attribute: str
-    replace: Replace
+    make: Replacement
     optional: bool = False
 
     @property
@@ -53,39 +44,22 @@ class ReplacedAttribute(Attribute):
         """The full name of the attribute."""
         return f"{self.module}.{self.attribute}"
 
-    def find_reason_missing(self) -> str | None:
-        """Return why there is no such place; None if there is one."""
-        try:
-            owner = self.find_owner()
-            if not self.optional:
-                getattr(owner, self.leaf)
-        except (ImportError, AttributeError) as error:
-            return format_reason(error)
-        return None
 
-    @contextlib.contextmanager
-    def replace_during(self, session: Any) -> Iterator[None]:
-        """Replace the attribute for the time of the block."""
-        owner = self.find_owner()
-        present = vars(owner).get(self.leaf, _MISSING)
-        setattr(owner, self.leaf, self.replace(session, getattr(owner, self.leaf, None)))
-        try:
-            yield
-        finally:
-            if present is _MISSING:
-                delattr(owner, self.leaf)
-            else:
-                setattr(owner, self.leaf, present)
-
-
-def replace_with(value: Any) -> Replace:
+def replace_with(value: Any) -> Replacement:
     """The replacement that is ``value``, whatever was there."""
     return lambda session, original: value
 
 
 def find_missing(places: Iterable[ReplacedAttribute]) -> dict[str, str]:
     """The places that this torch and Triton lack, by name, with the reason."""
-    return {place.name: why for place in places if (why := place.find_reason_missing()) is not None}
+    missing: dict[str, str] = {}
+    for place in places:
+        try:
+            owner = place.find_owner()
+            _ = place.optional or getattr(owner, place.leaf)
+        except (ImportError, AttributeError) as error:
+            missing[place.name] = format_reason(error)
+    return missing
 
 
 @contextlib.contextmanager
@@ -93,7 +67,8 @@ def replace_attributes(session: Any, places: Iterable[ReplacedAttribute]) -> Ite
     """Replace the attributes for the time of the block; ``session`` is what the replacements work for."""
     with contextlib.ExitStack() as stack:
         for place in places:
-            stack.enter_context(place.replace_during(session))
+            original = getattr(place.find_owner(), place.leaf, None)
+            stack.enter_context(place.replace(place.make(session, original)))
         yield
 
 
@@ -101,13 +76,7 @@ def replace_attributes(session: Any, places: Iterable[ReplacedAttribute]) -> Ite
 
 
 def register_kernel(operator: str, kernel: Callable[..., object], key: str) -> None:
-    """Make ``kernel`` that of an ATen operator for a dispatch key, in the place of one that torch has.
-
-    Args:
-        operator: its name in ATen with the overload (``empty.memory_format``).
-        kernel: takes the operator's arguments, by position and name.
-        key: the dispatch key, such as ``AutocastCPU``.
-    """
+    """Make ``kernel`` that of an ATen operator (``empty.memory_format``) for a dispatch key (``AutocastCPU``)."""
     library, override = _open_library()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a kernel is replaced
@@ -140,17 +109,13 @@ def build_guard() -> Path | None:
     """
     if torch.version.cuda is not None or torch.version.hip is not None:
         return None
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
     key = hashlib.sha256(f"{torch.__version__}{torch.__file__}{_GUARD_SOURCE}".encode()).hexdigest()[:16]
-    library = _find_guard_folder() / f"cuda_guard_{key}.so"
+    library = Path(cache_dir()) / "fuzzcompile" / f"cuda_guard_{key}.so"
     if not library.exists():
         _compile_guard(library)
     return library
-
-
-def _find_guard_folder() -> Path:
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return Path(cache_dir()) / "fuzzcompile"
 
 
 def _compile_guard(library: Path) -> None:

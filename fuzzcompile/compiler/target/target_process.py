@@ -26,8 +26,8 @@ from fuzzcompile.compiler.target.graph_placement import CUDA, NotMoved, call_on_
 from fuzzcompile.compiler.target.interpreter import explain_unfit_interpreter, interpret_triton
 from fuzzcompile.compiler.target.kernel_log import KernelLog, ProgramOrder
 from fuzzcompile.compiler.target.target_patches import (
-    Replace,
     ReplacedAttribute,
+    Replacement,
     find_missing,
     register_kernel,
     replace_attributes,
@@ -258,7 +258,7 @@ def _list_interface(
     yield ReplacedAttribute(_INTERFACE, "caching_worker_current_devices", replace_with({"cuda": 0}))
 
 
-def _wrap_with(wrap: Callable[[Any], object]) -> Replace:
+def _wrap_with(wrap: Callable[[Any], object]) -> Replacement:
     return lambda session, original: wrap(original)
 
 
@@ -279,7 +279,9 @@ class TargetDescription:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self._places = tuple(place for place in list_replaced(target) if place.find_reason_missing() is None)
+        replaced = list_replaced(target)
+        missing = find_missing(replaced)
+        self._places = tuple(place for place in replaced if place.name not in missing)
         self._depth = 0
         self._entered = contextlib.ExitStack()
         self._autocast = False, torch.float16

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Function = Callable[..., object]
 PatchProbe = Callable[["ProbeLedgers"], str | None]
+_MISSING = object()
 
 
 class UnseenRecorder(Protocol):
@@ -44,22 +45,13 @@ class IntendedError(Exception):
 
 
 class Attribute:
-    """Place of an attribute in a module, or in a class of it.
-
-    Attributes:
-        module: name of the module.
-        attribute: path of the attribute in it (``Scheduler.__init__``).
-    """
+    """Place of an attribute (``Scheduler.__init__``) in a module, or in a class of it."""
 
     module: str
     attribute: str
 
     def find_owner(self) -> Any:
-        """The module or class that holds the attribute.
-
-        Raises:
-            ImportError, AttributeError: there is no such place.
-        """
+        """The module or class that holds the attribute; ImportError or AttributeError where there is no such place."""
         owner: Any = importlib.import_module(self.module)
         for part in self.attribute.split(".")[:-1]:
             owner = getattr(owner, part)
@@ -70,17 +62,30 @@ class Attribute:
         """Name of the attribute in its owner."""
         return self.attribute.rsplit(".", 1)[-1]
 
+    @contextlib.contextmanager
+    def replace(self, value: object) -> Iterator[None]:
+        """Set the attribute to ``value`` for the time of the block."""
+        owner, leaf = self.find_owner(), self.leaf
+        # Of a class its own entry: a static method as such, and none of an inherited one.
+        present = vars(owner).get(leaf, _MISSING) if isinstance(owner, type) else getattr(owner, leaf, _MISSING)
+        setattr(owner, leaf, value)
+        try:
+            yield
+        finally:
+            if present is _MISSING:
+                delattr(owner, leaf)
+            else:
+                setattr(owner, leaf, present)
+
 
 @dataclass(frozen=True)
 class Patch(Attribute, Generic[W]):
-    """An attribute of a torch module (or of a class in it) that is replaced while a compile is watched.
+    """A function of torch that is replaced while a compile is watched.
 
     Attributes:
         name: what doctor and reports call it.
         stages: the stages of the compiler (:mod:`fuzzcompile.model.stages`) that it serves.
         shows: what is not seen without it, as the subject of a sentence in the plural.
-        module: name of the module.
-        attribute: path of the attribute in it (``Scheduler.__init__``).
         wrap: makes the replacement, given what watches and the original. What it raises by itself never reaches the
             compile: see :func:`run_contained`.
         probe: what is wrong with the patch on this torch, by what a few small compiles recorded; it gives None if the
@@ -103,24 +108,16 @@ class Patch(Attribute, Generic[W]):
     under: tuple[str, ...] = ()
     harmless: bool = False
 
-    def find_original(self) -> Function:
-        """The present value.
-
-        Raises:
-            ImportError, AttributeError: this torch has no such place.
-        """
-        value: Function = getattr(self.find_owner(), self.leaf)
-        return value
-
     def check_parameters(self) -> str | None:
         """Return how the function's parameters differ from those that the wrapper relies on; None if they fit."""
-        parameters = list(inspect.signature(self.find_original()).parameters) if self.takes else []
+        function = getattr(self.find_owner(), self.leaf) if self.takes else None
+        parameters = list(inspect.signature(function).parameters) if function is not None else []
         return None if tuple(parameters[: len(self.takes)]) == self.takes else f"takes {', '.join(parameters)}"
 
     def check_place(self) -> str | None:
         """Return the reason why this torch has no place for the patch; None if it has one."""
         try:
-            _ = self.find_original() if self.members is None else importlib.import_module(self.module)
+            _ = getattr(self.find_owner(), self.leaf) if self.members is None else importlib.import_module(self.module)
         except (ImportError, AttributeError) as error:
             return format_reason(error)
         return None
@@ -138,15 +135,10 @@ switched_off: dict[str, str] = {}
 def install_patches(
     watcher: W, patches: Iterable[Patch[W]], config: Callable[[str], object] | None = None
 ) -> Iterator[None]:
-    """Replace what the patches name for the time of the block.
+    """Replace what the patches name for the time of the block; of two patches of one function, the later is outside.
 
     Those that this torch has no place for, or that failed their probe, are left out, and the watcher notes it.
-
-    Args:
-        watcher: what the wrappers work for.
-        patches: installed in this order; of two of one function, the later one is outside.
-        config: the value that an entry of Inductor's config has in the compile; without it, every patch has something
-            to do.
+    ``config`` gives the value of an entry of Inductor's config in the compile; without it, all have something to do.
     """
     selected = tuple(patches)
     reasons = {patch.name: switched_off.get(patch.name) or patch.check_place() for patch in selected}
@@ -179,11 +171,7 @@ def _install_patch(watcher: W, patch: Patch[W], stack: contextlib.ExitStack) -> 
         )
 
     static = isinstance(inspect.getattr_static(owner, leaf, None), staticmethod)
-    if isinstance(owner, type) and leaf not in vars(owner):  # inherited
-        stack.callback(delattr, owner, leaf)
-    else:
-        stack.callback(setattr, owner, leaf, staticmethod(original) if static else original)
-    setattr(owner, leaf, staticmethod(replacement) if static else replacement)
+    stack.enter_context(patch.replace(staticmethod(replacement) if static else replacement))
 
 
 class OriginalCall:

@@ -17,7 +17,7 @@ from torch._inductor import compile_fx
 from torch._inductor import config as inductor
 from torch.utils import _pytree as pytree
 
-from fuzzcompile.compiler.target import interpreter, target_process
+from fuzzcompile.compiler.target import interpreter, kernel_log, target_process
 from fuzzcompile.compiler.target.graph_placement import move_graph
 from fuzzcompile.model.targets import find_target
 
@@ -56,7 +56,7 @@ def compiled(function, inputs, log, *, config=None, **options):
 
 def outcome(function, inputs, **options):
     """Errors against float64 of the compiled function and of eager, and the log of its kernels."""
-    log, start = interpreter.KernelLog(), time.monotonic()
+    log, start = kernel_log.KernelLog(), time.monotonic()
     result = {}
     try:
         outputs = pytree.tree_leaves(compiled(function, inputs, log, **options))
@@ -132,8 +132,8 @@ def cases():
     )
     embedding = torch.ops.aten.embedding_dense_backward
     yield "embedding", lambda g, i: embedding(g, i, 10, -1, False), [normal(SINGLE, 100, 8), index], {}
-    yield "backwards", lambda x: torch.softmax(x, 0), [x], {"order": interpreter.ProgramOrder.BACKWARD}
-    yield "too many programs", lambda x: x + 1, [x], {"limits": interpreter.LaunchLimits(programs=2)}
+    yield "backwards", lambda x: torch.softmax(x, 0), [x], {"order": kernel_log.ProgramOrder.BACKWARD}
+    yield "too many programs", lambda x: x + 1, [x], {"limits": kernel_log.LaunchLimits(programs=2)}
     yield (
         "barrier",
         lambda x: x.sum(-1),
@@ -171,7 +171,7 @@ def written_by_hand():
         add_twice[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, out, x.numel())
         return out * 3
 
-    x, y, log = normal(SINGLE, 100), normal(SINGLE, 100), interpreter.KernelLog()
+    x, y, log = normal(SINGLE, 100), normal(SINGLE, 100), kernel_log.KernelLog()
     with interpreter.interpret_triton(TARGET, log):
         eager, result = function(x, y), compiled(function, [x, y], log)
     kernels = [launch.kernel for launch in log.launches]
@@ -180,7 +180,7 @@ def written_by_hand():
 
 def drawn():
     """How often dropout keeps an element, and the factor of those that it keeps."""
-    log, ones = interpreter.KernelLog(), torch.ones(64, 64)
+    log, ones = kernel_log.KernelLog(), torch.ones(64, 64)
     (kept,) = pytree.tree_leaves(compiled(lambda x: F.dropout(x, 0.25), [ones], log))
     return {"kept": float((kept != 0).float().mean()), "factor": float(kept.max()), "launches": len(log.launches)}
 

@@ -7,14 +7,14 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from fuzzcompile.compiler.target import interpreter
+from fuzzcompile.compiler.target import interpreter, kernel_log
 from fuzzcompile.compiler.target.target_patches import ReplacedAttribute
 
 needs_triton = pytest.mark.skipif(
     interpreter.explain_unfit_interpreter() is not None, reason=str(interpreter.explain_unfit_interpreter())
 )
 if interpreter.explain_unfit_interpreter() is None:
-    from fuzzcompile.compiler.target import interpreter_checks, kernel_execution, kernel_operations
+    from fuzzcompile.compiler.target import interpreter_checks, kernel_execution, kernel_launch, kernel_operations
 
 
 @pytest.fixture
@@ -65,16 +65,18 @@ def test_a_missing_place_is_named(monkeypatch, afresh):
     gone = ReplacedAttribute(
         "torch._inductor.async_compile", "AsyncCompile.no_longer", lambda session, original: original
     )
-    monkeypatch.setattr(interpreter, "INTERPRETER_PLACES", (gone,))
+    monkeypatch.setattr(kernel_launch, "INTERPRETER_PLACES", (gone,))
     assert "has no torch._inductor.async_compile.AsyncCompile.no_longer" in interpreter.explain_unfit_interpreter()
 
 
 @needs_triton
 def test_every_place_is_put_back():
-    before = {place.name: getattr(place.find_owner(), place.leaf, None) for place in interpreter.INTERPRETER_PLACES}
-    with interpreter.interpret_triton(_target(), interpreter.KernelLog()):
-        inside = {place.name: getattr(place.find_owner(), place.leaf, None) for place in interpreter.INTERPRETER_PLACES}
-    after = {place.name: getattr(place.find_owner(), place.leaf, None) for place in interpreter.INTERPRETER_PLACES}
+    before = {place.name: getattr(place.find_owner(), place.leaf, None) for place in kernel_launch.INTERPRETER_PLACES}
+    with interpreter.interpret_triton(_target(), kernel_log.KernelLog()):
+        inside = {
+            place.name: getattr(place.find_owner(), place.leaf, None) for place in kernel_launch.INTERPRETER_PLACES
+        }
+    after = {place.name: getattr(place.find_owner(), place.leaf, None) for place in kernel_launch.INTERPRETER_PLACES}
     assert after == before
     assert all(inside[name] is not before[name] for name in before)
 
@@ -97,8 +99,8 @@ def test_a_store_outside_of_the_buffers_does_nothing_and_is_noted():
         arguments,
         signature,
         (1, 1, 1),
-        interpreter.ProgramOrder.FORWARD,
-        interpreter.LaunchLimits(),
+        kernel_log.ProgramOrder.FORWARD,
+        kernel_log.LaunchLimits(),
     )
     assert out.eq(1).all() and "store outside every buffer of the kernel (64 lanes of one block)" in notes
 
@@ -111,10 +113,10 @@ def test_the_order_of_programs_shows_a_race():
         tl.store(out, tl.program_id(0))
 
     results = []
-    for order in interpreter.ProgramOrder:
+    for order in kernel_log.ProgramOrder:
         out = torch.zeros(1, dtype=torch.int32)
         kernel_execution.run_kernel(
-            "last_wins", last_wins, {"out": out}, {}, (4, 1, 1), order, interpreter.LaunchLimits()
+            "last_wins", last_wins, {"out": out}, {}, (4, 1, 1), order, kernel_log.LaunchLimits()
         )
         results.append(int(out))
     assert results == [3, 0]
