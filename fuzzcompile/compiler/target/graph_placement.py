@@ -39,21 +39,12 @@ def move_graph(module: fx.GraphModule, inputs: Sequence[object]) -> list[object]
     """Rewrite dynamo's graph for the target, in place, and return fake inputs on it.
 
     The whole program is moved, as if it ran under ``torch.set_default_device``: factories that name no device are
-    given one.
-
-    Args:
-        module: dynamo's graph, with the fake value of each node in its metadata.
-        inputs: what dynamo hands to its backend, one for each placeholder.
-
-    Raises:
-        NotMoved: an input is a tensor of another kind than a plain one.
+    given one. ``inputs`` are what dynamo hands to its backend, one for each placeholder, whose fake value is in its
+    metadata. Raises NotMoved for a tensor of another kind than a plain one.
     """
     holders = module.graph.find_nodes(op="placeholder")
     storages: dict[object, torch.UntypedStorage] = {}
     moved = [_move_input(node, value, storages) for node, value in zip(holders, inputs, strict=True)]
-    numbers = [
-        _is_number(node) and isinstance(value, torch.Tensor) for node, value in zip(holders, inputs, strict=True)
-    ]
     for graph_module in module.modules():
         if isinstance(graph_module, fx.GraphModule):
             _rewrite_devices(graph_module.graph)
@@ -61,7 +52,11 @@ def move_graph(module: fx.GraphModule, inputs: Sequence[object]) -> list[object]
                 _move_values(graph_module.graph)
             graph_module.recompile()
     _propagate(module, moved)
-    return [_find_staying(value) if stays else fake for value, fake, stays in zip(inputs, moved, numbers, strict=True)]
+    for position, (holder, value) in enumerate(zip(holders, inputs, strict=True)):
+        if isinstance(value, torch.Tensor) and _is_number(holder):
+            setattr(value, STAYS, True)
+            moved[position] = value
+    return moved
 
 
 def _is_number(holder: fx.Node) -> bool:
@@ -69,11 +64,6 @@ def _is_number(holder: fx.Node) -> bool:
     fake = holder.meta.get("example_value")
     passed = getattr(holder.meta.get("grapharg"), "pass_arg_as_tensor", False)
     return bool(passed) and isinstance(fake, torch.Tensor) and fake.dim() == 0
-
-
-def _find_staying(value: object) -> object:
-    setattr(value, STAYS, True)
-    return value
 
 
 def _move_input(node: fx.Node, value: object, storages: dict[object, torch.UntypedStorage]) -> object:
@@ -96,12 +86,9 @@ def move_tensor(
     *,
     mode: FakeTensorMode | None = None,
 ) -> FakeTensor:
-    """The same fake tensor on the target, with its symbolic sizes.
+    """The same fake tensor on the target, with its symbolic sizes, in ``mode`` or else that of the backend.
 
-    Args:
-        fake: a fake tensor.
-        storages: what tensors of one storage share on the target; filled on first use.
-        mode: the mode in which it lives; None for that of the backend.
+    ``storages`` are what tensors of one storage share on the target; they are filled on first use.
     """
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -165,14 +152,14 @@ def _move_values(graph: fx.Graph) -> None:
 
 
 class _Propagation(fx.Interpreter):
+    """Computes the value of each node on the target and writes it down."""
+
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> object:
-        """A tensor that the graph holds itself, in fake form."""
         value = super().get_attr(target, args, kwargs)
         mode = _find_backend_mode()
         return mode.from_tensor(value) if mode is not None and isinstance(value, torch.Tensor) else value
 
     def run_node(self, n: fx.Node) -> object:
-        """Compute one node's value on the target and write it down."""
         known = next((n.meta[name] for name in _DEVICE_NAMES if name in n.meta), None)
         numbers = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
         if n.op.startswith("call") and isinstance(known, numbers):
@@ -248,10 +235,7 @@ ReferenceFunction = Callable[..., object]
 
 
 def find_cpu_reference(operator: object) -> ReferenceFunction | None:
-    """Return a function that computes the same as ``operator`` on tensors of the CPU; None if the CPU runs it itself.
-
-    It takes the arguments of the operator by position or name; devices among them must be the CPU.
-    """
+    """Return what computes the same as ``operator`` on arguments on the CPU; None if the CPU runs it itself."""
     if not isinstance(operator, torch._ops.OpOverload):
         return None
     return _REFERENCES.get(_operator_name(operator)) or find_stand_in(operator)
@@ -262,21 +246,14 @@ def explain_no_reference(operator: object) -> str | None:
 
     What a kernel refuses for its arguments shows only when it runs.
     """
-    if (
-        not isinstance(operator, torch._ops.OpOverload)
-        or find_cpu_reference(operator) is not None
-        or _has_kernel(operator)
-    ):
+    if not isinstance(operator, torch._ops.OpOverload) or find_cpu_reference(operator) is not None:
         return None
-    name = _operator_name(operator)
+    name, has = _operator_name(operator), torch._C._dispatch_has_kernel_for_dispatch_key
+    in_python = {key.name for key in operator.py_kernels if isinstance(key, torch._C.DispatchKey)}
+    if any(has(name, key) or key in in_python for key in _KEYS):
+        return None
     reason = next((reason for part, reason in _OPAQUE.items() if part in name), "there is no reference for it")
     return f"{name} has no kernel for the CPU, and {reason}"
-
-
-def _has_kernel(operator: torch._ops.OpOverload) -> bool:
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    in_python = {key.name for key in operator.py_kernels if isinstance(key, torch._C.DispatchKey)}
-    return any(has(_operator_name(operator), key) or key in in_python for key in _KEYS)
 
 
 def _operator_name(operator: torch._ops.OpOverload) -> str:
@@ -359,7 +336,6 @@ class CpuMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run ``func`` by :func:`call_on_cpu`."""
         if is_higher_order(func):
             return run_inside(self, func, replace_devices(args), replace_devices(kwargs or {}))
         return call_on_cpu(func, args, kwargs or {})

@@ -39,15 +39,10 @@ class LaunchLimits:
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """One launch of a kernel.
+    """One launch of a kernel: the grid's programs, block sizes by parameter, seconds of wall time.
 
-    Attributes:
-        kernel: its name.
-        grid: programs in each of the three dimensions.
-        config: block sizes, by parameter of the kernel.
-        configs: among how many configurations a GPU would have chosen by timing.
-        seconds: wall time.
-        notes: sentences about what the interpreter saw, such as accesses outside a buffer.
+    ``configs`` says among how many configurations a GPU would have chosen by timing; ``notes`` are sentences about what
+    the interpreter saw, such as accesses outside a buffer.
     """
 
     kernel: str
@@ -62,11 +57,8 @@ class KernelLaunch:
 class KernelLog:
     """Everything that happened to kernels in one compile and its runs.
 
-    Attributes:
-        sources: the Triton source of each kernel, by name, in the order of definition.
-        launches: in order; a kernel that was refused is not among them.
-        refused: kernels that were not interpreted, with the reason.
-        undecided: what a GPU would have decided by timing, once each.
+    ``sources`` are in the order of definition. ``refused`` gives the reason for kernels that were not interpreted,
+    which are not among the ``launches``; ``undecided`` is what a GPU would have decided by timing, once each.
     """
 
     sources: dict[str, str] = field(default_factory=dict)

@@ -1,7 +1,6 @@
-"""The target as torch sees it: one table of everything that is replaced, in force while something is compiled.
+"""The target as torch sees it: everything that is replaced by an answer for it while something is compiled.
 
-Nothing here reaches a GPU. Each row replaces an attribute by an answer for the target; a row whose place this torch
-lacks is left out, and :func:`find_missing_attributes` names it.
+Nothing here reaches a GPU. What this torch has no place for is left out.
 """
 
 from __future__ import annotations
@@ -59,38 +58,12 @@ def decide_padding(*args: object, **kwargs: object) -> bool:
     return bool(inductor.force_shape_pad)
 
 
-_CUDA = "torch.cuda"
-_C = "torch._C"
 _INTERFACE = "torch._dynamo.device_interface"
 _FAKE = "torch._subclasses.fake_tensor"
-_GRAPH = "torch._inductor.graph"
-# Functions that remember an answer which depends on the device.
-_CACHED = {
-    "is_big_gpu",
-    "get_gpu_type",
-    "get_max_num_sms",
-    "get_num_sms",
-    "get_tma_workspace_arg",
-    "get_gpu_shared_memory",
-    "get_device_tflops",
-    "get_gpu_dram_gbps",
-    "get_backend_options",
-    "cuda_is_available",
-    "is_gpu",
-    "init_backend_registration",
-    "has_triton",
-    "has_triton_tma",
-    "has_triton_tma_device",
-    "has_triton_stable_tma_api",
-    "has_triton_tensor_descriptor_host_tma",
-    "has_triton_experimental_host_tma",
-    "_device_supports_tensor_descriptor",
-    "_warn_tf32_disabled",
-}
 _HIP = "6.4.0"
 
 
-class IdleStream:
+class _IdleStream:
     """A stream on which nothing runs."""
 
     cuda_stream = 0
@@ -98,28 +71,21 @@ class IdleStream:
 
     def __init__(self, *args: object, **kwargs: object) -> None: ...
 
-    def wait_stream(self, stream: object) -> None:
-        """Return at once: nothing runs on this device."""
+    def wait_stream(self, stream: object) -> None: ...
 
-    def synchronize(self) -> None:
-        """Return at once: nothing runs on this device."""
+    def synchronize(self) -> None: ...
 
 
-class NoDeviceGuard:
+class _NoDeviceGuard(contextlib.nullcontext[None]):
     """Stands for ``torch.cuda.device`` and its kin: there is one device, so that nothing changes."""
 
+    idx = 0
+
     def __init__(self, *args: object, **kwargs: object) -> None:
-        self.idx = 0
-
-    def __enter__(self) -> NoDeviceGuard:
-        """Change nothing."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Restore nothing."""
+        super().__init__(None)
 
 
-def make_properties(target: Target) -> types.SimpleNamespace:
+def _make_properties(target: Target) -> types.SimpleNamespace:
     """Return the result of ``torch.cuda.get_device_properties`` for the target."""
     return types.SimpleNamespace(
         name=target.product,
@@ -158,71 +124,77 @@ def _yes(*args: object, **kwargs: object) -> bool:
 
 def list_replaced(target: Target) -> tuple[ReplacedAttribute, ...]:
     """List every attribute that is replaced for the target."""
-    figures = make_properties(target)
-    shared = _make_shared_functions(target, figures)
-    rows = [
-        *_replace_all(_CUDA, "", shared | _make_cuda_functions(target)),
-        *_replace_all(_C, "_cuda_", _make_c_functions(target), optional=True),
-        *_list_interface(target, figures, shared),
-        # Nothing may be allocated: fake tensors on CUDA begin by initialising it.
-        ReplacedAttribute(_FAKE, "init_gpu_context", replace_with(_nothing)),
-        ReplacedAttribute(_FAKE, "FakeTensorMode.avoid_device_init", replace_with(property(_yes))),
-        ReplacedAttribute(_FAKE, "FakeTensorConverter.from_real_tensor", _wrap_with(graph_placement.wrap_conversion)),
-        ReplacedAttribute(_GRAPH, "GraphLowering.add_tensor_constant", _wrap_with(graph_placement.wrap_constant)),
-        ReplacedAttribute("torch.autograd", "grad", _wrap_with(cuda_dispatch.wrap_grad)),
-        ReplacedAttribute("torch._inductor.fx_passes.pad_mm", "_should_pad", replace_with(decide_padding)),
-    ]
-    if target.kind == "rocm":
-        rows.append(ReplacedAttribute("torch.version", "hip", replace_with(_HIP)))
-    return tuple(rows)
-
-
-def _replace_all(
-    module: str, prefix: str, values: Mapping[str, object], *, optional: bool = False
-) -> Iterator[ReplacedAttribute]:
-    return (
-        ReplacedAttribute(module, prefix + name, replace_with(value), optional=optional)
-        for name, value in values.items()
-    )
-
-
-def _make_shared_functions(target: Target, figures: object) -> dict[str, Callable[..., object]]:
-    """Map the functions that torch.cuda and Dynamo's interface to the device have in common to their replacements."""
-    return {
+    figures, rocm, capability = _make_properties(target), target.kind == "rocm", target.capability
+    # What torch.cuda and Dynamo's interface to the device have in common.
+    shared: dict[str, Callable[..., object]] = {
         "is_available": _yes,
-        "is_initialized": _yes,
         "device_count": lambda: 1,
         "current_device": _zero,
         "set_device": _nothing,
         "synchronize": _nothing,
         "get_device_properties": lambda device=None: figures,
-        "current_stream": lambda device=None: IdleStream(),
-        "is_bf16_supported": lambda including_emulation=True: (
-            including_emulation or target.kind == "rocm" or target.capability >= (8, 0)
-        ),
+        "current_stream": lambda device=None: _IdleStream(),
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or rocm or capability >= (8, 0),
         "memory_allocated": _zero,
     }
-
-
-def _make_cuda_functions(target: Target) -> dict[str, Any]:
-    """Map further functions of torch.cuda to their replacements."""
-    return {
+    cuda: dict[str, object] = {
+        "is_initialized": _yes,
         "get_device_name": lambda device=None: target.product,
-        "get_device_capability": lambda device=None: target.capability,
+        "get_device_capability": lambda device=None: capability,
         "get_arch_list": lambda: [target.arch],
         "mem_get_info": lambda device=None: (target.memory, target.memory),
         "get_rng_state": lambda device="cuda": torch.get_rng_state(),
         "set_rng_state": _nothing,
-        "device": NoDeviceGuard,
-        "_DeviceGuard": NoDeviceGuard,
+        "device": _NoDeviceGuard,
+        "_DeviceGuard": _NoDeviceGuard,
         "_lazy_init": _nothing,
         "_exchange_device": _zero,
         "_maybe_exchange_device": _zero,
     }
+    interface: dict[str, Callable[..., object]] = {
+        "get_raw_stream": _zero,
+        "exchange_device": _zero,
+        "maybe_exchange_device": _zero,
+        "is_triton_capable": lambda device=None: rocm or capability >= (7, 0),
+        "raise_if_triton_unavailable": _nothing,
+        "get_compute_capability": lambda device=None: target.arch if rocm else capability[0] * 10 + capability[1],
+    }
+    methods = {name: staticmethod(value) for name, value in (shared | interface).items()}
+    rows = [
+        *_replace_all("torch.cuda", "", shared | cuda),
+        *_replace_all("torch._C", "_cuda_", _make_c_functions(target), optional=True),
+        *_replace_all(_INTERFACE, "CudaInterface.", {**methods, "device": _NoDeviceGuard}),
+        *_replace_all(_INTERFACE, "caching_worker_", {"device_properties": {"cuda": [figures]}}),
+        *_replace_all(_INTERFACE, "caching_worker_", {"current_devices": {"cuda": 0}}),
+        # Nothing may be allocated: fake tensors on CUDA begin by initialising it.
+        *_replace_all(_FAKE, "", {"init_gpu_context": _nothing, "FakeTensorMode.avoid_device_init": property(_yes)}),
+        *_replace_all("torch._inductor.fx_passes.pad_mm", "", {"_should_pad": decide_padding}),
+        *_replace_all("torch.version", "", {"hip": _HIP} if rocm else {}),
+        *(ReplacedAttribute(module, name, _wrap_with(wrap)) for module, name, wrap in _WRAPPED),
+    ]
+    return tuple(rows)
+
+
+_WRAPPED: tuple[tuple[str, str, Callable[[Any], object]], ...] = (
+    (_FAKE, "FakeTensorConverter.from_real_tensor", graph_placement.wrap_conversion),
+    ("torch._inductor.graph", "GraphLowering.add_tensor_constant", graph_placement.wrap_constant),
+    ("torch.autograd", "grad", cuda_dispatch.wrap_grad),
+)
+
+
+def _wrap_with(wrap: Callable[[Any], object]) -> Replacement:
+    return lambda session, original: wrap(original)
+
+
+def _replace_all(
+    module: str, prefix: str, values: Mapping[str, object], *, optional: bool = False
+) -> Iterator[ReplacedAttribute]:
+    for name, value in values.items():
+        yield ReplacedAttribute(module, prefix + name, replace_with(value), optional=optional)
 
 
 def _make_c_functions(target: Target) -> dict[str, Callable[..., object]]:
-    """Map functions in C that wrappers import by name to their replacements; a CPU build has none of them."""
+    """Replace functions in C that wrappers import by name; a CPU build has none of them."""
     return {
         "getDevice": _zero,
         "setDevice": _nothing,
@@ -235,46 +207,10 @@ def _make_c_functions(target: Target) -> dict[str, Callable[..., object]]:
     }
 
 
-def _list_interface(
-    target: Target, figures: object, shared: Mapping[str, Callable[..., object]]
-) -> Iterator[ReplacedAttribute]:
-    """Yield the replaced attributes of Dynamo's interface to the device, which holds copies of the shared functions."""
-    capability, rocm = target.capability, target.kind == "rocm"
-    interface: dict[str, Callable[..., object]] = {
-        **{name: value for name, value in shared.items() if name not in ("is_available", "is_initialized")},
-        "is_available": _yes,
-        "get_raw_stream": _zero,
-        "exchange_device": _zero,
-        "maybe_exchange_device": _zero,
-        "is_triton_capable": lambda device=None: rocm or capability >= (7, 0),
-        "raise_if_triton_unavailable": _nothing,
-        "get_compute_capability": lambda device=None: target.arch if rocm else capability[0] * 10 + capability[1],
-    }
-    yield from _replace_all(
-        _INTERFACE, "CudaInterface.", {name: staticmethod(value) for name, value in interface.items()}
-    )
-    yield ReplacedAttribute(_INTERFACE, "CudaInterface.device", replace_with(NoDeviceGuard))
-    yield ReplacedAttribute(_INTERFACE, "caching_worker_device_properties", replace_with({"cuda": [figures]}))
-    yield ReplacedAttribute(_INTERFACE, "caching_worker_current_devices", replace_with({"cuda": 0}))
-
-
-def _wrap_with(wrap: Callable[[Any], object]) -> Replacement:
-    return lambda session, original: wrap(original)
-
-
-def find_missing_attributes(target: Target) -> dict[str, str]:
-    """The attributes that this torch lacks, and why."""
-    return find_missing(list_replaced(target))
-
-
 class TargetDescription:
     """The target as torch is told of it, in force inside of ``with description.in_force():`` blocks, nested or not.
 
-    Args:
-        target: what is described.
-
-    Raises:
-        EnvironmentUnfit: a CPU build of torch needs a small library for it, which could not be built.
+    Raises EnvironmentUnfit where a CPU build of torch needs a small library for it, which could not be built.
     """
 
     def __init__(self, target: Target) -> None:
@@ -283,8 +219,6 @@ class TargetDescription:
         missing = find_missing(replaced)
         self._places = tuple(place for place in replaced if place.name not in missing)
         self._depth = 0
-        self._entered = contextlib.ExitStack()
-        self._autocast = False, torch.float16
         library = target_patches.build_guard()
         if library is not None:
             ctypes.CDLL(str(library))  # never unloaded: it registers itself
@@ -304,26 +238,24 @@ class TargetDescription:
     def in_force(self) -> Iterator[None]:
         """Tell torch of the target for the time of the block."""
         self._depth += 1
-        if self._depth == 1:
-            self._enter()
         try:
-            yield
+            with self._replace_once() if self._depth == 1 else contextlib.nullcontext():
+                yield
         finally:
-            if self._depth == 1:
-                self._leave()
             self._depth -= 1
 
-    def _enter(self) -> None:
-        self._autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    @contextlib.contextmanager
+    def _replace_once(self) -> Iterator[None]:
+        before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         # Around the compiled program it is on for the CPU, which runs in the target's stead.
         torch.set_autocast_enabled("cuda", torch.is_autocast_enabled("cpu"))
         torch.set_autocast_dtype("cuda", torch.get_autocast_dtype("cpu"))
-        self._entered.enter_context(replace_attributes(self, self._places))
-
-    def _leave(self) -> None:
-        torch.set_autocast_enabled("cuda", self._autocast[0])
-        torch.set_autocast_dtype("cuda", self._autocast[1])
-        self._entered.close()
+        try:
+            with replace_attributes(self, self._places):
+                yield
+        finally:
+            torch.set_autocast_enabled("cuda", before[0])
+            torch.set_autocast_dtype("cuda", before[1])
 
 
 def _allocate_on_cpu() -> None:
@@ -365,7 +297,7 @@ def _clear_caches() -> None:
     for module in list(sys.modules.values()):
         if str(getattr(module, "__name__", "")).startswith(prefixes):
             for value in list(vars(module).values()):
-                if getattr(value, "__name__", "") in _CACHED and hasattr(value, "cache_clear"):
+                if getattr(value, "__name__", "") in cuda_dispatch.CACHED_ANSWERS and hasattr(value, "cache_clear"):
                     value.cache_clear()
     create = importlib.import_module("torch._inductor.runtime.hints").DeviceProperties.create
     getattr(create, "cache_clear", lambda: None)()
@@ -382,12 +314,7 @@ def current_target() -> Target | None:
 
 
 def assume_target(target: Target) -> None:
-    """Compile everything in this process for ``target`` from now on.
-
-    Raises:
-        UsageError: it compiles for another one already.
-        EnvironmentUnfit: this build of torch cannot be told of the target.
-    """
+    """Compile everything in this process for ``target`` from now on; UsageError if it compiles for another already."""
     if not _current:
         _current.append(TargetDescription(target))
     elif _current[0].target != target:
@@ -429,10 +356,8 @@ def interpret_own_kernels() -> Iterator[None]:
 def interpret_kernels(log: KernelLog, *, order: ProgramOrder, templates: bool) -> Iterator[None]:
     """Run kernels that are compiled for the target in this block; change nothing in a process without one.
 
-    Args:
-        log: what they did is written here.
-        order: which program of a kernel runs first.
-        templates: whether a matrix template stands where a device would time it against a library.
+    What they did is written to ``log``. ``order`` says which program of a kernel runs first, ``templates`` whether a
+    matrix template stands where a device would time it against a library.
     """
     target = current_target()
     if target is None:
@@ -443,22 +368,15 @@ def interpret_kernels(log: KernelLog, *, order: ProgramOrder, templates: bool) -
 
 
 def move_to_target(model: object, inputs: object) -> object:
-    """The inputs of a captured graph on the target, its graph rewritten for it; as they are without a target.
-
-    Raises:
-        Intended: the graph cannot be moved.
-    """
+    """The inputs of a captured graph on the target, its graph rewritten for it; as they are without a target."""
     if current_target() is None or not isinstance(model, fx.GraphModule):
         return inputs
     try:
         return move_graph(model, cast("Sequence[object]", inputs))
+    except NotMoved as error:
+        raise IntendedError(error) from error
     except Exception as error:  # whatever it is, the graph must not be compiled for the CPU instead
-        why = (
-            error
-            if isinstance(error, NotMoved)
-            else NotMoved(f"its graph cannot be moved there ({format_reason(error)})")
-        )
-        raise IntendedError(why) from error
+        raise IntendedError(NotMoved(f"its graph cannot be moved there ({format_reason(error)})")) from error
 
 
 # Decompositions as the target takes them: some depend on the device of their arguments.
@@ -498,7 +416,9 @@ def _trace_function(
 
     def flat(*tensors: torch.Tensor) -> list[object]:
         remaining = iter(tensors)
-        given = [next(remaining) if isinstance(leaf, torch.Tensor) else _find_device(leaf) for leaf in leaves]
+        on_cpu = [isinstance(leaf, torch.device) and leaf.type == "cpu" for leaf in leaves]
+        moved = [CUDA if here else leaf for leaf, here in zip(leaves, on_cpu, strict=True)]
+        given = [next(remaining) if isinstance(leaf, torch.Tensor) else leaf for leaf in moved]
         args, kwargs = pytree.tree_unflatten(given, spec)
         results, result_spec = pytree.tree_flatten(function(*args, **kwargs))
         shape.append(result_spec)
@@ -510,10 +430,6 @@ def _trace_function(
         with mode:
             graph = make_fx(flat, tracing_mode="real")(*fakes)
     return graph, shape[-1]
-
-
-def _find_device(leaf: object) -> object:
-    return CUDA if isinstance(leaf, torch.device) and leaf.type == "cpu" else leaf
 
 
 class _CpuInterpreter(fx.Interpreter):

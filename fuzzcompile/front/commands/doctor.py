@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.compiler.target.target_process import find_missing_attributes, list_replaced
+from fuzzcompile.compiler.target.target_patches import find_missing
+from fuzzcompile.compiler.target.target_process import list_replaced
 from fuzzcompile.compiler.watch import conformance
 from fuzzcompile.compiler.watch.patch_table import PATCHES
 from fuzzcompile.corpus.store import Store
@@ -61,7 +62,8 @@ def make():
 
 def examine_target(name: str) -> Iterator[MachineCheck]:
     """Check that torch can be told of the target, and how each stage of a small program is examined for it."""
-    missing, known = find_missing_attributes(find_target(name)), list_replaced(find_target(name))
+    known = list_replaced(find_target(name))
+    missing = find_missing(known)
     lines = [f"{len(known) - len(missing)} of {len(known)} answer for {name}"]
     lines += [f"{place} does not ({why})" for place, why in missing.items()]
     yield MachineCheck(
