@@ -220,7 +220,6 @@ def _positive(panel: Panel) -> list[float]:
 
 
 def _floor(panel: Panel) -> float:
-    """Return the place of zeros: a decade below the smallest other value."""
     return float(10.0 ** (math.floor(math.log10(min(_positive(panel), default=1.0))) - 1))
 
 
@@ -253,7 +252,6 @@ def _label(axes: Axes, along: Sequence[str] | Sequence[int], axis: str, kept: in
 
 
 def _below(along: Sequence[str] | Sequence[int]) -> float:
-    """The height that labels of the axis take, in inches."""
     longest = max((len(name) for name in shortened([str(item) for item in along])[0]), default=0)
     return 0.6 + 0.065 * longest
 

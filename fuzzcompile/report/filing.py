@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus, order, public
+from fuzzcompile.model.contract import OutputJson
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.hints import CommandSubject, format_command
@@ -38,60 +39,44 @@ _LARGER = "a case in which the difference is larger than PyTorch tolerates"
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule; ``met`` is None where it does not apply or the facts do not show it.
-
-    ``remedy`` is what meets it.
-    """
+    """One rule, and what meets it; ``met`` is None where it does not apply or the facts do not show it."""
 
     text: str
     met: bool | None
     note: str
     remedy: str = ""
 
-    @property
-    def mark(self) -> str:
-        """The box of a Markdown task list."""
-        return "x" if self.met else " "
-
 
 def rules(facts: IssueFacts) -> list[Rule]:
     """The rules of the torch.compile bug template for fuzzers, and the maintainers' own."""
     # Where eager mode is wrong too, so is the float64 run, which calls the same operator.
-    return [*(() if facts.eager_is_wrong else _numeric(facts)), *_always(facts)]
+    is_numeric = facts.verdict in _NUMERIC and not facts.shares_wrongly and not facts.eager_is_wrong
+    return [*(_numeric(facts) if is_numeric else ()), *_always(facts)]
 
 
 def _numeric(facts: IssueFacts) -> Iterator[Rule]:
-    if facts.verdict not in _NUMERIC or facts.shares_wrongly:
-        return
-    within = _within_tolerance(facts)
+    outputs = [facts.measured, *facts.wrong]
+    within = next((output.get("within_default_tolerance") for output in outputs if output is not None), None)
     where = {True: "within", False: "outside", None: "not recorded whether within"}[within]
     met = None if within is None else not within
     yield Rule("Default tolerances", met, f"{where} `torch.testing.assert_close` defaults", _LARGER)
-    yield from _indices(facts)
+    yield _indices(facts)
     yield _random_state(facts)
-    yield from _higher_precision(facts)
+    if facts.measured is not None:
+        yield from _higher_precision(facts.measured)
 
 
-def _indices(facts: IssueFacts) -> Iterator[Rule]:
+def _indices(facts: IssueFacts) -> Rule:
     integers = ", ".join(str(entry.get("name")) for entry in facts.wrong if entry.get("finding") == "integer")
     calls = sorted({match[1] for match in _INDICES.finditer(case_part(facts.reproducer))})
     rule = "No comparison of indices of max, min and the like"
     if integers and (calls or not facts.reproducer):
         of = f" of {', '.join(calls)}" if calls else ""
-        yield Rule(rule, None, f"integer outputs differ ({integers}): make sure that they are not indices{of}")
-    else:
-        yield Rule(rule, True, "the program computes none" if integers else "only floating values count here")
+        return Rule(rule, None, f"integer outputs differ ({integers}): make sure that they are not indices{of}")
+    return Rule(rule, True, "the program computes none" if integers else "only floating values count here")
 
 
-def _within_tolerance(facts: IssueFacts) -> bool | None:
-    outputs = [facts.measured, *facts.wrong]
-    return next((output.get("within_default_tolerance") for output in outputs if output is not None), None)
-
-
-def _higher_precision(facts: IssueFacts) -> Iterator[Rule]:
-    entry = facts.measured
-    if entry is None:
-        return
+def _higher_precision(entry: OutputJson) -> Iterator[Rule]:
     same, finite = entry.get("torch_same"), entry.get("max_abs_error_compiled") is not None
     verdict = {True: "calls them the same", False: "calls them different", None: "was not recorded"}[same]
     # Its root mean squares are NaN where either side is not finite, and then it lets everything pass.
@@ -105,34 +90,20 @@ def _higher_precision(facts: IssueFacts) -> Iterator[Rule]:
 
 
 def _always(facts: IssueFacts) -> Iterator[Rule]:
-    stated = bool(facts.torch and facts.device)
+    stated, subject = bool(facts.torch and facts.device), facts.subject
     yield Rule("Device and version stated", stated, "below" if stated else "not recorded", "judge the case again")
     if facts.target is not None:
         note = "the reproducer showed it there" if facts.seen_on_device else "run the reproducer on a GPU first"
-        yield Rule(
-            f"Seen on a {facts.target} device",
-            facts.seen_on_device,
-            note,
-            f"run the reproducer on a {facts.target} GPU",
-        )
+        remedy = f"run the reproducer on a {facts.target} GPU"
+        yield Rule(f"Seen on a {facts.target} device", facts.seen_on_device, note, remedy)
     tried, rungs = len(facts.report.get("ablations") or ()), len(facts.shown.get("ladder") or ())
-    parts = [f"{tried} settings tried"] if tried else []
-    parts += [f"{rungs} backends tried"] if rungs else []
-    yield Rule(
-        "Ablation", bool(parts), ", ".join(parts) or "none was run", f"`{_judged_again(facts.subject)}` runs them"
-    )
-    yield Rule(
-        "Minimal reproducer",
-        bool(facts.reproducer and facts.confirmed),
-        _reproducer(facts),
-        f"`{facts.subject.format_command('minimize')}` makes one and confirms it in a clean process",
-    )
+    parts = [f"{number} {what} tried" for number, what in ((tried, "settings"), (rungs, "backends")) if number]
+    again = subject.format_command(*(("corpus", "refresh") if subject.is_finding else ("triage",)))
+    yield Rule("Ablation", bool(parts), ", ".join(parts) or "none was run", f"`{again}` runs them")
+    remedy = f"`{subject.format_command('minimize')}` makes one and confirms it in a clean process"
+    yield Rule("Minimal reproducer", bool(facts.reproducer and facts.confirmed), _reproducer(facts), remedy)
     searched = f"on {facts.searched}: {len(facts.related)} related" if facts.searched else "by hand, before filing"
     yield Rule("Existing issues and pull requests searched", bool(facts.searched) or None, searched)
-
-
-def _judged_again(subject: CommandSubject) -> str:
-    return subject.format_command("corpus", "refresh") if subject.is_finding else subject.format_command("triage")
 
 
 def _random_state(facts: IssueFacts) -> Rule:
@@ -176,10 +147,14 @@ def find_refusal(facts: IssueFacts) -> Refusal | None:
 
 def _refusals(facts: IssueFacts) -> Iterator[Refusal]:
     if not facts.is_bug:
-        yield Refusal(why_not(facts), f"nothing does: `{_explained(facts.subject)}` explains the verdict")
+        subject = facts.subject
+        explained = subject.format_command(*(("corpus", "show") if subject.is_finding else ("triage",)))
+        yield Refusal(why_not(facts), f"nothing does: `{explained}` explains the verdict")
         return
     yield from _marked(facts)
-    yield from _custom(facts)
+    name = (facts.culprit or {}).get("pass")
+    if is_custom(name):
+        yield Refusal(f"{name} is at fault, which is no part of PyTorch", "fix it there")
     yield from _of_umbrella(facts)
     yield from _fixed(facts)
     yield from _unproved(facts)
@@ -205,12 +180,6 @@ def _marked(facts: IssueFacts) -> Iterator[Refusal]:
         yield Refusal(words[mark.status] + note, f"{comment}if that is wrong, `{_reopened(facts.subject)}`")
 
 
-def _custom(facts: IssueFacts) -> Iterator[Refusal]:
-    name = (facts.culprit or {}).get("pass")
-    if is_custom(name):
-        yield Refusal(f"{name} is at fault, which is no part of PyTorch", "fix it there")
-
-
 def _of_umbrella(facts: IssueFacts) -> Iterator[Refusal]:
     umbrella = facts.umbrella
     if umbrella is None:
@@ -234,9 +203,13 @@ def _fixed(facts: IssueFacts) -> Iterator[Refusal]:
     if facts.history is None or newest is None or order(newest) < order(public(facts.torch or "")):
         return
     if facts.history.torch[newest] == ReplayStatus.FIXED:
+        subject = facts.subject
+        replayed = format_command(
+            "replay", published=subject.published, select=subject.name, corpus=subject.options.get("corpus")
+        )
         yield Refusal(
             f"it is fixed in torch {newest}, the newest that was tried",
-            f"nothing, unless it comes back: `{_replayed(facts.subject)}` says so",
+            f"nothing, unless it comes back: `{replayed}` says so",
         )
 
 
@@ -250,26 +223,13 @@ def _unproved(facts: IssueFacts) -> Iterator[Refusal]:
     else:
         name = culprit.get("rewrite") or culprit.get("pass") or culprit.get("family")
         reason = f"`{name}` is a suspect, not a proof: switching it off alone was not shown to repair the case"
-    yield Refusal(reason, f"a proved culprit: `{_with_more_time(facts.subject)}` looks further, with more time")
-
-
-def _explained(subject: CommandSubject) -> str:
-    return subject.format_command("corpus", "show") if subject.is_finding else subject.format_command("triage")
+    words = ("corpus", "refresh") if facts.subject.is_finding else ("bisect",)
+    further = facts.subject.format_command(*words, timeout=_MORE_SECONDS)
+    yield Refusal(reason, f"a proved culprit: `{further}` looks further, with more time")
 
 
 def _reopened(subject: CommandSubject) -> str:
     return subject.format_command("mark", after=("open",))
-
-
-def _replayed(subject: CommandSubject) -> str:
-    return format_command(
-        "replay", published=subject.published, select=subject.name, corpus=subject.options.get("corpus")
-    )
-
-
-def _with_more_time(subject: CommandSubject) -> str:
-    words = ("corpus", "refresh") if subject.is_finding else ("bisect",)
-    return subject.format_command(*words, timeout=_MORE_SECONDS)
 
 
 # The index of a folder of drafts: what is fit to be filed, the worst first, then what is refused, and why.
@@ -300,10 +260,8 @@ class IndexEntry:
 def make_entry(finding: str, facts: IssueFacts, refusal: Refusal | None) -> IndexEntry:
     """The entry of a finding by its public id."""
     words = title(facts) if facts.is_bug else why_not(facts)
-    severity = str(facts.severity or "none")
-    if refusal is None:
-        return IndexEntry(finding, severity, words)
-    return IndexEntry(finding, severity, words, refusal.reason, refusal.remedy)
+    why = () if refusal is None else (refusal.reason, refusal.remedy)
+    return IndexEntry(finding, str(facts.severity or "none"), words, *why)
 
 
 def with_entry(index: str, entry: IndexEntry, replaces: str | None = None) -> str:
@@ -322,15 +280,11 @@ def make_index(entries: Iterable[IndexEntry]) -> str:
     refused = [entry for entry in ordered if entry.reason is not None]
     lines = ["# Drafts", "", f"{len(drafts)} to be filed, {len(refused)} refused. The worst come first.", ""]
     if drafts:
-        lines += ["| draft | severity | what |", "|---|---|---|"]
+        lines += [_row("draft", "severity", "what"), "|---|---|---|"]
         lines += [_row(f"[{entry.finding}]({entry.finding}.md)", entry.severity, entry.title) for entry in drafts]
     if refused:
-        lines += ["", "## Refused", "", "| finding | severity | what | why not | what would change that |"]
-        lines += ["|---|---|---|---|---|"]
-        lines += [
-            _row(entry.finding, entry.severity, entry.title, entry.reason or "", entry.remedy or "")
-            for entry in refused
-        ]
+        lines += ["", "## Refused", "", _row("finding", "severity", "what", "why not", "what would change that")]
+        lines += ["|---|---|---|---|---|", *(_row(*map(str, astuple(entry))) for entry in refused)]
     return "\n".join(lines) + "\n"
 
 

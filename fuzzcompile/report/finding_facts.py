@@ -93,7 +93,6 @@ def _constants(module: list[ast.stmt]) -> Iterator[tuple[str, object]]:
 
 
 def _opt_ins(values: Mapping[str, object]) -> Iterator[str]:
-    """List the lines that a user writes to get these settings."""
     for key, value in _items(values.get("OPTIONS")):
         yield f"options={{{key!r}: {value!r}}}"
     for area, settings in _items(values.get("CONFIG")):

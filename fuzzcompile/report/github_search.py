@@ -89,69 +89,61 @@ class Hit:
     updated: datetime
 
 
+# Each term that a report holds, and whether in its "title" or its "text"; by the kind of term.
+_Places = dict[str, list[tuple[str, str]]]
+
+
 def ranked(terms: SearchTerms, hits: Iterable[Hit], today: datetime) -> list[Related]:
     """The reports that share enough with a finding, the likeliest first, at most ten.
 
     A report counts if it names the rewrite, its file or the error's message, or if it names the operator and speaks of
     the compiler. Of reports with one score, open ones come first.
     """
-    scored = {hit.url: _scored(terms, hit, today) for hit in hits}
-    related = sorted(
-        filter(None, scored.values()), key=lambda report: (-report.score, report.state != "open", report.url)
-    )
-    return related[:_MOST]
+    scored = {hit.url: _score(terms, hit, today) for hit in hits}
+    related = filter(None, scored.values())
+    return sorted(related, key=lambda report: (-report.score, report.state != "open", report.url))[:_MOST]
 
 
-def _scored(terms: SearchTerms, hit: Hit, today: datetime) -> Related | None:
-    places = {kind: list(_places(getattr(terms, kind), hit)) for kind in _WEIGHTS}
+def _score(terms: SearchTerms, hit: Hit, today: datetime) -> Related | None:
+    places = {kind: list(_find_terms(getattr(terms, kind), hit)) for kind in _WEIGHTS}
     if not _is_close(places, terms):
         return None
     # Each kind counts by its best term, so that ten words for one symptom do not outweigh the name of a pass.
     score = sum(
-        max((weight * _factor(place) for _, place in places[kind]), default=0.0) for kind, weight in _WEIGHTS.items()
+        weight * max(((_IN_TITLE if place == "title" else 1.0) for _, place in places[kind]), default=0.0)
+        for kind, weight in _WEIGHTS.items()
     )
     score += _OPERATOR_AND_SYMPTOM * bool(places["operators"] and places["symptoms"])
     if score < _LEAST:
         return None
     score += _RECENT * 0.5 ** (max(0.0, (today - hit.updated).total_seconds()) / 86400 / _HALF_LIFE)
-    return Related(hit.url, hit.kind, hit.title, hit.state, round(score, 2), _why(places))
+    return Related(hit.url, hit.kind, hit.title, hit.state, round(score, 2), _explain(places))
 
 
-def _is_close(places: dict[str, list[tuple[str, str]]], terms: SearchTerms) -> bool:
-    if any(places[kind] for kind in ("names", "places")) or any(" " in term for term, _ in places["errors"]):
+def _is_close(places: _Places, terms: SearchTerms) -> bool:
+    if places["names"] or places["places"] or any(" " in term for term, _ in places["errors"]):
         return True
     # Without the name of a rewrite, the operator decides: that at fault, which comes first.
     fault = any(term in terms.operators[:1] for term, _ in places["operators"])
     return fault and bool(places["context"])
 
 
-def _places(terms: Sequence[str], hit: Hit) -> Iterator[tuple[str, str]]:
-    """Each term that a report holds, and where."""
+def _find_terms(terms: Sequence[str], hit: Hit) -> Iterator[tuple[str, str]]:
     for term in terms:
-        pattern = _pattern(term)
-        if pattern.search(hit.title):
+        # As a word, however its parts are joined: ``batch_norm``, ``batch norm`` and ``BatchNorm``.
+        parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+|[+#]+", term) or [term]
+        joined = r"[\s_.-]*".join(re.escape(part) for part in parts)
+        word = re.compile(rf"(?<![A-Za-z0-9_]){joined}(?:s|[123]d)?(?![A-Za-z0-9_])", re.IGNORECASE)
+        if word.search(hit.title):
             yield term, "title"
-        elif pattern.search(hit.body):
+        elif word.search(hit.body):
             yield term, "text"
 
 
-def _pattern(term: str) -> re.Pattern[str]:
-    """The term as a word, however its parts are joined: ``batch_norm``, ``batch norm`` and ``BatchNorm``."""
-    parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+|[+#]+", term) or [term]
-    joined = r"[\s_.-]*".join(re.escape(part) for part in parts)
-    return re.compile(rf"(?<![A-Za-z0-9_]){joined}(?:s|[123]d)?(?![A-Za-z0-9_])", re.IGNORECASE)
-
-
-def _factor(place: str) -> float:
-    return _IN_TITLE if place == "title" else 1.0
-
-
-def _why(places: dict[str, list[tuple[str, str]]]) -> str:
-    """List the terms that a report holds: "title: celu, alpha; text: ZeroDivisionError"."""
-    by_place = {
-        place: list(dict.fromkeys(term for held in places.values() for term, where in held if where == place))
-        for place in ("title", "text")
-    }
+def _explain(places: _Places) -> str:
+    by_place: dict[str, list[str]] = {"title": [], "text": []}
+    for term, place in dict.fromkeys(held for kind in places.values() for held in kind):
+        by_place[place].append(term)
     return "; ".join(f"{place}: {', '.join(terms)}" for place, terms in by_place.items() if terms)
 
 
@@ -171,11 +163,13 @@ class SearchFailed(EnvironmentUnfit):
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one query: ``total`` reports match it, of which the best ``hits`` were read.
+    """The answer to one query: ``total`` reports of a kind match it, of which the best ``hits`` were read.
 
     ``complete`` is False where GitHub ran out of time and says that there may be more.
     """
 
+    query: str
+    kind: str
     hits: tuple[Hit, ...]
     total: int
     complete: bool
@@ -206,9 +200,8 @@ class GitHub:
             "Accept": "application/vnd.github+json",
             "X-GitHub-Api-Version": "2022-11-28",
             "User-Agent": "fuzzcompile",
+            **({"Authorization": f"Bearer {self.token}"} if self.token else {}),
         }
-        if self.token:
-            headers["Authorization"] = f"Bearer {self.token}"
         self._client = httpx.Client(base_url=self.base, headers=headers, timeout=_TIMEOUT, follow_redirects=True)
 
     @classmethod
@@ -224,12 +217,7 @@ class GitHub:
         self._client.close()
 
     def search(self, query: str, kind: str, repository: str) -> Answer:
-        """The reports of one kind in a repository that match a query, GitHub's best matches first.
-
-        Args:
-            query: words, without qualifiers.
-            kind: "issue" or "pull request"; GitHub answers for one of them at a time.
-            repository: as ``owner/name``.
+        """The reports of one kind ("issue" or "pull request") in a repository that match the words of a query.
 
         Raises:
             SearchFailed: there is no answer; the message says why.
@@ -237,47 +225,48 @@ class GitHub:
         hits: list[Hit] = []
         total, complete = 0, True
         for page in range(1, _MOST_PAGES + 1):
-            text = f"{query} repo:{repository} {_KINDS[kind]}"
-            answer = self._get({"q": text, "per_page": _PER_PAGE, "page": page})
+            response = self._get(
+                {"q": f"{query} repo:{repository} {_KINDS[kind]}", "per_page": _PER_PAGE, "page": page}
+            )
             try:
-                items = answer["items"]
-                total = int(answer["total_count"])
+                answer = response.json()
+            except ValueError as error:
+                raise SearchFailed(
+                    f"{self._host} answered with something else than JSON: check GITHUB_API_URL."
+                ) from error
+            try:
+                items, total = answer["items"], int(answer["total_count"])
                 complete = complete and not answer.get("incomplete_results")
-                hits += [_hit(item, kind) for item in items]
+                hits += [_read_hit(item, kind) for item in items]
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise SearchFailed(f"{self._host} does not answer as GitHub's search API does: {error!r}.") from error
+                raise SearchFailed(
+                    f"{self._host} does not answer as GitHub's search API does ({error!r}): check GITHUB_API_URL."
+                ) from error
             # More than the pages that are read are not worth a request: GitHub has put its best matches first.
             if not items or len(hits) >= total or total > _PER_PAGE * _MOST_PAGES:
                 break
-        return Answer(tuple(hits), total, complete)
+        return Answer(query, kind, tuple(hits), total, complete)
 
     @property
     def _host(self) -> str:
         return urlsplit(self.base).netloc
 
-    def _get(self, parameters: Mapping[str, str | int]) -> dict[str, Any]:
+    def _get(self, parameters: Mapping[str, str | int]) -> httpx.Response:
         while True:
             try:
                 response = self._client.get("/search/issues", params=parameters)
             except httpx.TimeoutException as error:
                 raise SearchFailed(f"{self._host} did not answer within {_TIMEOUT:.0f} s: try again later.") from error
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                raise SearchFailed(f"{self._host} cannot be reached ({_short(error)}): check the network.") from error
+                why = (str(error) or type(error).__name__).rstrip(".")
+                raise SearchFailed(f"{self._host} cannot be reached ({why}): check the network.") from error
             if response.is_success:
-                break
+                return response
             self._wait_or_raise(response)
-        try:
-            answer = response.json()
-        except ValueError as error:
-            raise SearchFailed(f"{self._host} answered with something else than JSON: check GITHUB_API_URL.") from error
-        if not isinstance(answer, dict):
-            raise SearchFailed(f"{self._host} does not answer as GitHub's search API does: check GITHUB_API_URL.")
-        return answer
 
     def _wait_or_raise(self, response: httpx.Response) -> None:
         """Wait until GitHub takes another search, as long as that is soon."""
-        status, said = response.status_code, _message(response)
-        seconds = _read_wait(response)
+        status, said, seconds = response.status_code, _read_message(response), _read_wait(response)
         if seconds is not None and seconds <= _LONGEST_WAIT and self._waits < _MOST_WAITS:
             self._waits += 1
             self.notify(f"GitHub takes no more searches for {seconds:.0f} s: waiting.")
@@ -304,47 +293,31 @@ def _read_wait(response: httpx.Response) -> float | None:
         if headers.get("x-ratelimit-remaining") == "0":
             return max(1.0, float(headers["x-ratelimit-reset"]) - time.time() + 1.0)
     except (KeyError, ValueError):
-        pass  # A limit all the same, of unknown length: a minute is the window of the search API.
-    else:
-        return None if response.status_code == 403 else 60.0
-    return 60.0
+        return 60.0  # A limit all the same, of unknown length: a minute is the window of the search API.
+    return None if response.status_code == 403 else 60.0
 
 
-def _hit(item: Mapping[str, object], kind: str) -> Hit:
-    return Hit(
-        url=str(item["html_url"]),
-        kind=kind,
-        title=str(item["title"]),
-        body=str(item.get("body") or ""),
-        state=_state(item),
-        updated=datetime.fromisoformat(str(item.get("updated_at") or item["created_at"])),
-    )
-
-
-def _state(item: Mapping[str, object]) -> str:
-    """Open, closed or merged; PyTorch's bot merges by pushing and closing, and says so with a label alone."""
+def _read_hit(item: Mapping[str, Any], kind: str) -> Hit:
     pull, labels = item.get("pull_request"), item.get("labels")
-    names = (
-        [str(label.get("name")).lower() for label in labels if isinstance(label, dict)]
-        if isinstance(labels, list)
-        else []
+    names = [str(label.get("name")).lower() for label in labels or () if isinstance(label, dict)]
+    # PyTorch's bot merges by pushing and closing, and says so with a label alone.
+    merged = isinstance(pull, dict) and (pull.get("merged_at") or "merged" in names)
+    return Hit(
+        str(item["html_url"]),
+        kind,
+        str(item["title"]),
+        str(item.get("body") or ""),
+        "merged" if merged else str(item["state"]),
+        datetime.fromisoformat(str(item.get("updated_at") or item["created_at"])),
     )
-    if isinstance(pull, dict) and (pull.get("merged_at") or "merged" in names):
-        return "merged"
-    return str(item["state"])
 
 
-def _message(response: httpx.Response) -> str:
-    """Return GitHub's reason for a refusal, as the end of a sentence."""
+def _read_message(response: httpx.Response) -> str:
     try:
         message = response.json()["message"]
     except (ValueError, KeyError, TypeError):
         return ""
     return f": {' '.join(str(message).split())[:200].rstrip('.')}"
-
-
-def _short(error: Exception) -> str:
-    return (str(error) or type(error).__name__).rstrip(".")
 
 
 # A search for public reports on one finding, from its terms to the ranked links.
@@ -353,29 +326,13 @@ REPOSITORY: Final = "pytorch/pytorch"
 
 
 @dataclass(frozen=True)
-class SearchRequest:
-    """A query as it was asked: ``total`` reports of a kind match it, of which ``read`` were ranked."""
-
-    query: str
-    kind: str
-    total: int
-    read: int
-    complete: bool
-
-
-@dataclass(frozen=True)
 class Search:
     """What was asked, and the likeliest reports first. That there are none is known only of what was asked."""
 
     repository: str
     when: datetime
-    asked: Sequence[SearchRequest]
+    asked: Sequence[Answer]
     related: Sequence[Related]
-
-    @property
-    def incomplete(self) -> bool:
-        """Return whether GitHub ran out of time on a query, so that there may be more."""
-        return not all(asked.complete for asked in self.asked)
 
     def to_text(self) -> str:
         """The ranked links with their reasons, then what was asked."""
@@ -386,8 +343,8 @@ class Search:
             lines += [f"  {report.url}  {report.kind}, {report.state}: {report.title}", f"      {report.why}"]
         if self.related:
             lines.append("Asked, open and closed:")
-        lines += [f"  {asked.query}  ({asked.read} of {asked.total} {asked.kind}s read)" for asked in self.asked]
-        if self.incomplete:
+        lines += [f"  {asked.query}  ({len(asked.hits)} of {asked.total} {asked.kind}s read)" for asked in self.asked]
+        if not all(asked.complete for asked in self.asked):
             lines.append("GitHub ran out of time on a query, so that there may be more: search again later.")
         return "\n".join(lines)
 
@@ -396,7 +353,16 @@ class Search:
         return {
             "repository": self.repository,
             "searched": self.when.isoformat(timespec="seconds"),
-            "queries": [vars(asked) for asked in self.asked],
+            "queries": [
+                {
+                    "query": asked.query,
+                    "kind": asked.kind,
+                    "total": asked.total,
+                    "read": len(asked.hits),
+                    "complete": asked.complete,
+                }
+                for asked in self.asked
+            ],
             "related": [vars(report) for report in self.related],
         }
 
@@ -414,11 +380,6 @@ def search(report: ReportJson, source: str, github: GitHub, expression: str = ""
         SearchFailed: GitHub did not answer one of the queries: a search that asked for less would claim too much.
     """
     terms = extract_terms(report, source, expression)
-    asked, hits = list[SearchRequest](), list[Hit]()
-    for query in make_queries(terms):
-        for kind in ("issue", "pull request"):
-            answer = github.search(query, kind, REPOSITORY)
-            asked.append(SearchRequest(query, kind, answer.total, len(answer.hits), answer.complete))
-            hits += answer.hits
+    asked = [github.search(query, kind, REPOSITORY) for query in make_queries(terms) for kind in _KINDS]
     when = datetime.now(UTC)
-    return Search(REPOSITORY, when, asked, ranked(terms, hits, when))
+    return Search(REPOSITORY, when, asked, ranked(terms, [hit for answer in asked for hit in answer.hits], when))

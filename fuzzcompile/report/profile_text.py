@@ -118,7 +118,6 @@ def _about_jump(profile: ProfileJson, subject: CommandSubject) -> str:
 
 
 def _deeper(profile: ProfileJson, subject: CommandSubject) -> str:
-    """Return the command that shows more of a jump: operators if nothing is compiled, else parts of the layer."""
     against, layer = profile["against"], profile.get("layer")
 
     def command(*, depth: int | None = None, ops: bool = False) -> str:
@@ -137,7 +136,6 @@ def _deeper(profile: ProfileJson, subject: CommandSubject) -> str:
 
 
 def _part(subject: CommandSubject, layer: str) -> CommandSubject:
-    """A layer of the case."""
     module = layer.partition("#")[0].partition(" (")[0]  # without the number of a call, or "(gradient)"
     outer = subject.options.get("module")
     return subject.with_options(module=f"{outer}.{module}" if outer else module)
@@ -194,7 +192,6 @@ def _table(profile: ProfileJson) -> Table:
 
 
 def _shown(profile: ProfileJson) -> list[LayerJson]:
-    """The rows that say most: the layer of a jump, the whole, and those that make the most for their rounding."""
     layers = profile.get("layers", [])
     if len(layers) <= _ROWS:
         return layers

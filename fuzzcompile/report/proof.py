@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fuzzcompile.model.contract import OutputJson, ReportJson, read_target
@@ -80,20 +80,15 @@ def matched(culprit: CulpritJson) -> list[str]:
 def find_step(culprit: CulpritJson) -> str | None:
     """Return the distance by which the culprit moved the result, in units of its size; None if no replay shows one."""
     details = read_details(culprit)
-    exact, native = _number(details, "float64"), _number(details, "native")
-    moved = [] if exact is None else [f"{format_number(exact)} in float64"]
-    if native is not None:
-        noise = _number(details, "native_noise")
-        moved.append(
-            f"{format_number(native)} natively"
-            + ("" if noise is None else f" (rounding alone: {format_number(noise)})")
-        )
+    exact, native, noise = (_number(details, key) for key in ("float64", "native", "native_noise"))
     if details.get("changed") and not exact and not native:
         return None  # it changed a dtype, shape or the like
-    if moved:
-        return ", ".join(moved)
+    moved = [] if exact is None else [f"{format_number(exact)} in float64"]
+    if native is not None:
+        rounding = "" if noise is None else f" (rounding alone: {format_number(noise)})"
+        moved.append(f"{format_number(native)} natively{rounding}")
     step = culprit.get("step")
-    return None if step is None else format_number(step)
+    return ", ".join(moved) if moved else None if step is None else format_number(step)
 
 
 def list_proof_facts(culprit: CulpritJson) -> Iterator[Fact]:
@@ -128,11 +123,7 @@ def plain_toggle(toggle: str) -> str:
 
 def name_role(culprit: CulpritJson) -> str:
     """What to call a culprit: a suspect where the bug stays without it and no replay shows that it changes a result."""
-    return "suspect" if _is_doubted(culprit) else "culprit"
-
-
-def _is_doubted(culprit: CulpritJson) -> bool:
-    return culprit.get("necessary") is False and culprit.get("step") is None
+    return "suspect" if culprit.get("necessary") is False and culprit.get("step") is None else "culprit"
 
 
 def format_shown(culprit: CulpritJson) -> str:
@@ -141,7 +132,7 @@ def format_shown(culprit: CulpritJson) -> str:
     if culprit.get("necessary") is not None:
         siblings = culprit.get("siblings")
         alike = f" and {', '.join(siblings)}, which takes its place" if siblings else ""
-        doubt = "not proved: " if _is_doubted(culprit) else ""
+        doubt = "not proved: " if name_role(culprit) == "suspect" else ""
         parts.append(f"{doubt}the bug {'is gone' if culprit['necessary'] else 'stays'} without it{alike}")
     if culprit.get("sufficient") is not None:
         parts.append(f"{'it alone shows the bug' if culprit['sufficient'] else 'it alone does not show the bug'}")
@@ -154,13 +145,15 @@ def has_errors(report: ReportJson) -> bool:
     return report["verdict"] in VALUES and any(left)
 
 
-def tried(report: ReportJson) -> list[Tried]:
-    """The ablation table."""
+def tried(report: ReportJson, form: Callable[[float], str] | None = None, nothing: str = "-") -> list[Tried]:
+    """The ablation table; ``form`` writes a number, ``nothing`` stands where there is none."""
     return [
         Tried(
             plain_toggle(str(entry["toggle"])),
             bool(entry["repairs"]),
-            str(entry.get("non_finite") or "-") if (error := entry.get("error")) is None else format_number(error),
+            str(entry.get("non_finite") or nothing)
+            if (error := entry.get("error")) is None
+            else (form or format_number)(error),
         )
         for entry in report.get("ablations") or ()
     ]
@@ -170,24 +163,24 @@ def bars(report: ReportJson) -> list[Bar]:
     """The rewrites that moved any bit, in the order in which they were applied."""
     culprit = report.get("culprit")
     blamed = None if culprit is None else _identity(culprit)
-    return [_bar(rewrite, of_culprit=_identity(rewrite) == blamed) for rewrite in report.get("changed_bits") or ()]
+    made = []
+    for rewrite in report.get("changed_bits") or ():
+        details = read_details(rewrite)
+        direction = details.get("direction")
+        bar = Bar(
+            str(rewrite.get("rewrite") or rewrite.get("family")),
+            str(rewrite.get("stage")) + (f", {direction}" if direction and direction != "inference" else ""),
+            str(rewrite.get("site") or ""),
+            _number(details or {"float64": rewrite.get("step")}, "float64"),
+            _number(details, "native"),
+            of_culprit=_identity(rewrite) == blamed,
+        )
+        made.append(bar)
+    return made
 
 
 def _identity(rewrite: CulpritJson) -> tuple[object, ...]:
     return rewrite.get("stage"), rewrite.get("rewrite"), rewrite.get("site"), *(rewrite.get("nodes") or ())
-
-
-def _bar(rewrite: CulpritJson, *, of_culprit: bool) -> Bar:
-    details = read_details(rewrite)
-    direction = details.get("direction")
-    return Bar(
-        str(rewrite.get("rewrite") or rewrite.get("family")),
-        str(rewrite.get("stage")) + (f", {direction}" if direction and direction != "inference" else ""),
-        str(rewrite.get("site") or ""),
-        _number(details or {"float64": rewrite.get("step")}, "float64"),
-        _number(details, "native"),
-        of_culprit,
-    )
 
 
 def format_workaround(report: ReportJson) -> str | None:
@@ -235,12 +228,12 @@ def _text(value: object) -> str:
     if isinstance(value, str):
         return value.rstrip()
     if isinstance(value, Mapping):
-        return _joined([f"{key} {_text(item) or '-'}" for key, item in value.items()])
-    return _joined([_text(item) or "-" for item in value]) if isinstance(value, Sequence) else str(value)
-
-
-def _joined(parts: Sequence[str]) -> str:
-    """On one line if each part is short, else one below the other."""
+        parts = [f"{key} {_text(item) or '-'}" for key, item in value.items()]
+    elif isinstance(value, Sequence):
+        parts = [_text(item) or "-" for item in value]
+    else:
+        return str(value)
+    # On one line if each part is short, else one below the other.
     return ("\n" if any("\n" in part or len(part) > _SHORT for part in parts) else ", ").join(parts)
 
 
@@ -326,21 +319,17 @@ def proof(facts: IssueFacts) -> str:
         return "the script above calls the operator in eager mode, on equal values in two layouts."
     if culprit is None or not facts.proved:
         return ""
-    return "; ".join(_proved(facts)) + "."
-
-
-def _proved(facts: IssueFacts) -> Iterator[str]:
-    culprit = facts.culprit or {}
     siblings = ", ".join(f"`{name}`" for name in culprit.get("siblings") or ())
     what = f"switching off this and {siblings}, which takes its place," if siblings else "switching off this alone"
     repairing = next((entry for entry in facts.report.get("ablations") or () if entry.get("repairs")), None)
     how = f" ({plain_toggle(str(repairing['toggle']))})" if repairing else ""
-    yield f"the bug is gone after {what.removesuffix(',')}{how}"
+    parts = [f"the bug is gone after {what.removesuffix(',')}{how}"]
     if culprit.get("sufficient"):
-        yield "it stays with every other optional rewrite off"
+        parts.append("it stays with every other optional rewrite off")
     if contributors := facts.report.get("contributors"):
         names = ", ".join(f"`{entry.get('rewrite') or entry.get('family')}`" for entry in contributors)
-        yield f"the bug also needs {names}"
+        parts.append(f"the bug also needs {names}")
+    return "; ".join(parts) + "."
 
 
 # Rows of the tables that pages and drafts show.
@@ -354,7 +343,19 @@ _ERRORS = ("max_abs_error_eager", "max_abs_error_compiled", "error_ratio", "nois
 
 def error_rows(facts: IssueFacts) -> tuple[list[dict[str, str]], int]:
     """The table of outputs, wrong ones first, as text; and how many outputs it leaves out."""
-    return list(_errors(facts)), max(0, len(facts.outputs) - _MAX_ROWS)
+    wrong, rows = facts.wrong, list[dict[str, str]]()
+    for entry in [*wrong, *(output for output in facts.outputs if output not in wrong)][:_MAX_ROWS]:
+        # Where dtype, shape or presence differ, no distance was measured; of another layout it says nothing.
+        finding = entry.get("finding")
+        bare = finding in _LAYOUTS or (finding in _METADATA and not entry.get("max_abs_error_compiled"))
+        row = {key: _NOTHING if bare else format_entry(entry, key) for key in _ERRORS}
+        within = None if bare else entry.get("within_default_tolerance")
+        row["tolerance"] = _NOTHING if within is None else "pass" if within else "fail"
+        row["name"] = str(entry.get("name"))
+        detail = fold_lines(str(entry.get("detail") or ""), 100)
+        row["finding"] = " ".join(part for part in (str(entry.get("finding") or _NOTHING), detail) if part)
+        rows.append(row)
+    return rows, max(0, len(facts.outputs) - _MAX_ROWS)
 
 
 def is_measured(row: Mapping[str, str]) -> bool:
@@ -374,38 +375,7 @@ def format_entry(entry: OutputJson, key: str) -> str:
     return _NOTHING
 
 
-def as_run(answer: bool | None) -> str:
-    """The answer of a check that may not have been run."""
-    return "not run" if answer is None else "yes" if answer else "no"
-
-
 def named(culprit: CulpritJson) -> str:
     """A rewrite with its stage and its place in the source."""
     place = f", `{culprit['source']}:{culprit.get('line')}`" if culprit.get("source") else ""
     return f"`{culprit.get('rewrite') or culprit.get('family')}` ({culprit.get('stage')}{place})"
-
-
-def ablation_rows(facts: IssueFacts) -> Iterator[dict[str, str]]:
-    """Yield rows of ablations: the toggle, whether it repairs the case, and the error that was left."""
-    for entry in facts.report.get("ablations") or ():
-        error = entry.get("error")
-        yield {
-            "toggle": plain_toggle(str(entry.get("toggle"))),
-            "repairs": "yes" if entry.get("repairs") else "no",
-            "error": str(entry.get("non_finite") or _NOTHING) if error is None else f"{error:.3g}",
-        }
-
-
-def _errors(facts: IssueFacts) -> Iterator[dict[str, str]]:
-    wrong = facts.wrong
-    for entry in [*wrong, *(output for output in facts.outputs if output not in wrong)][:_MAX_ROWS]:
-        # Where dtype, shape or presence differ, no distance was measured; of another layout it says nothing.
-        finding = entry.get("finding")
-        bare = finding in _LAYOUTS or (finding in _METADATA and not entry.get("max_abs_error_compiled"))
-        row = {key: _NOTHING if bare else format_entry(entry, key) for key in _ERRORS}
-        within = None if bare else entry.get("within_default_tolerance")
-        row["tolerance"] = _NOTHING if within is None else "pass" if within else "fail"
-        row["name"] = str(entry.get("name"))
-        detail = fold_lines(str(entry.get("detail") or ""), 100)
-        row["finding"] = " ".join(part for part in (str(entry.get("finding") or _NOTHING), detail) if part)
-        yield row

@@ -143,7 +143,6 @@ def _calls(node: ast.AST) -> Iterator[CalledOperator]:
 
 
 def _is_own(value: ast.expr) -> bool:
-    """Return whether an attribute is one of the module itself, whose name the user chose."""
     return isinstance(value, ast.Name) and value.id == "self"
 
 
@@ -244,7 +243,6 @@ def _names(report: ReportJson) -> Iterator[str]:
 
 
 def _operators(report: ReportJson) -> Iterator[str]:
-    """The operators at fault: that whose rule it is, or that which a rewrite is called after."""
     culprit = report.get("culprit")
     if culprit is None:
         return
@@ -257,13 +255,11 @@ def _operators(report: ReportJson) -> Iterator[str]:
 
 
 def _of_fingerprint(report: ReportJson) -> tuple[list[str], list[str]]:
-    """The operator and argument of a cause such as ``softmax(dim)``."""
     match = re.fullmatch(r"([\w.]+)\((\w+)\)", str((report.get("cause") or {}).get("fingerprint") or ""))
     return ([match[1].rpartition(".")[2]], [match[2]]) if match else ([], [])
 
 
 def _calls_at_fault(report: ReportJson, source: str) -> list[CalledOperator]:
-    """The calls in the user's lines that the culprit matched; of the whole program where it names none."""
     lines = [match["code"] or "" for match in read_details(report.get("culprit")).get("matched") or ()]
     calls = [call for line in lines for call in list_calls(line)]
     return calls or list_calls(source)
@@ -284,7 +280,6 @@ def _symptoms(report: ReportJson) -> tuple[str, ...]:
 
 
 def _errors(report: ReportJson) -> Iterator[str]:
-    """The innermost type of error that the report names, and the steady part of its message."""
     detail = str(report.get("detail") or "")
     types = list(_ERROR.finditer(detail))
     if not types:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
@@ -65,7 +66,6 @@ def ablation_table(report: ReportJson) -> Table:
 
 
 def _cut(lines: Sequence[str]) -> list[str]:
-    """The first lines, and how many more there are."""
     shown = list(lines[:_LINES])
     return [*shown, f"... and {len(lines) - _LINES} more lines (--json has all)"] if len(lines) > _LINES else shown
 
@@ -103,22 +103,6 @@ def promise_lines(report: ReportJson) -> Iterator[str]:
             yield f"    bits part here too{kernel}: {place['operator']} at {place['site']}: {place['why']}"
         if len(others) > _PLACES:
             yield f"    and at {len(others) - _PLACES} more places without a promise (--json has them)"
-
-
-def contract_meaning(promise: PromiseJson) -> str:
-    """Explain a broken promise in a few words."""
-    if promise["promise"] == "run_to_run":
-        return "compiled gives other bits from run to run"
-    against = "eager" if promise["promise"] == "eager" else "the same row alone"
-    return f"bits differ from {against} where torch's settings promise that they do not"
-
-
-def contract_advice(report: ReportJson) -> str:
-    """Advise on a broken promise: no reducer keeps bits."""
-    return (
-        "report it with the case, the settings above, and the operator and kernel named "
-        f"(torch {report['torch']}); minimizing keeps wrong values, not wrong bits"
-    )
 
 
 def _state(promise: PromiseJson) -> str:
@@ -193,10 +177,7 @@ def print_report(
         name: how the case is named on a command line.
         known: whether the baseline lists this bug.
     """
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     kind = ("BUG, known" if known else "BUG") if report["is_bug"] else "no bug"
     where = report["device"] if read_target(report) is None else f"told {read_target(report)}, run on the CPU"
     say(f"{report['case']}: {report['verdict']} ({kind}, confidence {report['confidence']}): "
@@ -229,7 +210,12 @@ def print_report(
 def meaning(report: ReportJson) -> str:
     """Explain the report's verdict in a few words."""
     broken = broken_promise(report)
-    text = _MEANING.get(report["verdict"], "") if broken is None else contract_meaning(broken)
+    text = _MEANING.get(report["verdict"], "")
+    if broken is not None and broken["promise"] == "run_to_run":
+        text = "compiled gives other bits from run to run"
+    elif broken is not None:
+        other = "eager" if broken["promise"] == "eager" else "the same row alone"
+        text = f"bits differ from {other} where torch's settings promise that they do not"
     if read_target(report) is not None:
         text = meaning_for(report, text)
     against = report.get("evidence", {}).get("against") or "eager"
@@ -252,24 +238,21 @@ def advice(report: ReportJson, name: str | CommandSubject) -> str:
     if read_target(report) is not None:
         return advice_for(report, name)
     if broken_promise(report) is not None:
-        return contract_advice(report)
+        return (  # no reducer keeps bits
+            "report it with the case, the settings above, and the operator and kernel named "
+            f"(torch {report['torch']}); minimizing keeps wrong values, not wrong bits"
+        )
     workaround = format_workaround(report)
     until = f"until it is fixed, use {workaround}; " if workaround else ""
     again = _RUN_AGAIN.get(verdict, "")
     doubt = "check it first, confidence is low; " if report.get("confidence") == "low" and not again else ""
-    return f"{doubt}{again}{until}report it: {_reporting(CommandSubject.from_name(name))}"
-
-
-def _reporting(subject: CommandSubject) -> str:
-    """The commands that lead to an issue."""
+    subject = CommandSubject.from_name(name)
+    minimize = subject.format_command("minimize")
+    commands = f"`{minimize}` makes the reproducer, `{subject.format_command('issue')}` the draft"
     if not subject.is_taken_whole_by("minimize"):
-        whole = subject.format_command("minimize")
-        return (
-            f"`{subject.format_command('bisect')}` shows the proof, and `{whole}` makes a reproducer if the bug "
-            "shows in the "
-            "whole program too"
-        )
-    return f"`{subject.format_command('minimize')}` makes the reproducer, `{subject.format_command('issue')}` the draft"
+        proof = f"`{subject.format_command('bisect')}` shows the proof"
+        commands = f"{proof}, and `{minimize}` makes a reproducer if the bug shows in the whole program too"
+    return f"{doubt}{again}{until}report it: {commands}"
 
 
 def name_culprit(culprit: CulpritJson | None) -> str:
@@ -329,7 +312,6 @@ def rounded_up(value: float) -> str:
 
 
 def _shown(report: ReportJson, differing: Sequence[OutputJson]) -> list[OutputJson]:
-    """The wrong outputs, in their order; of those that rounding explains, the worst few."""
     wrong = [output for output in differing if report["is_bug"] and output["finding"] not in _CLOSE]
     rounded = sorted(
         (output for output in differing if output not in wrong), key=lambda output: -(output.get("error_ratio") or 0.0)
@@ -349,56 +331,45 @@ def _table(outputs: Sequence[OutputJson]) -> Table:
     return table
 
 
+_MEASURED = ("max_abs_error", "rms_error", "max_ulps")
+
+
 def _cells(output: OutputJson) -> list[str]:
     if output["finding"] in _NO_VALUES:
         return ["-"] * 11
-    numbers = (
-        output.get("max_abs_error_eager"),
-        output.get("rms_error_eager"),
-        output.get("max_ulps_eager"),
-        output.get("max_abs_error_compiled"),
-        output.get("rms_error_compiled"),
-        output.get("max_ulps_compiled"),
-    )
     ratio, cosine = output.get("error_ratio"), output.get("cosine")
     return [
-        *(_figure(number, output) for number in numbers),
+        *(_figure(output, f"{key}_{side}") for side in ("eager", "compiled") for key in _MEASURED),
         "-" if ratio is None else f"{ratio:.2g}",
-        _figure(output.get("noise_floor"), output),
+        _figure(output, "noise_floor"),
         "pass" if output["within_default_tolerance"] else "fail",
         {True: "pass", False: "fail", None: "-"}[output["torch_same"]],
         "-" if cosine is None else f"{cosine:.6f}",
     ]
 
 
-def _figure(value: float | None, output: OutputJson) -> str:
+def _figure(output: OutputJson, key: str) -> str:
     """A number in at most seven characters; ``non_finite`` beside it names what JSON cannot hold."""
-    if value is None:
-        return str(output.get("non_finite") or "-")
-    return format_number(value)
+    value = output.get(key)
+    return format_number(value) if isinstance(value, int | float) else str(output.get("non_finite") or "-")
 
 
 def _places(outputs: Sequence[OutputJson]) -> Iterator[str]:
-    """Yield the places where outputs differ, and the values of the runs there."""
     for output in outputs[:_FEW]:
         if output.get("detail"):
             kind = f"{output['finding']}: " if output["finding"] in ("dtype", "shape", "stride") else ""
             yield f"{output['name']}: {kind}{output['detail']}"
         elif output.get("where") is not None:
-            index, values = ", ".join(str(i) for i in output["where"] or ()), ", ".join(_values(output))
-            yield f"{output['name']}[{index}]: {values}" if index else f"{output['name']}: {values}"
-
-
-def _values(output: OutputJson) -> Iterator[str]:
-    at = output["at"] or {}
-    for run, value in at.items():
-        if run != "non_finite":
-            text = f"{value:.9g}" if isinstance(value, float) else str(value)
-            yield f"{run} {at.get('non_finite') or 'non-finite' if value is None else text}"
+            index, at = ", ".join(str(i) for i in output["where"] or ()), output["at"] or {}
+            values = []
+            for run, value in at.items():
+                text = f"{value:.9g}" if isinstance(value, float) else str(value)
+                values.append(f"{run} {at.get('non_finite') or 'non-finite' if value is None else text}")
+            shown = ", ".join(text for run, text in zip(at, values, strict=True) if run != "non_finite")
+            yield f"{output['name']}[{index}]: {shown}" if index else f"{output['name']}: {shown}"
 
 
 def _attribution(report: ReportJson, *, proof: bool) -> Iterator[str]:
-    """The culprit; for rounding, the rewrites that changed any bit."""
     culprit = report.get("culprit")
     if culprit:
         yield f"{name_role(culprit)}: {describe_culprit(culprit)}"

@@ -436,7 +436,6 @@ def _right_with(facts: IssueFacts) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Code in backticks, words as they are."""
     flat = fold_lines(text, 80)
     if re.search(r"\w \(", flat):  # "shape (1, 2)"
         return flat
@@ -448,7 +447,6 @@ def _quoted(text: str) -> str:
 
 
 def _observed(facts: IssueFacts) -> str:
-    """Return the measurements of the worst output."""
     if facts.verdict == Verdict.ACCEPTS_INVALID:
         message = refusal(facts)[1]
         return f"Eager's error: `{message}`." if message else ""
@@ -497,7 +495,6 @@ def _shared(facts: IssueFacts, entry: OutputJson) -> str:
 
 
 def _name(facts: IssueFacts, entry: OutputJson) -> str:
-    """A name for an output: the only one needs none."""
     name = str(entry.get("name"))
     observable = ObservableName.parse(name)
     if observable.gradient and observable.call is None:

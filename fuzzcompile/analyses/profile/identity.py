@@ -169,7 +169,6 @@ def _leaf_differences(what: str, recorded: Mapping[str, Leaf], present: Mapping[
 
 
 def _change(recorded: Leaf | None, present: Leaf | None) -> str:
-    """Say how a leaf differs, in a few words; empty where it does not, or cannot be compared."""
     if recorded is None or present is None:
         return "only recorded" if present is None else "only here"
     if recorded.dtype != present.dtype:

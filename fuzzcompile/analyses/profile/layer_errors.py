@@ -264,7 +264,6 @@ class Rerun:
         return replace(layer, exact=step, exact_noise=value_change.largest_change(noisy, again))
 
     def _as_given(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The other side's inputs in the dtypes that the reference's layer gets."""
         return [
             tensor.to(own.dtype) if own.is_floating_point() and tensor.is_floating_point() else tensor
             for tensor, own in zip(inputs, self.own_inputs, strict=True)
@@ -284,7 +283,6 @@ def relative_step(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> 
 
 
 def _pairs(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
-    """The elements that both results have, tensor by tensor; None if they do not correspond."""
     if misshapen(first, second):
         return None
     pairs = [tensor.beside(other) for tensor, other in zip(first, second, strict=True)]
@@ -367,7 +365,6 @@ def _gradients(observation: Observation | None) -> dict[str, torch.Tensor]:
 
 
 def _owner(gradient: str, names: Sequence[str]) -> str:
-    """The innermost layer that holds the parameter, of which the observation says ``gradient of parameter NAME``."""
     path = gradient.rpartition(" ")[2]
     holders = [name for name in names if path.startswith(f"{name}.")]
     return max(holders, key=len, default=_OTHERS)

@@ -177,8 +177,6 @@ def _measure(runs: _Runs) -> _Measured:
 
 @dataclass(frozen=True)
 class _Runs:
-    """The runs that a profile takes: of either side, in float64, perturbed, and layer by layer."""
-
     case: Case
     device: torch.device
     asked: ProfileOptions
@@ -221,7 +219,6 @@ class _Runs:
 
 
 def _coarsest(*observations: Observation) -> torch.dtype:
-    """The coarsest floating dtype among the outputs of the runs."""
     dtypes = {kept.dtype for observation in observations for kept in returned(observation)}
     floating = [dtype for dtype in dtypes if dtype.is_floating_point]
     return max(floating, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)

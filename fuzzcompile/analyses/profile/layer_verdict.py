@@ -156,7 +156,6 @@ def _backward(gradients: Sequence[Layer], tolerance: Tolerance) -> ProfileVerdic
 
 
 def _outside(layers: Sequence[Layer], whole: Layer, tolerance: Tolerance, whole_exact: float | None) -> str | None:
-    """Return the reason why the output is off although no layer is; None if it is not off."""
     if whole.misshapen:
         return "the program returns results of another number or shape than the reference."
     inherited = max((layer.exact for layer in layers if layer.exact is not None), default=0.0)
@@ -190,7 +189,6 @@ def _counts(whole: Layer, tolerance: Tolerance) -> bool:
 
 
 def _share(layer: Layer) -> float:
-    """The error up to a layer in units of what rounding makes of the program up to there."""
     if layer.apart is None or layer.rounding is None or not layer.apart.rms:
         return 0.0
     explained = max(d.rms for d in (layer.rounding, layer.reference_truth) if d is not None)

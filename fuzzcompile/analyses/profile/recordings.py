@@ -276,7 +276,6 @@ def record(
 
 
 def _kept_within(keep: FileBudget, call: KeptCall) -> KeptCall:
-    """The call, of whose whole tensors as much is kept as the budget leaves room for."""
     inputs, outputs = (
         [keep(kept.values) if kept.whole else kept for kept in tensors] for tensors in (call.inputs, call.outputs)
     )

@@ -110,7 +110,6 @@ class Walk:
 
     @property
     def _alike(self) -> bool:
-        """Return whether both sides run in the same dtype and on the same device."""
         same = len({(side.dtype, side.is_exact) for side in (self.reference, self.against)}) == 1
         return same and self._place == self.reference.device(self.device)
 

@@ -91,7 +91,6 @@ class Side:
 
 
 def _converted(program: CaseProgram, dtype: torch.dtype) -> CaseProgram:
-    """The program with its floating tensors in ``dtype``; those of its state are converted in place."""
 
     def narrow(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor

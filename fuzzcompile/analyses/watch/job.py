@@ -19,8 +19,6 @@ from fuzzcompile.analyses.watch.step_records import WatchSettings
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Calls ``then`` once torch is imported."""
-
     def __init__(self, then: Callable[[], None]) -> None:
         self._then = then
 
@@ -67,7 +65,6 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _without_our_frames(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-    """Show an exception of the script as Python would show it."""
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)

@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import fcntl
 import gc
-import json
 import os
 import random
 import resource
@@ -23,7 +22,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -33,7 +32,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzcompile.analyses.watch.step_graphs import Graphs
-from fuzzcompile.analyses.watch.step_records import JobState, WatchSettings, append_end
+from fuzzcompile.analyses.watch.step_records import TRAJECTORY, JobState, WatchSettings, append, write_json
 from fuzzcompile.analyses.watch.step_values import StepValues
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
 from fuzzcompile.run.tensors import LOW_FLOATS, StorageCopier
@@ -47,11 +46,9 @@ Kind = Literal["eager", "float64", "exact", "noise", "graphs", "followed"]
 class Mode:
     """One way to run the step.
 
-    Attributes:
-        kind: ``eager``; ``float64`` with the program's low-precision casts and ``exact`` without; ``noise`` moves
-            every operator's result by one ulp at most; ``graphs`` captures dynamo's graphs; ``followed`` goes on for
-            several steps.
-        seed: of ``noise``; of ``followed``, the seed by which the state is moved by one ulp (0: not moved).
+    ``float64`` keeps the program's low-precision casts, ``exact`` does not; ``noise`` moves every operator's result by
+    one ulp at most; ``graphs`` captures dynamo's graphs; ``followed`` goes on for several steps. The seed is that of
+    ``noise``, or of ``followed`` that by which the state is moved by one ulp (0: not moved).
     """
 
     kind: Kind
@@ -82,7 +79,6 @@ def enter(mode: Mode) -> TorchDispatchMode | None:
 
 
 def _tensors() -> list[torch.Tensor]:
-    """Every plain tensor of this process that has memory."""
     # By type, not isinstance: a weak proxy may be dead.
     found = [value for value in gc.get_objects() if type(value) in (torch.Tensor, nn.Parameter)]
     return [tensor for tensor in found if tensor.layout is torch.strided and tensor.device.type == "cpu"]
@@ -102,11 +98,7 @@ def _leave_shared_memory() -> None:
 
 
 def _convert_to_float64() -> torch.dtype:
-    """Convert what gradients accumulate in; the mode itself converts everything else on first use.
-
-    Returns:
-        The widest floating dtype that there was, float32 if there was none.
-    """
+    """Convert what gradients accumulate in, and return its widest floating dtype; the mode converts the rest."""
     copier = StorageCopier(double=True)
     dtypes = set()
     with torch.no_grad():
@@ -121,7 +113,6 @@ def _convert_to_float64() -> torch.dtype:
 
 
 def _move_parameters(seed: int) -> None:
-    """Move every element of every parameter by one ulp at most."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for leaf in _leaves():
@@ -139,8 +130,7 @@ _WAIT = 0.02
 class Queue:
     """Forks of the script's process that judge samples, one after the other, in the order of the steps.
 
-    Args:
-        state: where lost samples are counted.
+    Lost samples are counted in ``state``.
     """
 
     def __init__(self, state: JobState) -> None:
@@ -207,13 +197,14 @@ class Queue:
         except ChildProcessError:  # the script has reaped it
             return False
         if ended and status and counts:
-            how = (
-                f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
-                if os.WIFSIGNALED(status)
-                else "ended by an error"
-            )
+            how = describe_signal(status) or "ended by an error"
             self._state.lost[how] = self._state.lost.get(how, 0) + 1
         return not ended
+
+
+def describe_signal(status: int) -> str:
+    """How a process was killed, by its wait status; empty if it was not."""
+    return f"killed by {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else ""
 
 
 _VISIBLE = (
@@ -231,8 +222,6 @@ _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 class _Guard:
-    """Ends the process once the script's code does something that others could see."""
-
     def __init__(self) -> None:
         self.on_act: Callable[[str], None] | None = None
         self._installed = False
@@ -273,11 +262,7 @@ guard = _Guard()
 
 
 def contain(keep: Collection[int]) -> None:
-    """Cut this process, a fork of the script's, off from what it shares with the script.
-
-    Args:
-        keep: descriptors that stay open.
-    """
+    """Cut this process, a fork of the script's, off from what it shares with the script but for descriptors to keep."""
     with contextlib.suppress(OSError):
         os.setsid()  # Ctrl-C is for the script
     for caught in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM):
@@ -329,36 +314,25 @@ def only_writes_below(folder: Path) -> bool:
 # A run beside the script: a fork that goes on in the script's code, and ends with the step.
 
 
+@dataclass
 class Runner:
     """The runner that the script's code meets in such a process.
 
-    Args:
+    Attributes:
         mode: how the step is run.
         path: where its values are written; None for a run that is only followed.
-        folder: the folder of the watch.
         step: the step in which it begins.
         settings: the watch.
         case_settings: module-level names of the case files that a run of the kind ``graphs`` writes.
     """
 
-    def __init__(
-        self,
-        mode: Mode,
-        path: Path | None,
-        folder: Path,
-        step: int,
-        settings: WatchSettings,
-        case_settings: Mapping[str, object],
-    ) -> None:
-        self.mode = mode
-        self._path = path
-        self._folder = folder
-        self._step = step
-        self._last = step + settings.trajectory - 1
-        self._state_bytes = settings.state_bytes
-        self._case_settings = case_settings
-        self._graphs = Graphs()
-        self._entered: TorchDispatchMode | None = None
+    mode: Mode
+    path: Path | None
+    step: int
+    settings: WatchSettings
+    case_settings: Mapping[str, object]
+    _graphs: Graphs = field(default_factory=Graphs)
+    _entered: TorchDispatchMode | None = None
 
     @property
     def trajectory(self) -> str:
@@ -369,7 +343,7 @@ class Runner:
         """Enter the mode; ``on_act`` is called before the script does something that others could see."""
         threading.excepthook = lambda arguments: None
         atexit.register(os._exit, 0)  # none of the script's own handlers
-        only_writes_below(self._folder)
+        only_writes_below(self.settings.path)
         self._entered = enter(self.mode)
         if self.mode.kind == "graphs":
             self._graphs.capture()
@@ -377,15 +351,15 @@ class Runner:
 
     def begin(self, step: int) -> None:
         """Another step begins."""
-        if self.mode.kind != "followed" or step > self._last:
+        if self.mode.kind != "followed" or step >= self.step + self.settings.trajectory:
             self.end()
 
     def fail(self, error: BaseException) -> NoReturn:
         """The script raises: the run ends."""
         guard.on_act = None
-        if self._path is not None:
+        if self.path is not None:
             values = StepValues(failure=(type(error).__name__, " ".join(str(error).split())[:300]))
-            values.save(self._path)
+            values.save(self.path)
         self.end(f"the script raises {type(error).__name__} in eager mode")
 
     def finish(self, values: StepValues) -> None:
@@ -398,24 +372,22 @@ class Runner:
             self._entered.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if self.mode.kind == "followed":
             return
-        assert self._path is not None
+        assert self.path is not None
         if self.mode.kind == "graphs":
-            self._write_cases(self._path.with_suffix(".json"))
+            self._write_cases(self.path.with_suffix(".json"))
         else:
-            values.save(self._path)
+            values.save(self.path)
         os._exit(0)
 
     def _write_cases(self, path: Path) -> None:
-        folder = self._folder / f"step_{self._step}"
+        folder = self.settings.path / f"step_{self.step}"
         folder.mkdir(exist_ok=True)
-        cases = self._graphs.write(folder, self._case_settings, self._state_bytes)
-        draft = path.with_suffix(".part")
-        draft.write_text(json.dumps({"cases": [str(case) for case in cases], "left_out": self._graphs.left_out}))
-        draft.replace(path)
+        cases = self._graphs.write(folder, self.case_settings, self.settings.state_bytes)
+        write_json(path, {"cases": [str(case) for case in cases], "left_out": self._graphs.left_out})
 
     def end(self, reason: str = "") -> NoReturn:
         """End the process."""
         guard.on_act = None
         if self.trajectory and reason:
-            append_end(self._folder, self.trajectory, reason)
+            append(self.settings.path / TRAJECTORY, {"run": self.trajectory, "ended": reason})
         os._exit(0)

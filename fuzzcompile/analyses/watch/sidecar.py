@@ -20,18 +20,19 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.analyses.watch.side_processes import Mode, contain, die_with_parent
+from fuzzcompile.analyses.watch.side_processes import Mode, contain, describe_signal, die_with_parent
 from fuzzcompile.analyses.watch.step_graphs import layer_at
 from fuzzcompile.analyses.watch.step_judgement import OWN_RANDOM, StepRuns, confirms, judged, reported, wrong_by_value
 from fuzzcompile.analyses.watch.step_records import (
     STEPS,
     STOP,
+    TRAJECTORY,
     WORK,
     StepReport,
     WatchSettings,
     append,
-    append_end,
     lines,
+    write_json,
 )
 from fuzzcompile.analyses.watch.step_values import StepValues
 from fuzzcompile.compiler.torch_config import compile_in_process
@@ -42,12 +43,9 @@ from fuzzcompile.programs.casefiles.case_module import load_case
 
 
 def investigate(cases: Sequence[Path], answer: Path, *, seconds: float) -> None:
-    """Triage the cases until one shows wrong values, and write its report, or else the first one's.
+    """Triage the cases until one shows wrong values, and write its report as JSON, or else the first one's.
 
-    Args:
-        cases: case files.
-        answer: where the report is written, as ``triage --json`` prints it.
-        seconds: time after which attribution of a case begins no further compile.
+    Attribution of a case begins no further compile after ``seconds``, but for a share that is left to the judgement.
     """
     torch.set_num_threads(1)  # a fork has none of its parent's threads
     compile_in_process()
@@ -60,9 +58,7 @@ def investigate(cases: Sequence[Path], answer: Path, *, seconds: float) -> None:
             continue
         wrong = wrong_by_value(said)
         if wrong or not answer.exists():
-            draft = answer.with_suffix(".part")
-            draft.write_text(json.dumps(said, allow_nan=False), encoding="utf-8")
-            draft.replace(answer)
+            write_json(answer, said)
         if wrong:
             return
 
@@ -119,13 +115,10 @@ class _IsRun(BaseException):
 def supervise(files: StepFiles, settings: WatchSettings, keep: int, *, announce: bool) -> Mode:
     """Judge a step, in a fork of the script; returns only in the forks that are its runs.
 
-    Args:
-        files: the step's files.
-        settings: the watch.
-        keep: the descriptor that stays open: the lock of this process.
-        announce: say on the script's standard error what is wrong.
+    ``keep`` is the descriptor of the lock of this process, which stays open. What is wrong is said on the script's
+    standard error if ``announce`` is set.
     """
-    return _beside(keep, announce, lambda say: _Supervisor(files, settings, say).run())
+    return _beside(keep, announce=announce, body=lambda say: _Supervisor(files, settings, say).run())
 
 
 def follow(settings: WatchSettings, keep: int) -> Mode:
@@ -137,26 +130,27 @@ def follow(settings: WatchSettings, keep: int) -> Mode:
         for run, pid in pids.items():
             why = _ended(pid, deadline)
             if why:
-                append_end(settings.path, run, f"a run beside the script {why}")
+                append(settings.path / TRAJECTORY, {"run": run, "ended": f"a run beside the script {why}"})
 
-    return _beside(keep, False, both)
+    return _beside(keep, announce=False, body=both)
 
 
-def _beside(keep: int, announce: bool, body: Callable[[Callable[[str], None]], None]) -> Mode:
+def _beside(keep: int, *, announce: bool, body: Callable[[Callable[[str], None]], None]) -> Mode:
     """Run ``body`` in this fork and end it; returns in the forks that are runs."""
     try:
         heard = os.dup(2) if announce else None
-        contain({keep, *([heard] if heard is not None else [])})
-        body(lambda text: None if heard is None else _say(heard, text))
+        contain({keep} if heard is None else {keep, heard})
+
+        def say(text: str) -> None:
+            if heard is not None:
+                os.write(heard, f"fuzzcompile watch: {text}\n".encode())
+
+        body(say)
     except _IsRun as run:
         return run.mode
     except BaseException:  # whatever it is: this process must never go on in the script's code
         os._exit(1)
     os._exit(0)
-
-
-def _say(descriptor: int, text: str) -> None:
-    os.write(descriptor, f"fuzzcompile watch: {text}\n".encode())
 
 
 def _run(mode: Mode) -> int:
@@ -173,7 +167,7 @@ def _ended(pid: int, deadline: float) -> str:
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else ""
+            return f"was {how}" if (how := describe_signal(status)) else ""
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -183,8 +177,6 @@ def _ended(pid: int, deadline: float) -> str:
 
 @dataclass
 class _Supervisor:
-    """One sampled step, from its runs to its line in the report."""
-
     files: StepFiles
     settings: WatchSettings
     say: Callable[[str], None]
@@ -211,48 +203,48 @@ class _Supervisor:
             )
 
     def _wait_for_earlier_steps(self) -> None:
-        """Steps are judged in their order, one at a time."""
         for path in sorted(self.files.lock.parent.glob("[0-9]*.lock")):
             if path.name < self.files.lock.name:
                 with path.open() as lock:
                     fcntl.flock(lock, fcntl.LOCK_SH)
 
     def _judged(self) -> StepReport:
+        def unjudged(detail: str) -> StepReport:
+            return StepReport(self.files.step, None, detail=detail)
+
         eager, why = self._values(Mode("eager"))
         if eager is None:
-            return self._unjudged(f"the eager run {why}")
+            return unjudged(f"the eager run {why}")
         if eager.failure is not None:
-            return self._unjudged(f"in eager mode the step raises {': '.join(eager.failure)}")
+            return unjudged(f"in eager mode the step raises {': '.join(eager.failure)}")
         reference, _ = self._values(Mode("float64"))
         noisy = self._noisy(_NOISE)
         compiled = self._compiled()
         if compiled is None:
-            return self._unjudged("the script ended before the step did")
+            return unjudged("the script ended before the step did")
         runs = StepRuns(compiled, eager, reference, noisy)
         if not runs.draws_alike:
-            return self._unjudged(OWN_RANDOM)
+            return unjudged(OWN_RANDOM)
         judgement = judged(runs)
         if not judgement.suspicious and not judgement.verdict.is_bug:
             return reported(self.files.step, runs, judgement)
         return self._looked_at_again(runs)
 
-    def _unjudged(self, detail: str) -> StepReport:
-        return StepReport(self.files.step, None, detail=detail)
-
     def _looked_at_again(self, runs: StepRuns) -> StepReport:
-        """A suspicious step: more perturbed runs, a second eager run, and a verdict on all of them."""
         again, _ = self._values(Mode("eager"))
         exact = self._values(Mode("exact"))[0] if runs.reference is not None and runs.reference.casts else None
         noisy = [*runs.noisy, *self._noisy(_MORE_NOISE)]
         runs = replace(runs, again=again, exact=exact, noisy=noisy)
         judgement = judged(runs)
         report = reported(self.files.step, runs, judgement)
+        earlier = list(lines(self.files.folder / STEPS))
         if report.unexplained:
             (self.files.folder / STOP).touch()
-            return report if self._was_attributed() else self._attributed(report)
+            # If an earlier step was attributed to a culprit, later ones show the same.
+            return report if any(e["report"] and e["unexplained"] for e in earlier) else self._attributed(report)
         # A parameter after the step is what the optimizer's rounding made of gradients that were looked at.
         small = any(not c.name.endswith(" after the step") for c in judgement.suspicious)
-        if small and self._suspicions() < _MOST_SUSPICIONS:
+        if small and sum(bool(e["report"] and not e["unexplained"]) for e in earlier) < _MOST_SUSPICIONS:
             return self._confirmed(report)
         return replace(report, verdict=_SUSPICIOUS) if judgement.verdict.is_bug else report
 
@@ -272,7 +264,6 @@ class _Supervisor:
         return replace(attributed, verdict=verdict, cases=(), detail=detail)
 
     def _attributed(self, report: StepReport) -> StepReport:
-        """The report with case files of the step, and what triage says of them."""
         _, why = self._values(Mode("graphs"))
         left_out, cases = _graphs(self.files)
         if why and not cases:
@@ -283,7 +274,6 @@ class _Supervisor:
         return replace(report, cases=tuple(map(str, cases)), report=answer, layer=layer, unseen=unseen)
 
     def _triaged(self, cases: Sequence[Path]) -> dict[str, object] | None:
-        """What triage says of the first case that shows a bug, or else of the first, in the state of this process."""
         answer = self.files.work / "triage.json"
         pid = os.fork()
         if pid == 0:
@@ -296,20 +286,11 @@ class _Supervisor:
         said: dict[str, object] = json.loads(answer.read_text(encoding="utf-8"))
         return said
 
-    def _suspicions(self) -> int:
-        """Count the earlier steps that were attributed although their values alone are within rounding."""
-        return sum(1 for entry in lines(self.files.folder / STEPS) if entry["report"] and not entry["unexplained"])
-
-    def _was_attributed(self) -> bool:
-        """Return whether an earlier step was attributed to a culprit: later ones show the same."""
-        return any(entry["report"] and entry["unexplained"] for entry in lines(self.files.folder / STEPS))
-
     def _noisy(self, seeds: Sequence[int]) -> list[StepValues]:
         runs = [self._values(Mode("noise", seed))[0] for seed in seeds]
         return [values for values in runs if values is not None and values.failure is None]
 
     def _values(self, mode: Mode) -> tuple[StepValues | None, str]:
-        """The values of a run, or none and why."""
         path = self.files.values(mode.name)
         path.unlink(missing_ok=True)
         why = _ended(_run(mode), time.monotonic() + self.settings.seconds)
@@ -326,7 +307,6 @@ class _Supervisor:
 
 
 def _layer(report: Mapping[str, object], cases: Sequence[Path]) -> str | None:
-    """The layer at the site that a report on one of the cases blames."""
     culprit = report.get("culprit")
     site = re.match(r"(.+\.py):(\d+)", str(culprit.get("site"))) if isinstance(culprit, dict) else None
     case = next((case for case in cases if site is not None and case.name == site[1]), None)
@@ -334,7 +314,6 @@ def _layer(report: Mapping[str, object], cases: Sequence[Path]) -> str | None:
 
 
 def _graphs(files: StepFiles) -> tuple[list[str], list[Path]]:
-    """Return notes on graphs of a step that were left out, and the case files that were written."""
     path = files.values("graphs").with_suffix(".json")
     if not path.exists():
         return [], []

@@ -26,8 +26,6 @@ _OURS = ("fallback_random", "compile_threads")
 
 @dataclass
 class _Captured:
-    """One graph of dynamo, and copies of what its placeholders got at its first call."""
-
     module: fx.GraphModule
     inputs: list[object]
     parameters: tuple[bool, ...]
@@ -113,7 +111,6 @@ def case_settings(given: Mapping[str, object], before: Mapping[str, Mapping[str,
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a case file can hold the value of a setting."""
     if isinstance(value, dict):
         return all(_is_plain(inner) for inner in value.values())
     return value is None or isinstance(value, bool | int | float | str)
@@ -155,7 +152,6 @@ def _bytes(input_: Input) -> int:
 
 
 def _reading_safetensors(source: str, name: str, kept: Sequence[Input]) -> str:
-    """The text of a case with its values read from a file of safetensors, which holds no strides."""
     odd = {input_.name: input_.stride for input_ in kept if input_.stride != _dense(input_.shape)}
     lines = [f'    VALUES = load_file(Path(__file__).with_name("{name}"))']
     for key, stride in odd.items():
@@ -167,7 +163,6 @@ def _reading_safetensors(source: str, name: str, kept: Sequence[Input]) -> str:
 
 
 def _naming_layers(source: str, program: Program) -> str:
-    """The text of a case with the layer behind each statement that comes from one."""
     layers = {s.name: layer for s in program.statements if (layer := _ROOT.sub("", s.module))}
 
     def named(match: re.Match[str]) -> str:

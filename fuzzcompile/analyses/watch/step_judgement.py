@@ -87,7 +87,6 @@ def reported(step: int, runs: StepRuns, judgement: Judgement) -> StepReport:
 
 
 def _is_gross(comparison: Comparison) -> bool:
-    """Return whether a value is wrong beyond doubt."""
     if comparison.finding != "far":
         return comparison.finding not in ("same", "close", "wild")
     usual = max(comparison.max_error_eager, comparison.noise_floor)
@@ -113,7 +112,6 @@ def confirms(report: Mapping[str, object]) -> bool:
 
 
 def _detail(judgement: Judgement, comparisons: Sequence[Comparison]) -> str:
-    """List the wrong values, in the order in which the step makes them."""
     if judgement.verdict in (Verdict.EQUAL, Verdict.ROUNDING):
         return ""
     wrong = [c for c in comparisons if c.finding not in ("same", "close")]
@@ -140,7 +138,6 @@ def _shown(comparison: Comparison) -> dict[str, object]:
 
 
 def _largest(comparisons: Sequence[Comparison], groups: Mapping[str, str], field: str) -> dict[str, float]:
-    """The largest of an error in each group, in units of the value's own size."""
     largest: dict[str, float] = {}
     for comparison in comparisons:
         error = _relative(comparison, getattr(comparison, field))
@@ -166,7 +163,6 @@ def _number(value: float) -> float | None:
 
 
 def _unseen(runs: StepRuns) -> list[str]:
-    """List the values that were not compared, and why."""
     unseen = []
     if runs.reference is None or runs.reference.failure is not None:
         why = "did not end" if runs.reference is None or runs.reference.failure is None else runs.reference.failure[1]

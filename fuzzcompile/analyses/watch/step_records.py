@@ -16,8 +16,7 @@ STEPS = "steps.jsonl"
 TRAJECTORY = "trajectory.jsonl"
 JOB = "job.json"
 STOP = "stop"
-WORK = ".work"
-"""Folder of values that processes hand to each other; removed at the end."""
+WORK = ".work"  # folder of values that processes hand to each other; removed at the end
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,7 @@ class StepReport:
             nothing confirms it.
         unexplained: rounding does not explain the step.
         detail: one sentence: what is wrong, or why there is no verdict.
-        made: error of the compiled step, by group.
-        eager: error of the eager step, by group.
+        made: error of the compiled step, ``eager`` that of the eager step, by group.
         floor: largest distance of a perturbed eager step from the eager step, by group.
         worst: the value that decides, with its finding and its errors.
         loss: the loss in the compiled, eager and float64 step.
@@ -74,18 +72,10 @@ class StepReport:
 
 @dataclass
 class JobState:
-    """Counters of the script's process.
+    """Counters of the script's process; reasons stand beside the numbers of samples ``skipped`` and ``lost``.
 
-    Attributes:
-        callables: the compiled callables that it made.
-        calls: outermost calls of compiled callables.
-        steps: steps begun.
-        sampled: steps of which a sample was taken.
-        skipped: samples that were not taken, by reason.
-        lost: samples whose process ended without a result, by reason.
-        processes: the processes beside the script, each the leader of a session.
-        ended: the script has ended.
-        error: our own failure, after which nothing was watched any more.
+    ``calls`` are the outermost ones; ``processes`` those beside the script, each the leader of a session; ``error`` is
+    our own failure, after which nothing was watched any more.
     """
 
     callables: list[str] = field(default_factory=list)
@@ -114,11 +104,11 @@ def lines(path: Path) -> Iterator[dict[str, object]]:
             yield json.loads(text)
 
 
-def write_job(folder: Path, state: JobState) -> None:
-    """Write what the script's process counted, whole or not at all."""
-    draft = folder / f".{JOB}.part"
-    draft.write_text(json.dumps(asdict(state)), encoding="utf-8")
-    draft.replace(folder / JOB)
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file, whole or not at all."""
+    draft = path.with_name(f".{path.name}.part")
+    draft.write_text(json.dumps(value, allow_nan=False), encoding="utf-8")
+    draft.replace(path)
 
 
 def read_job(folder: Path) -> JobState:
@@ -129,20 +119,9 @@ def read_job(folder: Path) -> JobState:
         return JobState()
 
 
-def append_loss(folder: Path, run: str, step: int, loss: float) -> None:
-    """Keep the loss of one step of a trajectory (``compiled``, ``eager`` or ``perturbed``)."""
-    append(folder / TRAJECTORY, {"run": run, "step": step, "loss": loss})
-
-
-def append_end(folder: Path, run: str, reason: str) -> None:
-    """Keep why a trajectory ended before its time."""
-    append(folder / TRAJECTORY, {"run": run, "ended": reason})
-
-
 # What a watch was asked for. Needs no torch: the script's process reads it before the script imports torch.
 
-DEFAULT_EVERY = 100
-"""Steps from one sample to the next."""
+DEFAULT_EVERY = 100  # steps from one sample to the next
 
 
 @dataclass(frozen=True)
@@ -206,7 +185,6 @@ class Trajectories:
         compiled: largest difference of compiled and eager over the last quarter of the steps.
         perturbed: the same of eager and eager from a state moved by one ulp.
         compiled_growth: the factor by which the difference grows per step; None over too few steps.
-        perturbed_growth: the same of the perturbed trajectory.
         chaotic: they part visibly, and the perturbed one does as well: the compiler is not needed to explain it.
         parted: the compiled trajectory parts visibly.
         said: the finding in a sentence.
@@ -248,7 +226,7 @@ def compared(losses: Mapping[str, Mapping[int, float]], ended: str = "") -> Traj
     steps = sorted(set.intersection(*(set(run) for run in runs)))
     if len(steps) < 2:
         return None
-    compiled, perturbed = (_apart(run, runs[1], steps) for run in (runs[0], runs[2]))
+    compiled, perturbed = ([_relative(run[step], runs[1][step]) for step in steps] for run in (runs[0], runs[2]))
     late = max(1, len(steps) // 4)
     apart, moved = max(compiled[-late:]), max(perturbed[-late:])
     growth, moved_growth = _growth(steps, compiled), _growth(steps, perturbed)
@@ -258,10 +236,6 @@ def compared(losses: Mapping[str, Mapping[int, float]], ended: str = "") -> Traj
     return Trajectories(
         steps[0], steps[-1], apart, moved, growth, moved_growth, chaotic=chaotic, parted=parted, said=said, ended=ended
     )
-
-
-def _apart(run: Mapping[int, float], eager: Mapping[int, float], steps: Sequence[int]) -> list[float]:
-    return [_relative(run[step], eager[step]) for step in steps]
 
 
 def _relative(value: float, eager: float) -> float:
@@ -289,19 +263,16 @@ def _said(
     chaotic: bool,
 ) -> str:
     over = f"from the state of step {steps[0]} to step {steps[-1]}"
+    rates = ["" if factor is None else f" (times {factor:.2f} per step)" for factor in growth]
     numbers = (
         f"the loss of the compiled trajectory parts from that of eager by {apart[0]:.1e} of its size"
-        f"{_rate(growth[0])}, that of eager from a state moved by one ulp by {apart[1]:.1e}{_rate(growth[1])}"
+        f"{rates[0]}, that of eager from a state moved by one ulp by {apart[1]:.1e}{rates[1]}"
     )
     if chaotic:
         return f"Chaos alone: {over}, {numbers}. No compiler is needed for that."
     if parted:
         return f"More than chaos: {over}, {numbers}. Sample more steps (a smaller --every) to find where that is made."
     return f"No visible divergence: {over}, {numbers}."
-
-
-def _rate(growth: float | None) -> str:
-    return "" if growth is None else f" (times {growth:.2f} per step)"
 
 
 # What a watch found, over all sampled steps.
@@ -316,11 +287,10 @@ class Summary:
         folder: where its files are.
         job: what the script's process counted.
         steps: the sampled steps in their order.
-        trajectories: how trajectories part; None if the script trains nothing, or for too few steps.
+        trajectories: None if the script trains nothing, or for too few steps.
         script_status: the script's own exit status; None if it was ended by this program, or did not end.
         interrupted: the user ended it.
-        report: what triage says of the first unexplained step.
-        case: the case file that ``report`` is about.
+        report: what triage says of the first unexplained step; ``case`` is the case file that it is about.
         alone: whether a fresh process finds the same bug in the case file; None if it was not tried.
     """
 
@@ -382,8 +352,6 @@ def summarised(script: str, folder: Path, steps: Sequence[StepReport] | None = N
     found = tuple(steps_in(folder) if steps is None else steps)
     first = next((step for step in found if step.unexplained and step.report is not None), None)
     report = None if first is None else first.report
-    case = None
-    if first is not None and report is not None:
-        named = [Path(path) for path in first.cases if Path(path).stem == report.get("case")]
-        case = named[0] if named else None
+    named = [Path(path) for path in first.cases] if first is not None and report is not None else []
+    case = next((path for path in named if report is not None and path.stem == report.get("case")), None)
     return Summary(script, folder, read_job(folder), found, compared(*losses(folder)), report=report, case=case)

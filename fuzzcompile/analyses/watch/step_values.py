@@ -242,7 +242,6 @@ class StepRecording:
         return {name: tensor for name, tensor in self.named.items() if tensor.requires_grad and tensor.is_leaf}
 
     def _held(self, optimizer: Optimizer) -> dict[str, torch.Tensor]:
-        """The parameters of an optimizer."""
         known = {id(tensor): name for name, tensor in self.named.items()}
         held = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         return {known.get(id(tensor), f"parameter {number}"): tensor for number, tensor in enumerate(held)}

@@ -39,7 +39,6 @@ def page_of_watch(summary: Summary) -> str:
 
 
 def _drawn(summary: Summary, groups: Sequence[str]) -> Markup:
-    """The errors of the compiled steps, and the noise floor of the worst group, over the steps."""
     steps = summary.judged
     if not steps or not groups:
         return Markup("<p>{}</p>").format("No step was judged.")
@@ -56,7 +55,6 @@ def _drawn(summary: Summary, groups: Sequence[str]) -> Markup:
 
 
 def _losses(summary: Summary) -> Markup | None:
-    """The losses of the trajectories, and how far they are apart."""
     seen, _ = losses(summary.folder)
     steps = sorted(set(seen.get("compiled", {})) & set(seen.get("eager", {})))
     if len(steps) < 2:

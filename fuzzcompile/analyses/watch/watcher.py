@@ -6,23 +6,23 @@ the call itself where no gradients are recorded, or else where the next step beg
 
 At a sampled step the process forks. The fork, and forks of it, go on in the script's own code from the same state in
 other ways (:mod:`fuzzcompile.analyses.watch.side_processes`), to the end of the step; the script itself goes on, and
-leaves a
-copy of
-the step's values. Nothing of ours that fails may reach the script: it is reported, and nothing is watched any more.
+leaves a copy of the step's values. Nothing of ours that fails may reach the script: it is reported, and nothing is
+watched any more.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
@@ -31,7 +31,16 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from fuzzcompile.analyses.watch.side_processes import Mode, Queue, Runner, guard
 from fuzzcompile.analyses.watch.sidecar import StepFiles, follow, supervise
 from fuzzcompile.analyses.watch.step_graphs import case_settings
-from fuzzcompile.analyses.watch.step_records import DEFAULT_EVERY, STOP, JobState, WatchSettings, append_loss, write_job
+from fuzzcompile.analyses.watch.step_records import (
+    DEFAULT_EVERY,
+    JOB,
+    STOP,
+    TRAJECTORY,
+    JobState,
+    WatchSettings,
+    append,
+    write_json,
+)
 from fuzzcompile.analyses.watch.step_values import StepRecording, named_state
 from fuzzcompile.compiler.torch_api import copy_configs, disable_compile, skip_tracing, unwrap_compiled
 from fuzzcompile.compiler.torch_config import load_config
@@ -69,20 +78,7 @@ class Watched:
         return owner if isinstance(owner, Optimizer) else None
 
 
-class Listener(Protocol):
-    """Receiver of reported calls (:class:`fuzzcompile.analyses.watch.watcher.Watcher`)."""
-
-    def enter(self, watched: Watched, arguments: Arguments) -> bool:
-        """Before a call; whether ``leave`` or ``failed`` must follow."""
-
-    def leave(self, watched: Watched, output: object) -> None:
-        """After a call."""
-
-    def failed(self, error: BaseException) -> None:
-        """After a call that raised."""
-
-
-def observed(real: Callable[..., object], watched: Watched, listener: Listener) -> Callable[..., object]:
+def observed(real: Callable[..., object], watched: Watched, listener: Watcher) -> Callable[..., object]:
     """``real`` with its calls reported; dynamo inlines what it would inline of ``real``."""
 
     def call(*args: object, **kwargs: object) -> object:
@@ -97,17 +93,15 @@ def observed(real: Callable[..., object], watched: Watched, listener: Listener) 
         return output
 
     skip_tracing(call)
-    try:
+    with contextlib.suppress(AttributeError, TypeError):  # a callable without a name
         call = functools.wraps(real)(call)
-    except (AttributeError, TypeError):  # a callable without a name
-        return call
     return call
 
 
 class _Hooks:
     """Forward hooks of a module; copies of the module report to the same listener, pickled ones to none."""
 
-    def __init__(self, watched: Watched, listener: Listener) -> None:
+    def __init__(self, watched: Watched, listener: Watcher) -> None:
         self._watched, self._listener = watched, listener
         self._entered = False
 
@@ -120,7 +114,7 @@ class _Hooks:
             self._listener.leave(self._watched, output)
 
 
-def watched_module(module: nn.Module, listener: Listener) -> nn.Module:
+def watched_module(module: nn.Module, listener: Watcher) -> nn.Module:
     """The same module, with its calls reported."""
     original = unwrap_compiled(module)
     watched = Watched(original)
@@ -136,7 +130,7 @@ def watched_module(module: nn.Module, listener: Listener) -> nn.Module:
     return module
 
 
-def observe_compiling(listener: Listener, on_compile: Callable[[Watched], None]) -> None:
+def observe_compiling(listener: Watcher, on_compile: Callable[[Watched], None]) -> None:
     """Have everything that ``torch.compile`` returns from now on report its calls."""
     namespace = vars(torch)
     original = namespace["compile"]
@@ -205,9 +199,7 @@ class WatchStopped(SystemExit):
 class Watcher:
     """Watches the callables of one process; all calls come from the thread that made it.
 
-    Args:
-        settings: how often to sample, and when to end the script.
-        announce: say on the script's standard error what a sample shows, because nobody else does.
+    With ``announce``, it says on the script's standard error what a sample shows, because nobody else does.
     """
 
     def __init__(self, settings: WatchSettings, *, announce: bool = False) -> None:
@@ -240,11 +232,10 @@ class Watcher:
             return False
         self._depth += 1
         try:
-            self._begin(watched, arguments)
-            if watched.optimizer is not None:
-                self.optimizing(watched.optimizer)
-        except Exception as error:  # ours, of whatever kind: the script must go on
-            self._give_up(error)
+            with self._contained():
+                self._begin(watched, arguments)
+                if watched.optimizer is not None:
+                    self.optimizing(watched.optimizer)
         except BaseException:
             self._depth -= 1
             raise
@@ -254,10 +245,13 @@ class Watcher:
     def leave(self, watched: Watched, output: object) -> None:
         """After such a call."""
         self._depth -= 1
-        try:
-            self._returned(watched, output)
-        except Exception as error:  # ours, as above
-            self._give_up(error)
+        with self._contained():
+            if self._open is not None:
+                self._open.returned(output)
+            if watched.optimizer is not None:  # compiled: its own hooks are traced, and do nothing
+                self.optimized(watched.optimizer)
+            elif self._open is not None and (self._open.optimized or not torch.is_grad_enabled()):
+                self.finish()
 
     def failed(self, error: BaseException) -> None:
         """Instead of :meth:`leave`, if the call raised."""
@@ -270,16 +264,14 @@ class Watcher:
         """Before an ``optimizer.step()``: gradients are complete."""
         if torch.compiler.is_compiling() or self._open is None or self._is_off:
             return
-        try:
+        with self._contained():
             self._open.accumulated(optimizer)
-        except Exception as error:  # ours, as above
-            self._give_up(error)
 
     def optimized(self, optimizer: Optimizer, *_: object) -> None:
         """After an ``optimizer.step()``: the step is complete."""
         if torch.compiler.is_compiling() or self._is_off:
             return
-        try:
+        with self._contained():
             if not self._optimizers and self._runner is None:  # what looked like steps of their own was one
                 self.state.steps -= max(0, self._calls - 1) if self._unfinished else 0
             self._optimizers = True
@@ -288,8 +280,6 @@ class Watcher:
                 self._open.stepped(optimizer)
                 if not self._depth:  # else once the call has returned its outputs
                     self.finish()
-        except Exception as error:  # ours, as above
-            self._give_up(error)
 
     def finish(self, reason: str = "") -> None:
         """End the sampled step, if there is one: its values are complete, or as complete as ``reason`` allows."""
@@ -307,11 +297,9 @@ class Watcher:
         """The script has ended."""
         if os.getpid() != self._process:
             return  # a fork of the script's own
-        try:
+        with self._contained():
             self.finish()
             self._queue.reap()
-        except Exception as error:  # ours, as above
-            self._give_up(error)
         self.state.ended = True
         self._write()
         if self._announce and self.state.sampled:
@@ -327,43 +315,25 @@ class Watcher:
 
     def _begin(self, watched: Watched, arguments: Arguments) -> None:
         self.state.calls += 1
-        if self._continues():
+        if self._optimizers and self._unfinished and self._calls < _MOST_CALLS:
             self._calls += 1
             return
         self.finish()
         self.state.steps += 1
-        graded = torch.is_grad_enabled()
         # Before the first optimizer.step(), nobody knows whether there will be one.
         self._calls = self._calls + 1 if self._unfinished and not self._optimizers else 1
-        self._unfinished = graded
+        self._unfinished = torch.is_grad_enabled()
         number, limit = self.state.steps, self.settings.steps
         if self._runner is not None:
             self._runner.begin(number)
             return
-        if self._is_over(limit):
+        stopped = self.settings.stop_at_first and (self._folder / STOP).exists()
+        if stopped or (limit is not None and number > limit):
+            self.state.steps -= 1  # it does not take place
             self._write()
             raise WatchStopped
         if number % self.settings.every == 0:
             self._sample(number, watched, arguments)
-
-    def _continues(self) -> bool:
-        return self._optimizers and self._unfinished and self._calls < _MOST_CALLS
-
-    def _is_over(self, limit: int | None) -> bool:
-        stopped = self.settings.stop_at_first and (self._folder / STOP).exists()
-        if stopped or (limit is not None and self.state.steps > limit):
-            self.state.steps -= 1  # it does not take place
-            return True
-        return False
-
-    def _returned(self, watched: Watched, output: object) -> None:
-        opened = self._open
-        if opened is not None:
-            opened.returned(output)
-        if watched.optimizer is not None:  # compiled: its own hooks are traced, and do nothing
-            self.optimized(watched.optimizer)
-        elif opened is not None and (opened.optimized or not torch.is_grad_enabled()):
-            self.finish()
 
     # -- samples ------------------------------------------------------------------------------------
 
@@ -391,7 +361,6 @@ class Watcher:
             self._open = opened
 
     def _follow(self) -> None:
-        """Follow eager trajectories from here on, beside the script."""
         lock = self._folder.joinpath(".work", "followed.lock")
         mode = self._queue.forked(lambda keep: follow(self.settings, keep), lock, counts=False)
         if mode is not None:
@@ -399,14 +368,12 @@ class Watcher:
         self._watch_backward()
 
     def _run_as(self, mode: Mode, path: Path | None, case_settings: Mapping[str, object] = _NONE) -> None:
-        """Turn this process, a fork, into a run beside the script."""
-        self._runner = Runner(mode, path, self._folder, self.state.steps, self.settings, case_settings)
+        self._runner = Runner(mode, path, self.state.steps, self.settings, case_settings)
         self._runner.start(self._blocked)
         sys.excepthook = lambda kind, error, trace: self._blocked(f"raising {kind.__name__}: {error}"[:200])
         atexit.register(self.finish)
 
     def _blocked(self, act: str) -> None:
-        """The script's code, in a run beside it, is about to do something that others would see."""
         reason = f"a run beside the script ends: it goes on with {act}"
         self.finish(reason)
         assert self._runner is not None
@@ -415,7 +382,6 @@ class Watcher:
     # -- the loss -----------------------------------------------------------------------------------
 
     def _watch_backward(self) -> None:
-        """Have the roots of backward passes recorded: losses."""
         if not self._hears_backward:
             self._hears_backward = True
             observe_backward(self._differentiating, self._differentiated, self._not_differentiated)
@@ -426,17 +392,13 @@ class Watcher:
 
     @disable_compile
     def _differentiated(self) -> None:
-        """After a backward pass: its gradients, if it is the first of the step."""
-        if self._open is None:
-            return
-        try:
-            self._open.differentiated()
-        except Exception as error:  # ours, as above
-            self._give_up(error)
+        with self._contained():
+            if self._open is not None:
+                self._open.differentiated()
 
     @disable_compile
     def _differentiating(self, tensors: object) -> None:
-        try:
+        with self._contained():
             roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)  # type: ignore[call-overload]
             scalars = [root for root in roots if root.numel() == 1]
             if self._open is not None:
@@ -445,22 +407,28 @@ class Watcher:
             run = "compiled" if self._runner is None else self._runner.trajectory
             if run and scalars and self._followed is not None and self.state.steps in self._followed:
                 with guard.paused():
-                    append_loss(self._folder, run, self.state.steps, float(scalars[0].detach()))
-        except Exception as error:  # ours, as above
-            self._give_up(error)
+                    append(
+                        self._folder / TRAJECTORY,
+                        {"run": run, "step": self.state.steps, "loss": float(scalars[0].detach())},
+                    )
 
     # -- our own failures ----------------------------------------------------------------------------
 
-    def _give_up(self, error: Exception) -> None:
-        if self._runner is not None:
-            self._runner.fail(error)
-        self._open = None
-        self.state.error = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        self._write()
+    @contextlib.contextmanager
+    def _contained(self) -> Iterator[None]:
+        """Whatever fails in the block is ours: the script must go on."""
+        try:
+            yield
+        except Exception as error:
+            if self._runner is not None:
+                self._runner.fail(error)
+            self._open = None
+            self.state.error = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            self._write()
 
     def _write(self) -> None:
         try:
-            write_job(self._folder, self.state)
+            write_json(self._folder / JOB, asdict(self.state))
         except OSError as error:
             self.state.error = f"{type(error).__name__}: {error}"
 
@@ -511,7 +479,7 @@ def watch(step: Step, *, every: int = DEFAULT_EVERY, out: str | Path = "watch") 
         out: the folder; another number is appended for each further watch.
 
     Returns:
-        A module: the same object. Anything else: a function that calls it, with its attributes.
+        The same object, if it is a module; else a function that calls it, with its attributes.
 
     Raises:
         UsageError: ``step`` cannot be called, or ``every`` is less than 1.

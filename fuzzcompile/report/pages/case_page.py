@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from itertools import groupby
 from typing import cast
 
 from markupsafe import Markup, escape
@@ -16,7 +17,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from fuzzcompile.corpus.transactions import PROJECT
-from fuzzcompile.model.contract import ErrorMapJson, OutputJson, ReportJson, read_target
+from fuzzcompile.model.contract import ErrorMapJson, OutputJson, ReportJson
 from fuzzcompile.model.culprit_contract import CulpritJson
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.privacy import scrub
@@ -26,7 +27,7 @@ from fuzzcompile.model.versions import __version__
 from fuzzcompile.report import proof
 from fuzzcompile.report.circumstances import circumstances, versions
 from fuzzcompile.report.finding_facts import IssueFacts
-from fuzzcompile.report.proof import as_run, error_rows, format_number, source_link
+from fuzzcompile.report.proof import error_rows, format_number, source_link
 from fuzzcompile.report.verdict_text import advice, meaning
 from fuzzcompile.report.wording import summary
 
@@ -39,23 +40,29 @@ _DECADES = 3.0
 
 @dataclass(frozen=True)
 class Picture:
-    """The errors of one side."""
+    """The errors of one side: ``paths`` are SVG by class of colour; exact cells stay empty.
+
+    ``form`` is that of the grid, but no narrower or flatter than one to eight.
+    """
 
     side: str
-    svg: Markup
     largest: str
+    size: tuple[int, int]
+    form: tuple[int, int]
+    paths: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Eager and compiled side by side, on one scale.
+    """Eager and compiled side by side, on one scale; ``legend`` says from the lowest level on which errors it holds.
 
-    ``legend`` says of each level which errors it holds, from the lowest to the highest.
+    ``worst`` is the cell (column, row) that holds the largest error.
     """
 
     output: str
     pictures: Sequence[Picture]
     legend: Sequence[str]
+    worst: tuple[int, int] | None
     has_exact: bool
     has_non_finite: bool
     caption: str
@@ -70,12 +77,14 @@ def heat_map(output: OutputJson) -> HeatMap | None:
     positive = [error for error in cells if error]
     if not positive and None not in cells:
         return None
-    scale = _Scale(max(positive, default=1.0))
-    marked = _make_cell(drawn, output.get("where"))
-    pictures = [_picture(side, drawn[side], scale, marked) for side in ("eager", "compiled")]
-    starts = [format_number(scale.start(level)) for level in _LEVELS] if positive else []
-    legend = [*(f"below {start}" for start in starts[:1]), *(f"from {start}" for start in starts)]
-    return HeatMap(str(output.get("name")), pictures, legend, 0 in cells, None in cells, caption(drawn))
+    # Levels of equal ratio below the largest error; each begins at its smallest error.
+    largest = max(positive, default=1.0)
+    starts = [largest * 10 ** (-_DECADES * (len(_LEVELS) + 1 - level) / len(_LEVELS)) for level in _LEVELS]
+    pictures = [_picture(side, drawn[side], starts) for side in ("eager", "compiled")]
+    shown = [format_number(start) for start in starts] if positive else []
+    legend = [*(f"below {start}" for start in shown[:1]), *(f"from {start}" for start in shown)]
+    worst = _find_cell(drawn, output.get("where"))
+    return HeatMap(str(output.get("name")), pictures, legend, worst, 0 in cells, None in cells, caption(drawn))
 
 
 def caption(drawn: ErrorMapJson) -> str:
@@ -83,83 +92,42 @@ def caption(drawn: ErrorMapJson) -> str:
     shape, split = drawn["shape"], drawn["row_dims"]
     rows, columns = drawn["rows"][-1], drawn["columns"][-1]
     cell = math.ceil(rows / (len(drawn["rows"]) - 1)), math.ceil(columns / (len(drawn["columns"]) - 1))
-    each = (
-        "one cell is one element"
-        if cell == (1, 1)
-        else f"one cell is the largest error of up to {cell[0]} × {cell[1]} elements"
-    )
+    largest = f"one cell is the largest error of up to {cell[0]} × {cell[1]} elements"
+    each = "one cell is one element" if cell == (1, 1) else largest
     if rows == 1:
         return f"Shape {tuple(shape)}: its {columns} elements from left to right; {each}."
     down = "dimension 0" if split == 1 else f"dimensions 0 to {split - 1}, one behind the other"
     return f"Shape {tuple(shape)}: down, {down} ({rows}); across, dimension {split} ({columns}); {each}."
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """Levels of equal ratio below the largest error."""
-
-    largest: float
-
-    def level(self, error: float) -> int:
-        return max((level for level in _LEVELS if error >= self.start(level)), default=0)
-
-    def start(self, level: int) -> float:
-        """The smallest error of a level above the lowest."""
-        return float(self.largest * 10 ** (-_DECADES * (len(_LEVELS) + 1 - level) / len(_LEVELS)))
-
-
-def _make_cell(drawn: ErrorMapJson, where: Sequence[int] | None) -> tuple[int, int] | None:
-    """The cell (row, column) that holds the element of that index."""
+def _find_cell(drawn: ErrorMapJson, where: Sequence[int] | None) -> tuple[int, int] | None:
     shape, split = drawn["shape"], drawn["row_dims"]
     if where is None or len(where) != len(shape):
         return None
     row = 0
     for index, size in zip(where[:split], shape[:split], strict=True):
         row = row * size + index
-    return _find_range(row, drawn["rows"]), _find_range(where[split], drawn["columns"])
+    return bisect_right(drawn["columns"][:-1], where[split]) - 1, bisect_right(drawn["rows"][:-1], row) - 1
 
 
-def _find_range(index: int, edges: Sequence[int]) -> int:
-    return max(place for place, start in enumerate(edges[:-1]) if start <= index)
+def _picture(side: str, errors: Sequence[Sequence[float | None]], starts: Sequence[float]) -> Picture:
+    def colour(error: float | None) -> str:
+        return "bad" if error is None else f"h{bisect_right(starts, error)}" if error else ""
 
-
-def _picture(
-    side: str, errors: Sequence[Sequence[float | None]], scale: _Scale, marked: tuple[int, int] | None
-) -> Picture:
-    """The cells of one side, one path each colour: exact ones stay empty."""
-    height, width = len(errors), len(errors[0])
-    paths = defaultdict[str, list[str]](list)
+    paths = defaultdict[str, str](str)
     for y, row in enumerate(errors):
-        for kind, x, length in _runs(row, scale):
-            paths[kind].append(f"M{x} {y}h{length}v1h-{length}z")
-    drawn = [Markup('<path class="{}" d="{}"/>').format(kind, "".join(parts)) for kind, parts in sorted(paths.items())]
-    if marked is not None:
-        square = Markup('<rect class="{2}" x="{1}" y="{0}" width="1" height="1"/>')
-        drawn += [square.format(*marked, name) for name in ("halo", "worst")]  # seen on cells of any colour
+        x = 0
+        for kind, cells in groupby(row, colour):
+            length = len(list(cells))
+            paths[kind] += f"M{x} {y}h{length}v1h-{length}z" if kind else ""
+            x += length
+    paths.pop("", None)
     finite = [error for row in errors for error in row if error is not None]
-    missing = any(error is None for row in errors for error in row)
-    largest = "not finite" if missing else f"at most {format_number(max(finite, default=0.0))}"
-    svg = Markup(
-        '<svg class="map" viewBox="0 0 {} {}" style="aspect-ratio:{}/{}" preserveAspectRatio="none" role="img" '
-        'aria-label="Errors of {}: {}.">{}</svg>'
-    ).format(width, height, *_form(width, height), side, largest, Markup("").join(drawn))
-    return Picture(side, svg, largest)
-
-
-def _form(width: int, height: int) -> tuple[int, int]:
-    """The form of the picture: that of the grid, but no narrower or flatter than one to eight."""
-    return max(width, math.ceil(height / 8)), max(height, math.ceil(width / 8))
-
-
-def _runs(row: Sequence[float | None], scale: _Scale) -> Iterator[tuple[str, int, int]]:
-    """Neighbouring cells of one colour: its class, where they begin, and how many they are."""
-    start = 0
-    kinds = ["" if error == 0 else "bad" if error is None else f"h{scale.level(error)}" for error in row]
-    for place in range(1, len(kinds) + 1):
-        if place == len(kinds) or kinds[place] != kinds[start]:
-            if kinds[start]:
-                yield kinds[start], start, place - start
-            start = place
+    is_finite = len(finite) == sum(map(len, errors))
+    largest = f"at most {format_number(max(finite, default=0.0))}" if is_finite else "not finite"
+    width, height = len(errors[0]), len(errors)
+    form = max(width, math.ceil(height / 8)), max(height, math.ceil(width / 8))
+    return Picture(side, largest, (width, height), form, sorted(paths.items()))
 
 
 # Logarithmic axes: how far along one a value lies, and where its labels stand.
@@ -270,191 +238,89 @@ class Errors:
     cells: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class ReportView:
-    """A report as pages show it.
+def view_report(facts: IssueFacts, name: str | CommandSubject) -> dict[str, object]:
+    """A report as templates show it; ``name`` is how the case is named on a command line."""
+    report, text = facts.report, meaning(facts.report)
+    statement = inline(summary(facts) if report["is_bug"] else f"{text[:1].upper()}{text[1:]}.")
+    in_statement = " ".join(facts.detail.split())[:40] in str(statement)
+    # Steps, and sums of errors, say nothing of another layout, an alias or an error.
+    about_values = not report["is_bug"] or report["verdict"] in VALUES
+    own = facts.culprit
+    lines = [inline(line) for line in circumstances(report)]
+    return {
+        "report": report,
+        "statement": statement,
+        "detail": inline("" if in_statement else facts.detail),
+        # The workaround stands on lines of its own.
+        "advice": inline(advice({**report, "workaround": None}, CommandSubject.from_name(name).to_publish())),
+        "workaround": proof.workaround_with_cost(report),
+        "circumstances": lines,
+        "has_evidence": bool(facts.outputs or lines),  # where a compile raises, nothing may be
+        "about_values": about_values,
+        "same": sum(entry.get("finding") == "same" for entry in facts.outputs),
+        "maps": [drawn for entry in facts.outputs if (drawn := heat_map(entry)) is not None],
+        "culprits": [
+            _view_culprit(culprit, source_link(facts) if culprit is own else "")
+            for culprit in (*([own] if own is not None else ()), *(report.get("contributors") or ()))
+        ],
+        "tried": proof.tried(report),
+        "tried_has_errors": proof.has_errors(report),
+        "figure": format_number,
+        "inline": inline,
+        **_view_errors(facts),
+        **_view_steps(report),
+    }
 
-    Attributes:
-        facts: the report, with what else is known of the finding.
-        name: how the case is named on a command line.
-    """
 
-    facts: IssueFacts
-    name: str | CommandSubject
+def _view_errors(facts: IssueFacts) -> dict[str, object]:
+    rows, left_out = error_rows(facts)
+    entries = {str(entry.get("name")): entry for entry in facts.outputs}
+    measured = []
+    for row in rows:
+        entry = entries[row["name"]]
+        if entry.get("finding") == "same" or all(row[key] == "–" for key in _ERROR_CELLS):
+            continue
+        compiled = entry.get("max_abs_error_compiled")
+        if compiled is None and entry.get("non_finite"):
+            compiled = math.inf
+        measured.append(Errors(row["name"], entry.get("max_abs_error_eager"), compiled, entry.get("noise_floor"), row))
+    shown = {errors.name for errors in measured}
+    differing = [entry for entry in facts.wrong if str(entry.get("name")) not in shown]
+    values = [value for errors in measured for value in (errors.eager, errors.compiled, errors.noise)]
+    return {
+        "measured": measured,
+        "unmeasured": [(str(entry.get("name")), _difference(entry)) for entry in differing],
+        "left_out": left_out,
+        "axis": LogScale.over(values),
+    }
 
-    @property
-    def report(self) -> ReportJson:
-        """The report itself."""
-        return self.facts.report
 
-    @property
-    def target(self) -> str | None:
-        """The device that the compiler was told, if it is not the one that ran."""
-        return read_target(self.report)
+def _view_steps(report: ReportJson) -> dict[str, object]:
+    moves = [bar for bar in proof.bars(report) if (bar.float64, bar.native) != (None, None)]
+    steps = moves[:_STEPS]
+    lengths = [length for step in steps for length in (step.float64, step.native)]
+    return {
+        "steps": steps,
+        "steps_left_out": len(moves) - len(steps),
+        "steps_axis": LogScale.over([*lengths, _ULP, 1.0]),  # in units of the result's size
+        "ulp": _ULP,
+    }
 
-    @cached_property
-    def statement(self) -> Markup:
-        """The verdict in one or a few sentences."""
-        text = meaning(self.report)
-        return inline(summary(self.facts) if self.report["is_bug"] else f"{text[:1].upper()}{text[1:]}.")
 
-    @cached_property
-    def detail(self) -> Markup:
-        """The report's detail; empty where the statement has it already."""
-        detail = self.facts.detail
-        return Markup("") if not detail or " ".join(detail.split())[:40] in str(self.statement) else inline(detail)
-
-    @property
-    def advice(self) -> Markup:
-        """Advice on it; the workaround stands on lines of its own."""
-        return inline(advice({**self.report, "workaround": None}, CommandSubject.from_name(self.name).to_publish()))
-
-    @property
-    def workaround(self) -> str | None:
-        """Settings that a user can make today, with measurements."""
-        return proof.workaround_with_cost(self.report)
-
-    @property
-    def circumstances(self) -> list[Markup]:
-        """Further circumstances of the verdict."""
-        return [inline(line) for line in circumstances(self.report)]
-
-    # -- errors -------------------------------------------------------------------------------------
-
-    @property
-    def is_about_values(self) -> bool:
-        """Return whether numbers tell anything: of another layout, an alias or an error, they do not."""
-        return not self.report["is_bug"] or self.report["verdict"] in VALUES or bool(self.measured)
-
-    @cached_property
-    def measured(self) -> list[Errors]:
-        """The outputs whose errors were measured, wrong ones first."""
-        return [errors for errors in self._outputs if any(errors.cells[key] != "–" for key in _ERROR_CELLS)]
-
-    @cached_property
-    def unmeasured(self) -> list[tuple[str, Markup]]:
-        """Outputs that differ in something else than values, each with what differs."""
-        shown = {errors.name for errors in self.measured}
-        wrong = [entry for entry in self.facts.wrong if str(entry.get("name")) not in shown]
-        return [(str(entry.get("name")), _difference(entry)) for entry in wrong]
-
-    @property
-    def has_evidence(self) -> bool:
-        """Return whether anything was compared, or bears on the verdict: where a compile raises, nothing may be."""
-        return bool(self.facts.outputs or self.circumstances)
-
-    @property
-    def left_out(self) -> int:
-        """Number of outputs that the tables leave out."""
-        return error_rows(self.facts)[1]
-
-    @property
-    def same(self) -> int:
-        """Number of outputs with the same bits."""
-        return sum(entry.get("finding") == "same" for entry in self.facts.outputs)
-
-    @cached_property
-    def axis(self) -> LogScale | None:
-        """The axis of the errors; None where all are zero or none was measured."""
-        return LogScale.over(
-            value for errors in self.measured for value in (errors.eager, errors.compiled, errors.noise)
-        )
-
-    @cached_property
-    def maps(self) -> list[HeatMap]:
-        """Heat maps of the errors in the outputs, as far as the report has them."""
-        return [drawn for entry in self.facts.outputs if (drawn := heat_map(entry)) is not None]
-
-    @cached_property
-    def _outputs(self) -> list[Errors]:
-        rows, _ = error_rows(self.facts)
-        entries = {str(entry.get("name")): entry for entry in self.facts.outputs}
-        differing = [row for row in rows if entries[row["name"]].get("finding") != "same"]
-        return [_errors(row, entries[row["name"]]) for row in differing]
-
-    # -- the culprit and the steps ------------------------------------------------------------------
-
-    @property
-    def culprits(self) -> Sequence[CulpritJson]:
-        """The culprit, then what else is needed."""
-        own = self.facts.culprit
-        return [*([own] if own is not None else []), *(self.report.get("contributors") or ())]
-
-    def source_of(self, culprit: CulpritJson) -> Markup:
-        """The compiler's code at fault: a link to it where its commit is known."""
-        if culprit is self.facts.culprit:
-            return _linked(source_link(self.facts))
-        source = culprit.get("source")
-        return inline(f"`{source}:{culprit.get('line')}`") if source else Markup("")
-
-    @cached_property
-    def steps(self) -> list[proof.Bar]:
-        """The rewrites that moved a bit, in order, as far as a replay gave a number."""
-        return self._moves[:_STEPS]
-
-    @property
-    def steps_left_out(self) -> int:
-        """Number of steps that are left out."""
-        return max(0, len(self._moves) - _STEPS)
-
-    @cached_property
-    def _moves(self) -> list[proof.Bar]:
-        return [bar for bar in proof.bars(self.report) if (bar.float64, bar.native) != (None, None)]
-
-    @cached_property
-    def steps_axis(self) -> LogScale:
-        """The axis of the steps, in units of the result's size; one ulp of float32 lies on it."""
-        moves = [value for step in self.steps for value in (step.float64, step.native)]
-        return LogScale.over([*moves, _ULP, 1.0]) or LogScale(-8, 0)
-
-    @property
-    def ulp(self) -> float:
-        """One unit in the last place of float32, at 1."""
-        return _ULP
-
-    @property
-    def has_steps(self) -> bool:
-        """Return whether the steps are worth a section: of a layout, an alias or an error they say nothing."""
-        return not self.report["is_bug"] or self.report["verdict"] in VALUES
-
-    @cached_property
-    def tried(self) -> list[proof.Tried]:
-        """The ablations."""
-        return proof.tried(self.report)
-
-    @property
-    def tried_has_errors(self) -> bool:
-        """Return whether errors that ablations left mean anything here."""
-        return proof.has_errors(self.report)
-
-    # -- what templates call on a part ----------------------------------------------------------------
-
-    answer = staticmethod(as_run)
-    figure = staticmethod(proof.format_number)
-    matched = staticmethod(proof.matched)
-    shown_of = staticmethod(proof.format_shown)
-    step_of = staticmethod(proof.find_step)
-    diff_of = staticmethod(proof.get_diff)
-    inline = staticmethod(inline)
-
-    @staticmethod
-    def facts_of(culprit: CulpritJson) -> list[proof.Fact]:
-        """The other details of a culprit."""
-        return list(proof.list_proof_facts(culprit))
+def _view_culprit(culprit: CulpritJson, link: str) -> dict[str, object]:
+    source = culprit.get("source")
+    return {
+        "said": culprit,
+        "source": _linked(link or (f"`{source}:{culprit.get('line')}`" if source else "")),
+        "step": proof.find_step(culprit),
+        "shown": proof.format_shown(culprit),
+        "facts": list(proof.list_proof_facts(culprit)),
+        "matched": proof.matched(culprit),
+        "diff": proof.get_diff(culprit),
+    }
 
 
 _ERROR_CELLS = ("max_abs_error_eager", "max_abs_error_compiled")
-
-
-def _errors(row: Mapping[str, str], entry: OutputJson) -> Errors:
-    broken = bool(entry.get("non_finite")) and entry.get("max_abs_error_compiled") is None
-    return Errors(
-        row["name"],
-        entry.get("max_abs_error_eager"),
-        float("inf") if broken else entry.get("max_abs_error_compiled"),
-        entry.get("noise_floor"),
-        row,
-    )
 
 
 def _difference(entry: OutputJson) -> Markup:
@@ -488,51 +354,38 @@ def blamed_lines(report: ReportJson) -> Iterator[int]:
 def render_case_page(
     report: ReportJson, environment: Mapping[str, object], *, name: str | CommandSubject, source: str | None = None
 ) -> str:
-    """The page on a report (contract form).
+    """The page on a report as one HTML document.
 
     Args:
         report: what ``triage --json`` prints.
         environment: where it was judged (:func:`fuzzcompile.run.device.describe_environment`).
         name: how the case is named on a command line.
         source: the text of the case's file; None to leave it out.
-
-    Returns:
-        The HTML document.
     """
-    judged = _judged(report, environment, name, source)
-    facts = judged.facts
+    facts, judged = _judged(report, environment, name, source)
     threads = report.get("evidence", {}).get("threads") or environment.get("threads")
-    return (
-        templates()
-        .get_template("pages/case.html.j2")
-        .render(
-            judged=judged,
-            machine=describe_machine(facts),
-            source=None if source is None else listing(source, set(blamed_lines(report))),
-            versions=versions({**environment, **facts.where, "threads": threads}),
-            fuzzcompile=__version__,
-        )
+    device_name = str(environment.get("device_name") or environment.get("cpu") or "")
+    where = scrub(f"{facts.device}{f' ({device_name})' if device_name else ''}")
+    page = templates().get_template("pages/case.html.j2")
+    return page.render(
+        judged=judged,
+        machine=[f"torch {facts.torch}", where, *([f"compiled for {facts.target}"] if facts.target else [])],
+        source=None if source is None else listing(source, set(blamed_lines(report))),
+        versions=versions({**environment, **facts.where, "threads": threads}),
+        fuzzcompile=__version__,
     )
 
 
 def render_section(report: ReportJson, *, name: str | CommandSubject) -> Markup:
     """Render the page on a report as a section of another page."""
-    judged = _judged(report, {}, name, None)
+    _, judged = _judged(report, {}, name, None)
     return Markup(templates().get_template("pages/section.html.j2").render(judged=judged))
-
-
-def describe_machine(facts: IssueFacts) -> list[str]:
-    """The torch and the device in a few words each."""
-    device = str(facts.environment.get("device_name") or facts.environment.get("cpu") or "")
-    where = f"{facts.device}{f' ({device})' if device else ''}"
-    told = [] if facts.target is None else [f"compiled for {facts.target}"]
-    return [f"torch {facts.torch}", scrub(where), *told]
 
 
 def _judged(
     report: ReportJson, environment: Mapping[str, object], name: str | CommandSubject, source: str | None
-) -> ReportView:
-    clean = cast("ReportJson", scrubbed(report))
+) -> tuple[IssueFacts, dict[str, object]]:
+    facts = IssueFacts(cast("ReportJson", scrubbed(report)), source, environment)
     named = CommandSubject.from_name(name)
     options = {option: value for option, value in named.options.items() if option != "plant"}  # a file of this machine
-    return ReportView(IssueFacts(clean, source, environment), replace(named, name=scrub(named.name), options=options))
+    return facts, view_report(facts, replace(named, name=scrub(named.name), options=options))

@@ -10,9 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
 from typing import cast
 
+from jinja2 import Template
 from markupsafe import Markup
 
 from fuzzcompile.corpus.queries import Judging, Overview
@@ -41,7 +41,7 @@ from fuzzcompile.model.versions import __version__
 from fuzzcompile.report.circumstances import seen_on, versions
 from fuzzcompile.report.filing import Refusal, find_refusal
 from fuzzcompile.report.finding_facts import IssueFacts
-from fuzzcompile.report.pages.case_page import ReportView, inline, scrubbed
+from fuzzcompile.report.pages.case_page import inline, scrubbed, view_report
 from fuzzcompile.report.verdict_text import name_culprit
 from fuzzcompile.report.wording import title
 
@@ -60,108 +60,47 @@ SEVERITIES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class FindingEntry:
-    """A finding with all that its page shows.
+    """A finding as its page and the list show it.
 
     Attributes:
-        hit: whether the campaign of the summary hit it; None without a summary.
-        new: whether that campaign was the first.
+        finding: as the corpus stores it, with its ``reproducer`` and ``replays``.
+        facts: what may be claimed of it.
+        hit: whether the campaign of the summary hit it; None without a summary. ``new``: it was the first.
+        title: the fault, in a sentence.
+        refusal: the reason why it is not to be filed as an issue; None if it is fit to be.
+        history: on other versions of torch; ``is_fixed`` if the newest that was tried does not show it.
+        stage: at fault; ``culprit`` is the code at fault in a few words.
+        severity: ``unknown`` in a corpus that does not say; ``effect`` is the same in plain words.
+        status: the mark on it, or else on its group.
+        issue: that a person named for it, or for its group, unless the reason against filing it has it.
     """
 
     finding: Finding
     facts: IssueFacts
     reproducer: Reproducer | None
     replays: Sequence[StoredReplay]
-    hit: bool | None = None
-    new: bool = False
+    hit: bool | None
+    new: bool
+    title: Markup
+    refusal: Refusal | None
+    history: History
+    is_fixed: bool
+    stage: str
+    culprit: str
+    severity: str
+    effect: str
+    status: str
+    issue: str | None
 
     @property
     def name(self) -> str:
         """F1, F2 and so on: the address of its page in the report."""
         return self.finding.public_id
 
-    @cached_property
-    def judged(self) -> ReportView:
-        """The view of its report."""
-        return ReportView(self.facts, self.facts.subject)
-
-    @cached_property
-    def title(self) -> Markup:
-        """The fault, in a sentence."""
-        return inline(title(self.facts))
-
-    @cached_property
-    def refusal(self) -> Refusal | None:
-        """The reason why it is not to be filed as an issue; None if it is fit to be."""
-        return find_refusal(self.facts)
-
-    @property
-    def history(self) -> History:
-        """Its history on other versions of torch."""
-        return self.facts.history or History({})
-
-    @property
-    def is_fixed(self) -> bool:
-        """Return whether the newest torch that was tried does not show it."""
-        newest = self.history.newest
-        return newest is not None and self.history.torch[newest] == ReplayStatus.FIXED
-
-    @property
-    def stage(self) -> str:
-        """The stage at fault."""
-        return str((self.finding.culprit or {}).get("stage") or UNATTRIBUTED)
-
-    @property
-    def severity(self) -> str:
-        """The word of its severity, ``unknown`` in a corpus that does not say."""
-        return self.finding.severity or "unknown"
-
-    @property
-    def effect(self) -> str:
-        """Its severity in plain words."""
-        return SEVERITIES.get(self.severity, self.severity)
-
-    @property
-    def status(self) -> str:
-        """The mark on it, or else on its group."""
-        group = self.facts.umbrella
-        return group.status if self.finding.status == "open" and group is not None else self.finding.status
-
-    @property
-    def issue(self) -> str | None:
-        """The issue that a person named for it, or for its group, unless the reason against filing it has it."""
-        group = self.facts.umbrella
-        text = self.finding.issue or (group.issue if group is not None else None)
-        if text is None or (self.refusal is not None and text in self.refusal.reason):
-            return None
-        try:
-            return issue_url(text)
-        except UsageError:  # an older corpus may hold any text
-            return text
-
-    @property
-    def culprit(self) -> str:
-        """The code at fault in a few words."""
-        return name_culprit(self.facts.culprit)
-
     @property
     def place(self) -> tuple[bool, bool, tuple[int, bool, int, int]]:
         """Sorts what matters first: what is open and not known to be fixed, then the worst."""
         return (self.status != "open", self.is_fixed, self.finding.place)
-
-    @property
-    def seen_on(self) -> str:
-        """On how many machines it was seen."""
-        return seen_on(self.finding.machines)
-
-    @property
-    def versions(self) -> list[tuple[str, str]]:
-        """The versions under which its report was made."""
-        return versions({**self.facts.environment, **self.facts.where})
-
-    @property
-    def search_text(self) -> str:
-        """Text by which a search of the list finds it, besides what the list shows."""
-        return " ".join(filter(None, (self.finding.signature, self.finding.note, self.finding.umbrella)))
 
 
 def make_entries(
@@ -185,7 +124,7 @@ def _entry(
 ) -> FindingEntry:
     reproducer, replays = read.reproducers.get(finding.id), read.replays.get(finding.id, ())
     seen = {"torch": next(iter(finding.torch_versions), None), "device": next(iter(finding.devices), None)}
-    mark = Mark(get_status(finding.status), finding.issue, finding.duplicate_of, finding.note)
+    replayed = history(replays)
     related: Sequence[Related] = read.related.get(finding.id, ())
     facts = IssueFacts(
         cast("ReportJson", scrubbed(finding.report)),
@@ -195,18 +134,44 @@ def _entry(
         finding.hits,
         confirmed=reproducer is not None and reproducer.confirmed,
         shown=(reproducer.shown if reproducer is not None else None) or {},
-        history=history(replays),
+        history=replayed,
         related=related,
         searched=finding.searched.date().isoformat() if finding.searched else None,
         queries=finding.queries or (),
-        mark=mark,
+        mark=Mark(get_status(finding.status), finding.issue, finding.duplicate_of, finding.note),
         subject=CommandSubject(finding.public_id, published=True),
         umbrella=group,
         machines=finding.machines,
     )
     names = {finding.signature, *read.former.get(finding.id, ())} & set(campaign or ())
-    new = campaign is not None and any(campaign[name] for name in names)
-    return FindingEntry(finding, facts, reproducer, replays, None if campaign is None else bool(names), new)
+    refusal, severity, newest = find_refusal(facts), finding.severity or "unknown", replayed.newest
+    return FindingEntry(
+        finding,
+        facts,
+        reproducer,
+        replays,
+        hit=None if campaign is None else bool(names),
+        new=campaign is not None and any(campaign[name] for name in names),
+        title=inline(title(facts)),
+        refusal=refusal,
+        history=replayed,
+        is_fixed=newest is not None and replayed.torch[newest] == ReplayStatus.FIXED,
+        stage=str((finding.culprit or {}).get("stage") or UNATTRIBUTED),
+        culprit=name_culprit(facts.culprit),
+        severity=severity,
+        effect=SEVERITIES.get(severity, severity),
+        status=group.status if finding.status == "open" and group is not None else finding.status,
+        issue=_find_issue(finding.issue or (group.issue if group is not None else None), refusal),
+    )
+
+
+def _find_issue(text: str | None, refusal: Refusal | None) -> str | None:
+    if text is None or (refusal is not None and text in refusal.reason):
+        return None
+    try:
+        return issue_url(text)
+    except UsageError:  # an older corpus may hold any text
+        return text
 
 
 # What matters first about a corpus, in a sentence each.
@@ -231,14 +196,34 @@ def first(entries: Sequence[FindingEntry]) -> list[FindingEntry]:
     return [entry for entry in still if not entry.finding.is_minor][:FIRST]
 
 
-def headlines(entries: Sequence[FindingEntry], summary: Mapping[str, object] | None) -> list[str]:
+def headlines(entries: Sequence[FindingEntry], summary: Mapping[str, object] | None) -> Iterator[str]:
     """Sentences on the whole, the most important first; none claims more than the corpus holds."""
-    return [sentence for sentence in (*_campaign(entries, summary), *_findings(entries)) if sentence]
-
-
-def _campaign(entries: Sequence[FindingEntry], summary: Mapping[str, object] | None) -> Iterator[str]:
-    if summary is None:
+    if summary is not None:
+        yield from _about_campaign(entries, summary)
+    if not entries:
         return
+    severities = Counter(entry.severity for entry in entries)
+    parts = [f"{number} {_DOES[word][number != 1]}" for word in Severity if (number := severities[word])]
+    if parts:
+        yield f"{', '.join(parts)}."
+    fit = sum(entry.refusal is None for entry in entries)
+    known = sum(entry.status != "open" for entry in entries)
+    marked = f"; {known} {_are(known)} marked as known or otherwise settled" if known else ""
+    if fit or known:
+        yield f"{fit or 'None'} {_are(fit)} fit to be filed as an issue{marked}."
+    if tried := [entry for entry in entries if entry.history.newest is not None]:
+        newest = sorted({str(entry.history.newest) for entry in tried})
+        fixed = sum(entry.is_fixed for entry in tried)
+        which = f"torch {newest[-1]}" if len(newest) == 1 else "the newest torch that it was tried on"
+        yield f"{fixed} of the {len(tried)} that were run again {_are(fixed)} fixed in {which}."
+    else:
+        yield f"No other version of torch was tried: `{format_command('replay', published=True)}` does so."
+    if bare := [entry.name for entry in entries if entry.reproducer is None]:
+        command = format_command("minimize", bare[0], published=True)
+        yield f"{len(bare)} {'has' if len(bare) == 1 else 'have'} no reproducer yet: `{command}` makes one."
+
+
+def _about_campaign(entries: Sequence[FindingEntry], summary: Mapping[str, object]) -> Iterator[str]:
     hit, new = sum(bool(entry.hit) for entry in entries), sum(entry.new for entry in entries)
     cases, pace = summary.get("cases"), summary.get("cases_per_minute")
     speed = f" ({pace:g} a minute)" if isinstance(pace, int | float) else ""
@@ -246,40 +231,11 @@ def _campaign(entries: Sequence[FindingEntry], summary: Mapping[str, object] | N
     listed = summary.get("findings")
     missing = (len(listed) if isinstance(listed, list) else 0) - hit
     if missing > 0:
-        yield f"{_count(missing, 'finding')} of its summary {'is' if missing == 1 else 'are'} not in this corpus."
+        yield f"{_count(missing, 'finding')} of its summary {_are(missing)} not in this corpus."
 
 
-def _findings(entries: Sequence[FindingEntry]) -> Iterator[str]:
-    if not entries:
-        return
-    severities = Counter(entry.severity for entry in entries)
-    parts = [f"{number} {_DOES[word][number != 1]}" for word in Severity if (number := severities[word])]
-    yield f"{', '.join(parts)}." if parts else ""
-    yield _standing(entries)
-    yield _fixed(entries)
-    bare = [entry.name for entry in entries if entry.reproducer is None]
-    if bare:
-        have = "has" if len(bare) == 1 else "have"
-        yield (
-            f"{len(bare)} {have} no reproducer yet: `{format_command('minimize', bare[0], published=True)}` makes one."
-        )
-
-
-def _standing(entries: Sequence[FindingEntry]) -> str:
-    fit = sum(entry.refusal is None for entry in entries)
-    known = sum(entry.status != "open" for entry in entries)
-    marked = f"; {known} {'is' if known == 1 else 'are'} marked as known or otherwise settled" if known else ""
-    return f"{fit or 'None'} {'is' if fit == 1 else 'are'} fit to be filed as an issue{marked}." if fit or known else ""
-
-
-def _fixed(entries: Sequence[FindingEntry]) -> str:
-    tried = [entry for entry in entries if entry.history.newest is not None]
-    if not tried:
-        return f"No other version of torch was tried: `{format_command('replay', published=True)}` does so."
-    newest = sorted({str(entry.history.newest) for entry in tried})
-    fixed = sum(entry.is_fixed for entry in tried)
-    which = f"torch {newest[-1]}" if len(newest) == 1 else "the newest torch that it was tried on"
-    return f"{fixed} of the {len(tried)} that were run again {'is' if fixed == 1 else 'are'} fixed in {which}."
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def _count(number: int, what: str) -> str:
@@ -294,40 +250,29 @@ _LEAST_SECONDS = 5.0  # of time that a bar stands for: less would show single ca
 
 @dataclass(frozen=True)
 class Pace:
-    """A campaign and its cases.
+    """A campaign and its cases, of which ``screened`` were judged without generated code.
 
     Attributes:
-        campaign: what the corpus stores of it.
-        cases: how many it judged.
-        screened: how many of these without generated code.
+        compiler: the torch, and the target if there was one.
+        ended: its ending, in words.
         seconds: from its start to its end, its last heartbeat or its last case.
-        bars: the chart; None without cases.
+        bars: the chart, as a path by colour, scaled to 100 by 100; empty without cases.
         top: cases a minute at the upper end of the chart.
-        width: seconds that a bar stands for.
     """
 
     campaign: StoredCampaign
+    compiler: str
+    ended: str
     cases: int
     screened: int
     seconds: float
-    bars: Markup | None
+    bars: Mapping[str, str]
     top: float
-    width: float
 
     @property
     def per_minute(self) -> float:
         """Cases a minute, over the whole campaign."""
         return 60 * self.cases / max(self.seconds, 1e-9)
-
-    @property
-    def compiler(self) -> str:
-        """The torch, and the target if there was one."""
-        return identify_compiler(self.campaign.environment)
-
-    @property
-    def ended(self) -> str:
-        """Its ending, in words."""
-        return _ENDED.get(self.campaign.ended or "", self.campaign.ended or "killed, or running still")
 
 
 _ENDED = {
@@ -351,31 +296,29 @@ def _pace(campaign: StoredCampaign, judgings: Sequence[Judging]) -> Pace:
     ages = [(judging.moment - campaign.started).total_seconds() for judging in judgings]
     seconds = max([(campaign.end - campaign.started).total_seconds(), *ages, 1.0])
     width = max(seconds / _BARS, min(_LEAST_SECONDS, seconds))
-    screened, full = dict[int, int](), dict[int, int]()
+    full, all_ = Counter[int](), Counter[int]()  # full compiles, with those of screens on top of them
     for age, judging in zip(ages, judgings, strict=True):
-        counts = screened if judging.screened else full
         place = max(0, min(int(age / width), int(seconds / width)))
-        counts[place] = counts.get(place, 0) + 1
-    heights = {place: screened.get(place, 0) + full.get(place, 0) for place in {*screened, *full}}
-    most = max(heights.values(), default=0)
-    number = sum(judging.screened for judging in judgings)
-    bars = _bars(full, heights, most, seconds / width) if most else None
-    return Pace(campaign, len(judgings), number, seconds, bars, 60 * most / width, width)
+        all_[place] += 1
+        full[place] += not judging.screened
+    most, step = max(all_.values(), default=0), 100 / max(seconds / width, 1)
 
+    def path(heights: Counter[int]) -> str:
+        return "".join(
+            f"M{place * step:.2f} 100v-{100 * height / most:.1f}h{0.86 * step:.2f}V100z"
+            for place, height in sorted(heights.items())
+            if height
+        )
 
-def _bars(full: dict[int, int], heights: dict[int, int], most: int, places: float) -> Markup:
-    """Bars of full compiles, with those of screens on top of them; all is scaled to 100 by 100."""
-    step = 100 / max(places, 1)
-    return Markup(
-        '<svg class="pace" viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">'
-        '<path class="screened" d="{}"/><path class="full" d="{}"/></svg>'
-    ).format(_path(heights, most, step), _path(full, most, step))
-
-
-def _path(heights: dict[int, int], most: int, step: float) -> str:
-    return "".join(
-        f"M{place * step:.2f} 100v-{100 * height / most:.1f}h{0.86 * step:.2f}V100z"
-        for place, height in sorted(heights.items())
+    return Pace(
+        campaign,
+        identify_compiler(campaign.environment),
+        _ENDED.get(campaign.ended or "", campaign.ended or "killed, or running still"),
+        len(judgings),
+        sum(judging.screened for judging in judgings),
+        seconds,
+        {"screened": path(all_), "full": path(full)} if most else {},
+        60 * most / width,
     )
 
 
@@ -390,11 +333,7 @@ class ReachedStage:
     fired: Sequence[str]
     refused: Sequence[str]
     called: Sequence[str]
-
-    @property
-    def total(self) -> int:
-        """Names that were reached in any way."""
-        return len(self.fired) + len(self.refused) + len(self.called)
+    total: int
 
 
 def reached(coverage: Iterable[StoredCoverage]) -> dict[str, list[ReachedStage]]:
@@ -407,9 +346,8 @@ def reached(coverage: Iterable[StoredCoverage]) -> dict[str, list[ReachedStage]]
     for compiler, stage in sorted(stages, key=lambda key: (key[0], order.get(key[1], len(order)), key[1])):
         outcomes = stages[compiler, stage]
         fired, refused, called = (outcomes.get(name, set()) for name in ("fired", "refused", "fallback"))
-        tables[compiler].append(
-            ReachedStage(stage, sorted(fired), sorted(refused - fired), sorted(called - fired - refused))
-        )
+        names = sorted(fired), sorted(refused - fired), sorted(called - fired - refused)
+        tables[compiler].append(ReachedStage(stage, *names, sum(map(len, names))))
     return dict(tables)
 
 
@@ -419,15 +357,15 @@ def reached(coverage: Iterable[StoredCoverage]) -> dict[str, list[ReachedStage]]
 CHUNK = 40
 
 
-def packed(pages: Sequence[str]) -> Iterator[str]:
+def pack_pages(pages: Sequence[str]) -> Iterator[str]:
     """Each chunk of pages as JSON, compressed by gzip (the same bytes for the same pages), in base64."""
     for start in range(0, len(pages), CHUNK):
         text = json.dumps(pages[start : start + CHUNK], ensure_ascii=False).encode(errors="replace")
         yield base64.b64encode(gzip.compress(text, 9, mtime=0)).decode()
 
 
-def script_hash(script: str) -> str:
-    """Return the name of an inline script in a content security policy."""
+def _hash_script(script: str) -> str:
+    """The name of an inline script in a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
@@ -439,15 +377,7 @@ _GRID = 100  # findings in the grid of versions
 
 @dataclass(frozen=True)
 class Contents:
-    """Contents of a corpus, read at one time.
-
-    Attributes:
-        name: what to call the corpus, without a path.
-        read: findings and what belongs to them.
-        groups: groups of findings, and what a person said of them.
-        campaigns: every campaign, oldest first.
-        coverage: what they reached.
-    """
+    """Contents of a corpus, read at one time; ``name`` is what to call it, without a path."""
 
     name: str
     read: Overview
@@ -463,15 +393,12 @@ class Contents:
 
 
 def page_of_corpus(contents: Contents, made: datetime, summary: Mapping[str, object] | None = None) -> str:
-    """The report.
+    """The report as one HTML document.
 
     Args:
         contents: what the corpus holds.
         made: the time to print on it.
         summary: what ``fuzzcompile run --summary`` wrote of one campaign, to say what that campaign hit.
-
-    Returns:
-        The HTML document.
     """
     entries = make_entries(contents.read, contents.groups, _list_signatures(summary))
     ran = paces(contents.campaigns, contents.read.judgings)
@@ -489,7 +416,7 @@ def page_of_corpus(contents: Contents, made: datetime, summary: Mapping[str, obj
         words=SEVERITIES,
         compilers=sorted({*(pace.compiler for pace in ran), *(v for e in entries for v in e.finding.torch_versions)}),
         cases=sum(pace.cases for pace in ran),
-        charts=[pace for pace in ran if pace.bars is not None][:_CHARTS],
+        charts=[pace for pace in ran if pace.bars][:_CHARTS],
         ran=ran[:_LISTED],
         campaigns=len(ran),
         coverage=reached(contents.coverage),
@@ -498,14 +425,23 @@ def page_of_corpus(contents: Contents, made: datetime, summary: Mapping[str, obj
         coverage_of_torch=format_command("coverage", published=True),
         chunk=CHUNK,
         scripts=[Markup(script) for script in scripts],
-        policy=" ".join(map(script_hash, scripts)),
-        packed=packed([page.render(entry=entry) for entry in entries]),
+        policy=" ".join(map(_hash_script, scripts)),
+        packed=pack_pages([_render_finding(page, entry) for entry in entries]),
         fuzzcompile=__version__,
     )
 
 
+def _render_finding(page: Template, entry: FindingEntry) -> str:
+    facts = entry.facts
+    return page.render(
+        entry=entry,
+        judged=view_report(facts, facts.subject),
+        seen_on=seen_on(entry.finding.machines),
+        versions=versions({**facts.environment, **facts.where}),
+    )
+
+
 def _list_signatures(summary: Mapping[str, object] | None) -> dict[str, bool] | None:
-    """The signatures that a campaign hit, each with whether it was new."""
     if summary is None:
         return None
     listed = summary.get("findings")

@@ -54,7 +54,6 @@ def page_of_profile(profile: ProfileJson, *, name: str | CommandSubject) -> str:
 
 
 def _plots(profile: ProfileJson) -> Iterator[tuple[str, Markup]]:
-    """The layers in the order in which they end and, of a training case, their gradients, each with a heading."""
     layers = profile.get("layers", [])
     forward, gradients = ([x for x in layers if (x.get("kind") == "gradient") == wanted] for wanted in (False, True))
     yield "Error over depth", _plot(profile, innermost(forward), "errors over depth")
