@@ -1,6 +1,6 @@
-"""SARIF 2.1.0, the format in which code scanners hand their results to others (an OASIS standard).
+"""Results for continuous integration: JUnit XML, and SARIF 2.1.0, in which code scanners hand theirs to others.
 
-The object is small and flat, so that it is written here; the libraries for it are class models without checks.
+A SARIF object is small and flat, so that it is written here; the libraries for it are class models without checks.
 """
 
 from __future__ import annotations
@@ -26,14 +26,50 @@ from fuzzcompile.report.circumstances import stages_looked_at
 from fuzzcompile.report.proof import name_role
 from fuzzcompile.report.verdict_text import advice, describe_culprit, meaning
 
-# JUnit XML: what every document of it needs.
+
+@dataclass(frozen=True)
+class Scanned:
+    """A case and what was judged of it.
+
+    Attributes:
+        path: of the case, as it was given; a name where there is no file.
+        report: None where the case could not be judged; ``error`` says why.
+        known: whether a baseline lists the bug.
+        seconds: wall time.
+        finding: the public id of a finding in a corpus.
+        content: the program, where there is no file.
+    """
+
+    path: Path
+    report: ReportJson | None
+    error: str | None = None
+    known: bool = False
+    seconds: float = 0.0
+    finding: str | None = None
+    content: str | None = None
+
+
+# JUnit XML: a test case per judged file, or per finding and version of torch.
 
 # Characters that XML 1.0 cannot hold at all; an error's message may contain them.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+Unsuccessful: TypeAlias = Error | Failure | Skipped
 
 
-def document(cases: Iterable[TestCase]) -> bytes:
-    """One suite of test cases."""
+def format_triage_junit(entries: Sequence[Scanned]) -> bytes:
+    """The document: failures are bugs, errors are files that could not be judged, skipped are known bugs."""
+    return _document(map(_judged_case, entries))
+
+
+def format_replay_junit(records: Records) -> bytes:
+    """The document: regressions fail, and so does each failing finding; what gives no answer is an error.
+
+    Skipped are bugs that a person has marked as known, and what was not run.
+    """
+    return _document(case for record in records.all for case in _replayed_cases(record))
+
+
+def _document(cases: Iterable[TestCase]) -> bytes:
     suite = TestSuite("fuzzcompile")
     suite.add_testcases(list(cases))
     whole, encoded = JUnitXml("fuzzcompile"), io.BytesIO()
@@ -42,109 +78,70 @@ def document(cases: Iterable[TestCase]) -> bytes:
     return encoded.getvalue()
 
 
-def result(
-    kind: type[Error] | type[Failure] | type[Skipped],
-    message: object,
-    type_: str | None = None,
-    text: str | None = None,
-) -> Error | Failure | Skipped:
-    """A result that is no success; ``text`` is its body."""
-    made = kind(clean(message), type_)
+def _result(
+    kind: type[Unsuccessful], message: object, type_: str | None = None, text: str | None = None
+) -> Unsuccessful:
+    made = kind(_clean(message), type_)
     if text is not None:
-        made.text = clean(text)
+        made.text = _clean(text)
     return made
 
 
-def clean(text: object) -> str:
-    """The text without characters that XML cannot hold."""
+def _clean(text: object) -> str:
     return _FORBIDDEN.sub("\ufffd", str(text or ""))
 
 
-# JUnit XML for continuous integration: a test case per judged file.
-
-
-@dataclass(frozen=True)
-class JUnitCase:
-    """The result for one file: a report, or the error where there is none; ``seconds`` is wall time."""
-
-    path: Path
-    report: ReportJson | None
-    error: str | None = None
-    known: bool = False
-    seconds: float = 0.0
-
-
-def format_triage_junit(entries: Sequence[JUnitCase]) -> bytes:
-    """The document: failures are bugs, errors are files that could not be judged, skipped are known bugs."""
-    return document(_case(entry) for entry in entries)
-
-
-def _case(entry: JUnitCase) -> TestCase:
-    case = TestCase(clean(entry.path), "fuzzcompile", round(entry.seconds, 3))
+def _judged_case(entry: Scanned) -> TestCase:
+    case = TestCase(_clean(entry.path), "fuzzcompile", round(entry.seconds, 3))
     report = entry.report
     if report is None:
-        case.result = [result(Error, entry.error, "unjudged", entry.error)]
+        case.result = [_result(Error, entry.error, "unjudged", entry.error)]
         return case
     line = f"{report['verdict']}: {meaning(report)}"
     if report["is_bug"] and not entry.known:
-        case.result = [result(Failure, line, report["verdict"], _failure(entry.path, report))]
+        culprit = report.get("culprit")
+        lines = [
+            str(report.get("detail") or ""),
+            f"{name_role(culprit)}: {describe_culprit(culprit)}" if culprit else "culprit: not attributed",
+            f"signature: {report['signature']}",
+            *stages_looked_at(report),
+            f"what to do: {advice(report, CommandSubject(str(entry.path), published=True))}",
+        ]
+        case.result = [_result(Failure, line, report["verdict"], "\n".join(filter(None, lines)))]
         return case
     if entry.known:
-        case.result = [result(Skipped, f"known: {report['signature']}")]
-    case.system_out = clean("\n".join([line, *stages_looked_at(report)]))
+        case.result = [_result(Skipped, f"known: {report['signature']}")]
+    case.system_out = _clean("\n".join([line, *stages_looked_at(report)]))
     return case
 
 
-def _failure(path: Path, report: ReportJson) -> str:
-    culprit = report.get("culprit")
-    lines = [
-        str(report.get("detail") or ""),
-        f"{name_role(culprit)}: {describe_culprit(culprit)}" if culprit else "culprit: not attributed",
-        f"signature: {report['signature']}",
-        *stages_looked_at(report),
-        f"what to do: {advice(report, CommandSubject(str(path), published=True))}",
-    ]
-    return "\n".join(filter(None, lines))
-
-
-# A replay as JUnit XML: a test case per finding and version of torch.
-
-
-def format_replay_junit(records: Records) -> bytes:
-    """The document: regressions fail, and so does each failing finding; what gives no answer is an error.
-
-    Skipped are bugs that a person has marked as known, and what was not run.
-    """
-    return document(case for record in records.all for case in _cases(record))
-
-
-def _cases(record: Record) -> Iterator[TestCase]:
+def _replayed_cases(record: Record) -> Iterator[TestCase]:
     finding = record.subject.finding
-    name = f"{finding.public_id} {finding.signature}"
+    name = _clean(f"{finding.public_id} {finding.signature}")
     if record.subject.not_replayable is not None:
-        skipped = TestCase(clean(name), "fuzzcompile.replay")
-        skipped.result = [result(Skipped, record.subject.not_replayable)]
+        skipped = TestCase(name, "fuzzcompile.replay")
+        skipped.result = [_result(Skipped, record.subject.not_replayable)]
         yield skipped
     for version, replayed in record.results.items():
-        case = TestCase(clean(name), clean(f"torch-{version}"), replayed.replay.seconds)
+        case = TestCase(name, _clean(f"torch-{version}"), replayed.replay.seconds)
         case.result = list(_outcome(record, version, replayed))
-        case.system_out = clean(replayed.replay.output)
+        case.system_out = _clean(replayed.replay.output)
         yield case
 
 
-def _outcome(record: Record, version: str, replayed: Result) -> Iterator[Error | Failure | Skipped]:
+def _outcome(record: Record, version: str, replayed: Result) -> Iterator[Unsuccessful]:
     status, finding = ReplayStatus(replayed.replay.status), record.subject.finding
-    message = f"{status}: {replayed.why}"
+    message, output = f"{status}: {replayed.why}", replayed.replay.output
     if version in record.regressions:
-        yield result(Failure, f"regression, {message}", "regression", replayed.replay.output)
+        yield _result(Failure, f"regression, {message}", "regression", output)
     elif status is ReplayStatus.NOT_RUN:
-        yield result(Skipped, message)
+        yield _result(Skipped, message)
     elif status is ReplayStatus.ERRORED:
-        yield result(Error, message, str(status), replayed.replay.output)
+        yield _result(Error, message, str(status), output)
     elif status is not ReplayStatus.FIXED and finding.status in ("known", "dup", "invalid", "wontfix"):
-        yield result(Skipped, f"{finding.status}, {message}")
+        yield _result(Skipped, f"{finding.status}, {message}")
     elif status is not ReplayStatus.FIXED:
-        yield result(Failure, message, str(status), replayed.replay.output)
+        yield _result(Failure, message, str(status), output)
 
 
 Json: TypeAlias = dict[str, object]
@@ -163,36 +160,11 @@ _TORCH = "PACKAGES"
 _SITE = re.compile(r"([^:\s]+):(\d+)")
 
 
-@dataclass(frozen=True)
-class Scanned:
-    """A case and what was judged of it.
-
-    Attributes:
-        path: of the case, as it was given; a name where there is no file.
-        report: None where the case could not be judged.
-        error: why it could not.
-        known: whether a baseline lists the bug.
-        finding: the public id of a finding in a corpus.
-        content: the program, where there is no file.
-    """
-
-    path: Path
-    report: ReportJson | None
-    error: str | None = None
-    known: bool = False
-    finding: str | None = None
-    content: str | None = None
-
-
 def sarif(scanned: Sequence[Scanned], version: str) -> bytes:
     """The log file: a result for each bug, a rule for each place of the compiler that they blame.
 
     Cases that could not be judged are notifications of the invocation. Paths are relative to the working folder, as far
-    as they lie in it.
-
-    Args:
-        scanned: the cases.
-        version: of fuzzcompile.
+    as they lie in it. ``version`` is that of fuzzcompile.
     """
     bugs = [(case, case.report) for case in scanned if case.report is not None and case.report["is_bug"]]
     rules = {make_rule(report): report for _, report in reversed(bugs)}
@@ -202,8 +174,12 @@ def sarif(scanned: Sequence[Scanned], version: str) -> bytes:
         "tool": {"driver": driver},
         "invocations": [{"executionSuccessful": not errors, "toolExecutionNotifications": errors}],
         "originalUriBaseIds": {_TORCH: {"description": {"text": "The folder that holds the package torch."}}},
-        "artifacts": [_artifact(case) for case in scanned if case.content is not None],
-        "results": [_result(case, report, sorted(rules)) for case, report in bugs],
+        "artifacts": [
+            {"location": {"uri": _uri(case.path)}, "contents": {"text": case.content}, "sourceLanguage": "python"}
+            for case in scanned
+            if case.content is not None
+        ],
+        "results": [_bug(case, report, sorted(rules)) for case, report in bugs],
     }
     return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1, allow_nan=False).encode()
 
@@ -228,7 +204,7 @@ def _rule(name: str, report: ReportJson) -> Json:
     }
 
 
-def _result(case: Scanned, report: ReportJson, rules: Sequence[str]) -> Json:
+def _bug(case: Scanned, report: ReportJson, rules: Sequence[str]) -> Json:
     rule, culprit, rank = make_rule(report), report.get("culprit"), rate_severity(report)
     message = f"{report['verdict']}: {meaning(report)}"
     if culprit:
@@ -241,26 +217,23 @@ def _result(case: Scanned, report: ReportJson, rules: Sequence[str]) -> Json:
         "device": report.get("device"),
         "finding": case.finding,
     }
+    in_torch = []
+    if culprit and culprit.get("source"):
+        place = _location({"uri": quote(str(culprit["source"])), "uriBaseId": _TORCH}, culprit.get("line") or 1)
+        in_torch = [{**place, "message": {"text": "The compiler's code at fault."}}]
     result: Json = {
         "ruleId": rule,
         "ruleIndex": rules.index(rule),
         "level": "warning" if rank is None else _LEVELS[rank],
         "message": {"text": f"{message}."},
         "locations": [_location({"uri": _uri(case.path)}, _line(case.path, report))],
-        "relatedLocations": list(_in_torch(report)),
+        "relatedLocations": in_torch,
         "partialFingerprints": {"signature/v1": report.get("signature") or rule},
         "properties": {key: value for key, value in properties.items() if value is not None},
     }
     if case.known:
         result["suppressions"] = [{"kind": "external", "justification": "The baseline lists its signature."}]
     return result
-
-
-def _in_torch(report: ReportJson) -> Iterator[Json]:
-    culprit = report.get("culprit")
-    if culprit and culprit.get("source"):
-        place = _location({"uri": quote(str(culprit["source"])), "uriBaseId": _TORCH}, culprit.get("line") or 1)
-        yield {**place, "message": {"text": "The compiler's code at fault."}}
 
 
 def _location(artifact: Mapping[str, str], line: int) -> Json:
@@ -277,10 +250,6 @@ def _line(path: Path, report: ReportJson) -> int:
 def _uri(path: Path) -> str:
     absolute, here = path.resolve(), Path.cwd()
     return quote(absolute.relative_to(here).as_posix()) if absolute.is_relative_to(here) else absolute.as_uri()
-
-
-def _artifact(case: Scanned) -> Json:
-    return {"location": {"uri": _uri(case.path)}, "contents": {"text": case.content}, "sourceLanguage": "python"}
 
 
 def _notification(case: Scanned) -> Json:

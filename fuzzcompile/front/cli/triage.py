@@ -159,11 +159,11 @@ def _write_ci_files(answers: Sequence[FileAnswer], junit: Path | None, sarif: Pa
     if junit is not None:
         from fuzzcompile.report.ci_formats import format_triage_junit
 
-        write_whole(junit, format_triage_junit([answer.to_junit() for answer in answers]), "--junit")
+        write_whole(junit, format_triage_junit([answer.to_scanned() for answer in answers]), "--junit")
     if sarif is not None:
         from fuzzcompile.report.ci_formats import sarif as sarif_log
 
-        write_whole(sarif, sarif_log([answer.to_sarif() for answer in answers], __version__), "--sarif")
+        write_whole(sarif, sarif_log([answer.to_scanned() for answer in answers], __version__), "--sarif")
 
 
 def _print(answer: FileAnswer, name: CommandSubject, *, as_json: bool, proof: bool) -> None:

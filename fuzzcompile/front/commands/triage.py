@@ -45,7 +45,7 @@ from fuzzcompile.run.pool.worker_pool import WorkerPool
 from fuzzcompile.run.pool.worker_slot import WorkerState
 
 if TYPE_CHECKING:
-    from fuzzcompile.report.ci_formats import JUnitCase, Scanned
+    from fuzzcompile.report.ci_formats import Scanned
 
 __all__ = [
     "Baseline",
@@ -180,12 +180,6 @@ class FileAnswer:
             return self.report if self.known is None else {**self.report, "known": self.known}
         return {"schema": SCHEMA, "case": self.path.stem, "verdict": None, "is_bug": False, "error": self.error}
 
-    def to_junit(self) -> JUnitCase:
-        """The answer as a JUnit test case."""
-        from fuzzcompile.report.ci_formats import JUnitCase
-
-        return JUnitCase(self.path, self.report, self.error, bool(self.known), self.seconds)
-
     def choose_status(self, least: Severity | None) -> int:
         """The exit status if only bugs that are at least as bad as ``least`` count."""
         own = rate_severity(self.report)
@@ -193,11 +187,11 @@ class FileAnswer:
             0 if self.status == 1 and least is not None and own is not None and not own.reaches(least) else self.status
         )
 
-    def to_sarif(self) -> Scanned:
-        """Return the answer in the form from which SARIF is written."""
+    def to_scanned(self) -> Scanned:
+        """Return the answer in the form from which SARIF and JUnit XML are written."""
         from fuzzcompile.report.ci_formats import Scanned
 
-        return Scanned(self.path, self.report, self.error, bool(self.known))
+        return Scanned(self.path, self.report, self.error, bool(self.known), self.seconds)
 
     def compare_with(self, baseline: Baseline | None) -> FileAnswer:
         """The answer with ``known`` set; a bug that the baseline lists does not change the exit status."""

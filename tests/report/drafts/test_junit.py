@@ -9,14 +9,14 @@ import pytest
 from triage_reports import SIGNATURE, output, report
 
 from fuzzcompile.model.errors import UsageError
-from fuzzcompile.report.ci_formats import JUnitCase, format_triage_junit
+from fuzzcompile.report.ci_formats import Scanned, format_triage_junit
 from fuzzcompile.report.output_files import check_writable, write_whole
 
 ENTRIES = [
-    JUnitCase(Path("a.py"), report("rounding", output()), seconds=1.5),
-    JUnitCase(Path("b.py"), report("miscompile", output(), detail="wrong"), seconds=2.0),
-    JUnitCase(Path("c.py"), report("miscompile", output()), known=True),
-    JUnitCase(Path("d.py"), None, "d.py could not be judged: \x1b[31m<&>\x00 \udcff"),
+    Scanned(Path("a.py"), report("rounding", output()), seconds=1.5),
+    Scanned(Path("b.py"), report("miscompile", output(), detail="wrong"), seconds=2.0),
+    Scanned(Path("c.py"), report("miscompile", output()), known=True),
+    Scanned(Path("d.py"), None, "d.py could not be judged: \x1b[31m<&>\x00 \udcff"),
 ]
 
 

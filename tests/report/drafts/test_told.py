@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from triage_reports import CULPRIT, SIGNATURE, output, report
 
-from fuzzcompile.report.ci_formats import JUnitCase, format_triage_junit
+from fuzzcompile.report.ci_formats import Scanned, format_triage_junit
 from fuzzcompile.report.filing import find_refusal
 from fuzzcompile.report.finding_facts import IssueFacts
 from fuzzcompile.report.issue_draft import draft_issue
@@ -125,6 +125,6 @@ def test_a_draft_shows_the_kernel_that_was_interpreted():
 def test_ci_and_the_page_name_the_stages():
     clean, bug = told(), told("miscompile", signature=SIGNATURE)
     for of in (clean, bug):
-        xml = format_triage_junit([JUnitCase(Path("model.py"), of)]).decode()
+        xml = format_triage_junit([Scanned(Path("model.py"), of)]).decode()
         page = render_case_page(of, {"torch": "2.13.0"}, name="model.py")
         assert all("real code, fake device: pre_grad, joint_graph" in text for text in (xml, page))
