@@ -12,6 +12,7 @@ from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.stages import CODEGEN, LOWERING, SCHEDULER
+from fuzzcompile.model.verdicts import VALUES
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.machines import Machines
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 _NOT_LOOKED_AT = "not looked at"
 _CLEAN = ("equal", "rounding")
-_VALUES = ("miscompile", "wrong_gradient", "nonfinite", "precision_loss")
 _KERNELS = (LOWERING, SCHEDULER, CODEGEN)
 
 
@@ -30,7 +30,7 @@ def meaning_for(report: ReportJson, plain: str) -> str:
     target, verdict = read_target(report), report["verdict"]
     if verdict in _CLEAN:
         return f"nothing found in the stages looked at for {target}"
-    if verdict not in _VALUES:
+    if verdict not in VALUES:
         return f"{plain}, compiled for {target}" if report["is_bug"] else plain
     culprit = report.get("culprit")
     if culprit is None:
@@ -75,10 +75,7 @@ _BREAK = 200  # characters shown of a graph break's reason
 def circumstances(report: ReportJson) -> Iterator[str]:
     """Other facts that bear on the verdict, if any."""
     yield from stages_looked_at(report)
-    yield from _of_evidence(report.get("evidence") or {})
-
-
-def _of_evidence(evidence: EvidenceJson) -> Iterator[str]:
+    evidence: EvidenceJson = report.get("evidence") or {}
     graphs, breaks = evidence.get("graphs") or 0, evidence.get("graph_breaks") or ()
     if graphs > 1 or breaks:
         shown = [text if len(text) <= _BREAK else text[: _BREAK - 4] + " ..." for text in breaks]
@@ -89,13 +86,11 @@ def _of_evidence(evidence: EvidenceJson) -> Iterator[str]:
         yield f"random numbers: {evidence['randomness']}"
     survives = evidence.get("survives_float64")
     if survives is not None:
-        yield "compiled in float64 the difference is " + (
-            "still there: precision does not explain it" if survives else "gone"
-        )
+        still = "still there: precision does not explain it" if survives else "gone"
+        yield f"compiled in float64 the difference is {still}"
     if evidence.get("warnings"):
         yield f"warnings of one run alone: {several(evidence['warnings'], '; ')}"
-    for note in (evidence.get("notes") or ())[:_NAMES]:
-        yield f"note: {note}"
+    yield from (f"note: {note}" for note in (evidence.get("notes") or ())[:_NAMES])
 
 
 def several(texts: Sequence[str], separator: str) -> str:

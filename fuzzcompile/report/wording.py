@@ -81,18 +81,14 @@ _NEWEST: dict[str, str] = {
 
 
 def _where(facts: IssueFacts, setting: ProgramSetting) -> str:
-    calls = ", called with several inputs in a row" if setting.calls else ""
-    return f"on {_device(facts)} {_mode(facts, setting)}{calls}"
-
-
-def _mode(facts: IssueFacts, setting: ProgramSetting) -> str:
-    """Training or inference: what the script for the issue needs, else what the case was judged under."""
-    if setting.backward:
-        return "in training"
-    mode = _MODES.get(setting.grad or "", "under `torch.no_grad()`")
-    if facts.plain and not any(word in facts.plain for word in ("no_grad", "inference_mode", "requires_grad")):
-        mode = "in inference"
-    return f"{mode} (training was not tried)"
+    """Device, and training or inference: what the script for the issue needs, else what the case was judged under."""
+    mode = "in training"
+    if not setting.backward:
+        plain = facts.plain or "no_grad"
+        named = any(word in plain for word in ("no_grad", "inference_mode", "requires_grad"))
+        mode = _MODES.get(setting.grad or "", "under `torch.no_grad()`") if named else "in inference"
+        mode += " (training was not tried)"
+    return f"on {_device(facts)} {mode}{', called with several inputs in a row' if setting.calls else ''}"
 
 
 def _device(facts: IssueFacts) -> str:
@@ -153,7 +149,7 @@ def describe_effect(facts: IssueFacts) -> Effect:
         Verdict.MISCOMPILE: _wrong_values,
         Verdict.NONFINITE: _non_finite,
         Verdict.METADATA: _metadata,
-        Verdict.COMPILE_ERROR: _compile_error,
+        Verdict.COMPILE_ERROR: lambda facts: Effect("fails to compile", f": {error_in(facts)}"),
         Verdict.RUNTIME_ERROR: lambda facts: Effect("raises", f": {error_in(facts)}"),
         Verdict.ACCEPTS_INVALID: lambda facts: Effect("is accepted", f", where eager raises {refusal(facts)[0]}"),
     }
@@ -255,11 +251,16 @@ def _is_composed(text: str) -> bool:
     """Return whether a text is code that calls or indexes something, not a name or words such as "shape (1, 2)"."""
     if re.search(r"\w \(", text):
         return False
+    nodes = _parse_arguments(text)
+    return any(isinstance(node, ast.Call | ast.Subscript | ast.List) for node in nodes[3:])
+
+
+def _parse_arguments(text: str) -> list[ast.AST]:
+    """The nodes of a call of something with the text as its arguments; none if it is no code."""
     try:
-        tree = ast.parse(f"call({text})")
+        return list(ast.walk(ast.parse(f"call({text})")))
     except (SyntaxError, ValueError):
-        return False
-    return any(isinstance(node, ast.Call | ast.Subscript | ast.List) for node in list(ast.walk(tree))[3:])
+        return []
 
 
 def reordering(facts: IssueFacts) -> str | None:
@@ -295,10 +296,9 @@ def _non_finite(facts: IssueFacts) -> Effect:
     what = str(at.get("non_finite") or entry.get("non_finite") or "")
     name = "NaN" if "nan" in what else what if what else "NaN or infinity"
     # The judge names what is not finite on either side; only a finite value of eager's makes it the compiled side.
-    return Effect(f"returns {name}", ", where eager is finite") if at.get("eager") is not None else Effect(_WRONG)
-
-
-_WRONG = "returns other infinities or NaNs than eager"
+    if at.get("eager") is None:
+        return Effect("returns other infinities or NaNs than eager")
+    return Effect(f"returns {name}", ", where eager is finite")
 
 
 def _metadata(facts: IssueFacts) -> Effect:
@@ -314,22 +314,14 @@ def _metadata(facts: IssueFacts) -> Effect:
     return Effect("returns another dtype or shape", " than in eager")
 
 
-def _compile_error(facts: IssueFacts) -> Effect:
-    return Effect("fails to compile", f": {error_in(facts)}")
-
-
 def _sharing(facts: IssueFacts) -> Effect:
     differences = [AliasDifference.parse(str(entry.get("detail") or "")) for entry in facts.wrong]
     if all(difference and difference.copied_when_compiled for difference in differences):
         return Effect("returns a copy", ", where eager returns a view")
     if all(difference and difference.copied_by_eager for difference in differences):
-        gained = [
-            ObservableName.parse(name).leaf
-            for difference in differences
-            if difference
-            for name in difference.gained[:1]
-        ]
-        inputs = gained and all(leaf is not None and leaf.kind == "input" for leaf in gained)
+        names = [name for difference in differences if difference for name in difference.gained[:1]]
+        leaves = [ObservableName.parse(name).leaf for name in names]
+        inputs = leaves and all(leaf is not None and leaf.kind == "input" for leaf in leaves)
         return Effect(f"shares memory with {'its input' if inputs else 'another tensor'}")
     return Effect("shares other memory", " than in eager")
 
@@ -347,8 +339,13 @@ _BENIGN = {
 
 
 def title(facts: IssueFacts) -> str:
-    """The user's operation and what goes wrong: never the pass, which is no word of the user's."""
-    return one_line_title(_claim(facts, "torch.compile") + _on(facts))
+    """The user's operation and what goes wrong, on one line: never the pass, which is no word of the user's."""
+    on = f" (compiled for {facts.target}, no GPU used)" if facts.target is not None else ""
+    flat = " ".join((_claim(facts, "torch.compile") + on).split())
+    if len(flat) <= _LONGEST:
+        return flat
+    cut = flat[: _LONGEST - 2].rstrip(" `") + "…"
+    return cut + "`" * (cut.count("`") % 2)
 
 
 def summary(facts: IssueFacts) -> str:
@@ -362,15 +359,6 @@ def why_not(facts: IssueFacts) -> str:
     return f"no bug: {reason}"
 
 
-def one_line_title(text: str) -> str:
-    """A title on one line, cut at a length that GitHub's lists show."""
-    flat = " ".join(text.split())
-    if len(flat) <= _LONGEST:
-        return flat
-    cut = flat[: _LONGEST - 2].rstrip(" `") + "…"
-    return cut + "`" * (cut.count("`") % 2)
-
-
 def _sentences(facts: IssueFacts) -> Iterator[str]:
     yield _claim(facts, "`torch.compile`") + "."
     if facts.without_compiler:
@@ -378,7 +366,8 @@ def _sentences(facts: IssueFacts) -> Iterator[str]:
         yield since(facts)
         return
     if facts.target is not None and facts.verdict in VALUES:
-        yield f"{_capital(meaning_for(facts.report, ''))}."
+        text = meaning_for(facts.report, "")
+        yield f"{text[:1].upper()}{text[1:]}."
     yield _observed(facts)
     yield _right_with(facts)
     yield reach(facts)
@@ -415,10 +404,6 @@ def _subject(facts: IssueFacts) -> str:
     return f"`{facts.expression}`" if facts.expression else "A program"
 
 
-def _on(facts: IssueFacts) -> str:
-    return f" (compiled for {facts.target}, no GPU used)" if facts.target is not None else ""
-
-
 def _right_with(facts: IssueFacts) -> str:
     """The nearest case that passes, without names of tensors: the script may call them otherwise."""
     cause = facts.cause or {}
@@ -436,14 +421,9 @@ def _right_with(facts: IssueFacts) -> str:
 
 
 def _quoted(text: str) -> str:
+    """Code in backticks, words such as "shape (1, 2)" as they are."""
     flat = fold_lines(text, 80)
-    if re.search(r"\w \(", flat):  # "shape (1, 2)"
-        return flat
-    try:
-        ast.parse(f"call({flat})")
-    except (SyntaxError, ValueError):
-        return flat
-    return f"`{flat}`"
+    return f"`{flat}`" if not re.search(r"\w \(", flat) and _parse_arguments(flat) else flat
 
 
 def _observed(facts: IssueFacts) -> str:
@@ -455,24 +435,20 @@ def _observed(facts: IssueFacts) -> str:
         return f"The error: {whole}." if whole != error_in(facts) else ""
     if not facts.wrong:
         return f"{fold_lines(facts.detail)}." if facts.detail else ""
-    entry = facts.measured or facts.wrong[0]
-    return f"{_measured(facts, entry) if facts.measured else _differs(facts, entry)}."
+    return f"{_measured(facts, facts.measured) if facts.measured else _differs(facts, facts.wrong[0])}."
 
 
 def _measured(facts: IssueFacts, entry: OutputJson) -> str:
     at = entry.get("at") or {}
     where = f" at {entry['where']}" if entry.get("where") else ""
     eager, compiled = _number(at.get("eager")), _number(at.get("compiled")) or str(at.get("non_finite") or "")
-    pairs = f"{_name(facts, entry)}{where} is {eager} in eager and {compiled} compiled" if eager and compiled else ""
+    name = _name(facts, entry)
     errors = [_number(entry.get(key)) for key in ("max_abs_error_compiled", "max_abs_error_eager")]
     against = f"{errors[0]} away from float64, eager {errors[1]}" if all(errors) else ""
-    if not pairs:
-        return (
-            f"{_name(facts, entry)} is {against}"
-            if against
-            else f"{_name(facts, entry)} is NaN or infinite in other elements than in eager"
-        )
-    return f"{pairs} (at worst {against})" if against else pairs
+    if not eager or not compiled:
+        return f"{name} is {against or 'NaN or infinite in other elements than in eager'}"
+    pair = f"{name}{where} is {eager} in eager and {compiled} compiled"
+    return f"{pair} (at worst {against})" if against else pair
 
 
 def _differs(facts: IssueFacts, entry: OutputJson) -> str:
@@ -504,7 +480,3 @@ def _name(facts: IssueFacts, entry: OutputJson) -> str:
 
 def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) and not isinstance(value, bool) else ""
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
