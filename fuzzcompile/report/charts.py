@@ -10,10 +10,10 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from markupsafe import Markup
 
@@ -65,30 +65,29 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """Series that share a vertical axis.
+    """Series that share a vertical axis; ``label`` says what it measures, with its unit.
 
-    Attributes:
-        label: what the axis measures, with its unit.
-        series: what is drawn.
-        log: whether the axis is logarithmic; zeros then lie on its floor, which is labelled 0.
-        threshold: a value marked across the panel, with its name.
+    Where it is logarithmic, zeros lie on its floor, which is labelled 0.
     """
 
     label: str
     series: Sequence[Series]
     log: bool = True
-    threshold: tuple[str, float] | None = None
+
+    @property
+    def positive(self) -> list[float]:
+        """The values that a logarithmic axis can show."""
+        values = [value for series in self.series for value in series.values]
+        return [value for value in values if value is not None and 0 < value < math.inf]
+
+
+Along: TypeAlias = Sequence[str] | Sequence[int]
 
 
 def chart(
-    along: Sequence[str] | Sequence[int],
-    panels: Sequence[Panel],
-    *,
-    axis: str,
-    about: str,
-    highlight: tuple[int, str] | None = None,
+    along: Along, panels: Sequence[Panel], *, axis: str, about: str, highlight: tuple[int, str] | None = None
 ) -> str:
-    """Draw panels above one axis.
+    """Draw panels above one axis, as an ``svg`` element without references to anything outside it.
 
     Args:
         along: what the values belong to: names (of layers), drawn at equal distances, or numbers (of steps).
@@ -96,9 +95,6 @@ def chart(
         axis: label of the axis below the panels.
         about: what the chart shows, for readers who do not see it.
         highlight: an index into ``along`` and what to write there, such as ``(7, "jump")``.
-
-    Returns:
-        An ``svg`` element without references to anything outside it.
 
     Raises:
         EnvironmentUnfit: matplotlib is not installed.
@@ -110,9 +106,11 @@ def chart(
         raise EnvironmentUnfit("Plots need matplotlib: pip install 'fuzzcompile[profile]'.") from error
     with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": about}):
         heights = [_HEIGHT, *[_LOWER] * (len(panels) - 1)]
-        figure = Figure(figsize=(_WIDTH, sum(heights) + _below(along)), layout="constrained")
+        # The labels of the axis take height too.
+        longest = max((len(name) for name in shortened([str(item) for item in along])[0]), default=0)
+        figure = Figure(figsize=(_WIDTH, sum(heights) + 0.6 + 0.065 * longest), layout="constrained")
         rows = figure.subplots(len(panels), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-        places = _places(along)
+        places = [item if isinstance(item, int) else index for index, item in enumerate(along)]
         for axes, panel in zip(rows, panels, strict=True):
             _draw(axes, panel, places)
             if highlight is not None:
@@ -122,12 +120,7 @@ def chart(
 
 
 def chart_or_reason(
-    along: Sequence[str] | Sequence[int],
-    panels: Sequence[Panel],
-    *,
-    axis: str,
-    about: str,
-    highlight: tuple[int, str] | None = None,
+    along: Along, panels: Sequence[Panel], *, axis: str, about: str, highlight: tuple[int, str] | None = None
 ) -> Markup:
     """The chart as a part of a page; if it cannot be drawn, a paragraph that says why."""
     if not along:
@@ -143,32 +136,23 @@ def shortened(names: Sequence[str]) -> tuple[list[str], str]:
     parts = [name.split(".") for name in names]
     most = min((len(part) - 1 for part in parts), default=0)
     common = next((i for i in range(most) if len({part[i] for part in parts}) > 1), most) if len(parts) > 1 else 0
-    return [_cut(".".join(part[common:])) for part in parts], ".".join(parts[0][:common]) if parts else ""
-
-
-def _cut(name: str) -> str:
-    half = (_CHARACTERS - 1) // 2
-    return name if len(name) <= _CHARACTERS else f"{name[:half]}…{name[-half:]}"
+    rest, half = [".".join(part[common:]) for part in parts], (_CHARACTERS - 1) // 2
+    short = [name if len(name) <= _CHARACTERS else f"{name[:half]}…{name[-half:]}" for name in rest]
+    return short, ".".join(parts[0][:common]) if parts else ""
 
 
 # -- curves ---------------------------------------------------------------------------------------
 
 
-def _places(along: Sequence[str] | Sequence[int]) -> list[float]:
-    return [item if isinstance(item, int) else index for index, item in enumerate(along)]
-
-
 def _draw(axes: Axes, panel: Panel, places: Sequence[float]) -> None:
-    floor = _floor(panel) if panel.log else None
+    # Zeros lie a decade below the smallest other value.
+    floor = 10.0 ** (math.floor(math.log10(min(panel.positive, default=1.0))) - 1) if panel.log else None
     for index, series in enumerate(panel.series):
         _curve(axes, series, places, index, floor)
-    if panel.threshold is not None:
-        name, value = panel.threshold
-        axes.axhline(value, color=_BAD, linewidth=1, linestyle=":", label=name)
     axes.set_ylabel(panel.label)
     axes.grid(axis="y")
     _scale(axes, panel, floor)
-    if len(panel.series) > 1 or panel.threshold is not None:
+    if len(panel.series) > 1:
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(panel.series) + 1, handlelength=2.8)
 
 
@@ -176,10 +160,11 @@ def _curve(axes: Axes, series: Series, places: Sequence[float], index: int, floo
     """The curve, with a cross at its foot for every gap and a triangle at the top for every infinity."""
     colour = _SOFT if series.is_limit else _COLOURS[index % len(_COLOURS)]
     marked = len(places) <= _MARKED and not series.is_limit
-    drawn = [_drawable(value, floor) for value in series.values]
+    values = [math.nan if value is None else value for value in series.values]
+    drawn = [value if math.isfinite(value) else math.nan for value in values]
     axes.plot(
         places,
-        drawn,
+        drawn if floor is None else [max(value, floor) if value == value else value for value in drawn],
         label=series.name,
         color=colour,
         linewidth=1.4,
@@ -190,44 +175,20 @@ def _curve(axes: Axes, series: Series, places: Sequence[float], index: int, floo
     if series.is_limit:
         return
     edge = axes.get_xaxis_transform()
-    for marker, height, chosen in (("x", 0.0, _is_gap), ("^", 1.0, _is_infinite)):
-        where = [place for place, value in zip(places, series.values, strict=True) if chosen(value)]
+    for marker, height, chosen in (("x", 0.0, math.isnan), ("^", 1.0, math.isinf)):
+        where = [place for place, value in zip(places, values, strict=True) if chosen(value)]
         if where:
-            heights = [height] * len(where)
-            axes.plot(where, heights, marker, color=colour, markersize=5, transform=edge, clip_on=False)
-
-
-def _drawable(value: float | None, floor: float | None) -> float:
-    if value is None or not math.isfinite(value):
-        return math.nan
-    return value if floor is None else max(value, floor)
-
-
-def _is_gap(value: float | None) -> bool:
-    return value is None or math.isnan(value)
-
-
-def _is_infinite(value: float | None) -> bool:
-    return value is not None and math.isinf(value)
+            axes.plot(where, [height] * len(where), marker, color=colour, markersize=5, transform=edge, clip_on=False)
 
 
 # -- axes -----------------------------------------------------------------------------------------
-
-
-def _positive(panel: Panel) -> list[float]:
-    values = [value for series in panel.series for value in series.values]
-    return [value for value in values if value is not None and 0 < value < math.inf]
-
-
-def _floor(panel: Panel) -> float:
-    return float(10.0 ** (math.floor(math.log10(min(_positive(panel), default=1.0))) - 1))
 
 
 def _scale(axes: Axes, panel: Panel, floor: float | None) -> None:
     if floor is None:
         axes.ticklabel_format(useOffset=False)
         return
-    top = max(_positive(panel), default=floor * 100)
+    top = max(panel.positive, default=floor * 100)
     axes.set_yscale("log")
     has_zeros = any(value == 0 for series in panel.series for value in series.values)
     axes.set_ylim(floor * (0.7 if has_zeros else 5), top * 3)
@@ -239,28 +200,19 @@ def _scale(axes: Axes, panel: Panel, floor: float | None) -> None:
     axes.minorticks_off()
 
 
-def _label(axes: Axes, along: Sequence[str] | Sequence[int], axis: str, kept: int | None) -> None:
+def _label(axes: Axes, along: Along, axis: str, kept: int | None) -> None:
     names = [item for item in along if isinstance(item, str)]
     if len(names) < len(along):
         axes.set_xlabel(axis)
         axes.locator_params(axis="x", integer=True)
         return
     short, common = shortened(names)
-    ticks = list(_ticks(len(short), kept))
+    # At most `_NAMES` at equal distances, and `kept` in place of its neighbours.
+    every = max(1, math.ceil(len(short) / _NAMES))
+    ticks = [tick for tick in range(0, len(short), every) if kept is None or abs(tick - kept) >= every]
+    ticks = sorted({*ticks, *([] if kept is None else [kept])})
     axes.set_xticks(ticks, [short[tick] for tick in ticks], rotation=60, ha="right", rotation_mode="anchor")
     axes.set_xlabel(f"{axis} (names below {common})" if common else axis)
-
-
-def _below(along: Sequence[str] | Sequence[int]) -> float:
-    longest = max((len(name) for name in shortened([str(item) for item in along])[0]), default=0)
-    return 0.6 + 0.065 * longest
-
-
-def _ticks(count: int, kept: int | None) -> Iterator[int]:
-    """Indices to label: at most ``_NAMES`` at equal distances, and ``kept`` in place of its neighbours."""
-    every = max(1, math.ceil(count / _NAMES))
-    near = [] if kept is None else [kept]
-    yield from sorted({tick for tick in range(0, count, every) if not near or abs(tick - near[0]) >= every} | {*near})
 
 
 def _highlight(axes: Axes, places: Sequence[float], highlight: tuple[int, str], *, named: bool) -> None:
@@ -268,16 +220,10 @@ def _highlight(axes: Axes, places: Sequence[float], highlight: tuple[int, str], 
     axes.axvline(places[index], color=_BAD, linewidth=6, alpha=0.25, zorder=0)
     axes.axvline(places[index], color=_BAD, linewidth=0.8, zorder=0)
     if named:
-        right = index > len(places) / 2
+        side, offset = ("right", -6) if index > len(places) / 2 else ("left", 6)
+        at, across = (places[index], 1.0), axes.get_xaxis_transform()
         axes.annotate(
-            text,
-            (places[index], 1.0),
-            xycoords=axes.get_xaxis_transform(),
-            xytext=(-6 if right else 6, -4),
-            textcoords="offset points",
-            ha="right" if right else "left",
-            va="top",
-            color=_BAD,
+            text, at, (offset, -4), xycoords=across, textcoords="offset points", ha=side, va="top", color=_BAD
         )
 
 
@@ -293,7 +239,8 @@ def _svg(figure: Figure, about: str) -> str:
     text = text[text.index("<svg") :]
     # References within the page need no namespace of their own.
     text = text.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "").replace("xlink:href=", "href=")
-    text = _without_unused_ids(text)
+    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', text))
+    text = re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in used else "", text)
     for colour, themed in _THEMED.items():
         text = text.replace(colour, themed)
     for pattern, replacement in _SMALLER:
@@ -309,8 +256,3 @@ _SMALLER = (
     (r"'DejaVu Sans'(, [^;\"]*)?", "system-ui, sans-serif"),
     (r"\n\s*", "\n"),
 )
-
-
-def _without_unused_ids(text: str) -> str:
-    used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
-    return re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in used else "", text)

@@ -121,11 +121,11 @@ def test_long_names_lose_what_all_share_and_their_middle():
     assert shortened(["model"]) == (["model"], "") and shortened(["a.b", "a.b"]) == (["b", "b"], "a")
 
 
-def test_panels_share_the_axis_and_a_threshold_is_named():
-    svg = chart([0, 1, 2], [Panel("error", [Series("RMS", [1e-3, 2e-3, 3e-3])], threshold=("limit", 1e-2)),
+def test_panels_share_the_axis():
+    svg = chart([0, 1, 2], [Panel("error", [Series("RMS", [1e-3, 2e-3, 3e-3])]),
                             Panel("cosine", [Series("cosine", [1, 0.9, 0.8])], log=False)],
                 axis="step", about="a <b> & \"c\"")  # fmt: skip
-    assert {"limit", "cosine", "step", "error"} <= set(texts(svg))
+    assert {"cosine", "step", "error"} <= set(texts(svg))
     assert ElementTree.fromstring(svg).get("aria-label") == 'a <b> & "c"'
 
 
