@@ -257,7 +257,7 @@ class Undecomposed(_ListChange):
     @contextlib.contextmanager
     def apply(self, recorder: Recorder) -> Iterator[None]:
         """Take their decompositions out of torch's tables."""
-        removal = decompositions.DecompositionRemoval(self.names, recorder.ledger)
+        removal = decompositions.ChosenOperators(self.names, recorder.ledger)
         if not removal.operators:
             yield
             return
@@ -273,7 +273,7 @@ class MetadataFromKernel(_ListChange):
     @contextlib.contextmanager
     def apply(self, recorder: Recorder) -> Iterator[None]:
         """Answer for their fake implementations."""
-        metadata = fake_tensors.KernelMetadata(self.names, recorder.ledger)
+        metadata = decompositions.ChosenOperators(self.names, recorder.ledger)
         with install_patches(metadata, patch_table.METADATA), fake_tensors.forget_metadata():
             yield
 

@@ -1,4 +1,4 @@
-"""Dynamo's graph with its in-place writes made functional, on real values, and views that lose a write."""
+"""Dynamo's graph run node by node, as it is or with its writes made functional, and views that lose a write."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import fx
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from fuzzcompile.compiler.graph_replay import GraphReplayer
 from fuzzcompile.compiler.watch.ledger import Snapshot
+from fuzzcompile.model.facts import facts
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.tensors import copy_tree, have_same_values, share_storage
@@ -22,9 +23,61 @@ from fuzzcompile.run.tensors import copy_tree, have_same_values, share_storage
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-
+__watches_calls__ = True  # the frames of its mode stand between a call and the program that makes it
 SEEDS = (11, 12, 13)
 """Of a few random numbers, two ways to draw may give the same from one state."""
+
+
+class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Has a function run every operator: it gets the operator and its arguments, and returns the result."""
+
+    def __init__(self, run: Callable[[Any, tuple[Any, ...], dict[str, Any]], object]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._run = run
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
+        return self._run(func, args, kwargs or {})
+
+
+class FunctionalTools(NamedTuple):
+    """AOTAutograd's functions that make functional tensors and read them, and the mode in which they work."""
+
+    to_fun: Callable[[object], Any]
+    from_fun: Callable[[object], object]
+    mode: Callable[[], contextlib.AbstractContextManager[object]]
+
+
+def load_functional_tools() -> FunctionalTools | None:
+    """The functions; None where this torch does not have them in their expected place."""
+    try:
+        tools = importlib.import_module("torch._functorch._aot_autograd.functional_utils")
+        mode = importlib.import_module("torch._subclasses.functional_tensor").FunctionalTensorMode
+        return FunctionalTools(tools.to_fun, tools.from_fun, mode)
+    except (ImportError, AttributeError):
+        return None
+
+
+def is_bound_to_capture(snapshot: Snapshot) -> bool:
+    """Return whether calls of a graph give other values outside of the grad mode and transforms of their capture."""
+    return any(word in call for call in snapshot.operator_names for word in facts().operators.bound_to_capture)
+
+
+def visit_nodes(
+    snapshot: Snapshot,
+    inputs: Sequence[object],
+    visit: Callable[[GraphReplayer, fx.Node, Callable[[], object]], object],
+    *,
+    grad: bool = False,
+) -> None:
+    """Run a graph on copies of ``inputs``; ``visit`` gets each node and a function that runs it, and returns its value.
+
+    Whatever ends the run, the nodes up to there were visited.
+    """
+    replayer = GraphReplayer(snapshot, on_node=lambda node, run: visit(replayer, node, run))
+    with torch.set_grad_enabled(grad), leave_transforms(), contextlib.suppress(Exception):
+        replayer.run(*copy_tree(list(inputs)))
 
 
 @dataclass
@@ -41,83 +94,50 @@ class NodeRun:
     error: BaseException | None = None
 
 
-def run_eagerly(snapshot: Snapshot, inputs: Sequence[object], *, double: bool, seed: int = SEEDS[0]) -> NodeRun:
-    """Run a torch-level graph as eager mode does, in float64 if ``double``."""
-    return _run_graph(snapshot, inputs, double, seed, functional=False, by_node=True)
-
-
-def run_functionalized(
-    snapshot: Snapshot, inputs: Sequence[object], *, double: bool, seed: int = SEEDS[0], by_node: bool = False
-) -> NodeRun | None:
-    """Run a torch-level graph without in-place writes; None where this torch cannot be asked to.
+def run_eagerly(
+    snapshot: Snapshot,
+    inputs: Sequence[object],
+    *,
+    double: bool,
+    seed: int = SEEDS[0],
+    tools: FunctionalTools | None = None,
+    by_node: bool = True,
+) -> NodeRun:
+    """Run a torch-level graph as eager mode does, in float64 if ``double``; with ``tools``, without in-place writes.
 
     With ``by_node`` the values of nodes are kept. Reading them brings views up to date that functionalization would
     regenerate later, which may hide what is wrong with that.
     """
-    return _run_graph(snapshot, inputs, double, seed, functional=True, by_node=by_node) if can_functionalize() else None
+    arguments, found, under_way = copy_tree(list(inputs), double=double), NodeRun(), ""
+    to_fun, from_fun, mode = tools or FunctionalTools(_return_value, _return_value, contextlib.nullcontext)
+    seed_everything(seed)
 
+    def hear(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        found.operators.setdefault(under_way, []).append(operator)
+        return operator(*args, **kwargs)
 
-def can_functionalize() -> bool:
-    """Return whether this torch has the functions that make functional tensors in their expected place."""
-    try:
-        importlib.import_module("torch._functorch._aot_autograd.functional_utils").to_fun  # noqa: B018
-        importlib.import_module("torch._subclasses.functional_tensor").FunctionalTensorMode  # noqa: B018
-    except (ImportError, AttributeError):
-        return False
-    return True
-
-
-def find_identity_nodes(snapshot: Snapshot, inputs: Sequence[object]) -> set[str]:
-    """Return the nodes of a torch-level graph that return their first argument itself: ``x.to(x.dtype)``."""
-    names = set[str]()
-
-    def compare(node: fx.Node, run: Callable[[], object]) -> object:
-        value, first = run(), node.args[0] if node.args else None
-        if node.op.startswith("call") and isinstance(first, fx.Node) and replayer.env[first] is value:
-            names.add(node.name)
+    def run_node(node: fx.Node, run: Callable[[], object]) -> object:
+        nonlocal under_way
+        under_way = node.name
+        value = run()
+        if by_node and node.op != "output":
+            under_way = ""
+            found.values[node.name] = _copy_value(from_fun(value))
         return value
 
-    replayer = GraphReplayer(snapshot, on_node=compare)
-    # Whatever ends the run, the nodes up to there are known.
-    with torch.no_grad(), leave_transforms(), contextlib.suppress(Exception):
-        replayer.run(*copy_tree(list(inputs)))
-    return names
-
-
-def _run_graph(
-    snapshot: Snapshot, inputs: Sequence[object], double: bool, seed: int, *, functional: bool, by_node: bool
-) -> NodeRun:
-    arguments = copy_tree(list(inputs), double=double)
-    seed_everything(seed)
-    found = NodeRun()
-    wrap: Callable[[object], object] = _return_value
-    plain: Callable[[object], object] = _return_value
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(leave_transforms())
-        if functional:
-            tools = importlib.import_module("torch._functorch._aot_autograd.functional_utils")
-            mode = importlib.import_module("torch._subclasses.functional_tensor").FunctionalTensorMode
-            wrap, plain = tools.to_fun, tools.from_fun
-            stack.enter_context(mode())
+        for context in (torch.no_grad(), leave_transforms(), mode()):
+            stack.enter_context(context)
         if double:
             stack.enter_context(Float64Mode(keep_casts=False))
-        heard = stack.enter_context(OperatorRecorder(found.operators))
-        keep = _make_copier(plain) if by_node else None
-
-        def hear(node: fx.Node, run: Callable[[], object]) -> object:
-            heard.node = node.name
-            value = run()
-            if keep is not None and node.op != "output":
-                heard.node = ""
-                found.values[node.name] = keep(value)
-            return value
-
+        stack.enter_context(OperatorMode(hear))
         try:
-            given = [wrap(argument) for argument in arguments]
-            results = pytree.tree_leaves(GraphReplayer(snapshot, on_node=hear).run(*given))
-            found.outputs = [_detach(plain(result)) for result in results]
-            found.inputs = [_detach(plain(value)) for value in given]
+            given = [to_fun(argument) for argument in arguments]
+            results = pytree.tree_leaves(GraphReplayer(snapshot, on_node=run_node).run(*given))
+            found.outputs, found.inputs = (
+                [value.detach() if isinstance(value, torch.Tensor) else value for value in map(from_fun, values)]
+                for values in (results, given)
+            )
         except (KeyboardInterrupt, MemoryError):
             raise
         except Exception as error:  # of the program: it is the answer
@@ -125,109 +145,72 @@ def _run_graph(
     return found
 
 
-@contextlib.contextmanager
-def leave_transforms() -> Iterator[None]:
-    """Leave the transforms (vmap, grad) that a graph entered in the block and, because it raised, did not leave."""
-    functorch = getattr(torch._C, "_functorch", None)
-    stack = getattr(functorch, "get_interpreter_stack", None)
-
-    def measure_depth() -> int:
-        return len(stack() or ()) if stack is not None else 0
-
-    before = measure_depth()
-    try:
-        yield
-    finally:
-        while measure_depth() > before:
-            functorch.pop_dynamic_layer_stack()  # type: ignore[union-attr]
-
-
-class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Mode that records the called operators by the ``node`` that calls them (``""``: none was named)."""
-
-    def __init__(self, operators: dict[str, list[OpOverload]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.node = ""
-        self.operators = operators
-
-    def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        self.operators.setdefault(self.node, []).append(func)
-        return func(*args, **(kwargs or {}))
-
-
-def _make_copier(plain: Callable[[object], object]) -> Callable[[object], object]:
-    def copy(value: object) -> object:
-        """A copy with the same strides: later in-place writes must not reach it."""
-        read = plain(value)
-        if not isinstance(read, torch.Tensor) or read.layout != torch.strided:
-            return None
-        with _disable_current_modes(), contextlib.suppress(NotImplementedError, RuntimeError):
-            return copy_tree(read.detach())
-        return None  # inside a transform (vmap, grad) it is no tensor with values of its own
-
-    return copy
-
-
-def _detach(value: object) -> object:
-    return value.detach() if isinstance(value, torch.Tensor) else value
-
-
 def _return_value(value: object) -> object:
     return value
 
 
-# Views through which nothing can be written back: what functionalization does to the rest of their base.
+def _copy_value(value: object) -> object:
+    """A copy with the same strides: later in-place writes must not reach it."""
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+        with _disable_current_modes(), contextlib.suppress(NotImplementedError, RuntimeError):
+            return copy_tree(value.detach())
+    return None  # inside a transform (vmap, grad) it is no tensor with values of its own
+
+
+@contextlib.contextmanager
+def leave_transforms() -> Iterator[None]:
+    """Leave the transforms (vmap, grad) that a graph entered in the block and, because it raised, did not leave."""
+    functorch: Any = getattr(torch._C, "_functorch", None)
+    stack: Callable[[], Sequence[object] | None] = getattr(functorch, "get_interpreter_stack", list)
+    before = len(stack() or ())
+    try:
+        yield
+    finally:
+        while len(stack() or ()) > before:
+            functorch.pop_dynamic_layer_stack()
+
+
+def find_identity_nodes(snapshot: Snapshot, inputs: Sequence[object]) -> set[str]:
+    """The nodes of a torch-level graph that return their first argument itself: ``x.to(x.dtype)``."""
+    names = set[str]()
+
+    def compare(replayer: GraphReplayer, node: fx.Node, run: Callable[[], object]) -> object:
+        value, first = run(), node.args[0] if node.args else None
+        if node.op.startswith("call") and isinstance(first, fx.Node) and replayer.env[first] is value:
+            names.add(node.name)
+        return value
+
+    visit_nodes(snapshot, inputs, compare)
+    return names
 
 
 def find_lossy_views(snapshot: Snapshot, inputs: Sequence[object]) -> list[str]:
-    """The nodes of a torch-level graph that make a view through which its own values cannot be written back.
+    """The nodes of dynamo's graph that make a view through which its own values cannot be written back.
 
     Writing a view's values to it again changes nothing. Functionalization computes the base anew from what was written,
     and a view that does not say all of its base may lose the rest.
-
-    Args:
-        snapshot: dynamo's graph.
-        inputs: values of its placeholders, in order; copied before the run.
     """
-    if not can_functionalize():
-        return []
     lossy: list[str] = []
+    tools = load_functional_tools()
 
-    def write_back(node: fx.Node, run: Callable[[], object]) -> object:
+    def write_back(replayer: GraphReplayer, node: fx.Node, run: Callable[[], object]) -> object:
         value, first = run(), node.args[0] if node.op.startswith("call") and node.args else None
         base = replayer.env.get(first) if isinstance(first, fx.Node) else None
-        if _shares_base(value, base) and _is_lossy(replayer, node):
-            lossy.append(node.name)
+        if tools and isinstance(value, torch.Tensor) and isinstance(base, torch.Tensor) and value is not base:
+            lossy.extend([node.name] if share_storage(value, base) and _is_lossy(tools, replayer, node) else [])
         return value
 
-    replayer = GraphReplayer(snapshot, on_node=write_back)
-    # Whatever ends the run, the nodes up to there are known.
-    with torch.no_grad(), leave_transforms(), contextlib.suppress(Exception):
-        replayer.run(*copy_tree(list(inputs)))
+    visit_nodes(snapshot, inputs, write_back)
     return lossy
 
 
-def _is_lossy(replayer: GraphReplayer, node: fx.Node) -> bool:
-    tools = importlib.import_module("torch._functorch._aot_autograd.functional_utils")
-    mode = importlib.import_module("torch._subclasses.functional_tensor").FunctionalTensorMode
+def _is_lossy(tools: FunctionalTools, replayer: GraphReplayer, node: fx.Node) -> bool:
     args, kwargs = replayer.fetch_args_kwargs_from_env(node)
     before = args[0].detach().clone()
-    with contextlib.suppress(RuntimeError, NotImplementedError), mode():
+    with contextlib.suppress(RuntimeError, NotImplementedError), tools.mode():
         base = tools.to_fun(args[0].detach().clone())
         view: Any = getattr(replayer, node.op)(node.target, (base, *args[1:]), kwargs)
         view.copy_(view.clone())
-        after = tools.from_fun(base)
+        after: Any = tools.from_fun(base)
         return not have_same_values(before, after)
     return False  # a view that cannot be written to at all loses nothing
-
-
-def _shares_base(value: object, base: object) -> bool:
-    if not isinstance(value, torch.Tensor) or not isinstance(base, torch.Tensor) or value is base:
-        return False
-    return share_storage(value, base)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import programs
@@ -14,9 +15,9 @@ from torch import nn
 from torch._inductor import compile_fx, decomposition, lowering
 from watching import watch
 
-from fuzzcompile.compiler.functional_run import run_eagerly, run_functionalized
+from fuzzcompile.compiler.functional_run import load_functional_tools, run_eagerly
 from fuzzcompile.compiler.operators.decompositions import (
-    DecompositionRemoval,
+    ChosenOperators,
     can_take_out,
     find_functional_form,
     find_operator,
@@ -24,16 +25,21 @@ from fuzzcompile.compiler.operators.decompositions import (
     keep_undecomposed,
     read_decomposition_table,
 )
-from fuzzcompile.compiler.operators.fake_tensors import KernelMetadata, forget_metadata, run_fake
+from fuzzcompile.compiler.operators.fake_tensors import forget_metadata, run_fake
 from fuzzcompile.compiler.watch import patch_table
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.torch_patch import install_patches
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount
-from fuzzcompile.diagnosis.operators.operator_comparison import OperatorCheck, check_operators
-from fuzzcompile.diagnosis.stages.decomposition import find_metadata_faults
+from fuzzcompile.diagnosis.operators.operator_ways import OperatorCheck, check_operators
+from fuzzcompile.diagnosis.stages.recorded_metadata import METADATA
+from fuzzcompile.diagnosis.stages.ways import Pair, Sides
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow), torch.float16)
+
+
+def drop_strides(metadata: object) -> str:
+    return str(metadata).partition(" strides")[0]
 
 
 def checked(target: Callable[..., Any], *inputs: torch.Tensor, backward: bool = False) -> OperatorCheck:
@@ -42,7 +48,12 @@ def checked(target: Callable[..., Any], *inputs: torch.Tensor, backward: bool = 
     (found,) = check_operators(watched.ledger, ReplayCount())
     assert found.watched.raised is None
     assert found.watched.unseen == []
-    assert find_metadata_faults(watched.ledger, ReplayCount(), strides=False) == []
+    divergence: Any = SimpleNamespace(trial=SimpleNamespace(ledger=watched.ledger), count=ReplayCount())
+    pairs: list[Pair[Any]] = []
+    for sides in METADATA.sides(divergence):
+        assert isinstance(sides, Sides)
+        sides.walk(lambda pair: bool(pairs.append(pair)))
+    assert [pair for pair in pairs if drop_strides(pair.left) != drop_strides(pair.right)] == []
     return found
 
 
@@ -75,7 +86,7 @@ def test_zoo_has_no_fault(dtype: torch.dtype):
     torch.manual_seed(0)
     inputs = torch.randn(3, 2, 8, 8, dtype=dtype), torch.tensor([0, 4, 1])
     found = checked(Zoo().to(dtype), *inputs, backward=True)
-    named = {(fault.operator, fault.kind) for fault in found.faults}
+    named = {(fault.culprit.rewrite, fault.culprit.details["kind"]) for fault in found.faults}
     # Batch norm's decomposition computes what goes into bfloat16 buffers in float32; the copy into them casts it.
     buffers = {("aten._native_batch_norm_legit_functional.default", "dtype")}
     assert named == (set() if dtype is torch.float32 else buffers)
@@ -134,9 +145,9 @@ def test_writes_made_functional_are_the_same_writes(double: bool):
     snapshot, inputs = frame.records[0].snapshots[-1], frame.dynamo_calls[0].inputs
     plain, functional = (
         run_eagerly(snapshot, inputs, double=double),
-        run_functionalized(snapshot, inputs, double=double),
+        run_eagerly(snapshot, inputs, double=double, tools=load_functional_tools(), by_node=False),
     )
-    assert plain.error is None and functional is not None and functional.error is None
+    assert plain.error is None and functional.error is None
     assert torch.equal(plain.outputs[0], functional.outputs[0])
     written = {str(operator) for node in plain.operators.values() for operator in node if operator._schema.is_mutable}
     assert "aten.mul_.Tensor" in written
@@ -162,9 +173,7 @@ def test_without_takes_out_and_puts_back():
     assert can_take_out()
     before, lowered = read_decomposition_table(), set(lowering.lowerings)
     kernels = dict(aten.dropout.default.py_kernels)
-    removal = DecompositionRemoval(
-        ["aten.gelu_.default", "aten.dropout.default", "aten.no_such_operator.default"], Ledger()
-    )
+    removal = ChosenOperators(["aten.gelu_.default", "aten.dropout.default", "aten.no_such_operator.default"], Ledger())
     with install_patches(removal, patch_table.DECOMPOSITIONS), keep_undecomposed(removal):
         table = compile_fx.select_decomp_table()
         assert aten.gelu.default not in table and aten.gelu.default in before
@@ -224,7 +233,7 @@ def test_fake_run_says_what_it_can():
 def test_metadata_from_kernels_is_what_kernels_give():
     fake_tensor = torch._subclasses.fake_tensor
     original = fake_tensor.FakeTensorMode._dispatch_impl
-    metadata = KernelMetadata(["aten.cumprod.default"], Ledger())
+    metadata = ChosenOperators(["aten.cumprod.default"], Ledger())
     with install_patches(metadata, patch_table.METADATA), forget_metadata():
         x = torch.randn(4, 3).t()
         with fake_tensor.FakeTensorMode() as mode:

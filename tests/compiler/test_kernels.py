@@ -18,7 +18,7 @@ from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.compiler.watch.compiler_errors import find_raise_place, list_raise_frames
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount
-from fuzzcompile.diagnosis.kernels.kernel_suspects import watch_graphs
+from fuzzcompile.diagnosis.kernels.watched_graph import watch_graphs
 from fuzzcompile.run.case import CompileSettings
 
 
@@ -97,10 +97,12 @@ def test_what_is_fused_keeps_its_dependences(clean):
 
 def test_most_of_it_was_looked_at(clean):
     for look in clean[2]:
-        nodes = [name for name in look.lowered.labels if isinstance(look.exact.get(name), torch.Tensor)]
-        followed = [name for name in nodes if torch.is_tensor(value_of(look.exact_ir, name))]
+        nodes = [
+            name for name in look.lowered.labels if isinstance(look.interpret(double=True).get(name), torch.Tensor)
+        ]
+        followed = [name for name in nodes if torch.is_tensor(value_of(look.evaluate(double=True), name))]
         if any("view.dtype" in label for label in look.lowered.labels.values()):
-            followed = [name for name in nodes if torch.is_tensor(value_of(look.native_ir, name))]
+            followed = [name for name in nodes if torch.is_tensor(value_of(look.evaluate(double=False), name))]
         assert len(followed) >= 0.9 * len(nodes)
         assert look.call.written
 
@@ -118,7 +120,7 @@ def test_bits_are_evaluated():
     read = [name for name, label in look.lowered.labels.items() if "view.dtype" in label]
     assert len(read) == 3
     for name in read:
-        assert torch.equal(look.native_ir.evaluate_node(name), look.native[name])
+        assert torch.equal(look.evaluate(double=False).evaluate_node(name), look.interpret(double=False)[name])
 
 
 def test_kernels_know_their_operators_and_source(clean):

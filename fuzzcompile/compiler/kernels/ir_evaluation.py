@@ -7,7 +7,7 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, SupportsInt, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import fx
@@ -22,33 +22,17 @@ if TYPE_CHECKING:
     from torch._inductor.ir import IRNode, Layout, Operation
     from torch._inductor.scheduler import BaseSchedulerNode
 
-
-_NOT_FOLLOWED = (NotEvaluable, AttributeError, RuntimeError, TypeError, KeyError)
-
-
-@runtime_checkable
-class _IRValue(Protocol):
-    """A tensor of the IR."""
-
-    def make_loader(self) -> Callable[..., object]: ...
-
-    def get_size(self) -> Sequence[SupportsInt]: ...
-
-    def get_dtype(self) -> torch.dtype: ...
+NOT_FOLLOWED = (NotEvaluable, AttributeError, RuntimeError, TypeError, KeyError)
+"""Errors of the evaluation: a value that is not known. NotImplementedError is one of RuntimeError."""
 
 
 class GraphEvaluation:
-    """Evaluates buffers on first use, in the order in which Inductor writes them.
+    """Evaluates buffers of a graph on first use, in the order in which Inductor writes them.
 
-    Args:
-        lowered: the graph.
-        inputs: values of its placeholders, in order.
-        given: values of the graph's nodes from an interpreter, in the dtype of this evaluation; the results of
-            library kernels are taken from there.
-        ran: values that buffers had when the compiled graph ran, for those that nothing else gives.
-        double: in float64.
-        noise_seed: move every operator's result by up to one ulp.
-        as_run: prefer ``ran`` to ``given``, where the graph draws random numbers that the interpreter does not.
+    ``given`` are values of the graph's nodes from an interpreter; the results of library kernels are taken from there.
+    ``ran`` are values that buffers had when the compiled graph ran, for those that nothing else gives, or (``as_run``)
+    before ``given``, where the graph draws random numbers that the interpreter does not. With ``noise_seed`` every
+    operator's result is moved by up to one ulp.
     """
 
     def __init__(
@@ -62,12 +46,11 @@ class GraphEvaluation:
         noise_seed: int | None = None,
         as_run: bool = False,
     ) -> None:
-        self.as_run = as_run
         self._anew = functools.partial(GraphEvaluation, lowered, inputs, given, ran, double=double, as_run=as_run)
-        self.lowered, self.double, self.given, self.ran = lowered, double, given, ran
-        self.graph = lowered.graph
+        self.lowered, self.graph, self.double = lowered, lowered.graph, double
+        self._given, self._ran, self._as_run = given, ran, as_run
         self.generator = None if noise_seed is None else torch.Generator().manual_seed(noise_seed)
-        self.symbols: dict[object, object] = {}
+        self._symbols: dict[object, object] = {}
         self._flat: dict[str, torch.Tensor] = {}
         self._unknown: dict[str, str] = {}
         self._done: set[int] = set()
@@ -77,29 +60,27 @@ class GraphEvaluation:
             for number, operation in enumerate(self._operations)
             for buffer in operation.get_outputs()
         }
-        self._by_node = map_buffers_to_nodes(lowered)
-        with contextlib.suppress(*_NOT_FOLLOWED, ValueError):  # an input that is not bound is not known when asked for
+        self._nodes = map_buffers_to_nodes(lowered)
+        with contextlib.suppress(*NOT_FOLLOWED, ValueError):  # an input that is not bound is not known when asked for
             self._bind(inputs)
 
     # -- values -------------------------------------------------------------------------------
 
-    def evaluate_node(self, name: str) -> torch.Tensor:
-        """The value of a lowered operator, in its own shape.
+    def evaluate_node(self, name: str, *, rounded: bool = True) -> torch.Tensor:
+        """The value of a lowered operator, in its own shape; unless ``rounded``, before it is rounded to its dtype.
 
         Raises:
             NotEvaluable: it cannot be followed.
         """
-        value = self.lowered.values.get(name)
-        if not isinstance(value, _IRValue):
+        value: Any = self.lowered.values.get(name)
+        if not hasattr(value, "make_loader") or not hasattr(value, "get_size"):
             raise NotEvaluable(f"{name} is no tensor of the IR")
-        self.advance(self.lowered.marks.get(name, 0))
+        self._advance(self.lowered.marks.get(name, 0))
         with self._install_handlers():
-            sizes = [self._evaluate_size(size) for size in value.get_size()]
-            dtype = value.get_dtype()
-            result = run_loop(value.make_loader(), sizes, (), self, self.symbols)
+            result = run_loop(value.make_loader(), self._evaluate_sizes(value.get_size()), (), self, self._symbols)
         if not isinstance(result, torch.Tensor):
             raise NotEvaluable(f"{name} gives {type(result).__name__}")
-        return result.to(self._find_storage_dtype(dtype))
+        return result.to(self._find_storage_dtype(value.get_dtype())) if rounded else result
 
     def evaluate_buffer(self, name: str) -> torch.Tensor:
         """The value of a buffer in its own shape and strides, once everything is written.
@@ -107,14 +88,17 @@ class GraphEvaluation:
         Raises:
             NotEvaluable: it cannot be followed.
         """
-        self.advance(len(self._operations))
-        return self.view_buffer(self.flat(name), name)
+        self.finish()
+        return self._view_buffer(self.flat(name), name)
 
-    def view_buffer(self, flat: torch.Tensor, name: str) -> torch.Tensor:
-        """The elements of a storage in the shape of buffer ``name``."""
+    def finish(self) -> None:
+        """Evaluate every operation."""
+        self._advance(len(self._operations))
+
+    def _view_buffer(self, flat: torch.Tensor, name: str) -> torch.Tensor:
         with self._install_handlers():
             layout = self._find_layout(name)
-            sizes, strides = [[self._evaluate_size(size) for size in each] for each in (layout.size, layout.stride)]
+            sizes, strides = self._evaluate_sizes(layout.size), self._evaluate_sizes(layout.stride)
             # A part of another buffer begins where its row of elements does.
             offset = 0 if self._is_part(name) else self._evaluate_size(getattr(layout, "offset", 0))
         return flat.as_strided(sizes, strides, flat.storage_offset() + offset)
@@ -132,13 +116,12 @@ class GraphEvaluation:
             raise NotEvaluable("it writes into memory that holds something else")
         # What it reads may be overwritten later, so that all is computed again, up to here.
         before = self._anew()
-        before.advance(min(self._by_buffer[name] for name in buffers))
-        for name in buffers:
-            before._done.add(self._by_buffer[name])
+        before._advance(min(self._by_buffer[name] for name in buffers))
+        before._done.update(self._by_buffer[name] for name in buffers)
         with before._install_handlers():
-            sizes = [[before._evaluate_size(size) for size in each] for each in body.sizes]
-            run_loop(body, sizes[0], sizes[1], before, before.symbols, nested=True)
-        return {name: before.view_buffer(before.flat(name), name) for name in buffers}
+            sizes = [before._evaluate_sizes(each) for each in body.sizes]
+            run_loop(body, sizes[0], sizes[1], before, before._symbols, nested=True)
+        return {name: before._view_buffer(before.flat(name), name) for name in buffers}
 
     # -- memory of the loops --------------------------------------------------------------------
 
@@ -163,8 +146,7 @@ class GraphEvaluation:
                 raise NotEvaluable(f"{root} is not known")
         return self._flat[root][offset:] if offset else self._flat[root]
 
-    def advance(self, number: int) -> None:
-        """Evaluate the first ``number`` operations."""
+    def _advance(self, number: int) -> None:
         for earlier in range(min(number, len(self._operations))):
             if earlier not in self._done:
                 self._evaluate(earlier)
@@ -177,7 +159,7 @@ class GraphEvaluation:
             if self._run(operation):
                 return
             reason = ""
-        except _NOT_FOLLOWED as error:
+        except NOT_FOLLOWED as error:
             reason = str(error)
         mutated = [str(name) for name in getattr(operation, "get_mutation_names", list)()]
         for name in dict.fromkeys([*names, *mutated]):
@@ -194,19 +176,16 @@ class GraphEvaluation:
         if not isinstance(operation, ComputedBuffer) or not operation.has_store_function():
             return False
         with self._install_handlers():
-            data = operation.data
-            sizes = [self._evaluate_size(size) for size in data.get_pointwise_size()]
-            reduced = [self._evaluate_size(size) for size in data.get_reduction_size()]
-            store = operation.get_store_function()
-            run_loop(store, sizes, reduced, self, self.symbols, nested=bool(data.get_reduction_type()))
+            data, store = operation.data, operation.get_store_function()
+            outer, reduced = map(self._evaluate_sizes, (data.get_pointwise_size(), data.get_reduction_size()))
+            run_loop(store, outer, reduced, self, self._symbols, nested=bool(data.get_reduction_type()))
         return True
 
     def _take(self, name: str, reason: str, *, replaced: bool) -> None:
-        """Take a buffer's value from the interpreter, or from the run."""
         root = self._find_root(name)
-        value = self.given.get(self._by_node.get(name, ""))
-        if replaced or not isinstance(value, torch.Tensor) or (self.as_run and name in self.ran):
-            value = self.ran.get(name)
+        value = self._given.get(self._nodes.get(name, ""))
+        if replaced or not isinstance(value, torch.Tensor) or (self._as_run and name in self._ran):
+            value = self._ran.get(name)
         if not isinstance(value, torch.Tensor):
             self._unknown[root] = reason or f"what {name} holds is not known"
             return
@@ -214,14 +193,13 @@ class GraphEvaluation:
             flat = self._flat.get(root)
             flat = self._allocate(root) if flat is None else flat
             self._flat[root] = flat
-            self.view_buffer(flat[self._find_offset(name) :], name).copy_(value)
-        except (NotEvaluable, NotImplementedError, AttributeError, RuntimeError, TypeError) as error:
+            self._view_buffer(flat[self._find_offset(name) :], name).copy_(value)
+        except NOT_FOLLOWED as error:
             self._unknown[root] = f"{type(error).__name__}: {error}"
 
     # -- names, layouts, sizes ------------------------------------------------------------------
 
     def _find_root(self, name: str) -> str:
-        """The buffer or input whose storage ``name`` lives in."""
         from torch._inductor.ir import MutationLayoutSHOULDREMOVE, NonOwningLayout
 
         for _ in range(len(self._operations) + 1):
@@ -239,18 +217,15 @@ class GraphEvaluation:
 
     def _find_offset(self, name: str) -> int:
         """Return the offset of a part in the storage of another buffer (0 for a buffer of its own)."""
-        if not self._is_part(name):
-            return 0
-        return self._evaluate_size(getattr(self._find_layout(name), "offset", 0))
+        return self._evaluate_size(getattr(self._find_layout(name), "offset", 0)) if self._is_part(name) else 0
 
     def _find_buffer(self, name: str) -> IRNode | None:
-        buffer: IRNode | None = self.graph.name_to_buffer.get(name)
+        buffer: Any = self.graph.name_to_buffer.get(name)
         if buffer is None and name in self.graph.graph_inputs:
-            place: object = self.graph.graph_inputs[name]
-            while hasattr(place, "data"):
-                place = place.data
-            buffer = cast("IRNode", place)
-        return buffer
+            buffer = self.graph.graph_inputs[name]
+            while hasattr(buffer, "data"):
+                buffer = buffer.data
+        return cast("IRNode | None", buffer)
 
     def _find_layout(self, name: str) -> Layout:
         from torch._inductor.ir import MutationLayoutSHOULDREMOVE, NonOwningLayout
@@ -266,8 +241,8 @@ class GraphEvaluation:
     def _allocate(self, name: str) -> torch.Tensor:
         with self._install_handlers():
             layout = self._find_layout(name)
-            sizes, strides = [[self._evaluate_size(size) for size in each] for each in (layout.size, layout.stride)]
-            span = _measure_span(sizes, strides) + self._evaluate_size(getattr(layout, "offset", 0))
+            span = _measure_span(self._evaluate_sizes(layout.size), self._evaluate_sizes(layout.stride))
+            span += self._evaluate_size(getattr(layout, "offset", 0))
         return torch.zeros(span, dtype=self._find_storage_dtype(layout.dtype))
 
     def _find_storage_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -280,24 +255,22 @@ class GraphEvaluation:
         return row.cpu().to(self._find_storage_dtype(value.dtype), copy=True)
 
     def _bind(self, inputs: Sequence[object]) -> None:
-        """Storages of the inputs, and the values of sizes that are symbols."""
         sympy = importlib.import_module("sympy")  # which has no types
         for (name, place), value in zip(self.graph.graph_inputs.items(), inputs, strict=False):
             if isinstance(value, torch.Tensor):
                 if value.layout == torch.strided:
                     self._flat[name] = self._load_elements(value)
-                sizes = place.get_size() if hasattr(place, "get_size") else ()
-                self.symbols.update(
-                    (size, int(known))
-                    for size, known in zip(sizes, value.shape, strict=False)
-                    if isinstance(size, sympy.Symbol)
-                )
+                sizes = zip(place.get_size() if hasattr(place, "get_size") else (), value.shape, strict=False)
+                self._symbols.update((size, int(known)) for size, known in sizes if isinstance(size, sympy.Symbol))
             elif isinstance(place, sympy.Symbol):
-                self.symbols[place] = value
+                self._symbols[place] = value
 
-    def _evaluate_size(self, size: SupportsInt) -> int:
+    def _evaluate_size(self, size: Any) -> int:
         sympy = importlib.import_module("sympy")
-        return int(size.subs(self.symbols)) if isinstance(size, sympy.Expr) else int(size)
+        return int(size.subs(self._symbols)) if isinstance(size, sympy.Expr) else int(size)
+
+    def _evaluate_sizes(self, sizes: Sequence[Any]) -> list[int]:
+        return [self._evaluate_size(size) for size in sizes]
 
     @contextlib.contextmanager
     def _install_handlers(self) -> Iterator[None]:
@@ -332,21 +305,15 @@ def _measure_span(sizes: Sequence[int], strides: Sequence[int]) -> int:
 
 # One execution of a lowered graph followed step by step: each computation is repeated on what it really read.
 
-_NOISE_SEED = 11
-_UNKNOWN = (NotEvaluable, AttributeError, RuntimeError, TypeError, KeyError, NotImplementedError)
+_SEED = 11
 
 
 @dataclass(frozen=True)
 class StoredBuffer:
-    """A buffer that a kernel wrote, beside the result of the buffer's loop on the inputs that the kernel had.
+    """A buffer that kernel number ``kernel`` wrote, beside its loop's result on the inputs that the kernel had.
 
-    Attributes:
-        kernel: number of the kernel.
-        buffer: name of the buffer in the IR.
-        node: the FX node whose value it holds; None if that is not known.
-        written: what the kernel wrote.
-        meant: what the loop of the IR gives, in the program's own dtypes; None where the kernel is a library's.
-        reads_unknown: the loop reads a value that no kernel stored, so that its exact bits are not known.
+    ``meant`` is what the loop gives, in the program's own dtypes; None where the kernel is a library's. ``node`` is the
+    FX node whose value it holds, if known. ``reads_unknown``: the loop reads a value that no kernel stored.
     """
 
     kernel: int
@@ -361,12 +328,8 @@ class StoredBuffer:
 class AppliedOperator:
     """An operator of the graph, computed by ATen and by its lowering on the same inputs.
 
-    Attributes:
-        node: the FX node.
-        aten: what ATen gives.
-        lowered: what the lowering's loop gives, before it is rounded to the dtype of the result; what the kernel wrote
-            where a library computes it; None where that is not known.
-        reads_unrounded: an input of the lowering was never rounded to its dtype, so that ATen had another one.
+    ``lowered`` is before it is rounded to the dtype of the result; where a library computes it, what the kernel wrote.
+    ``reads_unrounded``: an input of the lowering was never rounded to its dtype, so that ATen had another one.
     """
 
     node: fx.Node
@@ -376,14 +339,10 @@ class AppliedOperator:
 
 
 class ExecutionEvaluation(GraphEvaluation):
-    """The IR of one graph in the program's own dtypes, along one execution.
+    """The IR of one graph in the program's own dtypes, along one execution, ``call``.
 
-    Args:
-        lowered: the graph.
-        inputs: values of its placeholders, in order.
-        given: values of the graph's nodes, which stand in for those of libraries that were not watched.
-        call: the execution.
-        inexact: whether the operators of a loop, by its buffer, leave its bits open: a sum may take any order.
+    ``given`` stand in for the values of libraries that were not watched. ``inexact`` says, by buffer, whether the
+    operators of its loop leave its bits open: a sum may take any order.
     """
 
     def __init__(
@@ -396,129 +355,84 @@ class ExecutionEvaluation(GraphEvaluation):
     ) -> None:
         self._written = {name: (number, value.cpu()) for (number, name), value in call.written.items()}
         self._inexact = inexact
-        self.unknown: set[str] = set()
+        self._open: set[str] = set()  # buffers that no kernel stored, and whose bits are open
         self.stored: dict[str, StoredBuffer] = {}
-        self._nodes = map_buffers_to_nodes(lowered)
-        ran = {name: value for name, (_, value) in self._written.items()}
-        super().__init__(lowered, inputs, given, ran, double=False)
-
-    def evaluate_unrounded(self, name: str) -> torch.Tensor:
-        """The value of a lowered operator as its loop gives it, before it is rounded to its dtype.
-
-        Raises:
-            NotEvaluable: it cannot be followed.
-        """
-        value = self.lowered.values.get(name)
-        if value is None or not hasattr(value, "make_loader") or not hasattr(value, "get_size"):
-            raise NotEvaluable(f"{name} is no tensor of the IR")
-        self.advance(self.lowered.marks.get(name, 0))
-        with self._install_handlers():
-            sizes = [self._evaluate_size(size) for size in value.get_size()]
-            result = run_loop(value.make_loader(), sizes, (), self, self.symbols)
-        if not isinstance(result, torch.Tensor):
-            raise NotEvaluable(f"{name} gives {type(result).__name__}")
-        return result
+        super().__init__(
+            lowered, inputs, given, {name: value for name, (_, value) in self._written.items()}, double=False
+        )
 
     def find_stored(self, node: str) -> StoredBuffer | None:
         """The buffer that holds a node's value, if a kernel stored it."""
         return next((stored for stored in self.stored.values() if stored.node == node), None)
 
-    def finish(self) -> None:
-        """Evaluate every operation."""
-        self.advance(len(self._operations))
-
     def _evaluate(self, number: int) -> None:
         operation = self._operations[number]
         names = [buffer.get_name() for buffer in operation.get_outputs()]
-        unknown, loop = self._reads_unknown(operation), type(operation).__name__ == "ComputedBuffer"
+        try:
+            reads_unknown = any(name in self._open for name in operation.get_read_names())
+        except NOT_FOLLOWED:
+            reads_unknown = True
         super()._evaluate(number)
         for name in names:
-            self._follow(name, loop=loop, unknown=unknown)
+            self._follow(name, loop=type(operation).__name__ == "ComputedBuffer", reads_unknown=reads_unknown)
 
-    def _follow(self, name: str, *, loop: bool, unknown: bool) -> None:
+    def _follow(self, name: str, *, loop: bool, reads_unknown: bool) -> None:
         """Put what the kernel wrote in the place of what the IR gave."""
         place = self._written.get(name)
         if place is None or self._find_root(name) != name or self._is_part(name):
-            if unknown or self._inexact.get(name, True):
-                self.unknown.add(name)
+            if reads_unknown or self._inexact.get(name, True):
+                self._open.add(name)
             return
         number, written = place
         meant = None
-        with contextlib.suppress(*_UNKNOWN):
-            held = self.view_buffer(self.flat(name), name)
+        with contextlib.suppress(*NOT_FOLLOWED):
+            held = self._view_buffer(self.flat(name), name)
             meant = held.clone() if loop else None
             if held.shape == written.shape:
                 held.copy_(written)
-        self.stored[name] = StoredBuffer(number, name, self._nodes.get(name), written, meant, unknown)
-
-    def _reads_unknown(self, operation: Operation) -> bool:
-        try:
-            return any(name in self.unknown for name in operation.get_read_names())
-        except _UNKNOWN:
-            return True
+        self.stored[name] = StoredBuffer(number, name, self._nodes.get(name), written, meant, reads_unknown)
 
 
-def compare_operators(followed: ExecutionEvaluation, inputs: Sequence[object]) -> Iterator[AppliedOperator]:
+def compare_operators(followed: ExecutionEvaluation, inputs: Sequence[object]) -> list[AppliedOperator]:
     """Every operator whose lowering can be followed, in the order of the graph, on the inputs that it really had.
 
     Raises:
         Exception: of an operator that does not run on the values of the execution.
     """
-    seed_everything(_NOISE_SEED)
-    following = _ExecutionInterpreter(followed)
-    with torch.no_grad():
-        following.run(*copy_tree(list(inputs)))
-    return iter(following.applied)
+    applied: list[AppliedOperator] = []
+    unrounded: set[str] = set()
 
-
-class _ExecutionInterpreter(GraphReplayer):
-    """Interprets a graph on ATen and goes on with the values that the compiled graph had."""
-
-    def __init__(self, followed: ExecutionEvaluation) -> None:
-        super().__init__(followed.lowered.snapshot)
-        self._followed = followed
-        self._unrounded: set[str] = set()
-        self.applied: list[AppliedOperator] = []
-
-    def run_node(self, n: fx.Node) -> object:
-        """Run one node; go on with the compiled graph's value of it."""
-        aten = super().run_node(n)
-        if n.op != "call_function" or not isinstance(aten, torch.Tensor) or aten.layout != torch.strided:
+    def follow(node: fx.Node, run: Callable[[], object]) -> object:
+        """Run one node on ATen; go on with the compiled graph's value of it."""
+        aten = run()
+        if node.op != "call_function" or not isinstance(aten, torch.Tensor) or aten.layout != torch.strided:
             return aten
-        lowered = self._find_lowered(n.name)
+        # The result of the lowering on the inputs that it read, or the value that a library's kernel wrote.
+        lowered: torch.Tensor | None = None
+        with contextlib.suppress(*NOT_FOLLOWED):
+            lowered = followed.evaluate_node(node.name, rounded=False)
+        stored = followed.find_stored(node.name)
+        if stored is not None:
+            lowered = stored.meant if stored.meant is not None else stored.written
         if lowered is None or lowered.shape != aten.shape:
             return aten
-        tainted = any(source.name in self._unrounded for source in n.all_input_nodes)
-        self.applied.append(AppliedOperator(n, aten, lowered, tainted))
+        tainted = any(source.name in unrounded for source in node.all_input_nodes)
+        applied.append(AppliedOperator(node, aten, lowered, tainted))
         rounded = lowered.to(aten.dtype)
-        moved = tainted and self._find_stored(n.name) is None and is_view_node(n)
-        if moved or (lowered.is_floating_point() and _is_rounded(rounded.to(lowered.dtype), lowered)):
-            self._unrounded.add(n.name)
-        stored = self._find_stored(n.name)
+        again = rounded.to(lowered.dtype)
+        changed = lowered.is_floating_point() and bool(((again != lowered) & (lowered == lowered)).any())
+        if changed or (tainted and stored is None and _is_view_node(node)):
+            unrounded.add(node.name)
         compiled = stored.written if stored is not None and stored.written.shape == aten.shape else rounded
         return torch.empty_strided(aten.size(), aten.stride(), dtype=aten.dtype).copy_(compiled)
 
-    def _find_stored(self, name: str) -> StoredBuffer | None:
-        return self._followed.find_stored(name)
-
-    def _find_lowered(self, name: str) -> torch.Tensor | None:
-        """Return the result of the lowering on the inputs that it read, or the value that a library's kernel wrote."""
-        value = None
-        with contextlib.suppress(*_UNKNOWN):
-            value = self._followed.evaluate_unrounded(name)
-        stored = self._find_stored(name)
-        if stored is None:
-            return value
-        return stored.meant if stored.meant is not None else stored.written
+    seed_everything(_SEED)
+    with torch.no_grad():
+        GraphReplayer(followed.lowered.snapshot, on_node=follow).run(*copy_tree(list(inputs)))
+    return applied
 
 
-def _is_rounded(rounded: torch.Tensor, value: torch.Tensor) -> bool:
-    """Return whether rounding changes a value, NaN apart."""
-    return bool(((rounded != value) & (value == value)).any())
-
-
-def is_view_node(node: fx.Node) -> bool:
-    """Return whether the result of a node shares memory with its argument."""
+def _is_view_node(node: fx.Node) -> bool:
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and any(
         result.alias_info is not None for result in target._schema.returns

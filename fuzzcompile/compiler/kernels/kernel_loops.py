@@ -31,41 +31,39 @@ _COMPARES = ("eq", "ne", "lt", "le", "gt", "ge", "isinf", "isnan", "signbit")
 _LAST = ("to_dtype", "identity")
 
 
+def _iterate_loops(scheduled: Sequence[LoopNode], buffer: str) -> Iterator[LoopNode]:
+    """The loops that write a buffer; beside the scheduler's nodes, schedules hold markers of the code generator."""
+    for node in scheduled:
+        for loop in node.get_nodes() if hasattr(node, "get_nodes") else ():
+            if buffer in [written.get_name() for written in loop.get_outputs()]:
+                yield loop
+
+
 def list_code_operators(scheduled: Sequence[LoopNode], buffer: str) -> list[str]:
     """The operators of the loop that writes ``buffer``, each once; reductions as ``reduction:sum``.
 
     What computes comes first, casts last. Loads, stores and constants are left out.
     """
     names: dict[str, None] = {}
-    for node in scheduled:
-        # Beside the nodes of the scheduler, schedules hold markers of the code generator.
-        for loop in node.get_nodes() if hasattr(node, "get_nodes") else ():
-            if buffer in [written.get_name() for written in loop.get_outputs()]:
-                names.update(dict.fromkeys(_iterate_operators(getattr(loop, "_body", None))))
+    for loop in _iterate_loops(scheduled, buffer):
+        body: LoopBody | None = getattr(loop, "_body", None)
+        for block in [body.root_block, *body.subblocks.values()] if body is not None else ():
+            for node in block.graph.nodes:
+                if node.op == "call_method" and node.target == "reduction":
+                    kind = next((each for each in node.args[1:] if isinstance(each, str)), "unknown")
+                    names[f"reduction:{kind}"] = None
+                elif node.op == "call_method" and node.target not in _PLAIN:
+                    names[str(node.target)] = None
     return sorted(names, key=lambda name: (name in _LAST, name.startswith("indirect")))
-
-
-def _iterate_operators(body: LoopBody | None) -> Iterator[str]:
-    for block in [body.root_block, *body.subblocks.values()] if body is not None else ():
-        for node in block.graph.nodes:
-            if node.op != "call_method" or node.target in _PLAIN:
-                continue
-            if node.target == "reduction":
-                yield f"reduction:{next((a for a in node.args[1:] if isinstance(a, str)), 'unknown')}"
-            else:
-                yield str(node.target)
 
 
 def list_templates(scheduled: Sequence[LoopNode], buffer: str) -> list[str]:
     """The names of the Triton templates that compute ``buffer``: ``mm``."""
-    names = []
-    for node in scheduled:
-        for part in node.get_nodes() if hasattr(node, "get_nodes") else ():
-            if part.is_template() and buffer in [written.get_name() for written in part.get_outputs()]:
-                # The function that writes the kernel is a method's closure; it holds the template as ``self``.
-                made = inspect.getclosurevars(getattr(part.node, "make_kernel_render", list_templates)).nonlocals
-                names.append(str(getattr(made.get("self"), "name", "unknown")))
-    return names
+    # The function that writes the kernel is a method's closure; it holds the template as ``self``.
+    parts = [part for part in _iterate_loops(scheduled, buffer) if part.is_template()]
+    renders = [getattr(part.node, "make_kernel_render", None) for part in parts]
+    made = [inspect.getclosurevars(render).nonlocals if render is not None else {} for render in renders]
+    return [str(getattr(known.get("self"), "name", "unknown")) for known in made]
 
 
 def compute_in_scalars(name: str, scalar: Callable[..., str]) -> Callable[..., str]:
@@ -123,25 +121,22 @@ def _unwrap_generator(function: Any) -> object:
     ``TritonKernelOverrides`` routes float64 by partials that hold it as ``_original_impl``.
     """
     while True:
+        code = getattr(function, "__code__", None)
         if isinstance(function, functools.partial) and "_original_impl" in function.keywords:
             function = function.keywords["_original_impl"]
-            continue
-        code = getattr(function, "__code__", None)
-        if code is None or code.co_name != "wrapped" or "func" not in code.co_freevars:
+        elif code is not None and code.co_name == "wrapped" and "func" in code.co_freevars:
+            function = function.__closure__[code.co_freevars.index("func")].cell_contents
+        else:
             return function
-        function = function.__closure__[code.co_freevars.index("func")].cell_contents
 
 
 # The loops of a kernel that write one buffer: their operators, in loops and in the graph.
 
-REDUCTION = "reduction"
-
 
 def list_loop_operators(kernel: Kernel, buffer: str) -> list[str]:
-    """The operators of the loop that writes a buffer, as Inductor calls them; :data:`REDUCTION` if it reduces."""
-    names = list_code_operators(kernel.scheduled, buffer)
-    reduces = any(loop.is_reduction() for loop in _iterate_loops(kernel) if buffer in _list_written(loop))
-    return [*names, *([REDUCTION] if reduces else [])]
+    """The operators of the loop that writes a buffer, as Inductor calls them; ``reduction`` if it reduces."""
+    reduces = any(loop.is_reduction() for loop in _iterate_loops(kernel.scheduled, buffer))
+    return [*list_code_operators(kernel.scheduled, buffer), *(["reduction"] if reduces else [])]
 
 
 def list_operators_behind(kernel: Kernel, buffer: str, known: Collection[str]) -> list[str]:
@@ -152,28 +147,16 @@ def list_operators_behind(kernel: Kernel, buffer: str, known: Collection[str]) -
         name = waiting.pop()
         done.add(name)
         names += list_loop_operators(kernel, name)
-        reads = {read for loop in _iterate_loops(kernel) if name in _list_written(loop) for read in _list_read(loop)}
+        loops = _iterate_loops(kernel.scheduled, name)
+        reads = {str(dependence.name) for loop in loops for dependence in loop.read_writes.reads}
         waiting += sorted(reads - done - set(known))
     return names
 
 
 def find_loop_nodes(kernel: Kernel, buffer: str) -> set[str]:
     """Names of the FX nodes behind the loop that writes a buffer."""
-    loops = [loop for loop in _iterate_loops(kernel) if buffer in _list_written(loop)]
+    loops = _iterate_loops(kernel.scheduled, buffer)
     return {origin.name for loop in loops for origin in getattr(loop.node, "origins", ())}
-
-
-def _iterate_loops(kernel: Kernel) -> Iterator[BaseSchedulerNode]:
-    for node in kernel.scheduled:
-        yield from node.get_nodes() if hasattr(node, "get_nodes") else ()
-
-
-def _list_written(loop: BaseSchedulerNode) -> list[str]:
-    return [buffer.get_name() for buffer in loop.get_outputs()]
-
-
-def _list_read(loop: BaseSchedulerNode) -> list[str]:
-    return [str(dependence.name) for dependence in loop.read_writes.reads]
 
 
 # Dependences between the loops of one kernel, judged by the memory that they access.
@@ -191,16 +174,15 @@ class _Access(Protocol):
     size: Sequence[SupportsInt]
 
 
-def check_dependences(lowered: LoweredGraph, scheduled: Sequence[BaseSchedulerNode]) -> Dependences:
+def check_dependences(lowered: LoweredGraph, scheduled: Sequence[LoopNode]) -> Dependences:
     """Judge from the elements that fused loops read and write in an iteration whether they keep their dependences."""
     renamed = getattr(lowered.scheduler, "mutation_real_name", {})
     unknown = False
-    for before, after in _pair_loops(lowered, scheduled):
-        for first, second in _pair_accesses(before, after, renamed):
-            crossed = _is_crossed(first, second)
-            if crossed:
-                return "broken"
-            unknown = unknown or crossed is None
+    for first, second in _iterate_accesses(lowered, scheduled, renamed):
+        crossed = _is_crossed(first, second)
+        if crossed:
+            return "broken"
+        unknown = unknown or crossed is None
     return "unknown" if unknown else "kept"
 
 
@@ -224,7 +206,6 @@ def _is_crossed(first: _Access, second: _Access) -> bool | None:
 
 
 def _compute_places(access: _Access) -> torch.Tensor:
-    """Return the positions of an access in its buffer, for each iteration in order."""
     from torch.utils._sympy.interp import sympy_interp
 
     sizes = [int(size) for size in access.size]
@@ -235,30 +216,26 @@ def _compute_places(access: _Access) -> torch.Tensor:
     return place.expand(sizes).reshape(-1)
 
 
-def _pair_loops(
-    lowered: LoweredGraph, scheduled: Sequence[BaseSchedulerNode]
-) -> Iterator[tuple[BaseSchedulerNode, BaseSchedulerNode]]:
-    """Pairs of a kernel's loops that are one loop nest; nests that share their outer loops only are passed over."""
-    inside = {id(loop) for node in scheduled for loop in (node.get_nodes() if hasattr(node, "get_nodes") else ())}
-    for nest in getattr(lowered.scheduler, "nodes", ()):
-        if type(nest).__name__ == "FusedSchedulerNode":
-            yield from itertools.combinations([loop for loop in nest.get_nodes() if id(loop) in inside], 2)
-
-
-def _pair_accesses(
-    before: BaseSchedulerNode, after: BaseSchedulerNode, renamed: Mapping[str, str]
+def _iterate_accesses(
+    lowered: LoweredGraph, scheduled: Sequence[LoopNode], renamed: Mapping[str, str]
 ) -> Iterator[tuple[_Access, _Access]]:
-    """Pairs of accesses of two loops to one buffer of which at least one writes."""
-    reads, writes = ([_list_accesses(node, kind, renamed) for node in (before, after)] for kind in ("reads", "writes"))
-    for left, right in ((reads[0], writes[1]), (writes[0], reads[1]), (writes[0], writes[1])):
-        for (left_buffer, first), (right_buffer, second) in itertools.product(left, right):
-            if left_buffer == right_buffer:
-                yield first, second
+    """Pairs of accesses to one buffer, of two loops of one loop nest, of which at least one writes.
 
+    Nests that share their outer loops only are passed over, and so are dependences that only order loops.
+    """
+    inside = {id(loop) for node in scheduled for loop in (node.get_nodes() if hasattr(node, "get_nodes") else ())}
 
-def _list_accesses(node: BaseSchedulerNode, kind: str, renamed: Mapping[str, str]) -> list[tuple[str, _Access]]:
-    """Return the reads or the writes of a loop, each with its buffer; pure ordering dependences are left out."""
-    dependences = getattr(getattr(node, "read_writes", None), kind, ())
-    accesses = [access for access in dependences if type(access).__name__ in ("MemoryDep", "StarDep")]
-    names = [str(getattr(access, "name", "")) for access in accesses]
-    return [(renamed.get(name, name), cast("_Access", access)) for name, access in zip(names, accesses, strict=True)]
+    def list_accesses(loop: LoopNode, kind: str) -> list[tuple[str, _Access]]:
+        found = getattr(getattr(loop, "read_writes", None), kind, ())
+        named = [(str(each.name), each) for each in found if type(each).__name__ in ("MemoryDep", "StarDep")]
+        return [(renamed.get(name, name), cast("_Access", each)) for name, each in named]
+
+    for nest in getattr(lowered.scheduler, "nodes", ()):
+        loops = [loop for loop in nest.get_nodes() if id(loop) in inside]
+        fused = type(nest).__name__ == "FusedSchedulerNode"
+        for before, after in itertools.combinations(loops, 2) if fused else ():
+            for kinds in (("reads", "writes"), ("writes", "reads"), ("writes", "writes")):
+                accesses = map(list_accesses, (before, after), kinds)
+                for (left, first), (right, second) in itertools.product(*accesses):
+                    if left == right:
+                        yield first, second

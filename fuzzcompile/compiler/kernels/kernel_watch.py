@@ -42,11 +42,6 @@ def register_graph(lowered: LoweredGraph, note: Note) -> int:
     return key
 
 
-def forget_graph(key: int) -> None:
-    """Watch that graph no more."""
-    _watched_graphs.pop(key, None)
-
-
 def format_callback(key: int, function: str, number: int) -> str:
     """A line of a generated wrapper that calls ``before_kernel`` or ``after_kernel`` here."""
     package, _, rest = __name__.partition(".")
@@ -55,80 +50,60 @@ def format_callback(key: int, function: str, number: int) -> str:
 
 def before_kernel(key: int, number: int, variables: dict[str, object]) -> None:
     """Kernel ``number`` of graph ``key`` is about to be called: its arguments should hold what was written to them."""
-    call = _get_execution(key, starts=number == 0)
-    if call is None:
-        return
-    call.running = number
-    with _contain_errors(key):
-        for name in _watched_graphs[key][0].kernels[number].reads:
+
+    def check(lowered: LoweredGraph, call: GraphCall) -> None:
+        call.running = number
+        for name in lowered.kernels[number].reads:
             value, last = variables.get(name), call.last.get(name)
             if last is not None and isinstance(value, torch.Tensor) and not _has_same_bits(value, last[1]):
                 call.overwritten.append(OverwrittenBuffer(name, last[0], number))
                 del call.last[name]
 
+    _watch_execution(key, check, starts=number == 0)
+
 
 def after_kernel(key: int, number: int, variables: dict[str, object]) -> None:
     """Kernel ``number`` of graph ``key`` returned: keep what it wrote."""
-    call = _get_execution(key, starts=False)
-    if call is None:
-        return
-    call.running = None
-    with _contain_errors(key):
-        lowered, _ = _watched_graphs[key]
+
+    def keep(lowered: LoweredGraph, call: GraphCall) -> None:
+        call.running = None
         renamed = getattr(lowered.scheduler, "mutation_real_name", {})
         for name in lowered.kernels[number].writes:
             variable = renamed.get(name, name)
             value = variables.get(variable)
-            if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-                continue
-            call.kept += value.untyped_storage().nbytes()
-            if call.kept > KEPT_BYTES:
-                continue
-            kept = value.detach().clone()
-            call.written[number, name] = kept
-            call.last[variable] = number, kept
+            if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+                call.kept += value.untyped_storage().nbytes()
+                if call.kept <= KEPT_BYTES:
+                    kept = value.detach().clone()
+                    call.written[number, name] = kept
+                    call.last[variable] = number, kept
+
+    _watch_execution(key, keep)
 
 
 def at_return(key: int, inputs: Sequence[object], outputs: object) -> None:
     """Graph ``key`` returned."""
-    call = _get_execution(key, starts=False)
-    if call is None:
-        return
-    call.last.clear()
-    with _contain_errors(key):
-        lowered, _ = _watched_graphs[key]
+
+    def keep(lowered: LoweredGraph, call: GraphCall) -> None:
+        call.last.clear()
         listed = outputs if isinstance(outputs, (tuple, list)) else [outputs]
-        call.outputs = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in listed]
+        call.outputs = list(map(_copy, listed))
         names = list(lowered.graph.graph_inputs)
         mutated = {names.index(name) for name in lowered.graph.mutated_inputs if name in names}
-        for place in _find_written_inputs(lowered) | mutated:
-            value = inputs[place]
-            if isinstance(value, torch.Tensor):
-                call.inputs_after[place] = value.detach().clone()
+        # Inputs that the graph writes to, whatever became of that in the lowering.
+        placeholders = (node for node in lowered.snapshot.graph.nodes if node.op == "placeholder")
+        for place, node in enumerate(placeholders):
+            users = (user for user in node.users if user.op == "call_function" and user.args[:1] == (node,))
+            written = place in mutated or any("copy_" in str(user.target) for user in users)
+            copied = _copy(inputs[place]) if written else None
+            if isinstance(copied, torch.Tensor):
+                call.inputs_after[place] = copied
+
+    _watch_execution(key, keep)
 
 
-def _find_written_inputs(lowered: LoweredGraph) -> set[int]:
-    """Positions of the inputs that the graph writes to, whatever became of that in the lowering."""
-    inputs = [node for node in lowered.snapshot.graph.nodes if node.op == "placeholder"]
-    return {
-        place
-        for place, node in enumerate(inputs)
-        for user in node.users
-        if user.op == "call_function" and "copy_" in str(user.target) and user.args[:1] == (node,)
-    }
-
-
-def _get_execution(key: int, *, starts: bool) -> GraphCall | None:
-    """The execution under way; None where no more are watched."""
-    if key not in _watched_graphs:
-        return None
-    lowered, _ = _watched_graphs[key]
-    over = not lowered.calls or lowered.calls[-1].outputs is not None or (starts and bool(lowered.calls[-1].written))
-    if over:
-        if len(lowered.calls) > CAPTURED_CALLS:
-            return None
-        lowered.calls.append(GraphCall())
-    return lowered.calls[-1] if len(lowered.calls) <= CAPTURED_CALLS else None
+def _copy(value: object) -> object:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 def _has_same_bits(value: torch.Tensor, kept: torch.Tensor) -> bool:
@@ -137,15 +112,25 @@ def _has_same_bits(value: torch.Tensor, kept: torch.Tensor) -> bool:
     return bool(((value == kept) | ((value != value) & (kept != kept))).all())
 
 
-@contextlib.contextmanager
-def _contain_errors(key: int) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # the program that is watched goes on
-        lowered, note = _watched_graphs[key]
-        note(error)
-        if lowered.calls:
-            lowered.calls[-1].kept = KEPT_BYTES
+def _watch_execution(key: int, run: Callable[[LoweredGraph, GraphCall], None], *, starts: bool = False) -> None:
+    """Run a function on the execution of a graph that is under way, unless no more are watched.
+
+    An error of the watching is noted, and the program that is watched goes on.
+    """
+    if key not in _watched_graphs:
+        return
+    lowered, note = _watched_graphs[key]
+    calls = lowered.calls
+    if not calls or calls[-1].outputs is not None or (starts and bool(calls[-1].written)):
+        if len(calls) > CAPTURED_CALLS:
+            return
+        calls.append(GraphCall())
+    if len(calls) <= CAPTURED_CALLS:
+        try:
+            run(lowered, calls[-1])
+        except Exception as error:
+            note(error)
+            calls[-1].kept = KEPT_BYTES
 
 
 @dataclass
@@ -200,7 +185,7 @@ class LoweringWatch:
     def close(self) -> None:
         """Keep nothing of further calls."""
         for key in self.keys.values():
-            forget_graph(key)
+            _watched_graphs.pop(key, None)
 
 
 def list_operator_names(nodes: Sequence[BaseSchedulerNode]) -> tuple[str, ...]:
@@ -212,54 +197,3 @@ def list_operator_names(nodes: Sequence[BaseSchedulerNode]) -> tuple[str, ...]:
                 if origin.op == "call_function":
                     origins[origin] = None
     return tuple(node.name for node in sorted(origins))
-
-
-# Recording which operator each expression of a kernel's code computes, while the code is written.
-
-
-def wrap_operator(watch: LoweringWatch, original: Callable[..., object]) -> Callable[..., object]:
-    """Record for which operator code is written."""
-
-    def write(proxy: object, name: str, *args: object, **kwargs: object) -> object:
-        with watch.write_operator(name):
-            return original(proxy, name, *args, **kwargs)
-
-    return write
-
-
-def wrap_load(watch: LoweringWatch, original: Callable[..., object]) -> Callable[..., object]:
-    """Record that a load is written."""
-
-    def load(*args: object, **kwargs: object) -> object:
-        with watch.write_operator("load"):
-            return original(*args, **kwargs)
-
-    return load
-
-
-def wrap_reduction(watch: LoweringWatch, original: Callable[..., object]) -> Callable[..., object]:
-    """Record which reduction is written."""
-
-    def reduction(
-        proxy: object, dtype: object, src_dtype: object, kind: str, *args: object, **kwargs: object
-    ) -> object:
-        with watch.write_operator(f"reduction:{kind}"):
-            return original(proxy, dtype, src_dtype, kind, *args, **kwargs)
-
-    return reduction
-
-
-def wrap_generate(watch: LoweringWatch, original: Callable[..., object]) -> Callable[..., object]:
-    """Record the expression written for the innermost operator."""
-
-    def generate(cse: object, buffer: object, expression: object, *args: object, **kwargs: object) -> object:
-        variable = original(cse, buffer, expression, *args, **kwargs)
-        try:
-            if watch.values and watch.operators:
-                text = expression.getvalue() if hasattr(expression, "getvalue") else str(expression)
-                watch.statements.append(KernelStatement(str(variable), text, watch.operators[-1]))
-        except Exception as error:  # the recorder never fails the compile that it watches
-            watch.note(error)
-        return variable
-
-    return generate

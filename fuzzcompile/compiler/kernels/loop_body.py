@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Protocol
 
 import torch
@@ -13,79 +15,49 @@ import torch
 # Arithmetic of the index expressions of Inductor's loops.
 
 
-class IndexOperators:
-    """Index expressions on integers and on tensors of them, for torch's interpreter of sympy expressions."""
+def _convert(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The function, which takes numbers as well as tensors; a dtype behind them is what its result has."""
 
-    constant = staticmethod(lambda value, dtype: float(value) if dtype is torch.double else int(value))
-    add = staticmethod(lambda a, b: a + b)
-    sym_sum = staticmethod(sum)
-    mul = staticmethod(lambda a, b: a * b)
-    sub = staticmethod(lambda a, b: a - b)
-    floordiv = staticmethod(lambda a, b: a // b)
-    int_truediv = staticmethod(lambda a, b: a / b)
-    truediv = staticmethod(lambda a, b: a / b)
-    mod = staticmethod(lambda a, b: a % b)
-    python_mod = staticmethod(lambda a, b: a % b)
-    modular_indexing = staticmethod(lambda a, divisor, modulus: (a // divisor) % modulus)
-    pow_by_natural = staticmethod(lambda a, b: a**b)
-    pow = staticmethod(lambda a, b: a**b)
-    identity = staticmethod(lambda a: a)
-    abs = staticmethod(lambda a: abs(a))
-    eq = staticmethod(lambda a, b: a == b)
-    ne = staticmethod(lambda a, b: a != b)
-    lt = staticmethod(lambda a, b: a < b)
-    le = staticmethod(lambda a, b: a <= b)
-    gt = staticmethod(lambda a, b: a > b)
-    ge = staticmethod(lambda a, b: a >= b)
-    and_ = staticmethod(lambda a, b: a & b)
-    or_ = staticmethod(lambda a, b: a | b)
-    not_ = staticmethod(lambda a: torch.logical_not(torch.as_tensor(a)))
-    trunc_to_int = staticmethod(lambda a, dtype: torch.trunc(torch.as_tensor(a)).to(dtype))
-    floor_to_int = staticmethod(lambda a, dtype: torch.floor(torch.as_tensor(a)).to(dtype))
-    ceil_to_int = staticmethod(lambda a, dtype: torch.ceil(torch.as_tensor(a)).to(dtype))
-    round_to_int = staticmethod(lambda a, dtype: torch.round(torch.as_tensor(a)).to(dtype))
+    def call(*values: object) -> torch.Tensor:
+        dtypes = [value for value in values if isinstance(value, torch.dtype)]
+        result = function(*(torch.as_tensor(value) for value in values if not isinstance(value, torch.dtype)))
+        return result.to(dtypes[0]) if dtypes else result
 
-    @staticmethod
-    def to_dtype(value: object, dtype: torch.dtype) -> torch.Tensor:
-        """The value in another dtype."""
-        return torch.as_tensor(value).to(dtype)
+    return call
 
-    @staticmethod
-    def where(condition: object, then: object, otherwise: object) -> torch.Tensor:
-        """``then`` where the condition holds, else ``otherwise``."""
-        return torch.where(torch.as_tensor(condition), torch.as_tensor(then), torch.as_tensor(otherwise))
 
-    @staticmethod
-    def minimum(a: object, b: object) -> torch.Tensor:
-        """The smaller one."""
-        return torch.minimum(torch.as_tensor(a), torch.as_tensor(b))
-
-    @staticmethod
-    def maximum(a: object, b: object) -> torch.Tensor:
-        """The larger one."""
-        return torch.maximum(torch.as_tensor(a), torch.as_tensor(b))
+IndexOperators = SimpleNamespace(
+    constant=lambda value, dtype: float(value) if dtype is torch.double else int(value),
+    modular_indexing=lambda a, divisor, modulus: (a // divisor) % modulus,
+    identity=lambda a: a,
+    sym_sum=sum,
+    **{name: getattr(operator, name) for name in ("add", "mul", "sub", "floordiv", "truediv", "mod", "abs")},
+    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_")},
+    int_truediv=operator.truediv,
+    python_mod=operator.mod,
+    pow=operator.pow,
+    pow_by_natural=operator.pow,
+    not_=_convert(torch.logical_not),
+    where=_convert(torch.where),
+    minimum=_convert(torch.minimum),
+    maximum=_convert(torch.maximum),
+    to_dtype=_convert(lambda value: value),
+    **{f"{name}_to_int": _convert(getattr(torch, name)) for name in ("trunc", "floor", "ceil", "round")},
+)
+"""Index expressions on integers and on tensors of them, for torch's interpreter of sympy expressions."""
 
 
 # Operators of Inductor's loops in terms of torch's own operators on whole tensors.
 
 Operator = Callable[..., object]
 Reduced = torch.Tensor | tuple[torch.Tensor, ...]
-Unary = Callable[[torch.Tensor], torch.Tensor]
 _LOW = (torch.bfloat16, torch.float16)
 _RENAMED = {
-    "truediv": "true_divide",
-    "int_truediv": "true_divide",
-    "div_rn": "true_divide",
+    **dict.fromkeys(("truediv", "int_truediv", "div_rn"), "true_divide"),
     "mul_rn": "mul",
-    "eq": "eq",
-    "maximum": "maximum",
-    "minimum": "minimum",
-    "pow": "pow",
     "mod": "fmod",
     "lshift": "bitwise_left_shift",
     "rshift": "bitwise_right_shift",
-    "and_": "bitwise_and",
-    "or_": "bitwise_or",
     "xor": "bitwise_xor",
 }
 
@@ -101,22 +73,6 @@ def find_loop_operator(name: str) -> Operator | None:
     return None
 
 
-def reduce_values(kind: str, values: Sequence[torch.Tensor], dims: Sequence[int]) -> Reduced:
-    """Reduce values over the trailing dimensions ``dims``, which are kept with size 1.
-
-    Args:
-        kind: as Inductor names it: ``sum``, ``argmax``, ``welford_combine``.
-        values: one tensor; mean, squares and weights for ``welford_combine``.
-        dims: the trailing dimensions.
-
-    Raises:
-        KeyError: a kind of reduction that is not known.
-    """
-    if kind == "welford_combine":
-        return _welford_combine(values, list(dims))
-    return _REDUCTIONS[kind](values[0], list(dims))
-
-
 def find_compute_dtype(dtype: torch.dtype, *, double: bool) -> torch.dtype:
     """The dtype that values of ``dtype`` are computed in: bfloat16 and float16 are computed in float32."""
     if not dtype.is_floating_point:
@@ -130,65 +86,36 @@ def _call_with_tensors(function: Operator, *args: object, **kwargs: object) -> o
     return function(*(torch.as_tensor(arg) if isinstance(arg, (bool, int, float)) else arg for arg in args), **kwargs)
 
 
-def _floordiv(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.div(a, b, rounding_mode="floor")
-
-
-def _truncdiv(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.div(a, b, rounding_mode="trunc")
-
-
-def _to_int(rounded: Unary, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return rounded(x).to(dtype)
-
-
 def _where(condition: torch.Tensor, then: object, otherwise: object) -> torch.Tensor:
     return torch.where(condition.bool(), torch.as_tensor(then), torch.as_tensor(otherwise))
 
 
-def _sigmoid(x: torch.Tensor) -> torch.Tensor:
-    return torch.sigmoid(x)
+def _round_by(rounded: Callable[[torch.Tensor], torch.Tensor]) -> Operator:
+    return lambda x, dtype: rounded(x).to(dtype)
 
 
 _OWN: dict[str, Operator] = {
     "identity": lambda x: x,
-    "floordiv": _floordiv,
-    "truncdiv": _truncdiv,
+    "floordiv": functools.partial(torch.div, rounding_mode="floor"),
+    "truncdiv": functools.partial(torch.div, rounding_mode="trunc"),
     "where": _where,
-    "sigmoid": _sigmoid,
+    "sigmoid": torch.sigmoid,
     "fma": lambda x, y, z: x * y + z,
     "libdevice_exp": torch.exp,
     "not_": torch.logical_not,
     "and_": torch.bitwise_and,
     "or_": torch.bitwise_or,
-    "trunc_to_int": functools.partial(_to_int, torch.trunc),
-    "floor_to_int": functools.partial(_to_int, torch.floor),
-    "ceil_to_int": functools.partial(_to_int, torch.ceil),
-    "round_to_int": functools.partial(_to_int, torch.round),
+    **{f"{name}_to_int": _round_by(getattr(torch, name)) for name in ("trunc", "floor", "ceil", "round")},
     "modified_bessel_i0": torch.special.i0,
     "modified_bessel_i1": torch.special.i1,
     "igamma": torch.special.gammainc,
     "igammac": torch.special.gammaincc,
-    "gammainc": torch.special.gammainc,
-    "gammaincc": torch.special.gammaincc,
     "polygamma": lambda n, x: torch.polygamma(int(n.reshape(-1)[0]), x),
     "frexp": lambda x: (torch.frexp(x).mantissa, torch.frexp(x).exponent),
 }
 
 
 # -- reductions -------------------------------------------------------------------------------------
-
-
-def _sum(value: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    return value.sum(dims, keepdim=True, dtype=value.dtype if value.dtype is not torch.bool else None)
-
-
-def _prod(value: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    return _flatten_dims(value, dims).prod(-1, dtype=value.dtype).reshape(_list_kept_sizes(value, dims))
-
-
-def _any(value: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    return value.bool().any(dim=tuple(dims), keepdim=True)
 
 
 def _extreme(function: Callable[..., torch.Tensor], value: torch.Tensor, dims: list[int]) -> torch.Tensor:
@@ -207,12 +134,10 @@ def _compute_position(function: Callable[..., torch.Tensor], value: torch.Tensor
     return first.reshape(_list_kept_sizes(value, dims))
 
 
-def _xor_sum(value: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    flat = _flatten_dims(value, dims)
-    result = flat[..., 0]
-    for position in range(1, flat.shape[-1]):
-        result = result ^ flat[..., position]
-    return result.reshape(_list_kept_sizes(value, dims))
+def _reduce_flat(
+    function: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor, dims: list[int]
+) -> torch.Tensor:
+    return function(_flatten_dims(value, dims)).reshape(_list_kept_sizes(value, dims))
 
 
 def _welford_reduce(value: torch.Tensor, dims: list[int]) -> tuple[torch.Tensor, ...]:
@@ -233,16 +158,20 @@ def _online_softmax(value: torch.Tensor, dims: list[int]) -> tuple[torch.Tensor,
     return largest, torch.exp(value - largest).sum(dims, keepdim=True)
 
 
+def _sum(value: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    return value.sum(dims, keepdim=True, dtype=value.dtype if value.dtype is not torch.bool else None)
+
+
 _REDUCTIONS: dict[str, Callable[[torch.Tensor, list[int]], Reduced]] = {
     "sum": _sum,
     "dot": _sum,
-    "prod": _prod,
-    "any": _any,
+    "prod": functools.partial(_reduce_flat, lambda flat: flat.prod(-1, dtype=flat.dtype)),
+    "any": lambda value, dims: value.bool().any(dim=tuple(dims), keepdim=True),
     "max": functools.partial(_extreme, torch.amax),
     "min": functools.partial(_extreme, torch.amin),
     "argmax": functools.partial(_compute_position, torch.amax),
     "argmin": functools.partial(_compute_position, torch.amin),
-    "xor_sum": _xor_sum,
+    "xor_sum": functools.partial(_reduce_flat, lambda flat: functools.reduce(operator.xor, flat.unbind(-1))),
     "welford_reduce": _welford_reduce,
     "online_softmax_reduce": _online_softmax,
 }
@@ -253,7 +182,6 @@ def _list_kept_sizes(value: torch.Tensor, dims: list[int]) -> list[int]:
 
 
 def _flatten_dims(value: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    """The trailing dimensions ``dims`` as one."""
     return value.reshape(*value.shape[: len(value.shape) - len(dims)], -1)
 
 
@@ -289,19 +217,10 @@ def run_loop(
     *,
     nested: bool = False,
 ) -> object:
-    """Run ``body`` over an index space.
+    """Run ``body`` over an index space of ``sizes``, and of the dimensions that a reduction runs over; what it returns.
 
-    Args:
-        body: takes the indices as sympy expressions: one list, and a second one if there are ``reduced`` dimensions
-            (or if ``nested``, always).
-        sizes: iteration dimensions.
-        reduced: dimensions that a reduction runs over.
-        memory: what it loads and stores.
-        symbols: values of the sizes that are symbols.
-        nested: the body is one of the scheduler's, which takes two lists.
-
-    Returns:
-        What the body returns: for the loader of a value, a tensor of shape ``sizes``.
+    It takes the indices as sympy expressions: one list, and a second one if there are ``reduced`` dimensions, or always
+    if it is ``nested``, as one of the scheduler's. ``symbols`` are values of the sizes that are symbols.
 
     Raises:
         NotEvaluable: for anything that cannot be evaluated.
@@ -323,7 +242,7 @@ def run_loop(
         view[dimension] = size
         values[symbol] = torch.arange(size).view(view)
         indices.append(symbol)
-    handler = LoopHandler(memory, shape, len(reduced), values)
+    handler = _LoopHandler(memory, shape, len(reduced), values)
     split = len(sizes)
     lists = [indices[:split], indices[split:]] if reduced or nested else [indices]
     try:
@@ -344,7 +263,7 @@ def unwrap_value(value: object) -> object:
     return getattr(value, "value", value) if not isinstance(value, torch.Tensor) else value
 
 
-class LoopHandler:
+class _LoopHandler:
     """Answers the operators of a loop body with tensors over the whole index space."""
 
     def __init__(self, memory: LoopMemory, shape: Sequence[int], reduced: int, values: dict[object, object]) -> None:
@@ -391,19 +310,16 @@ class LoopHandler:
         flat.index_put_((place,), written, accumulate=mode is not None and "add" in mode)
 
     def store_reduction(self, name: str, index: object, value: object) -> None:
-        """Write what was reduced."""
         self.store(name, index, value)
 
     @property
     def _outer(self) -> list[int]:
-        """The iteration space, reduced dimensions as one element."""
         split = len(self.shape) - self.reduced
         return [*self.shape[:split], *[1] * self.reduced] if self.reduced else self.shape
 
     # -- indices --------------------------------------------------------------------------------
 
     def index_expr(self, expression: object, dtype: torch.dtype) -> torch.Tensor:
-        """The value of an expression of indices."""
         return torch.as_tensor(self._evaluate_index(expression)).to(
             find_compute_dtype(dtype, double=self.memory.double)
         )
@@ -422,8 +338,7 @@ class LoopHandler:
     def check_bounds(self, *args: object, **kwargs: object) -> None:
         """Loads stay within bounds; whether the kernel checks them is not evaluated."""
 
-    def device_assert_async(self, *args: object, **kwargs: object) -> None:
-        """Not evaluated."""
+    device_assert_async = check_bounds
 
     def _evaluate_index(self, expression: object) -> object:
         from torch.utils._sympy.interp import sympy_interp
@@ -436,7 +351,6 @@ class LoopHandler:
     # -- values ---------------------------------------------------------------------------------
 
     def constant(self, value: object, dtype: torch.dtype) -> torch.Tensor:
-        """A number."""
         if not isinstance(value, (bool, int, float)):
             value = self._evaluate_index(value)
         return torch.as_tensor(value).to(find_compute_dtype(dtype, double=self.memory.double))
@@ -460,7 +374,6 @@ class LoopHandler:
         return bits.to(find_compute_dtype(dtype, double=self.memory.double))
 
     def masked(self, mask: object, body: Callable[[], object], other: object) -> torch.Tensor:
-        """Return the value of ``body`` where the mask is set, and ``other`` elsewhere."""
         self._masked += 1
         try:
             value = torch.as_tensor(unwrap_value(body()))
@@ -486,16 +399,15 @@ class LoopHandler:
         return torch.bucketize(torch.as_tensor(unwrap_value(values)).to(row.dtype), row, right=right).to(indexing_dtype)
 
     def reduction(self, dtype: torch.dtype, src_dtype: torch.dtype, kind: str, value: object) -> object:
-        """``value`` over the reduced dimensions, which are kept with size 1."""
         value = unwrap_value(value)
-        dims = range(len(self.shape) - self.reduced, len(self.shape))
+        dims = list(range(len(self.shape) - self.reduced, len(self.shape)))
         whole = find_compute_dtype(src_dtype, double=self.memory.double)
         values = value if isinstance(value, tuple) else (value,)
         values = tuple(torch.as_tensor(part).to(whole).expand(self.shape) for part in values)
-        try:
-            result = reduce_values(kind, values, dims)
-        except KeyError:
-            raise NotEvaluable(f"reduction {kind}") from None
+        if kind not in (*_REDUCTIONS, "welford_combine"):
+            raise NotEvaluable(f"reduction {kind}")
+        # Mean, squares and weights are combined; any other kind reduces one tensor. Dimensions are kept with size 1.
+        result = _welford_combine(values, dims) if kind == "welford_combine" else _REDUCTIONS[kind](values[0], dims)
         wanted = find_compute_dtype(dtype, double=self.memory.double)
         if isinstance(result, tuple):
             return tuple(part.to(wanted) for part in result)
@@ -515,13 +427,11 @@ class LoopHandler:
     def sort(
         self, dtypes: Sequence[torch.dtype], values: Sequence[object], stable: bool, descending: bool
     ) -> tuple[object, ...]:
-        """The trailing dimensions in the order of the first value."""
         rows = [self._flatten_row(value) for value in values]
         order = rows[0].sort(dim=-1, stable=True, descending=descending).indices
         return tuple(self._restore_shape(row.gather(-1, order), dtype) for row, dtype in zip(rows, dtypes, strict=True))
 
     def _flatten_row(self, value: object) -> torch.Tensor:
-        """A value with the trailing dimensions as one."""
         whole = torch.as_tensor(unwrap_value(value)).expand(self.shape)
         return whole.reshape(*self.shape[: len(self.shape) - self.reduced], -1)
 
@@ -529,7 +439,6 @@ class LoopHandler:
         return row.reshape(self.shape).to(find_compute_dtype(dtype, double=self.memory.double))
 
     def _add_noise(self, value: object) -> object:
-        """The value moved by up to one ulp where noise was asked for; tuples stay as they are."""
         generator = self.memory.generator
         if generator is None or not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value

@@ -71,15 +71,11 @@ EVERYTHING = "*"
 class Control:
     """Changes to a compile, each by operator label, operator name, or ``*`` for all.
 
-    Attributes:
-        fallbacks: operators that ATen computes.
-        lowered: ATen computes everything that it can but these; None leaves that as it is.
-        realised: operators that get a buffer of their own.
-        apart: operators that are fused with nothing.
-        scalarised: operators of vectorised C++ that are computed element by element.
-        selected: what Triton code masks is selected by its mask once more, which changes nothing in right code.
-        separate: every fused loop nest is a kernel of its own; the C++ backend writes several into one function.
-        stored: buffers that one kernel alone reads are stored too, so that their values can be seen.
+    ATen computes ``fallbacks``, or all that it can but ``lowered``. Operators that are ``realised`` get a buffer of
+    their own, those ``apart`` are fused with nothing, those of vectorised C++ that are ``scalarised`` are computed
+    element by element. ``selected``: what Triton masks is selected by its mask once more, which changes nothing in
+    right code. ``separate``: every loop nest is a kernel, where C++ writes several into one. ``stored``: so is what one
+    kernel reads.
     """
 
     fallbacks: tuple[str, ...] = ()

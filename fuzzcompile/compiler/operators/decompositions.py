@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from torch._C import DispatchKey
     from torch._ops import OpOverload
 
-
-COMPILE_FX = "torch._inductor.compile_fx"
 _KEYS = ("CompositeImplicitAutograd", "Autograd")
+
+
+def can_take_out() -> bool:
+    """Return whether this torch has the table that decompositions can be left out of."""
+    return _find_table_maker() is not None
 
 
 def read_decomposition_table() -> Mapping[OpOverload, Function]:
@@ -35,17 +38,19 @@ def read_decomposition_table() -> Mapping[OpOverload, Function]:
 
     It depends on Inductor's config: see :func:`apply_config`.
     """
-    try:
-        return dict(importlib.import_module(COMPILE_FX).select_decomp_table())
-    except (ImportError, AttributeError):
-        return {}
+    make = _find_table_maker()
+    return dict(cast("Mapping[OpOverload, Function]", make())) if make is not None else {}
 
 
-@contextlib.contextmanager
-def apply_config(config: Mapping[str, object]) -> Iterator[None]:
+def _find_table_maker() -> Function | None:
+    with contextlib.suppress(ImportError):
+        return getattr(importlib.import_module("torch._inductor.compile_fx"), "select_decomp_table", None)
+    return None
+
+
+def apply_config(config: Mapping[str, object]) -> contextlib.AbstractContextManager[object]:
     """Entries of Inductor's config in force, as far as this torch has them: decompositions read them."""
-    with patch_config("inductor", config):
-        yield
+    return patch_config("inductor", config)
 
 
 def list_dispatcher_kernels() -> list[tuple[OpOverload, DispatchKey, Function]]:
@@ -61,6 +66,27 @@ def list_dispatcher_kernels() -> list[tuple[OpOverload, DispatchKey, Function]]:
         for key in keys
         if key in getattr(operator, "py_kernels", {})
     ]
+
+
+@contextlib.contextmanager
+def replace_dispatcher_kernels(
+    kernels: Sequence[tuple[OpOverload, DispatchKey, Function | None]],
+) -> Iterator[None]:
+    """Other kernels of the Python dispatcher in the block; None for no kernel there."""
+    before = [(operator, key, operator.py_kernels[key]) for operator, key, _ in kernels]
+
+    def register(kernels: Sequence[tuple[OpOverload, DispatchKey, Function | None]]) -> None:
+        for operator, key, kernel in kernels:
+            operator.py_kernels.pop(key, None)
+            if kernel is not None:
+                operator.py_kernels[key] = kernel
+            operator._dispatch_cache.clear()
+
+    try:
+        register(kernels)
+        yield
+    finally:
+        register(before)
 
 
 def find_decomposition(
@@ -86,15 +112,7 @@ def find_functional_form(operator: OpOverload) -> OpOverload | None:
         functional, overload = name, overload[:-4] or "default"
     else:
         functional = name[:-1] if name.endswith("_") and not name.endswith("__") else f"{name}_functional"
-    try:
-        return cast("OpOverload", getattr(getattr(getattr(torch.ops, namespace), functional), overload))
-    except (AttributeError, RuntimeError):
-        return None
-
-
-def format_operator(operator: object) -> str:
-    """``aten.gelu.default``."""
-    return str(operator)
+    return find_operator(f"{namespace}.{functional}.{overload}")
 
 
 def find_operator(name: str) -> OpOverload | None:
@@ -114,17 +132,9 @@ def get_operator_family(name: str) -> str:
     return short[:-1] if short.endswith("_") and not short.endswith("__") else short
 
 
-def can_take_out() -> bool:
-    """Return whether this torch has the table that decompositions can be left out of."""
-    try:
-        return callable(importlib.import_module(COMPILE_FX).select_decomp_table)
-    except (ImportError, AttributeError):
-        return False
-
-
 @dataclass(frozen=True)
-class DecompositionRemoval:
-    """Operators that a compile is to do without decompositions of, and its ledger.
+class ChosenOperators:
+    """Operators that a compile treats in another way, by their names, and the ledger of the compile.
 
     With an operator that writes in place goes the one that functionalization makes of it. Names that this torch does
     not know are passed over.
@@ -137,72 +147,43 @@ class DecompositionRemoval:
     def operators(self) -> tuple[OpOverload, ...]:
         """The operators, each with its functional form."""
         named = [operator for operator in map(find_operator, self.names) if operator is not None]
-        return tuple(
-            form for operator in named for form in (operator, find_functional_form(operator)) if form is not None
-        )
+        forms = (form for operator in named for form in (operator, find_functional_form(operator)))
+        return tuple(form for form in forms if form is not None)
 
     def record_unseen(self, unseen: Unseen, error: BaseException | None = None) -> None:
-        """Record a decomposition that could not be left out."""
+        """Record an operator that could not be treated so."""
         self.ledger.record_unseen(unseen)
 
 
-def wrap_table(removal: DecompositionRemoval, original: Function) -> Function:
+def wrap_table(removed: ChosenOperators, original: Function) -> Function:
     """Leave operators out of the table that Inductor hands to AOTAutograd."""
 
     def select_decomp_table() -> object:
         table = cast("Mapping[OpOverload, Function]", original())
-        return {operator: function for operator, function in table.items() if operator not in removal.operators}
+        return {operator: function for operator, function in table.items() if operator not in removed.operators}
 
     return select_decomp_table
 
 
 @contextlib.contextmanager
-def keep_undecomposed(removal: DecompositionRemoval) -> Iterator[None]:
+def keep_undecomposed(removed: ChosenOperators) -> Iterator[None]:
     """Keep the Python dispatcher from decomposing the operators.
 
     They then reach Inductor, which lowers them or, where it has no lowering, calls the ATen kernel. What it registers
-    for that is taken back at the end.
+    for that is taken back at the end. It refuses to do so for an operator that has a decomposition where the variable
+    CI is set, torch's own gate, which is unset here.
     """
-    with _remove_dispatcher_kernels(removal.operators), _restore_registrations(), _unset_ci():
-        yield
-
-
-@contextlib.contextmanager
-def _remove_dispatcher_kernels(operators: Sequence[OpOverload]) -> Iterator[None]:
-    wanted = [(operator, key, kernel) for operator, key, kernel in list_dispatcher_kernels() if operator in operators]
-    try:
-        for operator, key, _ in wanted:
-            del operator.py_kernels[key]
-            operator._dispatch_cache.clear()
-        yield
-    finally:
-        for operator, key, kernel in wanted:
-            operator.py_kernels[key] = kernel
-            operator._dispatch_cache.clear()
-
-
-@contextlib.contextmanager
-def _restore_registrations() -> Iterator[None]:
-    """Forget the fallbacks that Inductor registers for operators it has no lowering for."""
+    kernels = [(operator, key, None) for operator, key, _ in list_dispatcher_kernels() if operator in removed.operators]
     lowering = importlib.import_module("torch._inductor.lowering")
-    known = set(lowering.lowerings)
     fallbacks: set[object] = getattr(lowering, "fallbacks", set())
-    before = set(fallbacks)
+    known, before = set(lowering.lowerings), set(fallbacks)
+    ci = os.environ.pop("CI", None)
     try:
-        yield
+        with replace_dispatcher_kernels(kernels):
+            yield
     finally:
         for added in set(lowering.lowerings) - known:
             del lowering.lowerings[added]
-        for added in set(fallbacks) - before:
-            fallbacks.discard(added)
-
-
-@contextlib.contextmanager
-def _unset_ci() -> Iterator[None]:
-    """``make_fallback`` refuses an operator that has a decomposition where the variable CI is set: torch's own gate."""
-    kept = os.environ.pop("CI", None)
-    try:
-        yield
-    finally:
-        if kept is not None:
-            os.environ["CI"] = kept
+        fallbacks &= before
+        if ci is not None:
+            os.environ["CI"] = ci

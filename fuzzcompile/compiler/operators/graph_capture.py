@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import fx
 
+from fuzzcompile.compiler.functional_run import OperatorMode
 from fuzzcompile.compiler.session import Compilation, open_session
+from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.model.stages import JOINT_GRAPH
-from fuzzcompile.run.case import Case
+from fuzzcompile.run.case import Case, CompileSettings
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.runs import observe
 from fuzzcompile.run.tensors import copy_tree
@@ -34,15 +35,8 @@ class CapturedGraph:
 def capture_graphs(case: Case, device: torch.device, *, dynamic: bool | None = False) -> list[CapturedGraph]:
     """Run the case with a backend that only watches: every graph that was called, in the order of the first calls.
 
-    A graph comes with the inputs of its first call, or of the call that it refused, which ends the case.
-
-    Args:
-        case: the case; its program runs eagerly, graph by graph.
-        device: where to run it.
-        dynamic: as ``torch.compile`` takes it; False captures each shape as it is.
-
-    Raises:
-        CaseError: ``make()`` fails.
+    A graph comes with the inputs of its first call, or of the call that it refused, which ends the case. ``dynamic`` is
+    as ``torch.compile`` takes it; False captures each shape as it is.
     """
     seen: list[CapturedGraph] = []
 
@@ -65,10 +59,15 @@ def capture_graphs(case: Case, device: torch.device, *, dynamic: bool | None = F
         return run
 
     settings = replace(case.settings, backend=backend, options={}, mode=None, dynamic=dynamic)
-    with open_session(settings, Compilation(record=False)) as session:
+    _compile_and_run(case, device, settings, Compilation(record=False))
+    return seen
+
+
+def _compile_and_run(case: Case, device: torch.device, settings: CompileSettings, how: Compilation) -> Ledger:
+    with open_session(settings, how) as session:
         program = build(case, device)
         observe(case, program, session.compile(program.model), describe_failure=session.describe_failure)
-    return seen
+    return session.ledger
 
 
 def _copy_call(module: fx.GraphModule, inputs: Sequence[object]) -> CapturedGraph:
@@ -81,15 +80,9 @@ def capture_functional(case: Case, device: torch.device) -> list[CapturedGraph]:
 
     Transforms of functions (``vmap``, ``grad``) and higher-order operators that dynamo's graphs hold are worked out in
     them. Sizes are as symbolic as the case asks for.
-
-    Raises:
-        CaseError: ``make()`` fails.
     """
-    with open_session(case.settings, Compilation(screen=True)) as session:
-        program = build(case, device)
-        observe(case, program, session.compile(program.model), describe_failure=session.describe_failure)
     found = []
-    for frame in session.ledger.frames:
+    for frame in _compile_and_run(case, device, case.settings, Compilation(screen=True)).frames:
         record = frame.find_record(JOINT_GRAPH)
         if record is None or record.direction == "joint" or not record.snapshots:
             continue
@@ -119,15 +112,7 @@ def record_operator_calls(case: Case, device: torch.device, *, decomposed: bool)
     """Run the case compiled to graphs of ATen operators, forward and backward, which run call by call.
 
     Views, operators that write to their arguments and those that draw random numbers are left out: run again, they
-    would not be the same call.
-
-    Args:
-        case: the case.
-        device: where to run it.
-        decomposed: decompose operators as Inductor does before it lowers them.
-
-    Raises:
-        CaseError: ``make()`` fails.
+    would not be the same call. With ``decomposed``, operators are decomposed as Inductor does before it lowers them.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
@@ -135,30 +120,24 @@ def record_operator_calls(case: Case, device: torch.device, *, decomposed: bool)
 
     calls: list[AtenCall] = []
 
+    def record(operator: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if isinstance(operator, torch._ops.OpOverload) and _is_repeatable(operator):
+            calls.append(AtenCall(operator, *copy_tree((list(args), dict(kwargs)))))
+        return operator(*args, **kwargs)
+
     def compiler(module: fx.GraphModule, inputs: object) -> Callable[..., object]:
-        boxed: Callable[..., object] = make_boxed_func(_RecordingInterpreter(module, calls).run)
+        def run(*inputs: object) -> object:
+            with OperatorMode(record):
+                return module(*inputs)
+
+        boxed: Callable[..., object] = make_boxed_func(run)
         return boxed
 
     table = select_decomp_table() if decomposed else {}
     backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, decompositions=table)
     settings = replace(case.settings, backend=backend, options={}, mode=None)
-    with open_session(settings, Compilation(record=False)) as session:
-        program = build(case, device)
-        observe(case, program, session.compile(program.model), describe_failure=session.describe_failure)
+    _compile_and_run(case, device, settings, Compilation(record=False))
     return calls
-
-
-class _RecordingInterpreter(fx.Interpreter):
-    """Runs a graph and keeps a copy of the arguments of each call of an operator."""
-
-    def __init__(self, module: fx.GraphModule, calls: list[AtenCall]) -> None:
-        super().__init__(module, garbage_collect_values=True)
-        self._calls = calls
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        if isinstance(target, torch._ops.OpOverload) and _is_repeatable(target):
-            self._calls.append(AtenCall(target, *copy_tree((list(args), dict(kwargs)))))
-        return super().call_function(target, args, kwargs)
 
 
 def _is_repeatable(operator: torch._ops.OpOverload) -> bool:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from fuzzcompile.compiler import graph_breaks, torch_config
 from fuzzcompile.compiler.graph_breaks import GraphExclusions
-from fuzzcompile.compiler.kernels import kernel_patches, kernel_watch
+from fuzzcompile.compiler.kernels import kernel_patches
 from fuzzcompile.compiler.kernels.kernel_watch import LoweringWatch
 from fuzzcompile.compiler.operators import decompositions, fake_tensors
-from fuzzcompile.compiler.operators.decompositions import DecompositionRemoval
-from fuzzcompile.compiler.operators.fake_tensors import KernelMetadata
+from fuzzcompile.compiler.operators.decompositions import ChosenOperators
 from fuzzcompile.compiler.torch_api import CAPTURE, OptimizeReplacement
 from fuzzcompile.compiler.watch import aot_autograd, pass_patches, stage_patches
 from fuzzcompile.compiler.watch import pass_patches as passes
@@ -415,13 +414,13 @@ KERNELS: tuple[Patch[LoweringWatch], ...] = (
     Patch("masked code", (CODEGEN,), "masks of Triton code applied once more",
           _TRITON, "TritonKernelOverrides.masked", kernel_patches.wrap_triton_masked, takes=("mask", "body", "other")),
     Patch("operator's code", (CODEGEN,), "operators of lines of code",
-          _COMMON, "CSEProxy._default", kernel_watch.wrap_operator, make_statement_probe("exp")),
+          _COMMON, "CSEProxy._default", kernel_patches.wrap_operator, make_statement_probe("exp")),
     Patch("load's code", (CODEGEN,), "loads in lines of code",
-          _COMMON, "CSEProxy.load", kernel_watch.wrap_load, make_statement_probe("load")),
+          _COMMON, "CSEProxy.load", kernel_patches.wrap_load, make_statement_probe("load")),
     Patch("reduction's code", (CODEGEN,), "reductions in lines of code",
-          _COMMON, "CSEProxy.reduction", kernel_watch.wrap_reduction, make_statement_probe("reduction:sum")),
+          _COMMON, "CSEProxy.reduction", kernel_patches.wrap_reduction, make_statement_probe("reduction:sum")),
     Patch("line of code", (CODEGEN,), "lines of generated code",
-          _COMMON, "CSE.generate", kernel_watch.wrap_generate, make_statement_probe("exp")),
+          _COMMON, "CSE.generate", kernel_patches.wrap_generate, make_statement_probe("exp")),
     Patch("kernel call", (CODEGEN, RUNTIME), "values of kernels",
           _WRAPPER, "PythonWrapperCodegen.generate_kernel_call", kernel_patches.wrap_kernel_call, probe_kernel_call),
     Patch("compiled graph", (RUNTIME, CUDAGRAPHS), "results of compiled graphs",
@@ -437,11 +436,11 @@ KERNELS: tuple[Patch[LoweringWatch], ...] = (
 )
 
 # What an ablation asks for.
-DECOMPOSITIONS: tuple[Patch[DecompositionRemoval], ...] = (
+DECOMPOSITIONS: tuple[Patch[ChosenOperators], ...] = (
     Patch("decomposition table", (DECOMPOSITION,), "operators without decompositions",
           _FX, "select_decomp_table", decompositions.wrap_table, probe_undecomposed),
 )
-METADATA: tuple[Patch[KernelMetadata], ...] = (
+METADATA: tuple[Patch[ChosenOperators], ...] = (
     Patch("fake tensors", (FAKE_TENSOR,), "metadata from kernels",
           fake_tensors.FAKE_TENSOR_MODULE, "FakeTensorMode._dispatch_impl", fake_tensors.wrap_dispatch,
           probe_fake_tensors),
@@ -467,8 +466,7 @@ AnyPatch = (
     Patch[Recorder]
     | Patch[Ledger]
     | Patch[LoweringWatch]
-    | Patch[DecompositionRemoval]
-    | Patch[KernelMetadata]
+    | Patch[ChosenOperators]
     | Patch[GraphExclusions]
     | Patch[OptimizeReplacement]
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,11 +15,11 @@ from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount
-from fuzzcompile.diagnosis.kernels.kernel_suspects import WatchedGraph
+from fuzzcompile.diagnosis.kernels.watched_graph import WatchedGraph
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.case import Case
-from fuzzcompile.run.case_program import build
-from fuzzcompile.run.observation import Observation
+from fuzzcompile.run.case_program import CaseProgram, build
+from fuzzcompile.run.observation import Failure, Observation
 from fuzzcompile.run.runs import SavedTensors, observe
 
 _HOW = Compilation(kernels=True)
@@ -58,14 +58,9 @@ class Execution:
 
 @dataclass
 class StrictCompiler:
-    """Makes the executions, and counts them.
+    """Makes the executions of a case under the strict settings, and counts them.
 
-    Attributes:
-        case: the case under the strict settings.
-        device: where it runs.
-        vetoes: rewrites that are refused throughout.
-        deadline: value of ``time.monotonic()`` after which no further compile is begun.
-        count: how many compiles were made.
+    ``vetoes`` are rewrites that are refused throughout; ``deadline`` is a value of ``time.monotonic()``.
     """
 
     case: Case
@@ -80,15 +75,10 @@ class StrictCompiler:
         return self.deadline is not None and time.monotonic() > self.deadline
 
     def execute(self, *, case: Case | None = None, control: Control = UNCHANGED, runs: int = 1) -> Execution:
-        """Compile a case and run it ``runs`` times, each time from the same state.
-
-        Args:
-            case: another form of the case; the case itself by default.
-            control: what to change behind the graph passes.
-            runs: how often the compiled program runs.
+        """Compile the case, or another form of it, and run it ``runs`` times, each time from the same state.
 
         Raises:
-            OutOfTime: the deadline has passed.
+            BitwiseOutOfTime: the deadline has passed.
         """
         if self.is_late:
             raise BitwiseOutOfTime
@@ -99,12 +89,8 @@ class StrictCompiler:
         observations, calls = list[Observation](), list[tuple[int, ...]]()
         with open_session(case.settings, how) as session:
             program = build(case, self.device)
-            kept = SavedTensors(case, program, self.device)
-            target = session.compile(program.model)
-            for number in range(runs):
-                if number:
-                    kept.restore()
-                observations.append(observe(case, program, target, describe_failure=session.describe_failure))
+            for observation in self._run(case, program, session.compile(program.model), runs, session.describe_failure):
+                observations.append(observation)
                 calls.append(tuple(len(lowered.calls) for lowered in session.ledger.lowered))
         return Execution(session.ledger, tuple(observations), tuple(calls))
 
@@ -112,13 +98,21 @@ class StrictCompiler:
         """Run the same built program ``runs`` times in eager mode, each time from the same state."""
         case = case or self.case
         program = build(case, self.device)
+        return list(self._run(case, program, program.model, runs))
+
+    def _run(
+        self,
+        case: Case,
+        program: CaseProgram,
+        target: Callable[..., object],
+        runs: int,
+        describe_failure: Callable[[BaseException], Failure] | None = None,
+    ) -> Iterator[Observation]:
         kept = SavedTensors(case, program, self.device)
-        observations = []
         for number in range(runs):
             if number:
                 kept.restore()
-            observations.append(observe(case, program, program.model))
-        return observations
+            yield observe(case, program, target, describe_failure=describe_failure)
 
 
 # The settings under which torch promises equal bits, as far as the installed torch has them.

@@ -23,13 +23,7 @@ from fuzzcompile.diagnosis.bitwise.bit_difference import (
     why_open_batch,
 )
 from fuzzcompile.diagnosis.bitwise.execution import SHOWN, Execution, StrictCompiler
-from fuzzcompile.diagnosis.bitwise.kernel_bits import (
-    TracedCall,
-    find_first_parting,
-    find_parting_behind_kernels,
-    is_same_graph,
-    single_out,
-)
+from fuzzcompile.diagnosis.bitwise.kernel_bits import find_first_parting, single_out
 from fuzzcompile.model.evidence import RANDOM_STATE
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import CaseProgram, build
@@ -45,11 +39,8 @@ from fuzzcompile.run.tensors import map_tensors
 class Batch:
     """Samples along the first dimension of a case's inputs.
 
-    Attributes:
-        case: the first call of the case, without its backward, whose loss would mix the samples.
-        size: how many samples.
-        rows: the samples that are looked at alone: the first, the last, and some between.
-        first_alone: only the first input holds samples.
+    ``case`` is its first call, without its backward, whose loss would mix the samples. ``rows`` are the samples that
+    are looked at alone: the first, the last, and some between. ``first_alone``: only the first input holds samples.
     """
 
     case: Case
@@ -83,7 +74,7 @@ class Batch:
         return map_tensors(narrow, inputs)
 
 
-def find_batches(case: Case, program: CaseProgram) -> list[Batch]:
+def _find_batches(case: Case, program: CaseProgram) -> list[Batch]:
     """The batches that a case's first call may take, the likelier first.
 
     All inputs whose first dimension has the size of the first input's hold rows, or the first input alone does; weights
@@ -101,21 +92,20 @@ def find_batches(case: Case, program: CaseProgram) -> list[Batch]:
 
 
 def take_row_of_value(value: torch.Tensor, alone: torch.Tensor, size: int, number: int) -> torch.Tensor | None:
-    """The part of a batch's value that belongs to one sample.
+    """The part of the value of a whole batch of ``size`` that belongs to sample ``number``.
 
-    Args:
-        value: of the whole batch.
-        alone: the same value of a sample alone, whose shape says where the samples are.
-        size: how many samples.
-        number: of the sample.
-
-    Returns:
-        None if the shapes do not say which dimension holds the samples.
+    ``alone`` is the same value of a sample alone, whose shape says where the samples are; None if it does not.
     """
     if value.dtype != alone.dtype:
         return None
-    if value.dim() != alone.dim():
-        return _take_flat_row(value, alone, size, number)
+    if value.dim() != alone.dim():  # a compiler drops the dimension of a sample that is alone
+        if value.numel() != size * alone.numel() or not value.dim() or value.shape[0] != size:
+            return None
+        part, ones = (
+            value[number],
+            [[length for length in each.shape if length != 1] for each in (value[number], alone)],
+        )
+        return part.reshape(alone.shape) if ones[0] == ones[1] else None
     apart = [dim for dim, sizes in enumerate(zip(value.shape, alone.shape, strict=True)) if sizes[0] != sizes[1]]
     if not apart:
         return value  # no sample enters it, as in a table of positions
@@ -123,18 +113,6 @@ def take_row_of_value(value: torch.Tensor, alone: torch.Tensor, size: int, numbe
     if len(apart) > 1 or value.shape[dim] != size * alone.shape[dim]:
         return None
     return value.narrow(dim, number * alone.shape[dim], alone.shape[dim])
-
-
-def _take_flat_row(value: torch.Tensor, alone: torch.Tensor, size: int, number: int) -> torch.Tensor | None:
-    """The same where a compiler dropped the dimension of a sample that is alone."""
-    if value.numel() != size * alone.numel() or not value.dim() or value.shape[0] != size:
-        return None
-    part = value[number]
-    return part.reshape(alone.shape) if _without_ones(part.shape) == _without_ones(alone.shape) else None
-
-
-def _without_ones(shape: Sequence[int]) -> list[int]:
-    return [size for size in shape if size != 1]
 
 
 BATCH = "batch"
@@ -162,8 +140,6 @@ def rows_differ(compiles: StrictCompiler, control: Control) -> bool:
 
 @dataclass(frozen=True)
 class _EagerRows:
-    """A batch, and what eager gives for it and for its rows alone."""
-
     batch: Batch
     together: Observation
     alone: Observation
@@ -172,7 +148,7 @@ class _EagerRows:
 def _run_rows_eagerly(compiles: StrictCompiler) -> _EagerRows | str:
     """The first way to cut the inputs into rows that do not depend on each other; else why there is none."""
     refused = "the first input has no dimension of two or more rows"
-    for batch in find_batches(compiles.case, build(compiles.case, compiles.device)):
+    for batch in _find_batches(compiles.case, build(compiles.case, compiles.device)):
         together, alone = (compiles.run_eager(case=case)[0] for case in (batch.case, batch.make_alone()))
         why = _why_refused(batch, together, alone) or _why_mixed(compiles, batch)
         if why is None:
@@ -206,7 +182,6 @@ def _answer_rows(compiles: StrictCompiler, compiled: _CompiledRows, eager: list[
 
 
 def _why_refused(batch: Batch, together: Observation, alone: Observation) -> str | None:
-    """Return the reason for which the rows prove nothing; None if they do prove something."""
     failure = together.failure or alone.failure
     if failure:
         return f"eager does not run on a row alone: {failure}" if alone.failure else f"eager raises {failure}"
@@ -249,7 +224,6 @@ def _pair_rows(
 
 
 def _compare_rows(batch: Batch, together: Observation, alone: Observation) -> list[BitDifference]:
-    """The outputs of which a row differs, each with its first such row."""
     found: dict[str, BitDifference] = {}
     for name, part, row in _pair_rows(batch, together, alone):
         apart = compare_bits(name, part, row)
@@ -260,15 +234,12 @@ def _compare_rows(batch: Batch, together: Observation, alone: Observation) -> li
 
 @dataclass(frozen=True)
 class _CompiledRows:
-    """A batch compiled, and its rows compiled alone."""
-
     batch: Batch
     together: Execution
     alone: Execution
 
     @classmethod
     def compile(cls, compiles: StrictCompiler, batch: Batch, control: Control = UNCHANGED) -> _CompiledRows:
-        """Compile both."""
         return cls(
             batch,
             compiles.execute(case=batch.case, control=control),
@@ -277,45 +248,35 @@ class _CompiledRows:
 
     @property
     def failure(self) -> Failure | None:
-        """Failure of the batch, else of its rows; None if both ran."""
         return self.together.first.failure or self.alone.first.failure
 
     @functools.cached_property
     def outputs(self) -> list[BitDifference]:
-        """The outputs of which a row differs."""
         return _compare_rows(self.batch, self.together.first, self.alone.first)
 
     def find_partings(self) -> list[Parting]:
-        """The first parting of each graph, over the rows."""
-        found = []
-        for lowered in self.together.ledger.lowered:
-            partner = next((each for each in self.alone.ledger.lowered if is_same_graph(lowered, each)), None)
-            parting = self._find_first_parting(lowered, partner) if partner is not None else None
-            if parting is not None:
-                found.append(parting)
-        return sort_partings(found)
+        return sort_partings(
+            parting
+            for lowered in self.together.ledger.lowered
+            for parting in [self._find_first(lowered)]
+            if parting is not None
+        )
 
-    def _find_first_parting(self, lowered: LoweredGraph, partner: LoweredGraph) -> Parting | None:
-        if not lowered.calls:
-            return None
-        for call, number in zip(partner.calls, self.batch.rows, strict=False):
+    def _find_first(self, lowered: LoweredGraph) -> Parting | None:
+        for place, number in enumerate(self.batch.rows if lowered.calls else ()):
             project = functools.partial(take_row_of_value, size=self.batch.size, number=number)
-            pair = TracedCall(lowered, lowered.calls[0]), TracedCall(partner, call)
-            parting = find_first_parting(*pair, why_open_kernel, project) or find_parting_behind_kernels(*pair, project)
+
+            def calls(partner: LoweredGraph, place: int = place) -> list[tuple[GraphCall, GraphCall]]:
+                return [(lowered.calls[0], call) for call in partner.calls[place : place + 1]]
+
+            parting = find_first_parting(lowered, self.alone.ledger.lowered, calls, _why_open_kernel, project)
             if parting is not None:
                 return replace(parting, detail=f"row {number}: {parting.detail}")
         return None
 
 
-def why_open_kernel(kernel: Kernel, buffer: str, compared: Collection[str], apart: BitDifference) -> str | None:
-    """Return the reason for which a kernel may give a row other bits in another batch; None if it may not.
-
-    Args:
-        kernel: the kernel.
-        buffer: what it wrote.
-        compared: the buffers whose own bits were the same.
-        apart: how the row's value differs.
-    """
+def _why_open_kernel(kernel: Kernel, buffer: str, compared: Collection[str], apart: BitDifference) -> str | None:
+    """Return why a kernel may give a row other bits in another batch, where ``compared`` buffers were the same."""
     if kernel.extern:
         return "a library computes it, and torch promises nothing of libraries"
     return why_open_batch(list_operators_behind(kernel, buffer, compared), apart)
@@ -329,26 +290,24 @@ _COMPILES = "two compiles of the program"
 
 
 def judge_run_to_run(compiles: StrictCompiler, execution: Execution) -> PromiseAnswer:
-    """Run a compiled program twice, and compile it twice.
-
-    Args:
-        compiles: makes further compiles.
-        execution: the compiled program, run twice.
-    """
+    """Run a compiled program twice, as in ``execution``, and compile it twice."""
     if compare_runs(*compiles.run_eager(runs=2)):
         return PromiseAnswer(RUN_TO_RUN, None, "eager itself gives other bits when the same program runs again")
     outputs = find_significant(execution.runs)
     if outputs:
-        return _make_broken_promise(
-            _RUNS, outputs, _compare_runs(execution), lambda: _compare_runs(_execute_shown_twice(compiles))
-        )
+
+        def find_shown() -> list[Parting]:
+            return _compare_runs(compiles.execute(control=SHOWN, runs=2))
+
+        return _make_broken_promise(_RUNS, outputs, _compare_runs(execution), find_shown)
     second = compiles.execute()
     outputs = find_significant((execution.first, second.first))
     if outputs:
-        partings = _compare_compiles(execution, second)
-        return _make_broken_promise(
-            _COMPILES, outputs, partings, lambda: _compare_compiles(*_compile_shown_twice(compiles))
-        )
+
+        def find_shown_again() -> list[Parting]:
+            return _compare_compiles(compiles.execute(control=SHOWN), compiles.execute(control=SHOWN))
+
+        return _make_broken_promise(_COMPILES, outputs, _compare_compiles(execution, second), find_shown_again)
     return PromiseAnswer(RUN_TO_RUN, True, f"{_RUNS} give the same bits, and so do {_COMPILES}")
 
 
@@ -372,47 +331,31 @@ def _make_broken_promise(
         why = f"{between} differ, and no graph or kernel shows where"
         return PromiseAnswer(RUN_TO_RUN, False, why, (), tuple(outputs), unsure=True)
     first = single_out(partings[0], finer)
-    return PromiseAnswer(
-        RUN_TO_RUN, False, f"{between} differ: {first}: {first.detail}", (first, *partings[1:]), tuple(outputs)
-    )
-
-
-def _execute_shown_twice(compiles: StrictCompiler) -> Execution:
-    return compiles.execute(control=SHOWN, runs=2)
-
-
-def _compile_shown_twice(compiles: StrictCompiler) -> tuple[Execution, Execution]:
-    return compiles.execute(control=SHOWN), compiles.execute(control=SHOWN)
+    why = f"{between} differ: {first}: {first.detail}"
+    return PromiseAnswer(RUN_TO_RUN, False, why, (first, *partings[1:]), tuple(outputs))
 
 
 def _compare_runs(execution: Execution) -> list[Parting]:
-    """The first parting of each graph between the first run and the second."""
-    found: list[Parting] = []
-    for lowered, before, after in zip(execution.ledger.lowered, *execution.calls[:2], strict=False):
-        pairs = zip(lowered.calls[:before], lowered.calls[before:after], strict=False)
-        found += _find_first_parting(lowered, lowered, pairs)
-    return sort_partings(found)
+    return _compare_first_runs(execution, execution.ledger.lowered, execution.calls[0])
 
 
 def _compare_compiles(first: Execution, second: Execution) -> list[Parting]:
-    """The first parting of each graph between two compiles."""
+    return _compare_first_runs(first, second.ledger.lowered, [0] * len(first.calls[0]))
+
+
+def _compare_first_runs(first: Execution, others: Sequence[LoweredGraph], skipped: Sequence[int]) -> list[Parting]:
+    """The first parting of each graph between its calls in the first run and those of another, but ``skipped`` ones."""
     found: list[Parting] = []
-    for lowered, made in zip(first.ledger.lowered, first.calls[0], strict=False):
-        partner = next((each for each in second.ledger.lowered if is_same_graph(lowered, each)), None)
-        if partner is not None:
-            found += _find_first_parting(lowered, partner, zip(lowered.calls[:made], partner.calls, strict=False))
+    for lowered, made, before in zip(first.ledger.lowered, first.calls[0], skipped, strict=False):
+
+        def pair_calls(
+            partner: LoweredGraph, own: list[GraphCall] = lowered.calls[:made], before: int = before
+        ) -> Iterable[tuple[GraphCall, GraphCall]]:
+            return zip(own, partner.calls[before:], strict=False)
+
+        parting = find_first_parting(lowered, others, pair_calls, _is_never_open)
+        found += [] if parting is None else [parting]
     return sort_partings(found)
-
-
-def _find_first_parting(
-    first: LoweredGraph, second: LoweredGraph, calls: Iterable[tuple[GraphCall, GraphCall]]
-) -> list[Parting]:
-    for before, after in calls:
-        pair = TracedCall(first, before), TracedCall(second, after)
-        parting = find_first_parting(*pair, _is_never_open) or find_parting_behind_kernels(*pair)
-        if parting is not None:
-            return [parting]
-    return []
 
 
 def _is_never_open(kernel: Kernel, buffer: str, compared: Collection[str], apart: BitDifference) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import fx
 
 from fuzzcompile.compiler.kernels.ir_evaluation import (
+    NOT_FOLLOWED,
     AppliedOperator,
     ExecutionEvaluation,
     StoredBuffer,
@@ -19,134 +21,100 @@ from fuzzcompile.compiler.kernels.ir_evaluation import (
 from fuzzcompile.compiler.kernels.kernel_loops import find_loop_nodes, list_loop_operators
 from fuzzcompile.compiler.kernels.lowering_control import find_lowering_source, parse_operator
 from fuzzcompile.compiler.watch.ledger import GraphCall, Kernel, LoweredGraph, Unseen, UnseenLog, format_reason
+from fuzzcompile.diagnosis.attribution.culprit import Culprit
 from fuzzcompile.diagnosis.bitwise.bit_difference import (
     BitDifference,
     Parting,
     compare_bits,
     is_exact,
+    measure_bits,
     why_open_bits,
     why_open_cast,
     why_open_code,
 )
 from fuzzcompile.diagnosis.bitwise.execution import BitwiseOutOfTime
 from fuzzcompile.diagnosis.kernels.code_generators import find_generator
-from fuzzcompile.diagnosis.kernels.kernel_culprits import find_kernel, find_site
-from fuzzcompile.diagnosis.kernels.kernel_suspects import WatchedGraph
+from fuzzcompile.diagnosis.kernels.watched_graph import WatchedGraph, find_kernel, find_site
+from fuzzcompile.diagnosis.stages.ways import Pair, Sides, walk_pairs
 from fuzzcompile.model.stages import CODEGEN, LOWERING, RUNTIME
 
-_LOOPS = "a loop that the lowering wrote"
+# One execution of a graph, each step on what it really read: its lowerings beside ATen, its kernels beside their loops.
 
 
-class CallPartings:
-    """The partings in one call of one lowered graph.
+def find_call_partings(look: WatchedGraph) -> list[Parting]:
+    """The partings of lowerings, kernels and the wrapper from the right values in one call, in graph order."""
+    lowered, inputs = look.lowered, look.inputs or ()
+    inexact = {
+        buffer: kernel.extern or not is_exact(list_loop_operators(kernel, buffer))
+        for kernel in lowered.kernels
+        for buffer in kernel.writes
+    }
+    followed = ExecutionEvaluation(lowered, inputs, look.interpret(double=False), look.call, inexact)
+    found: list[Parting | None] = []
+    try:
+        found += [_compare_lowering(lowered, each) for each in compare_operators(followed, inputs)]
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except Exception as error:  # an operator that does not run on these values leaves the rest uncompared
+        missed = Unseen("operators of a graph", format_reason(error), (LOWERING, CODEGEN), "places where bits part")
+        UnseenLog().note(missed)
+    with contextlib.suppress(*NOT_FOLLOWED, ValueError):
+        followed.finish()
+    found += [_compare_kernel(lowered, stored) for stored in followed.stored.values()]
+    found += _compare_outputs(look, followed)
+    return sorted((each for each in found if each is not None), key=lambda parting: parting.position)
 
-    Args:
-        look: the graph with the inputs of the call.
-    """
 
-    def __init__(self, look: WatchedGraph) -> None:
-        self.lowered, self._look = look.lowered, look
-        self._places = {node.name: place for place, node in enumerate(self.lowered.snapshot.graph.nodes)}
-        inexact = {
-            buffer: kernel.extern or not is_exact(list_loop_operators(kernel, buffer))
-            for kernel in self.lowered.kernels
-            for buffer in kernel.writes
-        }
-        self._followed = ExecutionEvaluation(self.lowered, look.inputs or (), look.native, look.call, inexact)
+def _compare_lowering(lowered: LoweredGraph, applied: AppliedOperator) -> Parting | None:
+    aten, value, node = applied.aten, applied.lowered, applied.node
+    rounded = value.to(aten.dtype)
+    if value.is_floating_point() and aten.is_floating_point():
+        left, why = compare_bits(node.name, rounded.to(value.dtype), value), why_open_cast(node)
+        if left is not None and not left.only_payloads:
+            if applied.reads_unrounded and why is not None:
+                return None
+            what = f"its result is not rounded to {str(aten.dtype).removeprefix('torch.')}"
+            return make_parting(lowered, LOWERING, node, left, what, why)
+    apart = None if applied.reads_unrounded else compare_bits(node.name, aten, rounded)
+    if apart is None:
+        return None
+    return make_parting(lowered, LOWERING, node, apart, "not what ATen gives", why_open_bits(node, aten, apart))
 
-    def find_partings(self) -> list[Parting]:
-        """Find the partings of lowerings, kernels and the wrapper from the right values, in graph order."""
-        found = list(self._compare_lowerings())
-        with contextlib.suppress(*_FAILS):
-            self._followed.finish()
-        found += self._compare_kernels()
-        found += self._compare_outputs()
-        return sorted(found, key=lambda parting: parting.position)
 
-    # -- lowerings ------------------------------------------------------------------------------
+def _compare_kernel(lowered: LoweredGraph, stored: StoredBuffer) -> Parting | None:
+    if stored.meant is None or stored.meant.shape != stored.written.shape:
+        return None
+    apart = compare_bits(stored.buffer, stored.meant, stored.written)
+    kernel = lowered.kernels[stored.kernel]
+    name = stored.node or (kernel.nodes[-1] if kernel.nodes else None)
+    node = lowered.find_node(name) if name is not None else None
+    if apart is None or node is None:
+        return None
+    operators, names = list_loop_operators(kernel, stored.buffer), find_loop_nodes(kernel, stored.buffer)
+    nodes = [node for node in lowered.snapshot.graph.nodes if node.name in names]
+    why = why_open_code(operators, nodes, apart, stored.written.dtype, reads_unknown=stored.reads_unknown)
+    what = "the kernel writes something else than a loop that the lowering wrote"
+    return make_parting(lowered, CODEGEN, node, apart, what, why, kernel)
 
-    def _compare_lowerings(self) -> Iterator[Parting]:
-        try:
-            applied = list(compare_operators(self._followed, self._look.inputs or ()))
-        except (KeyboardInterrupt, MemoryError):
-            raise
-        except Exception as error:  # an operator that does not run on these values leaves the rest uncompared
-            missed = Unseen("operators of a graph", format_reason(error), (LOWERING, CODEGEN), "places where bits part")
-            UnseenLog().note(missed)
-            return
-        for each in applied:
-            parting = self._compare_lowering(each)
-            if parting is not None:
-                yield parting
 
-    def _compare_lowering(self, applied: AppliedOperator) -> Parting | None:
-        aten, lowered, node = applied.aten, applied.lowered, applied.node
-        rounded = lowered.to(aten.dtype)
-        if lowered.is_floating_point() and aten.is_floating_point():
-            left = compare_bits(node.name, rounded.to(lowered.dtype), lowered)
-            if left is not None and not left.only_payloads:
-                if applied.reads_unrounded and why_open_cast(node) is not None:
-                    return None
-                what = f"its result is not rounded to {str(aten.dtype).removeprefix('torch.')}"
-                return self._make_parting(LOWERING, node, left, what, why_open_cast(node))
-        if applied.reads_unrounded:
-            return None
-        apart = compare_bits(node.name, aten, rounded)
-        if apart is None:
-            return None
-        return self._make_parting(LOWERING, node, apart, "not what ATen gives", why_open_bits(node, aten, apart))
+def _compare_outputs(look: WatchedGraph, followed: ExecutionEvaluation) -> Iterator[Parting]:
+    lowered = look.lowered
+    renamed = getattr(lowered.scheduler, "mutation_real_name", {})
+    for node, value in zip(lowered.snapshot.results, look.call.outputs or (), strict=False):
+        stored = followed.find_stored(node.name) if isinstance(node, fx.Node) else None
+        if stored is None or not isinstance(value, torch.Tensor) or stored.written.shape != value.shape:
+            continue
+        apart = compare_bits(node.name, stored.written, value.cpu())
+        later = (name for kernel in lowered.kernels[stored.kernel + 1 :] for name in kernel.writes)
+        if apart is not None and not any(renamed.get(name, name) == stored.buffer for name in later):
+            what = f"output {node.name} is not what the kernel wrote: {apart}"
+            culprit = Culprit.from_operator(RUNTIME, None)
+            position = _find_position(lowered, node)
+            yield Parting(lowered.frame, lowered.direction, culprit, apart, what, position=position)
 
-    # -- kernels --------------------------------------------------------------------------------
 
-    def _compare_kernels(self) -> Iterator[Parting]:
-        for stored in self._followed.stored.values():
-            parting = self._compare_kernel(stored)
-            if parting is not None:
-                yield parting
-
-    def _compare_kernel(self, stored: StoredBuffer) -> Parting | None:
-        if stored.meant is None or stored.meant.shape != stored.written.shape:
-            return None
-        apart = compare_bits(stored.buffer, stored.meant, stored.written)
-        if apart is None:
-            return None
-        kernel = self.lowered.kernels[stored.kernel]
-        operators = list_loop_operators(kernel, stored.buffer)
-        names = find_loop_nodes(kernel, stored.buffer)
-        nodes = [node for node in self.lowered.snapshot.graph.nodes if node.name in names]
-        why = why_open_code(operators, nodes, apart, stored.written.dtype, reads_unknown=stored.reads_unknown)
-        name = stored.node or (kernel.nodes[-1] if kernel.nodes else None)
-        node = self.lowered.find_node(self.lowered.find_producer(name)) if name is not None else None
-        if node is None:
-            return None
-        return self._make_parting(CODEGEN, node, apart, f"the kernel writes something else than {_LOOPS}", why, kernel)
-
-    # -- outputs --------------------------------------------------------------------------------
-
-    def _compare_outputs(self) -> Iterator[Parting]:
-        """Outputs that are not what the kernels wrote: the wrapper, or what calls it."""
-        for node, value in zip(self.lowered.snapshot.results, self._look.call.outputs or (), strict=False):
-            stored = self._followed.find_stored(node.name) if isinstance(node, fx.Node) else None
-            if stored is None or not isinstance(value, torch.Tensor) or stored.written.shape != value.shape:
-                continue
-            apart = compare_bits(node.name, stored.written, value.cpu())
-            if apart is not None and not self._is_overwritten(stored):
-                what = f"output {node.name} is not what the kernel wrote: {apart}"
-                place = self._places.get(node.name, 0)
-                yield Parting(self.lowered.frame, self.lowered.direction, RUNTIME, None, apart, what, position=place)
-
-    def _is_overwritten(self, stored: StoredBuffer) -> bool:
-        """Return whether a later kernel writes into the same buffer."""
-        renamed = getattr(self.lowered.scheduler, "mutation_real_name", {})
-        later = (name for kernel in self.lowered.kernels[stored.kernel + 1 :] for name in kernel.writes)
-        return any(renamed.get(name, name) == stored.buffer for name in later)
-
-    # -- what is the same of all ----------------------------------------------------------------
-
-    def _make_parting(
-        self, stage: str, node: fx.Node, apart: BitDifference, what: str, why: str | None, kernel: Kernel | None = None
-    ) -> Parting:
-        return make_parting(self.lowered, stage, node, apart, what, why, kernel, self._places.get(node.name, 0))
+def _find_position(lowered: LoweredGraph, node: fx.Node) -> int:
+    return next((place for place, each in enumerate(lowered.snapshot.graph.nodes) if each.name == node.name), 0)
 
 
 def make_parting(
@@ -157,35 +125,26 @@ def make_parting(
     what: str,
     why: str | None,
     kernel: Kernel | None = None,
-    position: int = 0,
 ) -> Parting:
     """A parting at a node of a lowered graph; its kernel is the first that computes the node, if none is given."""
+    position = _find_position(lowered, node)
     node = lowered.find_node(lowered.find_producer(node.name)) or node  # of several results, the operator
     kernel = kernel or find_kernel(lowered, node.name)
     label = lowered.labels.get(node.name)
+    source, line = find_lowering_source(node.target)
     if stage == CODEGEN and kernel is not None and not kernel.extern:
         code = find_generator(lowered, kernel.name).find_fusion_code()
         source, line = code.source, code.line
-    else:
-        source, line = find_lowering_source(node.target)
-    return Parting(
-        lowered.frame,
-        lowered.direction,
+    culprit = Culprit.from_operator(
         stage,
         parse_operator(label) if label else None,
-        apart,
-        f"{what}: {apart}",
-        node.name,
-        kernel.name if kernel is not None else None,
-        find_site(lowered, node.name),
-        source,
-        line,
-        why,
-        position,
+        nodes=(node.name,),
+        source=source,
+        line=line,
+        site=find_site(lowered, node.name),
     )
-
-
-_FAILS = (AttributeError, RuntimeError, TypeError, KeyError, ValueError)
+    name = kernel.name if kernel is not None else None
+    return Parting(lowered.frame, lowered.direction, culprit, apart, f"{what}: {apart}", name, why, position)
 
 
 # Two executions of one program held against each other: the first kernel and operator whose values differ.
@@ -197,33 +156,19 @@ Why = Callable[[Kernel, str, Collection[str], BitDifference], str | None]
 Project = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
 
 
-@dataclass(frozen=True)
-class TracedCall:
+class TracedCall(NamedTuple):
     """One call of a lowered graph."""
 
     lowered: LoweredGraph
     call: GraphCall
 
-    def values(self) -> Iterator[tuple[str, Kernel, str, torch.Tensor]]:
-        """Yield the values that kernels wrote, in order: node, kernel, buffer and value.
 
-        Where no node is known, as for a part of a reduction, the last operator of the kernel stands for it.
-        """
-        nodes = map_buffers_to_nodes(self.lowered)
-        for (number, buffer), value in self.call.written.items():
-            kernel = self.lowered.kernels[number]
-            yield nodes.get(buffer) or next(reversed(kernel.nodes), ""), kernel, buffer, value
+class _Written(NamedTuple):
+    """A value that a kernel wrote to a buffer; its node, or else the last operator of the kernel."""
 
-    def map_by_operator(self) -> dict[str, torch.Tensor]:
-        """Map operator labels, which mean the same in another compile, to the values that kernels wrote."""
-        nodes = map_buffers_to_nodes(self.lowered)
-        known = {buffer: self.lowered.labels.get(nodes.get(buffer, "")) for _, buffer in self.call.written}
-        return {label: value for (_, name), value in self.call.written.items() if (label := known[name]) is not None}
-
-
-def is_same_graph(first: LoweredGraph, second: LoweredGraph) -> bool:
-    """Return whether two lowered graphs, of two compiles, are the same graph."""
-    return (first.frame, first.direction) == (second.frame, second.direction)
+    node: str
+    kernel: Kernel
+    buffer: str
 
 
 def take_whole(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor | None:
@@ -232,79 +177,87 @@ def take_whole(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor | None
 
 
 def find_first_parting(
-    first: TracedCall, second: TracedCall, why: Why, project: Project = take_whole
+    first: LoweredGraph,
+    second: Iterable[LoweredGraph],
+    calls: Callable[[LoweredGraph], Iterable[tuple[GraphCall, GraphCall]]],
+    why: Why,
+    project: Project = take_whole,
 ) -> Parting | None:
-    """The first operator whose values differ between two executions; None if none that both stored does.
+    """The first operator whose values differ between calls of a graph and of the same graph among ``second``.
 
-    Args:
-        first: one call of the graph, from which the names are taken.
-        second: a call of the same graph, of this compile or another one.
-        why: why nothing is promised of a difference.
-        project: which part of the first value the second is.
+    Else the graph, where its kernels give the same bits and its outputs do not. ``why`` says why nothing is promised of
+    a difference, and ``project`` which part of the first value the second is.
     """
-    compared: set[str] = set()
-    partner = _make_partner_lookup(first, second)
-    for name, kernel, buffer, value in first.values():
-        seen = partner(buffer)
-        part = project(value, seen) if seen is not None else None
-        if seen is None or part is None:
-            continue
-        compared.add(buffer)
-        apart = compare_bits(buffer, part, seen)
-        if apart is not None and not apart.only_payloads:
-            return _make_parting_at(first.lowered, name, kernel, apart, why(kernel, buffer, compared - {buffer}, apart))
+    partner = next((each for each in second if (each.frame, each.direction) == (first.frame, first.direction)), None)
+    for before, after in calls(partner) if partner is not None else ():
+        pair = TracedCall(first, before), TracedCall(partner or first, after)
+        parting = _find_in_kernels(*pair, why, project) or _find_behind_kernels(*pair, project)
+        if parting is not None:
+            return parting
     return None
 
 
-def _make_partner_lookup(first: TracedCall, second: TracedCall) -> Callable[[str], torch.Tensor | None]:
-    """Finds the value of the second execution that a buffer of the first is to be compared with."""
-    if first.lowered is second.lowered:
-        written = {buffer: value for (_, buffer), value in second.call.written.items()}
-        return written.get
-    there, nodes = second.map_by_operator(), map_buffers_to_nodes(first.lowered)
-    return lambda buffer: there.get(first.lowered.labels.get(nodes.get(buffer, ""), ""))
+def _find_in_kernels(first: TracedCall, second: TracedCall, why: Why, project: Project) -> Parting | None:
+    lowered, nodes = first.lowered, map_buffers_to_nodes(first.lowered)
+    compared: set[str] = set()
 
+    def label(graph: LoweredGraph, buffer: str) -> str | None:
+        """What means the same operator in another compile; in the same compile, the buffer itself."""
+        if first.lowered is second.lowered:
+            return buffer
+        return graph.labels.get(map_buffers_to_nodes(graph).get(buffer, ""))
 
-def _make_parting_at(
-    lowered: LoweredGraph, name: str, kernel: Kernel, apart: BitDifference, why: str | None
-) -> Parting | None:
-    node = lowered.find_node(lowered.find_producer(name))
-    if node is None:
+    there = {label(second.lowered, buffer): value for (_, buffer), value in second.call.written.items()}
+
+    def pair_values() -> Iterator[Pair[_Written]]:
+        for (number, buffer), value in first.call.written.items():
+            kernel, name = lowered.kernels[number], label(lowered, buffer)
+            seen = there.get(name) if name is not None else None
+            part = project(value, seen) if seen is not None else None
+            if part is not None:
+                yield Pair(_Written(nodes.get(buffer) or next(reversed(kernel.nodes), ""), kernel, buffer), part, seen)
+                compared.add(buffer)
+
+    parting = Sides(walk_pairs(pair_values()), lambda parting: None, measure_bits).find_parting()
+    if parting is None:
         return None
-    stage = LOWERING if kernel.extern else CODEGEN
-    position = next(place for place, each in enumerate(lowered.snapshot.graph.nodes) if each is node)
-    return make_parting(lowered, stage, node, apart, "the kernel's values differ", why, kernel, position)
+    at, left, right = parting.pair.at, parting.pair.left, parting.pair.right
+    node = lowered.find_node(at.node)
+    assert isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
+    apart = compare_bits(at.buffer, left, right)
+    if node is None or apart is None:
+        return None
+    stage = LOWERING if at.kernel.extern else CODEGEN
+    open_bits = why(at.kernel, at.buffer, compared, apart)
+    return make_parting(lowered, stage, node, apart, "the kernel's values differ", open_bits, at.kernel)
+
+
+def _find_behind_kernels(first: TracedCall, second: TracedCall, project: Project) -> Parting | None:
+    for number, (value, seen) in enumerate(zip(first.call.outputs or (), second.call.outputs or (), strict=False)):
+        if isinstance(value, torch.Tensor) and isinstance(seen, torch.Tensor):
+            part = project(value, seen)
+            apart = compare_bits(f"output {number}", part, seen) if part is not None else None
+            if apart is not None and not apart.only_payloads:
+                detail = f"output {number} of the graph, behind its kernels: {apart}"
+                culprit = Culprit.from_operator(RUNTIME, None)
+                return Parting(first.lowered.frame, first.lowered.direction, culprit, apart, detail)
+    return None
 
 
 def single_out(parting: Parting, finer: Callable[[], list[Parting]]) -> Parting:
     """The operator of a kernel that makes the difference.
 
-    Args:
-        parting: what the compile shows as it is: the kernel, and an operator whose value it stores.
-        finer: the partings of a compile in which the kernels store the value of each operator.
+    ``parting`` names an operator whose value the kernel stores; ``finer`` finds the partings of a compile in which
+    kernels store the value of each operator.
     """
-    if parting.stage != CODEGEN or parting.kernel is None:
+    if parting.culprit.stage != CODEGEN or parting.kernel is None:
         return parting
     try:
         partings = finer()
     except BitwiseOutOfTime:
         return parting
-    same = [each for each in partings if (each.graph, each.direction) == (parting.graph, parting.direction)]
-    named = next((each for each in same if each.operator is not None), None)
+    same = (each for each in partings if each.place == parting.place and each.culprit.rewrite is not None)
+    named = next(same, None)
     if named is None or named.position > parting.position:
         return parting
     return replace(named, kernel=parting.kernel)
-
-
-def find_parting_behind_kernels(first: TracedCall, second: TracedCall, project: Project = take_whole) -> Parting | None:
-    """The parting at a graph whose kernels give the same bits and whose outputs do not; None if those are the same."""
-    for number, (value, seen) in enumerate(zip(first.call.outputs or (), second.call.outputs or (), strict=False)):
-        if not isinstance(value, torch.Tensor) or not isinstance(seen, torch.Tensor):
-            continue
-        part = project(value, seen)
-        apart = compare_bits(f"output {number}", part, seen) if part is not None else None
-        if apart is not None and not apart.only_payloads:
-            lowered = first.lowered
-            detail = f"output {number} of the graph, behind its kernels: {apart}"
-            return Parting(lowered.frame, lowered.direction, RUNTIME, None, apart, detail)
-    return None

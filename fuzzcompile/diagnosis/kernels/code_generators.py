@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from fuzzcompile.compiler.kernels.kernel_loops import LoopNode, find_definition, list_code_operators, list_templates
 from fuzzcompile.compiler.kernels.lowering_control import Control
@@ -21,8 +19,7 @@ _VARIABLE = re.compile(r"tmp(?:_acc)?\d+")
 _SHORTEST = 4
 
 
-@dataclass(frozen=True)
-class CodeSource:
+class CodeSource(NamedTuple):
     """Function of Inductor that writes the code of an operator: its name for the reader, its file and line."""
 
     name: str
@@ -30,26 +27,24 @@ class CodeSource:
     line: int | None = None
 
 
-class CodeGenerator(ABC):
+class CodeGenerator:
     """One code generator of Inductor: how to recognise its kernels, read them, and change what it generates.
 
-    Operators are those of Inductor's loop bodies (``exp``), a reduction (``reduction:sum``), or one of ``LOOPS``.
+    Operators are those of Inductor's loop bodies (``exp``), a reduction (``reduction:sum``), or one of ``LOOPS``. As it
+    stands, it is a code generator without an adapter: operators go by their own names, and no file is given.
+
+    ``scheduling`` is the class of Inductor that defines the kernels. ``settings`` may work around wrong code; with
+    ``scalars`` no loop is vectorised, with ``all_vectors`` every one. ``assignment`` matches a variable and its
+    expression.
     """
 
-    name: ClassVar[str]
-    """The language of the kernels, for the reader."""
-    scheduling: ClassVar[str]
-    """The class of Inductor that defines the kernels."""
+    name: ClassVar[str] = "unknown"
+    scheduling: ClassVar[str] = ""
     devices: ClassVar[tuple[str, ...]] = ()
-    """The types of devices whose kernels it generates unless a setting says otherwise."""
-    settings: ClassVar[tuple[Mapping[str, object], ...]] = ()
-    """Entries of ``torch._inductor.config`` that may work around wrong code, the narrowest first."""
+    settings: ClassVar[tuple[Mapping[str, object], ...]] = ({"max_fusion_size": 1},)
     scalars: ClassVar[Mapping[str, object]] = {}
-    """Entries with which no loop is vectorised; empty if the code generator has no vectors."""
     all_vectors: ClassVar[Mapping[str, object]] = {}
-    """Entries with which a loop is vectorised however little it computes."""
-    assignment: ClassVar[re.Pattern[str]]
-    """A line of a kernel that assigns an expression (second group) to a variable (first group)."""
+    assignment: ClassVar[re.Pattern[str]] = re.compile(r"^\s*(\w+) = (.*?)\s*$")
 
     def is_vectorised(self, source: str) -> bool:
         """Return whether the generated source of a kernel uses vectors, so that ``scalars`` changes it."""
@@ -70,25 +65,25 @@ class CodeGenerator(ABC):
         """
         return list_code_operators(scheduled, buffer)
 
-    @abstractmethod
     def find_code(self, operator: str, *, vectorised: bool = False) -> CodeSource:
         """Return the function that writes the code of an operator, of a reduction, or of a loop as such."""
+        return CodeSource(operator)
 
-    @abstractmethod
     def find_fusion_code(self) -> CodeSource:
         """Return the function that writes the loops that one kernel computes together."""
+        return CodeSource("fused loops")
 
     def find_store_code(self) -> CodeSource:
         """Return the function that writes the stores of a kernel whose programs race."""
         return CodeSource("race between programs")
 
-    @abstractmethod
     def iter_refused_lines(self, message: str) -> Iterator[str]:
         """The lines of a kernel that a compiler's error message names, in its order."""
+        return iter(())
 
-    @abstractmethod
     def find_complaint(self, message: str) -> str | None:
         """The first error of a compiler's message, without the name of a file; None if there is none."""
+        return None
 
     def list_refused_operators(self, statements: Sequence[KernelStatement], message: str) -> tuple[str, ...]:
         """The operators whose statements a compiler refused, that of its first complaint first."""
@@ -196,7 +191,6 @@ class Triton(CodeGenerator):
     scheduling = "TritonScheduling"
     devices = ("cuda", "xpu")
     settings = ({"triton.persistent_reductions": False}, {"max_fusion_size": 1})
-    assignment = re.compile(r"^\s*(\w+) = (.*?)\s*$")
 
     def alternative_forms(self) -> Mapping[str, Control]:
         """``masked``: a mask that the body's load takes may be all that is written for it; it can be applied again."""
@@ -242,30 +236,7 @@ class Triton(CodeGenerator):
 # Table of the code generators that have an adapter, and the choice of the one that wrote a kernel.
 
 CODE_GENERATORS: tuple[CodeGenerator, ...] = (Cpp(), Triton())
-
-
-class _UnknownGenerator(CodeGenerator):
-    """A code generator without an adapter: its operators go by their own names, and no file is given."""
-
-    name = "unknown"
-    scheduling = ""
-    settings = ({"max_fusion_size": 1},)
-    assignment = Triton.assignment
-
-    def find_code(self, operator: str, *, vectorised: bool = False) -> CodeSource:
-        return CodeSource(operator)
-
-    def find_fusion_code(self) -> CodeSource:
-        return CodeSource("fused loops")
-
-    def iter_refused_lines(self, message: str) -> Iterator[str]:
-        return iter(())
-
-    def find_complaint(self, message: str) -> str | None:
-        return None
-
-
-UNKNOWN_GENERATOR: CodeGenerator = _UnknownGenerator()
+_UNKNOWN = CodeGenerator()
 
 
 def find_generator(lowered: LoweredGraph, kernel: str | None = None) -> CodeGenerator:
@@ -275,11 +246,9 @@ def find_generator(lowered: LoweredGraph, kernel: str | None = None) -> CodeGene
     """
     classes = lowered.list_code_generators(kernel)
     if classes:
-        return next((generator for generator in CODE_GENERATORS if generator.scheduling in classes), UNKNOWN_GENERATOR)
+        return next((generator for generator in CODE_GENERATORS if generator.scheduling in classes), _UNKNOWN)
     devices = getattr(lowered.graph, "device_types", ())
-    return next(
-        (generator for generator in CODE_GENERATORS if set(generator.devices) & set(devices)), UNKNOWN_GENERATOR
-    )
+    return next((generator for generator in CODE_GENERATORS if set(generator.devices) & set(devices)), _UNKNOWN)
 
 
 def get_generator(name: object) -> CodeGenerator:

@@ -1,22 +1,25 @@
-"""Faults of operators that the compiler computes in another way than by their kernels."""
+"""Faults of operators that the compiler computes in another way than by their kernels: what parts two outcomes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 import torch
+from torch.utils import _pytree as pytree
 
-from fuzzcompile.compiler.operators.decompositions import format_operator
+from fuzzcompile.compiler.compile_changes import CompileChange, ContiguousOperands, MetadataFromKernel, Undecomposed
+from fuzzcompile.compiler.operators.decompositions import can_take_out
 from fuzzcompile.compiler.operators.fake_tensors import find_fake_function
-from fuzzcompile.compiler.operators.operator_application import Application, OperatorOutcome, OperatorPlace
+from fuzzcompile.compiler.operators.operator_application import Application, OperatorOutcome, Outcomes
 from fuzzcompile.compiler.watch.compiler_errors import list_raise_frames
 from fuzzcompile.compiler.watch.rule_labels import find_source
-from fuzzcompile.diagnosis.attribution.culprit import Culprit, Proof, frames_to_json
+from fuzzcompile.diagnosis.attribution.culprit import Culprit, frames_to_json
 from fuzzcompile.diagnosis.oracle import rounding
-from fuzzcompile.model.culprit_contract import DetailsJson
+from fuzzcompile.diagnosis.stages.ways import Found, Pair, PartedStep
+from fuzzcompile.model.culprit_contract import AtenKernelJson, DetailsJson, KernelInputJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION
 from fuzzcompile.model.thresholds import NOISE_SEEDS, OTHER_NUMBERS, ROUNDING_FACTOR, SEMANTIC_STEP
@@ -27,124 +30,83 @@ from fuzzcompile.run.tensors import have_same_values, list_significant_strides
 # What is the matter: "check" that the kernel raises and the other way does not, "raises" the reverse; "numbers" that
 # both draw from one state and draw other random numbers.
 Kind = Literal["values", "numbers", "dtype", "shape", "device", "stride", "alias", "mutation", "check", "raises"]
-_SIZES: tuple[Kind, ...] = ("shape", "device")
-_LAYOUTS: tuple[Kind, ...] = ("alias", "stride")
+OperatorStep = PartedStep[Application]
 
 
-@dataclass(frozen=True)
-class Fault:
-    """One operator that is something else before the graph passes than in eager mode, on the program's own values.
-
-    ``proved`` says that float64, exact arithmetic or the kind of fault leave no room for rounding. ``step`` is the
-    change in units of the RMS size of the result, in float64 where ``proved``. ``raised`` is where in the compiler the
-    error of a fault that raises rose: file, line and function, innermost first.
-    """
-
-    stage: str
-    way: str
-    operator: str
-    kind: Kind
-    place: OperatorPlace
-    proved: bool
-    step: float | None = None
-    expected: str = ""
-    got: str = ""
-    source: str | None = None
-    line: int | None = None
-    raised: tuple[tuple[str, int, str], ...] = ()
-
-    @property
-    def site(self) -> str | None:
-        """``file.py:line #n`` of the user's program."""
-        return f"{self.place.location} #{self.place.ordinal}" if self.place.location else None
-
-    def culprit(self, **proof: Unpack[Proof]) -> Culprit:
-        """The operator as a culprit; its family is its name without namespace and overload."""
-        details: DetailsJson = {
-            "kind": self.kind,
-            "way": self.way,
-            "backward": self.place.backward,
-            "inside": list(self.place.inside),
-            "expected": self.expected,
-            "got": self.got,
-        }
-        if self.raised:
-            details["raised"] = frames_to_json(self.raised)
-        return Culprit.from_operator(
-            self.stage,
-            self.operator,
-            nodes=(self.place.node,) if self.place.node else (),
-            source=self.source,
-            line=self.line,
-            site=self.site,
-            step=self.step,
-            details=details,
-            **proof,
-        )
+def measure_operator(pair: Pair[Application]) -> OperatorStep | None:
+    """Tell an operator that is something else in another way than by its kernel, on the program's own values."""
+    application = pair.at
+    kernel, other = application.kernel, application.other
+    if kernel.error is not None or other.error is not None:
+        return _measure_errors(pair)
+    fake = application.way == "fake"
+    if fake and (written := _find_undeclared_write(application)) is not None:
+        return PartedStep(pair, "mutation", None, f"argument {written} as it was", f"argument {written} written to")
+    if len(kernel.results) != len(other.results):
+        return PartedStep(pair, "shape", None, f"{len(kernel.results)} results", f"{len(other.results)} results")
+    kinds: tuple[Kind, ...] = ("shape", "device", "dtype", "alias", "stride")
+    forms = {kind: difference for kind in kinds if (difference := find_difference(kind, kernel, other)) is not None}
+    if not fake and not forms.keys() & {"shape", "device"}:
+        values = _measure_mutations(pair) or _measure_results(pair)
+        if values is not None and (values.certain or "dtype" not in forms):
+            return values
+    kind = next(iter(forms), None)
+    return PartedStep(pair, kind, None, *forms[kind]) if kind is not None else None
 
 
-def find_fault(application: Application) -> Fault | None:
-    """Find the fault in one application of an operator; None if there is none."""
-    kernel, substitute = application.kernel, application.other
-    if kernel.error is not None or substitute.error is not None:
-        return _compare_errors(application)
-    if application.way == "fake" and (written := _find_undeclared_write(application)) is not None:
-        return written
-    if len(kernel.results) != len(substitute.results):
-        return _make_fault(application, "shape", f"{len(kernel.results)} results", f"{len(substitute.results)} results")
-    for kind in _SIZES:
-        difference = find_difference(kind, kernel, substitute)
-        if difference is not None:
-            return _make_fault(application, kind, *difference)
-    dtypes = find_difference("dtype", kernel, substitute)
-    if application.way != "fake":
-        wrong = _compare_mutations(application) or _compare_values(application)
-        if wrong is not None and (wrong.proved or dtypes is None):
-            return wrong
-    if dtypes is not None:
-        return _make_fault(application, "dtype", *dtypes)
-    for kind in _LAYOUTS:
-        difference = find_difference(kind, kernel, substitute)
-        if difference is not None:
-            return _make_fault(application, kind, *difference)
-    return None
-
-
-def _make_fault(
-    application: Application, kind: Kind, expected: str, got: str, *, step: float | None = None, proved: bool = True
-) -> Fault:
-    function = find_fake_function(application.operator) if application.way == "fake" else application.function
+def word_operator(parting: OperatorStep) -> Found:
+    """The operator as a culprit, in the stage that computes it otherwise, and the compile without that."""
+    application = parting.pair.at
+    fake, error, place = application.way == "fake", application.other.error, application.place
+    function = find_fake_function(application.operator) if fake else application.function
+    stage, without = DECOMPOSITION, list[CompileChange]()
+    if fake:
+        stage = FUNCTIONALIZATION if parting.kind == "mutation" else FAKE_TENSOR
+        without += [MetadataFromKernel((application.name,))] if stage == FAKE_TENSOR else []
+    elif can_take_out():
+        without.append(Undecomposed((application.name,)))
     source, line = find_source(function) if function is not None else (None, None)
-    stage = FAKE_TENSOR if application.way == "fake" else DECOMPOSITION
-    name = format_operator(application.operator)
-    return Fault(stage, application.way, name, kind, application.place, proved, step, expected, got, source, line)
+    details: DetailsJson = {
+        "kind": parting.kind,
+        "way": application.way,
+        "backward": place.backward,
+        "inside": list(place.inside),
+        "expected": parting.expected,
+        "got": parting.got,
+    }
+    if parting.kind == "raises" and error is not None:
+        details["raised"] = frames_to_json(list_raise_frames(error))
+    culprit = Culprit.from_operator(
+        stage,
+        application.name,
+        nodes=place.nodes,
+        source=source,
+        line=line,
+        site=place.site,
+        step=parting.step,
+        details=details,
+    )
+    return Found(culprit, next(iter(without), None), certain=parting.certain)
 
 
-def _find_undeclared_write(application: Application) -> Fault | None:
-    """An operator that writes to an argument of which its schema says that it does not: no tracing can follow that."""
-    schema = application.operator._schema
-    if any(argument.alias_info is not None for argument in schema.arguments):
+def _find_undeclared_write(application: Application) -> int | None:
+    """An argument that an operator writes to though its schema says that it writes to none: no tracing can follow."""
+    if any(argument.alias_info is not None for argument in application.operator._schema.arguments):
         return None
-    for index, (before, after) in enumerate(application.pair_arguments()):
-        if before.shape == after.shape and not have_same_values(before, after):
-            fault = _make_fault(application, "mutation", f"argument {index} as it was", f"argument {index} written to")
-            return replace(fault, stage=FUNCTIONALIZATION)
-    return None
+    pairs = enumerate(application.pair_arguments())
+    return next((at for at, (was, now) in pairs if was.shape == now.shape and not have_same_values(was, now)), None)
 
 
-def _compare_errors(application: Application) -> Fault | None:
-    kernel, substitute = application.kernel.error, application.other.error
-    if kernel is not None and substitute is not None:
+def _measure_errors(pair: Pair[Application]) -> OperatorStep | None:
+    application = pair.at
+    kernel, other = application.kernel.error, application.other.error
+    if kernel is not None and other is None:
+        # Fake tensors have no values to check.
+        told = application.way != "fake" or application.refuses_always()
+        return PartedStep(pair, "check", None, describe_error(kernel), "no error") if told else None
+    if kernel is not None or other is None or isinstance(other, NotImplementedError):
         return None
-    if kernel is not None:
-        if application.way == "fake" and not application.refuses_always():
-            return None  # fake tensors have no values to check
-        return _make_fault(application, "check", describe_error(kernel), "no error")
-    assert substitute is not None
-    if isinstance(substitute, NotImplementedError):
-        return None
-    fault = _make_fault(application, "raises", "no error", describe_error(substitute))
-    return replace(fault, raised=list_raise_frames(substitute))
+    return PartedStep(pair, "raises", None, "no error", describe_error(other))
 
 
 def describe_error(error: BaseException) -> str:
@@ -152,36 +114,23 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {shorten_message(error)}"
 
 
-def find_difference(kind: Kind, right: OperatorOutcome, substitute: OperatorOutcome) -> tuple[str, str] | None:
+def find_difference(kind: Kind, right: OperatorOutcome, other: OperatorOutcome) -> tuple[str, str] | None:
     """The first result that differs in ``kind`` (no values), as it should be and as it is; None if none does."""
     if kind == "alias":
-        differ = right.aliases != substitute.aliases
-        return (_describe_aliases(right), _describe_aliases(substitute)) if differ else None
+        differ = right.aliases != other.aliases
+        return (_describe_aliases(right), _describe_aliases(other)) if differ else None
     property_of = _PROPERTIES[kind]
-    for index, (a, b) in enumerate(zip(right.results, substitute.results, strict=True)):
-        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-            continue
-        if property_of(a) != property_of(b):
+    for index, (a, b) in enumerate(zip(right.results, other.results, strict=True)):
+        both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+        if both and property_of(a) != property_of(b):
             return f"result {index}: {property_of(a)}", f"result {index}: {property_of(b)}"
     return None
 
 
-def _get_dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype)
-
-
-def _get_shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    return tuple(int(size) for size in tensor.shape)
-
-
-def _get_device(tensor: torch.Tensor) -> str:
-    return str(tensor.device)
-
-
 _PROPERTIES: dict[Kind, Callable[[torch.Tensor], object]] = {
-    "shape": _get_shape,
-    "device": _get_device,
-    "dtype": _get_dtype,
+    "shape": lambda tensor: tuple(int(size) for size in tensor.shape),
+    "device": lambda tensor: str(tensor.device),
+    "dtype": lambda tensor: str(tensor.dtype),
     "stride": list_significant_strides,
 }
 
@@ -192,118 +141,161 @@ def _describe_aliases(outcome: OperatorOutcome) -> str:
     return ", ".join(f"result {i} shares memory with argument {j}" for i, j in sorted(outcome.aliases))
 
 
-def _compare_mutations(application: Application) -> Fault | None:
-    """Arguments that one way writes to and the other does not, or differently."""
+def _measure_mutations(pair: Pair[Application]) -> OperatorStep | None:
+    application = pair.at
     step = rounding.largest_change(application.kernel.arguments, application.other.arguments)
-    if not step:
-        return None
-    if application.operator._schema.is_mutable:
+    if step and application.operator._schema.is_mutable:
         exact = application.compute_in_float64()
         step = step if exact is None else rounding.largest_change(exact[0].arguments, exact[1].arguments)
-        if step <= SEMANTIC_STEP:
-            return None
-    return _make_fault(application, "mutation", "arguments as the kernel leaves them", f"off by {step:.1e}", step=step)
+        step = step if step > SEMANTIC_STEP else 0.0
+    said = "arguments as the kernel leaves them", f"off by {step:.1e}"
+    return PartedStep(pair, "mutation", step, *said) if step else None
 
 
-def _compare_values(application: Application) -> Fault | None:
-    kernel, substitute = application.kernel, application.other
+def _measure_results(pair: Pair[Application]) -> OperatorStep | None:
+    application = pair.at
+    kernel, other = application.kernel, application.other
     if application.draws:
-        return _compare_random_numbers(application)
+        # Other random numbers from the same state are a fault only where eager's own are promised.
+        step = rounding.largest_change(kernel.results, other.results)
+        return PartedStep(pair, "numbers", step, *find_worst_element(kernel, other)) if step > OTHER_NUMBERS else None
     if application.operator._schema.name.rpartition("::")[2] in facts().operators.uninitialised:
         return None  # what was not written is anything
-    wrong = find_wrong_values(kernel, substitute, application.compute_in_float64(), partial(measure_noise, application))
-    if wrong is None:
-        return None
-    expected, got, step, proved = wrong
-    return _make_fault(application, "values", expected, got, step=step, proved=proved)
+    return measure_outcomes(pair, kernel, other, application.compute_in_float64(), partial(_measure_noise, application))
 
 
-Outcomes = tuple[OperatorOutcome, OperatorOutcome]
-
-
-def find_wrong_values(
+def measure_outcomes(
+    pair: Pair[Any],
     right: OperatorOutcome,
     other: OperatorOutcome,
     exact: Outcomes | None,
     noise: Callable[[Outcomes], float] = lambda _: 0.0,
-) -> tuple[str, str, float, bool] | None:
-    """Find values that are other ones in one of two ways to compute the same; None where rounding may explain them.
+) -> PartedStep[Any] | None:
+    """Tell values that are other ones in one of two ways to compute the same; None where rounding may explain them.
 
-    Args:
-        right: what is expected.
-        other: what is in doubt.
-        exact: both in float64; None if that cannot be run.
-        noise: how far one ulp of float64 moves these; asked where they are apart.
-
-    Returns:
-        The element that differs most as expected and as it is, the change in units of the RMS size, and whether
-        float64 or exact arithmetic proves it.
+    ``right`` is expected, ``other`` in doubt, and ``exact`` both in float64, if that can be run; ``noise`` says how far
+    one ulp of float64 moves these. The step is certain where float64 or exact arithmetic proves it.
     """
     native = rounding.largest_change(right.results, other.results)
     step = 0.0 if exact is None else rounding.largest_change(exact[0].results, exact[1].results)
     if exact is not None and step > SEMANTIC_STEP and rounding.changes_meaning(step, noise(exact)):
-        return *find_worst_element(*exact), step, True
+        return PartedStep(pair, "values", step, *find_worst_element(*exact))
     if not native:
         return None
     inexact = has_floats([*right.results, *right.arguments])
-    if inexact and not is_far_from(right, other, exact[0] if exact is not None else None):
+    if inexact and not _is_far_from(right, other, exact[0] if exact is not None else right):
         return None
-    return *find_worst_element(right, other), native, not inexact
+    return PartedStep(pair, "values", native, *find_worst_element(right, other), certain=not inexact)
 
 
-def _compare_random_numbers(application: Application) -> Fault | None:
-    """Other random numbers from the same state, which is a fault only where eager's own are promised."""
-    step = rounding.largest_change(application.kernel.results, application.other.results)
-    if not step or step <= OTHER_NUMBERS:
-        return None
-    return _make_fault(application, "numbers", *find_worst_element(application.kernel, application.other), step=step)
+def _measure_noise(application: Application, exact: Outcomes) -> float:
+    moved = [run for seed in NOISE_SEEDS if (run := application.compute_in_float64(noise=seed)) is not None]
+    pairs = (pair for run in moved for pair in zip(exact, run, strict=True))
+    return max((rounding.largest_change(at.results, after.results) for at, after in pairs), default=0.0)
 
 
-def measure_noise(application: Application, exact: tuple[OperatorOutcome, OperatorOutcome]) -> float:
-    """Measure how far one ulp of float64 in the arguments moves either result."""
-    most = 0.0
-    for seed in NOISE_SEEDS:
-        moved = application.compute_in_float64(noise=seed)
-        if moved is None:
-            continue
-        moves = (rounding.largest_change(at.results, after.results) for at, after in zip(exact, moved, strict=True))
-        most = max(most, *moves)
-    return most
-
-
-def is_far_from(kernel: OperatorOutcome, substitute: OperatorOutcome, exact: OperatorOutcome | None) -> bool:
+def _is_far_from(kernel: OperatorOutcome, other: OperatorOutcome, exact: OperatorOutcome) -> bool:
     """Return whether a native result is farther from float64 than the kernel's, beyond its dtype's tolerance."""
-    truths = exact.results if exact is not None else kernel.results
-    for right, value, truth in zip(kernel.results, substitute.results, truths, strict=False):
-        if (
-            not rounding.are_comparable(right, value)
-            or not rounding.are_comparable(right, truth)
-            or right.dtype != value.dtype
-        ):
-            continue
-        apart = metrics.largest_distance(value, truth)
-        if apart > ROUNDING_FACTOR * metrics.largest_distance(right, truth) and not metrics.within_default_tolerance(
-            value, right
-        ):
-            return True
+    for right, value, truth in zip(kernel.results, other.results, exact.results, strict=False):
+        comparable = rounding.are_comparable(right, value) and rounding.are_comparable(right, truth)
+        if comparable and right.dtype == value.dtype:
+            limit = ROUNDING_FACTOR * metrics.largest_distance(right, truth)
+            if metrics.largest_distance(value, truth) > limit and not metrics.within_default_tolerance(value, right):
+                return True
     return False
 
 
-def find_worst_element(kernel: OperatorOutcome, substitute: OperatorOutcome) -> tuple[str, str]:
+def find_worst_element(kernel: OperatorOutcome, other: OperatorOutcome) -> tuple[str, str]:
     """The element that differs most, as it is in both."""
     most, shown = -1.0, ("", "")
-    for index, (a, b) in enumerate(zip(kernel.results, substitute.results, strict=False)):
+    for index, (a, b) in enumerate(zip(kernel.results, other.results, strict=False)):
         if not rounding.are_comparable(a, b) or not a.numel():
             continue
         apart = metrics.distance(a, b)
         if float(apart.max()) > most:
             most = float(apart.max())
-            where, values = metrics.find_worst(apart, kernel=a.cpu(), substitute=b.cpu())
+            where, values = metrics.find_worst(apart, kernel=a.cpu(), other=b.cpu())
             place = f"result {index}[{', '.join(map(str, where or ()))}]"
-            shown = f"{place} = {values['kernel']}", f"{place} = {values['substitute']}"
+            shown = f"{place} = {values['kernel']}", f"{place} = {values['other']}"
     return shown
 
 
 def has_floats(values: Sequence[Any]) -> bool:
     """Return whether some tensor among the values is floating or complex."""
     return any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)
+
+
+# A kernel that gives other values on operands of one layout than on contiguous copies of them. Where eager mode alone
+# hands it such operands, eager mode is wrong and the compiled program right; where only the compiled program does, the
+# reverse. Either way the kernel is at fault, not the stage in which both sides part.
+
+Side = Literal["eager", "compiled"]
+
+
+def measure_layouts(pair: Pair[Application]) -> OperatorStep | None:
+    """Tell a kernel that is something else on its operands as they are than on contiguous ones."""
+    application = pair.at
+    given, plain = application.kernel, application.other
+    if plain.error is not None or not ((plain.results and given.results) or given.error):
+        return None
+    if given.error is not None:
+        return PartedStep(pair, "raises", None, "no error", describe_error(given.error))
+    floats = [place for place, result in enumerate(plain.results) if has_floats([result])]
+    if not floats and has_floats(plain.arguments):
+        return None  # an index: of equal values any place may be given
+    # Of equal values any place may be given: floating results alone count where there are any.
+    kept = floats or range(len(plain.results))
+
+    def keep(outcome: OperatorOutcome) -> OperatorOutcome:
+        return replace(outcome, results=tuple(outcome.results[place] for place in kept if place < len(outcome.results)))
+
+    given, plain = keep(given), keep(plain)
+    exact = application.compute_in_float64() if rounding.largest_change(given.results, plain.results) else None
+    if exact is None:
+        return measure_outcomes(pair, plain, given, None)
+    noise = partial(_measure_noise, application, exact)
+    return measure_outcomes(pair, plain, given, (keep(exact[1]), keep(exact[0])), lambda _: noise())
+
+
+def word_kernel(stage: str, wrong_in: Side, parting: OperatorStep) -> Found:
+    """The kernel as a culprit of the stage in which both sides part, with its call as Python."""
+    application, inputs = parting.pair.at, list[KernelInputJson]()
+
+    def name_input(value: object) -> object:
+        if not isinstance(value, torch.Tensor):
+            return value
+        inputs.append(_describe_input(value))
+        return _InputName(f"inputs[{len(inputs) - 1}]")
+
+    args, kwargs = pytree.tree_map(name_input, application.initial_arguments)
+    parts = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
+    kernel: AtenKernelJson = {
+        "operator": application.name,
+        "call": f"torch.ops.{application.name}({', '.join(parts)})",
+        "inputs": inputs,
+        "differs_by": parting.step,
+        "wrong_in": wrong_in,
+    }
+    found = word_operator(parting)
+    details: DetailsJson = {**found.culprit.details, "aten_kernel": kernel}
+    culprit = replace(found.culprit, stage=stage, source=None, line=None, confidence="low", details=details)
+    return Found(culprit, ContiguousOperands((application.name,)), certain=parting.certain)
+
+
+class _InputName:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+def _describe_input(tensor: torch.Tensor) -> KernelInputJson:
+    described: KernelInputJson = {
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+    }
+    if not tensor.is_floating_point() and not tensor.is_complex() and tensor.numel():
+        described["below"] = int(tensor.max()) + 1
+    return described

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +19,7 @@ from fuzzcompile.compiler.graph_breaks import find_handler, resolve_call
 from fuzzcompile.compiler.graph_replay import list_random_calls
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.operators.operator_paths import (
-    PathBranch,
-    find_branch,
+    list_called_operators,
     list_profiled_operators,
     list_traced_paths,
     profile_operators,
@@ -26,61 +27,92 @@ from fuzzcompile.compiler.operators.operator_paths import (
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_inputs
-from fuzzcompile.diagnosis.operators.operator_comparison import iter_program_lines
+from fuzzcompile.diagnosis.operators.operator_ways import iter_program_lines
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages.stage import attempt_backend
-from fuzzcompile.diagnosis.stages.ways import Found, Pair, PartedStep, Sides, Way, prove_without, walk_pairs
-from fuzzcompile.diagnosis.trials.case_runs import Trial
+from fuzzcompile.diagnosis.stages.ways import (
+    Found,
+    Pair,
+    PartedStep,
+    Sides,
+    Way,
+    doubt,
+    iter_captured,
+    prove_without,
+    walk_pairs,
+)
 from fuzzcompile.diagnosis.trials.experiments import Experiments
-from fuzzcompile.model import stages
 from fuzzcompile.model.culprit_contract import DetailsJson
-from fuzzcompile.model.stages import DYNAMO, PRE_GRAD
+from fuzzcompile.model.stages import DYNAMO
 from fuzzcompile.model.thresholds import ANOTHER_CALL_ULPS
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
 
-# Another way through Python under dynamo than in eager mode, as a culprit.
+__watches_calls__ = True  # its frames stand between a call and the program that makes it
+
+
+def _run_first_eagerly(experiments: Experiments, context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:
+    """Run the program in eager mode, the first run of its model in a context; what that yields."""
+    program, entered = build(experiments.case, experiments.device), list[Any]()
+
+    def model(*args: Any, **kwargs: Any) -> Any:
+        if entered:
+            return program.model(*args, **kwargs)
+        with context() as yielded:
+            entered.append(yielded)
+            return program.model(*args, **kwargs)
+
+    runs.observe(experiments.case, program, model)
+    return entered[0] if entered else None
+
+
+# Another way through Python under dynamo than in eager mode.
 
 _FEW = 2
 # Nothing behind dynamo: its graphs run as they were captured.
 _CAPTURE_ONLY = Backend("eager")
 
 
-def _compare_branches(divergence: Divergence) -> Iterator[Sides[PathBranch]]:
-    """The operators of both sides: those that the program calls in eager mode, and those of the captured graph.
+def _find_branch(divergence: Divergence) -> Iterator[Found]:
+    """Operators that the program calls in eager mode alone, or that its captured graph alone calls.
 
     Only a program that is one graph without random numbers is looked at.
     """
     ledger = divergence.trial.ledger
-    record = ledger.frames[0].find_record(PRE_GRAD) if len(ledger.frames) == 1 and not ledger.graph_breaks else None
-    inputs = find_inputs(ledger.frames[0], record) if record is not None and record.snapshots else None
-    if record is None or inputs is None or list_random_calls(record.snapshots[0]):
-        return
-    divergence.count.replays += 1
-    snapshot = record.snapshots[0]
-    branch = find_branch(_record_eager_calls(divergence.experiments), snapshot, inputs)
-
-    def word(parting: PartedStep[PathBranch]) -> Found:
-        branch = parting.pair.at
-        calling = [node for node in snapshot.graph.nodes if node.name in branch.nodes]
+    for _, record, inputs in iter_captured(ledger) if len(ledger.frames) == 1 and not ledger.graph_breaks else ():
+        snapshot = record.snapshots[0]
+        if list_random_calls(snapshot):
+            return
+        divergence.count.replays += 1
+        heard = _run_first_eagerly(divergence.experiments, profile_operators)
+        eager = [name for name, _ in list_profiled_operators(heard, {""})] if heard is not None else []
+        captured = list_called_operators(snapshot, inputs)
+        matcher = difflib.SequenceMatcher(a=eager, b=[name for name, _ in captured], autojunk=False)
+        parted = [codes for codes in matcher.get_opcodes() if codes[0] != "equal"]
+        if not parted:
+            return
+        ours = [name for _, start, end, _, _ in parted for name in eager[start:end]]
+        alone = [captured[place] for _, _, _, start, end in parted for place in range(start, end)]
+        theirs, names = [name for name, _ in alone], {node for _, node in alone}
+        # The first operator of eager mode that the graph calls nowhere, else the first of the graph's own.
+        anywhere = {name for name, _ in captured}
+        telling = next((name for name in ours if name not in anywhere), (*theirs, *ours)[0])
+        calling = [node for node in snapshot.graph.nodes if node.name in names]
         source, line = _find_module(calling[0]) if calling else (None, None)
         where = find_location(calling[:1])
-        culprit = Culprit(
-            DYNAMO,
-            None,
-            branch.telling,
-            get_operator_family(branch.telling),
-            nodes=branch.nodes,
-            source=source,
-            line=line,
-            site=None if where is None else f"{where} #1",
-            details={"kind": "branch", "eager": list(branch.eager), "compiled": list(branch.captured)},
+        yield Found(
+            Culprit(
+                DYNAMO,
+                None,
+                telling,
+                get_operator_family(telling),
+                nodes=tuple(dict.fromkeys(node for _, node in alone)),
+                source=source,
+                line=line,
+                site=None if where is None else f"{where} #1",
+                details={"kind": "branch", "eager": ours, "compiled": theirs},
+            )
         )
-        return Found(culprit)
-
-    pairs = [] if branch is None else [Pair(branch, branch.eager, branch.captured)]
-    yield Sides(walk_pairs(pairs), word, PartedStep)
 
 
 def _find_module(node: fx.Node) -> tuple[str | None, int | None]:
@@ -92,50 +124,29 @@ def _find_module(node: fx.Node) -> tuple[str | None, int | None]:
     return None, None
 
 
-def _prove_branch(ablator: Ablator, found: Found) -> Attribution:
+def _prove_branch(ablator: Ablator, found: Found) -> Attribution | None:
     """The branch, proved where one side agrees with the other once it takes the same way.
 
     Either the captured graph does without the few calls that it alone makes, or eager mode does on the path that dynamo
     traces.
-
-    Raises:
-        OutOfTime: no further compile may be begun.
     """
-    culprit = found.culprit
+    culprit, agrees = found.culprit, ""
     if 0 < len(culprit.nodes) <= _FEW:
         bypassed = BypassedNodes(culprit.nodes)
         toggle = f"{_CAPTURE_ONLY.text} {bypassed.text}"
         if attempt_backend(ablator, _CAPTURE_ONLY, bypassed, toggle=toggle):
-            operator = culprit.details["compiled"][0]
-            return _make_proved_branch(replace(culprit, rewrite=operator, family=get_operator_family(operator)), toggle)
-    for way, change in list_traced_paths():
-        if ablator.attempt_in_eager(change, way):
-            return _make_proved_branch(culprit, way)
-    return Attribution(replace(culprit, confidence="low"))
+            operator, agrees = culprit.details["compiled"][0], toggle
+            culprit = replace(culprit, rewrite=operator, family=get_operator_family(operator))
+    if not agrees:
+        paths = list_traced_paths()
+        agrees = next((path for path, change in paths if ablator.attempt_in_eager(change, path)), "")
+    if not agrees:
+        return doubt(ablator, found)
+    return Attribution(replace(culprit, necessary=True, details={**culprit.details, "agrees": agrees}))
 
 
-def _make_proved_branch(culprit: Culprit, way: str) -> Attribution:
-    return Attribution(replace(culprit, necessary=True, details={**culprit.details, "agrees": way}))
+# The program's calls in eager mode and the nodes of the captured graphs, matched line by line.
 
-
-def _record_eager_calls(experiments: Experiments) -> list[str]:
-    """The operators that the program itself calls in eager mode, in order, the first time that it runs."""
-    called: list[str] = []
-    program = build(experiments.case, experiments.device)
-
-    def model(*args: Any, **kwargs: Any) -> Any:
-        if called:
-            return program.model(*args, **kwargs)
-        with profile_operators() as heard:
-            result = program.model(*args, **kwargs)
-        called.extend(name for name, _ in list_profiled_operators(heard, {""}))
-        return result
-
-    runs.observe(experiments.case, program, model)
-    return called
-
-
-__watches_calls__ = True  # its frames stand between a call and the program that makes it
 _KEPT_BYTES = 256 * 2**20
 
 
@@ -150,20 +161,19 @@ class _EagerCall:
 
     @property
     def writes(self) -> bool:
-        """Return whether the call is made for its write, judging by its name."""
         dunder = self.name.startswith("__")
         return self.name.startswith("__i") or self.name == "__setitem__" or (self.name.endswith("_") and not dunder)
 
 
 def _compare_calls(divergence: Divergence) -> Iterator[Sides[tuple[_EagerCall, str]]]:
-    """The program's calls in eager mode and the nodes of the captured graphs, matched line by line."""
-    captured = _replay_captured(divergence.trial, divergence.count)
+    captured = _replay_captured(divergence)
     if not captured:
         return
     lost: list[_EagerCall] = []
 
     def pair_calls() -> Iterator[Pair[tuple[_EagerCall, str]]]:
-        calls = _record_calls(divergence.experiments)
+        watcher = _run_first_eagerly(divergence.experiments, _CallRecorder)
+        calls = watcher.calls if watcher is not None else []
         number_at, seen = Counter(call.line for call in calls), Counter[str]()
         for call in calls:
             number, there = seen[call.line], captured.get(call.line)
@@ -201,25 +211,19 @@ def _measure_call(pair: Pair[tuple[_EagerCall, str]]) -> PartedStep[tuple[_Eager
     return PartedStep(pair)
 
 
-CALLS = Way("a program's calls, and the nodes of dynamo's graphs", _compare_calls, prove_without)
-BRANCH = Way("the operators of a program, and those of dynamo's graph", _compare_branches, _prove_branch)
-
-
-def _replay_captured(trial: Trial, count: ReplayCount) -> dict[str, list[tuple[str, Any]]]:
+def _replay_captured(divergence: Divergence) -> dict[str, list[tuple[str, Any]]]:
     """Names and values of the nodes of dynamo's graphs, by the line of the program that they come from.
 
     A graph that comes back to a line of an earlier one was captured in another call of the program.
     """
-    values: dict[str, list[tuple[str, Any]]] = defaultdict(list)
-    for frame in trial.ledger.frames:
-        record = frame.find_record(stages.PRE_GRAD)
-        if record is None or not record.snapshots or not frame.dynamo_calls:
-            continue
+    values: dict[str, list[tuple[str, Any]]] = {}
+    for frame, record, inputs in iter_captured(divergence.trial.ledger):
         snapshot = record.snapshots[0]
-        inputs = find_inputs(frame, record)
-        if inputs is None or list_random_calls(snapshot):
+        if not frame.dynamo_calls:
+            continue
+        if list_random_calls(snapshot):
             return {}
-        count.replays += 1
+        divergence.count.replays += 1
         run = run_eagerly(snapshot, inputs, double=False)
         values_here: dict[str, list[tuple[str, Any]]] = defaultdict(list)
         for node in snapshot.graph.nodes:
@@ -231,34 +235,15 @@ def _replay_captured(trial: Trial, count: ReplayCount) -> dict[str, list[tuple[s
     return values
 
 
-def _record_calls(experiments: Experiments) -> list[_EagerCall]:
-    """Record the calls of the program in eager mode, in order, the first time that it runs."""
-    watcher = _CallRecorder()
-    program = build(experiments.case, experiments.device)
-
-    def model(*args: Any, **kwargs: Any) -> Any:
-        if watcher.done:
-            return program.model(*args, **kwargs)
-        with watcher:
-            result = program.model(*args, **kwargs)
-        watcher.done = True
-        return result
-
-    runs.observe(experiments.case, program, model)
-    return watcher.calls
-
-
 class _CallRecorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_EagerCall] = []
-        self.done = False
         self._kept = 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run ``func`` and write it down."""
         result = func(*args, **(kwargs or {}))
         line = next(iter_program_lines(), None)
         # ``x[i] = v`` has no result: what it wrote to is its value.
@@ -268,3 +253,7 @@ class _CallRecorder(TorchFunctionMode):
             if self._kept <= _KEPT_BYTES:
                 self.calls.append(_EagerCall(func, getattr(func, "__name__", str(func)), line, value.detach().clone()))
         return result
+
+
+CALLS = Way("a program's calls, and the nodes of dynamo's graphs", _compare_calls, prove_without)
+BRANCH = Way("the operators of a program, and those of dynamo's graph", _find_branch, _prove_branch)

@@ -15,27 +15,24 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuzzcompile.compiler.functional_run import is_bound_to_capture
 from fuzzcompile.compiler.graph_replay import (
-    NodeValues,
     ReplayResult,
     compute_values,
     differentiate_graph,
     list_random_calls,
     replay_graph,
 )
-from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.watch.ledger import Frame, GraphRecord, Ledger
 from fuzzcompile.compiler.watch.rule_labels import find_location
 from fuzzcompile.diagnosis.attribution.ablation import Divergence, Evidence
-from fuzzcompile.diagnosis.attribution.culprit import Culprit
+from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Culprit
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, coarsest_epsilon, find_inputs, list_placeholders
-from fuzzcompile.diagnosis.operators.operator_comparison import check_operators
-from fuzzcompile.diagnosis.operators.operator_faults import Fault
-from fuzzcompile.diagnosis.oracle import rounding as value_change
-from fuzzcompile.diagnosis.stages.ways import Found, Pair, PartedStep, Sides, Way, doubt, walk_pairs
+from fuzzcompile.diagnosis.operators.operator_ways import OPERATORS, check_operators
+from fuzzcompile.diagnosis.oracle import rounding
+from fuzzcompile.diagnosis.stages.ways import Found, Pair, PartedStep, Sides, Way, iter_captured, walk_pairs
 from fuzzcompile.diagnosis.trials.case_runs import Trial
-from fuzzcompile.model.facts import facts
-from fuzzcompile.model.stages import DECOMPOSITION, JOINT_GRAPH, PRE_GRAD
+from fuzzcompile.model.stages import DECOMPOSITION, JOINT_GRAPH
 from fuzzcompile.model.thresholds import (
     AMPLIFIED,
     CONSTANTS_FACTOR,
@@ -46,44 +43,38 @@ from fuzzcompile.model.thresholds import (
 )
 from fuzzcompile.model.verdicts import Verdict
 
-# Calls that give other values outside of the grad mode and the transforms that they were captured in.
-_NOT_REPLAYED = facts().operators.bound_to_capture
 _EPS = torch.finfo(torch.float32).eps
 _RESULT, _GRADIENT = "result", "gradient"
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """A change of meaning before the graph passes.
+    """A change of meaning before the graph passes of a frame, in an output or a gradient.
 
-    ``step`` is the largest float64 change of an output or gradient in units of its RMS size. ``fault`` is the ATen
-    operator whose decomposition is another function; where none is by itself, ``operator`` is the first torch-level one
-    whose value differs (None where only gradients do). ``site`` is its line in the user's file.
+    The culprit is the first ATen operator whose decomposition is another function; where none is by itself, the first
+    torch-level one whose value differs (unknown where only gradients do). It is shown by replay, proved by no compile.
     """
 
     frame: int
-    step: float
     gradient: bool
-    operator: str | None
-    nodes: tuple[str, ...]
-    site: str | None
-    fault: Fault | None = None
+    culprit: Culprit
 
-    def culprit(self) -> Culprit:
-        """The decomposition as a culprit: shown by replay, proved by no compile."""
-        if self.fault is not None:
-            return replace(self.fault.culprit(confidence="low"), step=self.step)
-        name = self.operator
-        return Culprit(
-            DECOMPOSITION,
-            None,
-            name,
-            name or "unknown",
-            nodes=self.nodes,
-            site=self.site,
-            step=self.step,
-            confidence="low",
-        )
+    @property
+    def step(self) -> float:
+        """The largest float64 change in units of the value's RMS size."""
+        return self.culprit.step or 0.0
+
+    @property
+    def operator(self) -> str | None:
+        """The operator's name without namespace and overload; None if none could be singled out."""
+        return self.culprit.family if self.culprit.is_named else None
+
+
+def find_boundaries(ledger: Ledger, count: ReplayCount) -> list[Boundary]:
+    """The frames whose meaning changed between dynamo's graph and the first graph of Inductor's passes."""
+    calls = _iter_crossings(ledger, count)
+    partings = ((call, call.make_sides().find_parting()) for call in calls)
+    return [_make_boundary(call, parting) for call, parting in partings if parting is not None]
 
 
 def _shows_boundary(trial: Trial, count: ReplayCount) -> bool:
@@ -94,26 +85,15 @@ BOUNDARY = Evidence("boundary", _shows_boundary, replays=True)
 """A float64 result that moves between dynamo's graph and the passes, where native values are within rounding."""
 
 
-def find_boundaries(ledger: Ledger, count: ReplayCount) -> list[Boundary]:
-    """The frames whose meaning changed between dynamo's graph and the first graph of Inductor's passes."""
-    calls = [call for frame in ledger.frames if (call := _find_crossing(frame, count)) is not None]
-    partings = [(call, _pair_graphs(call).find_parting()) for call in calls]
-    return [_make_boundary(call, parting) for call, parting in partings if parting is not None]
-
-
 def _compare_graphs(divergence: Divergence) -> Iterator[Sides[str]]:
-    """Dynamo's graph and the first graph of the passes, on the inputs of the first call: results, then gradients."""
-    for frame in divergence.trial.ledger.frames:
-        call = _find_crossing(frame, divergence.count)
-        if call is not None:
-            yield _pair_graphs(call)
+    """Dynamo's graph and the first graph of the passes, on the inputs of the first call: results, then gradients.
 
-
-def _pair_graphs(call: _Crossing) -> Sides[str]:
-    def word(parting: PartedStep[str]) -> Found:
-        return Found(_make_boundary(call, parting).culprit())
-
-    return Sides(walk_pairs(call.pair_outputs()), word, call.measure)
+    A decomposition that is certainly another function by itself needs no such look.
+    """
+    decomposed = (each for each in divergence.once(OPERATORS.find) if each.culprit.stage == DECOMPOSITION)
+    if not any(each.certain for each in decomposed):
+        for call in _iter_crossings(divergence.trial.ledger, divergence.count):
+            yield call.make_sides()
 
 
 @dataclass(frozen=True)
@@ -127,24 +107,26 @@ class _Crossing:
     inputs: Sequence[Any]
     count: ReplayCount
 
+    def make_sides(self) -> Sides[str]:
+        def word(parting: PartedStep[str]) -> Found:
+            return Found(_make_boundary(self, parting).culprit)
+
+        return Sides(walk_pairs(self.pair_outputs()), word, self.measure)
+
     def run_early(self, *, double: bool, noise_seed: int | None = None) -> ReplayResult:
-        """Dynamo's graph."""
         self.count.replays += 1
         return replay_graph(self.early.snapshots[-1], self.given, double=double, noise_seed=noise_seed)
 
     def run_late(self, *, double: bool) -> ReplayResult:
-        """The graph that the passes get."""
         self.count.replays += 1
         return replay_graph(self.late.snapshots[0], self.inputs, double=double)
 
     def differentiate_early(self, tangents: Sequence[Any], noise_seed: int | None = None) -> Sequence[Any] | None:
-        """The gradients of dynamo's graph, by autograd in float64."""
         self.count.replays += 1
         return differentiate_graph(self.early.snapshots[-1], self.given, tangents, noise_seed=noise_seed)
 
     @functools.cached_property
     def native(self) -> ReplayResult:
-        """Dynamo's graph in the program's own precision."""
         return self.run_early(double=False)
 
     def pair_outputs(self) -> Iterator[Pair[str]]:
@@ -168,40 +150,36 @@ class _Crossing:
         return PartedStep(pair, step=step) if shows and step > _measure_explained(self, early) else None
 
 
-def _find_crossing(frame: Frame, count: ReplayCount) -> _Crossing | None:
-    """The first captured call of a frame; None if there is none that can be replayed."""
-    early, late = frame.find_record(PRE_GRAD), frame.find_record(JOINT_GRAPH)
-    if early is None or late is None or not early.snapshots or not late.snapshots or not frame.dynamo_calls:
-        return None
-    if any(word in call for call in early.snapshots[-1].operator_names for word in _NOT_REPLAYED):
-        return None
-    inputs = find_inputs(frame, late)
-    if inputs is None or list_random_calls(early.snapshots[-1]) or list_random_calls(late.snapshots[0]):
-        return None
-    return _Crossing(frame, early, late, frame.dynamo_calls[0].inputs, inputs, count)
+def _iter_crossings(ledger: Ledger, count: ReplayCount) -> Iterator[_Crossing]:
+    """The first captured call of each frame that can be replayed."""
+    for frame, early, given in iter_captured(ledger):
+        late = frame.find_record(JOINT_GRAPH)
+        if late is None or not late.snapshots or not frame.dynamo_calls or is_bound_to_capture(early.snapshots[-1]):
+            continue
+        inputs = find_inputs(frame, late)
+        if inputs is not None and not any(map(list_random_calls, (early.snapshots[-1], late.snapshots[0]))):
+            yield _Crossing(frame, early, late, given, inputs, count)
 
 
 def _make_boundary(call: _Crossing, parting: PartedStep[str]) -> Boundary:
-    """What parted, with the operator at fault as far as it can be told."""
-    gradient, step = parting.pair.at == _GRADIENT, parting.step or 0.0
-    blamed = _blame_decomposition(call.frame, call.count, step, gradient=gradient)
-    if blamed is not None:
-        return blamed
-    named = (None, (), None) if gradient else _find_operator(call)
-    return Boundary(call.frame.index, step, gradient, *named)
+    gradient = parting.pair.at == _GRADIENT
+    culprit = _blame_decomposition(call, gradient=gradient)
+    if culprit is None:
+        node = None if gradient else _find_operator(call)
+        name = None
+        if node is not None:
+            name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+        nodes, site = ((node.name,), find_location([node])) if node is not None else ((), None)
+        culprit = Culprit(DECOMPOSITION, None, name, name or UNKNOWN, nodes=nodes, site=site)
+    return Boundary(call.frame.index, gradient, replace(culprit, step=parting.step, confidence="low"))
 
 
-def _blame_decomposition(frame: Frame, count: ReplayCount, step: float, *, gradient: bool) -> Boundary | None:
-    """The boundary with the first ATen operator whose decomposition gives other values by itself; None without one."""
-    checked = check_operators(Ledger(frames=[frame]), count)
-    faults = [f for graph in checked for f in graph.faults if f.proved and f.kind in ("values", "mutation")]
-    faults.sort(key=lambda fault: fault.place.backward != gradient)
-    if not faults:
-        return None
-    fault = faults[0]
-    nodes = (fault.place.node,) if fault.place.node else ()
-    name = get_operator_family(fault.operator)
-    return Boundary(frame.index, step, gradient, name, nodes, fault.place.location, fault)
+def _blame_decomposition(call: _Crossing, *, gradient: bool) -> Culprit | None:
+    """The first ATen operator whose decomposition gives other values by itself."""
+    checked = check_operators(Ledger(frames=[call.frame]), call.count)
+    faults = [fault.culprit for graph in checked for fault in graph.faults if fault.certain]
+    faults = [culprit for culprit in faults if culprit.details["kind"] in ("values", "mutation")]
+    return min(faults, key=lambda culprit: culprit.details["backward"] != gradient, default=None)
 
 
 def _shows_natively(call: _Crossing, step: float) -> bool:
@@ -213,19 +191,14 @@ def _shows_natively(call: _Crossing, step: float) -> bool:
     native, late_run = call.native, call.run_late(double=False)
     if native.error is not None or late_run.error is not None:
         return True
-    return (
-        step < HIDDEN_ULPS * (coarsest_epsilon(native) or _EPS)
-        or _measure_change(native.outputs, late_run.outputs) > step / 10
-    )
+    hidden = step < HIDDEN_ULPS * (coarsest_epsilon(native) or _EPS)
+    return hidden or _measure_change(native.outputs, late_run.outputs) > step / 10
 
 
 def _mutates(before: Sequence[Any], after: Sequence[Any]) -> bool:
     """Return whether the graph wrote to an input: AOTAutograd then returns other outputs than replay compares."""
-    return any(
-        value is not afterwards
-        for value, afterwards in zip(before, after, strict=True)
-        if isinstance(value, torch.Tensor)
-    )
+    pairs = zip(before, after, strict=True)
+    return any(value is not afterwards for value, afterwards in pairs if isinstance(value, torch.Tensor))
 
 
 def _measure_explained(call: _Crossing, outputs: Sequence[Any]) -> float:
@@ -235,24 +208,21 @@ def _measure_explained(call: _Crossing, outputs: Sequence[Any]) -> float:
     """
     native, noisy = call.native, [call.run_early(double=True, noise_seed=seed) for seed in NOISE_SEEDS]
     noise = max((_measure_change(outputs, run.outputs) for run in noisy if run.error is None), default=0.0)
-    rounding = 0.0 if native.error is not None else _measure_change(outputs, native.outputs)
-    return max(AMPLIFIED * noise, CONSTANTS_FACTOR * rounding * min(1.0, _EPS / (coarsest_epsilon(native) or _EPS)))
+    error = 0.0 if native.error is not None else _measure_change(outputs, native.outputs)
+    return max(AMPLIFIED * noise, CONSTANTS_FACTOR * error * min(1.0, _EPS / (coarsest_epsilon(native) or _EPS)))
 
 
 def _measure_gradient_change(call: _Crossing, joint: Sequence[Any]) -> float:
     """Gradients of dynamo's graph by autograd beside those that the joint graph computes, for the same tangents."""
-    named = list(
-        zip((str(node.target) for node in list_placeholders(call.late.snapshots[0])), call.inputs, strict=True)
-    )
+    names = (str(node.target) for node in list_placeholders(call.late.snapshots[0]))
+    named = list(zip(names, call.inputs, strict=True))
     primals = [value for name, value in named if name.startswith("primals")]
     tangents = [value for name, value in named if name.startswith("tangents")]
     if len(primals) != len(call.given) or not all(map(_alike, primals, call.given)):
         return 0.0
     gradients = call.differentiate_early(tangents)
-    if gradients is None:
-        return 0.0
-    step = _measure_change(gradients, joint[-len(primals) :], together=True)
-    if step <= SEMANTIC_STEP:
+    step = _measure_change(gradients, joint[-len(primals) :], together=True) if gradients is not None else 0.0
+    if gradients is None or step <= SEMANTIC_STEP:
         return 0.0
     moved = call.differentiate_early(tangents, NOISE_SEEDS[0])
     noise = _measure_change(gradients, moved, together=True) if moved is not None else 0.0
@@ -267,46 +237,33 @@ def _alike(primal: Any, given: Any) -> bool:
 
 def _measure_change(before: Sequence[object], after: Sequence[object], *, together: bool = False) -> float:
     """The largest change; ``together``: values much smaller than the usual one are measured on its scale."""
-    sizes = [value_change.measure_size(value) for value in before]
+    sizes = [rounding.measure_size(value) for value in before]
     positive = sorted(size for size in sizes if size)
     usual = positive[(len(positive) - 1) // 2] if together and positive else 0.0
-    return value_change.largest_change(
+    return rounding.largest_change(
         before, after, [usual if size < VANISHING_GRADIENT * usual else 0.0 for size in sizes]
     )
 
 
-def _find_operator(call: _Crossing) -> tuple[str | None, tuple[str, ...], str | None]:
-    """The first torch-level operator whose value differs from that of what it became."""
+def _find_operator(call: _Crossing) -> fx.Node | None:
     call.count.replays += 2
-    early_values = compute_values(call.early.snapshots[-1], call.given)
-    late_values = compute_values(call.late.snapshots[0], call.inputs)
-    made = _map_last_nodes(call.late)
-    for node in call.early.snapshots[-1].graph.nodes:
-        result = made.get(node.name)
-        if result is None or not _differ(early_values, late_values, node, result):
-            continue
-        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-        return target, (node.name,), find_location([node])
-    return None, (), None
-
-
-def _map_last_nodes(late: GraphRecord) -> dict[str, fx.Node]:
-    """The last ATen node that each torch-level node became, by the name of the latter."""
-    made: dict[str, fx.Node] = {}
-    for node in late.snapshots[0].graph.nodes:
+    early, late = call.early.snapshots[-1], call.late.snapshots[0]
+    early_values, late_values = compute_values(early, call.given), compute_values(late, call.inputs)
+    made: dict[str, object] = {}  # the value of the last ATen node that each torch-level node became
+    for node in late.graph.nodes:
         origin = node.meta.get("from_node")
         if node.op == "call_function" and origin and not node.meta.get("autograd_backward"):
-            made[str(origin[-1].name)] = node
-    return made
+            made[str(origin[-1].name)] = late_values.get(node.name)
 
+    def differs(node: fx.Node) -> bool:
+        value, traced = early_values.get(node.name), made.get(node.name)
+        return rounding.are_comparable(value, traced) and rounding.relative_change(value, traced) > SEMANTIC_STEP
 
-def _differ(early: NodeValues, late: NodeValues, node: fx.Node, result: fx.Node) -> bool:
-    value, traced = early.get(node.name), late.get(result.name)
-    return value_change.are_comparable(value, traced) and value_change.relative_change(value, traced) > SEMANTIC_STEP
+    return next(filter(differs, early.graph.nodes), None)
 
 
 def _may_show(divergence: Divergence) -> bool:
     return divergence.trial.observation.failure is None and divergence.verdict is not Verdict.ACCEPTS_INVALID
 
 
-GRAPHS = Way("dynamo's graph, and the first graph of the passes", _compare_graphs, doubt, _may_show, most=None)
+GRAPHS = Way("dynamo's graph, and the first graph of the passes", _compare_graphs, shows=_may_show, most=None)

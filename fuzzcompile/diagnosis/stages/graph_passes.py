@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
 
@@ -15,7 +15,6 @@ from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
 from fuzzcompile.diagnosis.attribution.steps import Step, rank_suspects, select_semantic_steps
 from fuzzcompile.diagnosis.attribution.veto_proof import MAX_SUSPECTS, Prover, find_failing_rewrite, visible_forms
 from fuzzcompile.diagnosis.stages.stage import Stage, Suspect, list_names
-from fuzzcompile.model import stages
 
 
 class Ground(IntEnum):
@@ -40,25 +39,34 @@ class Ground(IntEnum):
 def list_rewrites_on(divergence: Divergence, ground: Ground) -> list[Suspect]:
     """The rewrites of all stages that are suspected on one ground, in the order in which they are tried."""
     trial, steps = divergence.trial, divergence.steps
+    found: Iterable[Step | Label] = ()
     if ground is Ground.RAISED:
         failing = find_failing_rewrite(trial)
-        if trial.observation.failure is None or failing is None:
-            return []
-        raised = [step for step in rank_suspects(steps, visible_forms(trial))[:MAX_SUSPECTS] if step.raised]
-        culprits = [] if failing.rewrite in MANDATORY else [failing]
-        return [
-            *(_suspect_step(step, ground) for step in raised),
-            *(_suspect_label(label, ground) for label in culprits),
-        ]
-    if ground is Ground.UNREPLAYED:
-        return [_suspect_label(label, ground) for label in dict.fromkeys(trial.ledger.unreplayed)]
-    return [_suspect_step(step, ground) for step in _select_steps(divergence, ground)]
+        if trial.observation.failure is not None and failing is not None:
+            raised = [step for step in rank_suspects(steps, visible_forms(trial))[:MAX_SUSPECTS] if step.raised]
+            found = [*raised, *([] if failing.rewrite in MANDATORY else [failing])]
+    elif ground is Ground.MOVED:
+        found = rank_suspects(steps, visible_forms(trial))
+    elif ground is Ground.RANDOM:
+        # Where eager draws nothing at all (dropout in eval), a rewrite that draws is at fault all the same.
+        runs = divergence.experiments.runs
+        aligned = trial.sampled is None and runs.draws and not runs.promises_eager_numbers
+        found = () if aligned else [step for step in steps if step.random]
+    elif ground is Ground.UNREPLAYED:
+        found = dict.fromkeys(trial.ledger.unreplayed)
+    elif ground is Ground.OPAQUE:
+        found = {step.label: step for step in steps if step.is_opaque}.values()
+    elif ground is Ground.MANDATORY:
+        found = [step for step in steps if step.label.rewrite in MANDATORY and step.is_semantic]
+    else:
+        found = [step for step in steps if step.alias and not step.is_semantic]
+    return list(map(_suspect_rewrite, found))
 
 
 def list_blamed_rewrites(divergence: Divergence) -> list[Suspect]:
     """The rewrite at work when the error rose, and those that replay blames, most telling first."""
     failing = find_failing_rewrite(divergence.trial) if divergence.trial.observation.failure is not None else None
-    raised = [] if failing is None else [_suspect_label(failing, Ground.RAISED)]
+    raised = [] if failing is None else [_suspect_rewrite(failing)]
     return [*raised, *list_rewrites_on(divergence, Ground.MOVED)]
 
 
@@ -71,36 +79,20 @@ def list_visible_rewrites(divergence: Divergence) -> list[Suspect]:
     return list(dict.fromkeys(visible))
 
 
-def _select_steps(divergence: Divergence, ground: Ground) -> list[Step]:
-    trial, steps = divergence.trial, divergence.steps
-    if ground is Ground.MOVED:
-        return rank_suspects(steps, visible_forms(trial))
-    if ground is Ground.RANDOM:
-        # Where eager draws nothing at all (dropout in eval), a rewrite that draws is at fault all the same.
-        runs = divergence.experiments.runs
-        aligned = trial.sampled is None and runs.draws and not runs.promises_eager_numbers
-        return [] if aligned else [step for step in steps if step.random]
-    if ground is Ground.OPAQUE:
-        return list({step.label: step for step in steps if step.is_opaque}.values())
-    if ground is Ground.MANDATORY:
-        return [step for step in steps if step.label.rewrite in MANDATORY and step.is_semantic]
-    return [step for step in steps if step.alias and not step.is_semantic]
-
-
-def _suspect_step(step: Step, ground: Ground) -> Suspect:
-    return replace(_suspect_label(step.label, ground), finding=step, certain=step.is_semantic)
-
-
-def _suspect_label(label: Label, ground: Ground) -> Suspect:
-    return Suspect(label.stage, get_family(label.rewrite), label.source, finding=label, rank=(ground,))
+def _suspect_rewrite(finding: Step | Label) -> Suspect:
+    label, certain = (finding.label, finding.is_semantic) if isinstance(finding, Step) else (finding, False)
+    return Suspect(label.stage, get_family(label.rewrite), label.source, finding, certain)
 
 
 class RewritingStage(Stage):
     """A stage whose passes rewrite a graph.
 
     Rewrites of several stages take each other's place, hide each other and are needed together, so that suspicion and
-    proof look at all of them at once.
+    proof look at all of them at once. ``settings`` work around the whole stage, the narrowest first.
     """
+
+    def __init__(self, name: str, *settings: Mapping[str, object]) -> None:
+        self.name, self.settings = name, settings
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The suspected rewrites of this stage."""
@@ -134,16 +126,7 @@ def _iter_own_settings(names: Sequence[str], given: Mapping[str, object]) -> Ite
 
 
 def prove_rewrites(ablator: Ablator, divergence: Divergence, *, ground: Ground) -> Attribution | None:
-    """The rewrite at fault among those that are suspected on one ground; None if none is.
-
-    Args:
-        ablator: compiles without a rewrite.
-        divergence: what one compile showed.
-        ground: why they are suspected.
-
-    Raises:
-        OutOfTime: no further compile may be begun.
-    """
+    """The rewrite at fault among those that are suspected on one ground; None if none is."""
     suspects = list_rewrites_on(divergence, ground)
     if ground is Ground.MANDATORY:
         return Attribution(replace(make_rewrite_culprit(suspects[0]), confidence="low")) if suspects else None
@@ -185,43 +168,3 @@ def make_rewrite_culprit(suspect: Suspect) -> Culprit:
     """The culprit that a suspected rewrite would be."""
     step = _get_step(suspect)
     return Culprit.from_step(step) if step is not None else Culprit.from_label(_get_label(suspect))
-
-
-# Passes over dynamo's graph, before it is differentiated.
-
-
-class PreGrad(RewritingStage):
-    """Torch-level rewrites: normalisation, split and cat, batch fusions, a user's own passes."""
-
-    name = stages.PRE_GRAD
-    settings = ({"split_cat_fx_passes": False}, {"pattern_matcher": False}, {"use_pre_grad_passes": False})
-
-
-# Passes over the joint graph of forward and backward, or over the only graph where nothing is differentiated.
-
-
-class JointGraph(RewritingStage):
-    """ATen-level rewrites before the graph is cut: attention patterns, constant folding, no-ops, padding."""
-
-    name = stages.JOINT_GRAPH
-    settings = ({"pattern_matcher": False}, {"use_joint_graph_passes": False})
-
-
-# Passes over a graph whose parameters have become constants.
-
-
-class Freezing(RewritingStage):
-    """Constant folding and weight packing of inference under ``freezing=True``."""
-
-    name = stages.FREEZING
-    settings = ({"freezing": False},)
-
-
-# Passes over a graph that will be lowered.
-
-
-class PostGrad(RewritingStage):
-    """Rewrites of forward and backward alike: fusions of matrix products, reinplacing, no-ops."""
-
-    name = stages.POST_GRAD
-    settings = ({"pattern_matcher": False}, {"use_post_grad_passes": False})

@@ -11,26 +11,17 @@ from fuzzcompile.compiler.kernels.lowering_control import Control, can_fall_back
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
 from fuzzcompile.diagnosis.kernels.code_generators import get_generator
-from fuzzcompile.diagnosis.kernels.kernel_bisection import (
-    BackendFailure,
-    WrongOperator,
-    find_node_family,
-    with_aten,
-)
-from fuzzcompile.diagnosis.kernels.kernel_culprits import (
-    describe_kernel,
-    describe_values,
+from fuzzcompile.diagnosis.kernels.kernel_proofs import (
     find_failed_stage,
     find_failure,
-    find_kernel,
     find_omission,
-    find_site,
-    list_failed_families,
+    list_failed_suspects,
     prove_failure,
+    with_aten,
     without_failure,
 )
-from fuzzcompile.diagnosis.kernels.kernel_suspects import get_first_wrong_kernels, get_watched_graphs
-from fuzzcompile.diagnosis.operators.operator_suspects import list_aten_suspects
+from fuzzcompile.diagnosis.kernels.watched_graph import LoweredStep, get_first_wrong_kernels, get_watched_graphs
+from fuzzcompile.diagnosis.operators.operator_ways import KERNELS
 from fuzzcompile.diagnosis.stages.stage import Stage, Suspect
 from fuzzcompile.model.stages import LOWERING
 from fuzzcompile.model.verdicts import Verdict
@@ -49,47 +40,40 @@ class Lowering(Stage):
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """Operators whose IR is wrong, those wrong in float64 first, then operators that failed."""
-        trial, operators = divergence.trial, list[WrongOperator]()
-        error = trial.observation.failure
-        if trial.judgement.verdict is Verdict.ACCEPTS_INVALID:
-            operators = _find_lost_checks(divergence)
-        elif error is None:
-            operators = _find_wrong_operators(divergence)
-            # Nothing is left to explain, and comparing the kernels costs several evaluations.
-            operators += [] if any(operator.exact for operator in operators) else _find_wrong_calls(divergence)
-            operators = [*_find_drawing_operators(divergence), *operators]
-        elif error.phase == "run":  # a wrong index, say, that a kernel stumbled over
-            operators = [operator for operator in _find_wrong_operators(divergence) if operator.exact]
+        trial = divergence.trial
+        error, operators = trial.observation.failure, list(_iter_operators(divergence))
         failure = find_failure(trial) if error is not None else None
-        failed = [Suspect(self.name, family, finding=failure) for family in list_failed_families(failure)]
-        lowered = [*map(self._make_suspect, operators), *_list_omissions(failure), *failed]
-        return lowered or list_aten_suspects(divergence, self.name)
-
-    def _make_suspect(self, wrong: WrongOperator) -> Suspect:
-        family = find_node_family(wrong.lowered, wrong.lowered.find_producer(wrong.node))
-        return Suspect(self.name, family, finding=wrong, certain=wrong.exact)
+        undone = find_omission(failure) if failure is not None else None
+        lowered = [Suspect(self.name, each.find_family(each.nodes[-1]), None, each, each.exact) for each in operators]
+        if undone is not None:
+            lowered.append(Suspect(undone.stage, undone.family, undone.source, failure, certain=True))
+        lowered += list_failed_suspects(self.name, trial) if error is not None else []
+        found = [] if lowered else [each for each in divergence.once(KERNELS.find) if each.culprit.stage == self.name]
+        return [*lowered, *map(Suspect.from_found, found)]
 
     def without(self, suspect: Suspect) -> CompileChange | None:
         """ATen computes the operator; None for views and for what writes to its arguments."""
         finding = suspect.finding
-        if isinstance(finding, BackendFailure):
-            return None if suspect.stage != self.name else without_failure(finding)
-        return with_aten([finding.name]) if isinstance(finding, WrongOperator) and _can_fall_back(finding) else None
+        if not isinstance(finding, LoweredStep):
+            return super().without(suspect)
+        if finding.failed is not None:
+            return without_failure(finding) if suspect.stage == self.name else None
+        return with_aten([finding.name]) if _can_fall_back(finding) else None
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """The operators that ATen must compute for the divergence to go; unproved, one that is certainly wrong."""
-        operators = [suspect.finding for suspect in suspects if isinstance(suspect.finding, WrongOperator)]
+        steps = [suspect.finding for suspect in suspects if isinstance(suspect.finding, LoweredStep)]
+        operators = [step for step in steps if step.failed is None]
         if ablator.trial.judgement.verdict is Verdict.ACCEPTS_INVALID:
             return _prove_check(ablator, operators[0]) if operators else None
         named = _prove_operators(ablator, [wrong for wrong in operators if wrong.kernel is None])
         if named is not None and (named.contributors or (named.culprit is not None and named.culprit.necessary)):
             return named
-        failure = next((suspect.finding for suspect in suspects if isinstance(suspect.finding, BackendFailure)), None)
         if ablator.trial.observation.failure is not None:
-            mine = failure is not None and find_failed_stage(failure.failed) == self.name
+            failure = next((step for step in steps if step.failed is not None), None)
+            mine = failure is not None and find_failed_stage(failure) == self.name
             return prove_failure(ablator, failure) if failure is not None and mine else None
-        called = [wrong for wrong in operators if wrong.kernel is not None][:1]
-        return _prove_operators(ablator, called) or named
+        return _prove_operators(ablator, [wrong for wrong in operators if wrong.kernel is not None][:1]) or named
 
     def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
         """Loops that are not vectorised, where the code generator of the culprit's kernel has vectors."""
@@ -97,82 +81,62 @@ class Lowering(Stage):
         yield from [generator.scalars] if generator.scalars else []
 
 
-def _find_wrong_operators(divergence: Divergence) -> list[WrongOperator]:
-    operators = [wrong for look in get_watched_graphs(divergence) for wrong in look.find_wrong_operators()]
-    return sorted(operators, key=lambda wrong: not wrong.exact)
+def _iter_operators(divergence: Divergence) -> Iterator[LoweredStep]:
+    graphs, error = get_watched_graphs(divergence), divergence.trial.observation.failure
+    if divergence.verdict is Verdict.ACCEPTS_INVALID:
+        # The operators that raise when the graphs are interpreted lost their checks.
+        for look in graphs:
+            name = look.find_first_refused()
+            if name is not None and name in look.lowered.labels:
+                yield LoweredStep(look.lowered, (name,), step=0.0)
+        return
+    if error is not None and error.phase != "run":
+        return
+    wrong = sorted((each for look in graphs for each in look.find_wrong_operators()), key=lambda each: not each.exact)
+    if error is not None:  # a wrong index, say, that a kernel stumbled over
+        yield from (each for each in wrong if each.exact)
+        return
+    if divergence.experiments.runs.promises_eager_numbers:
+        drawing = ((look.lowered, node.name) for look in graphs for node in list_drawing_nodes(look.lowered.snapshot))
+        yield from (LoweredStep(lowered, (name,), step=0.0) for lowered, name in drawing if name in lowered.labels)
+    yield from wrong
+    if not any(each.exact for each in wrong):  # else nothing is left to explain, and kernels cost several evaluations
+        for each in get_first_wrong_kernels(divergence):
+            if each.kernel is not None and each.kernel.extern and each.overwritten is None:
+                yield replace(each, nodes=each.nodes[-1:])  # the call of a library's kernel is at fault
 
 
-def _list_omissions(failure: BackendFailure | None) -> list[Suspect]:
-    """The pass that should have replaced the operator whose lowering raised."""
-    undone = find_omission(failure) if failure is not None else None
-    if undone is None:
-        return []
-    return [Suspect(undone.stage, undone.family, undone.source, finding=failure, certain=True)]
-
-
-def _find_wrong_calls(divergence: Divergence) -> list[WrongOperator]:
-    """The operators that call a library's kernel which gives wrong values: the call is at fault."""
-    return [
-        WrongOperator(
-            wrong.lowered, wrong.nodes[-1], False, wrong.comparison.relative_error, wrong.comparison, wrong.kernel
-        )
-        for wrong in get_first_wrong_kernels(divergence)
-        if wrong.kernel.extern and wrong.overwritten is None
-    ]
-
-
-def _find_drawing_operators(divergence: Divergence) -> list[WrongOperator]:
-    """Find the operators that draw other random numbers although eager's are promised."""
-    if not divergence.experiments.runs.promises_eager_numbers:
-        return []
-    return [
-        WrongOperator(look.lowered, node.name, False, 0.0)
-        for look in get_watched_graphs(divergence)
-        for node in list_drawing_nodes(look.lowered.snapshot)
-        if node.name in look.lowered.labels
-    ]
-
-
-def _find_lost_checks(divergence: Divergence) -> list[WrongOperator]:
-    """Invalid input is accepted: the operators that raise when the graphs are interpreted lost their checks."""
-    refused = [(look.lowered, look.find_first_refused()) for look in get_watched_graphs(divergence)]
-    return [WrongOperator(lowered, name, False, 0.0) for lowered, name in refused if name and name in lowered.labels]
-
-
-def _prove_check(ablator: Ablator, wrong: WrongOperator) -> Attribution:
+def _prove_check(ablator: Ablator, wrong: LoweredStep) -> Attribution:
     repaired = ablator.attempt_under(with_aten([wrong.name]))[1]
     culprit = _make_operator_culprit(wrong, necessary=repaired)
     return Attribution(culprit if repaired else replace(culprit, confidence="low"))
 
 
-def _can_fall_back(wrong: WrongOperator) -> bool:
-    node = wrong.lowered.find_node(wrong.node)
+def _can_fall_back(wrong: LoweredStep) -> bool:
+    node = wrong.lowered.find_node(wrong.nodes[-1])
     return node is not None and can_fall_back(node)
 
 
-def _prove_operators(ablator: Ablator, wrong: list[WrongOperator]) -> Attribution | None:
+def _prove_operators(ablator: Ablator, wrong: list[LoweredStep]) -> Attribution | None:
     """Have ATen compute the first wrong operator wherever it is, and the next ones too until that repairs it."""
-    names: list[str] = []
-    chosen: list[WrongOperator] = []
+    chosen: dict[str, LoweredStep] = {}
     for operator in wrong:
-        if operator.name in names or len(names) == _MAX_OPERATORS or not _can_fall_back(operator):
-            continue
-        names.append(operator.name)
-        chosen.append(operator)
-        if ablator.attempt_under(with_aten(names))[1]:
-            return _attribute_operators(ablator, chosen, names)
+        if operator.name not in chosen and len(chosen) < _MAX_OPERATORS and _can_fall_back(operator):
+            chosen[operator.name] = operator
+            if ablator.attempt_under(with_aten(list(chosen)))[1]:
+                return _attribute_operators(ablator, list(chosen.values()))
     # Wrong in float64 is shown by the evaluation of its IR, though no compile proves it: views cannot fall back.
-    left = next((operator for operator in wrong if operator.exact or operator not in chosen), None)
+    tried = list(chosen.values())
+    left = next((operator for operator in wrong if operator.exact or operator not in tried), None)
     return None if left is None else Attribution(replace(_make_operator_culprit(left), confidence="low"))
 
 
-def _attribute_operators(ablator: Ablator, chosen: list[WrongOperator], names: list[str]) -> Attribution:
-    first, last = chosen[0], chosen[-1]
-    if len(names) == 1:
-        return Attribution(_add_sufficiency(ablator, _make_operator_culprit(first, necessary=True), names))
+def _attribute_operators(ablator: Ablator, chosen: list[LoweredStep]) -> Attribution:
+    last = chosen[-1]
     # Was the last one alone what it takes? The others looked wrong and may be innocent.
-    if ablator.attempt_under(with_aten(names[-1:]))[1]:
-        return Attribution(_add_sufficiency(ablator, _make_operator_culprit(last, necessary=True), names[-1:]))
+    if len(chosen) == 1 or ablator.attempt_under(with_aten([last.name]))[1]:
+        culprit = _make_operator_culprit(last, necessary=True)
+        return Attribution(replace(culprit, sufficient=_is_sufficient(ablator, last.name)))
     culprits = [_make_operator_culprit(operator) for operator in _select_needed(ablator, chosen)]
     if len({(culprit.source, culprit.line, culprit.family) for culprit in culprits}) == 1:  # one lowering of overloads
         siblings = tuple(str(culprit.rewrite) for culprit in culprits[1:])
@@ -183,7 +147,7 @@ def _attribute_operators(ablator: Ablator, chosen: list[WrongOperator], names: l
     return Attribution(independent[0], independent[1:])
 
 
-def _select_needed(ablator: Ablator, chosen: list[WrongOperator]) -> list[WrongOperator]:
+def _select_needed(ablator: Ablator, chosen: list[LoweredStep]) -> list[LoweredStep]:
     """Without the operators that looked wrong and that ATen need not compute for the divergence to go.
 
     The last one is needed, as the divergence was there without it.
@@ -196,31 +160,20 @@ def _select_needed(ablator: Ablator, chosen: list[WrongOperator]) -> list[WrongO
     return kept
 
 
-def _add_sufficiency(ablator: Ablator, culprit: Culprit, names: list[str]) -> Culprit:
-    """Add whether the divergence stays when ATen computes everything that it can but these operators."""
-    toggle = "ATen computes all but " + ", ".join(names)
-    trial, repaired = ablator.attempt_under(Lowered(Control(lowered=tuple(names)), toggle))
-    if repaired:
-        return replace(culprit, sufficient=False)
-    return replace(culprit, sufficient=True if ablator.fails_alike(trial) else None)
+def _is_sufficient(ablator: Ablator, name: str) -> bool | None:
+    trial, repaired = ablator.attempt_under(Lowered(Control(lowered=(name,)), f"ATen computes all but {name}"))
+    return False if repaired else True if ablator.fails_alike(trial) else None
 
 
-def _make_operator_culprit(wrong: WrongOperator, *, necessary: bool | None = None) -> Culprit:
-    node = wrong.lowered.find_node(wrong.node)
+def _make_operator_culprit(wrong: LoweredStep, *, necessary: bool | None = None) -> Culprit:
+    node = wrong.lowered.find_node(wrong.nodes[-1])
     source, line = find_lowering_source(node.target) if node is not None else (None, None)
-    kernel = wrong.kernel or find_kernel(wrong.lowered, wrong.node)
-    return Culprit.from_operator(
+    shown = {"shown_in_float64": wrong.exact}
+    return wrong.make_culprit(
         LOWERING,
         wrong.name,
-        nodes=(wrong.node,),
         source=source,
         line=line,
-        site=find_site(wrong.lowered, wrong.node),
-        step=wrong.step,
         necessary=necessary,
-        details={
-            **describe_kernel(wrong.lowered, kernel),
-            **describe_values(wrong.comparison),
-            "shown_in_float64": wrong.exact,
-        },
+        details=shown,  # type: ignore[arg-type]
     )

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings
+from fuzzcompile.compiler.compile_changes import InductorSettings
 from fuzzcompile.compiler.graph_replay import compute_values, list_random_calls, replay_graph
 from fuzzcompile.compiler.watch.aot_autograd import describe_partitioner, make_plain_partitioning
-from fuzzcompile.compiler.watch.ledger import Frame, Snapshot
+from fuzzcompile.compiler.watch.ledger import Frame, Ledger, Snapshot
 from fuzzcompile.compiler.watch.rule_labels import find_source
 from fuzzcompile.diagnosis.attribution.ablation import Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Culprit
@@ -33,30 +33,28 @@ from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.thresholds import SEMANTIC_STEP
 
 
-def _find_without() -> CompileChange | None:
-    """The plainest partitioner, where this torch lets another one take its place."""
-    plain = make_plain_partitioning()
-    return InductorSettings(plain, "AOTAutograd's default partition") if plain is not None else None
+def _iter_cuts(ledger: Ledger) -> Iterator[tuple[Frame, Snapshot, Snapshot, Snapshot]]:
+    for frame in ledger.frames:
+        joint = frame.find_record(stages.JOINT_GRAPH, "joint")
+        parts = [frame.find_record(stages.POST_GRAD, direction) for direction in ("forward", "backward")]
+        cut = [record.snapshots for record in (joint, *parts) if record is not None and record.snapshots]
+        if len(cut) == 3:
+            yield frame, cut[0][-1], cut[1][0], cut[2][0]
 
 
 def _compare_parts(divergence: Divergence) -> Iterator[Sides[str]]:
-    """The joint graph, and forward and backward graph one after the other, on the same inputs in float64."""
-    for frame in divergence.trial.ledger.frames:
-        sides = _run_parts(frame, divergence.count)
-        if sides is not None:
-            yield sides
+    for frame, *snapshots in _iter_cuts(divergence.trial.ledger):
+        if not any(map(list_random_calls, snapshots)):
+            sides = _run_parts(frame, *snapshots, count=divergence.count)
+            yield from [] if sides is None else [sides]
 
 
-def _run_parts(frame: Frame, count: ReplayCount) -> Sides[str] | None:
+def _run_parts(
+    frame: Frame, whole: Snapshot, first: Snapshot, second: Snapshot, *, count: ReplayCount
+) -> Sides[str] | None:
     joint = frame.find_record(stages.JOINT_GRAPH, "joint")
-    forward, backward = frame.find_record(stages.POST_GRAD, "forward"), frame.find_record(stages.POST_GRAD, "backward")
-    if joint is None or forward is None or backward is None:
-        return None
-    if not joint.snapshots or not forward.snapshots or not backward.snapshots:
-        return None
-    whole, first, second = joint.snapshots[-1], forward.snapshots[0], backward.snapshots[0]
-    inputs = find_inputs(frame, joint)
-    if inputs is None or any(list_random_calls(snapshot) for snapshot in (whole, first, second)):
+    inputs = find_inputs(frame, joint) if joint is not None else None
+    if inputs is None:
         return None
     named = dict(zip((str(node.target) for node in list_placeholders(whole)), inputs, strict=True))
     given = [named.get(str(node.target)) for node in list_placeholders(first)]
@@ -66,13 +64,11 @@ def _run_parts(frame: Frame, count: ReplayCount) -> Sides[str] | None:
     once, before = replay_graph(whole, inputs, double=True), replay_graph(first, given, double=True)
     if once.error is not None or before.error is not None:
         return None
-    gradients = len(second.results)
-    results = len(once.outputs) - gradients
-    saved = _order_inputs(before.outputs[results:], list_placeholders(second), named)
-    if saved is None:
-        return None
-    after = replay_graph(second, saved, double=True)
-    if after.error is not None:
+    results = len(once.outputs) - len(second.results)
+    saved = before.outputs[results:]
+    ordered = _order_inputs(saved, list_placeholders(second), named)
+    after = replay_graph(second, ordered, double=True) if ordered is not None else None
+    if after is None or after.error is not None:
         return None
     parted = [*before.outputs[:results], *after.outputs]
     names = [f"output {i}" if i < results else f"gradient {i - results}" for i in range(len(parted))]
@@ -80,7 +76,7 @@ def _run_parts(frame: Frame, count: ReplayCount) -> Sides[str] | None:
 
     def word(_: PartedStep[str]) -> Found:
         steps = {pair.at: relative_change(pair.left, pair.right) for pair in pairs}
-        wrong = _find_wrongly_saved(whole, inputs, before.outputs[results:], list_placeholders(second))
+        wrong = _find_wrongly_saved(compute_values(whole, inputs), saved, list_placeholders(second))
         differs = [name for name, step in steps.items() if step > SEMANTIC_STEP]
         details: DetailsJson = {"kind": "values", "differs": differs, "saved": wrong}
         return _word(details, nodes=tuple(wrong), step=max(steps.values()))
@@ -94,39 +90,26 @@ def _measure_output(pair: Pair[str]) -> PartedStep[str] | None:
 
 
 def _word(details: DetailsJson, nodes: tuple[str, ...] = (), step: float | None = None) -> Found:
-    """The partitioner in use."""
+    """The partitioner in use; without it, the plainest one, where this torch lets another take its place."""
     name, function = describe_partitioner()
     source, line = find_source(function) if function is not None else (None, None)
     culprit = Culprit(
         stages.PARTITION, None, name, name, nodes, source, line, step=step, confidence="low", details=details
     )
-    return Found(culprit, _find_without())
+    plain = make_plain_partitioning()
+    return Found(culprit, InductorSettings(plain, "AOTAutograd's default partition") if plain is not None else None)
 
 
-def _compare_draws(divergence: Divergence) -> Iterator[Sides[None]]:
-    """What the joint graph draws, and what its parts draw: more often, or less."""
-    for frame in divergence.trial.ledger.frames if divergence.experiments.runs.promises_eager_numbers else ():
-        places = ((stages.JOINT_GRAPH, "joint"), (stages.POST_GRAD, "forward"), (stages.POST_GRAD, "backward"))
-        records = [frame.find_record(stage, direction) for stage, direction in places]
-        if all(record is not None and record.snapshots for record in records):
-            joint, forward, backward = (record for record in records if record is not None)
-            parts = (forward.snapshots[0], backward.snapshots[0])
-            wanted = Counter(list_random_calls(joint.snapshots[-1]))
+def _find_draws(divergence: Divergence) -> Iterator[Found]:
+    if divergence.experiments.runs.promises_eager_numbers:
+        for _, whole, *parts in _iter_cuts(divergence.trial.ledger):
+            wanted = Counter(list_random_calls(whole))
             drawn = Counter(call for snapshot in parts for call in list_random_calls(snapshot))
-            yield Sides(walk_pairs([Pair(None, wanted, drawn)]), _word_draws, _measure_draws)
+            if wanted != drawn:
+                yield _word({"kind": "numbers", "joint graph draws": dict(wanted), "its parts draw": dict(drawn)})
 
 
-def _measure_draws(pair: Pair[None]) -> PartedStep[None] | None:
-    return PartedStep(pair, "numbers") if pair.left != pair.right else None
-
-
-def _word_draws(parting: PartedStep[None]) -> Found:
-    wanted, drawn = parting.pair.left, parting.pair.right
-    assert isinstance(wanted, Counter) and isinstance(drawn, Counter)
-    return _word({"kind": "numbers", "joint graph draws": dict(wanted), "its parts draw": dict(drawn)})
-
-
-DRAWS = Way("the random numbers of the joint graph, and of its parts", _compare_draws, prove_without, shows_values)
+DRAWS = Way("the random numbers of the joint graph, and of its parts", _find_draws, prove_without, shows_values)
 PARTS = Way("the joint graph, and its parts", _compare_parts, prove_without, shows_values)
 
 
@@ -136,9 +119,8 @@ def _order_inputs(saved: Sequence[Any], placeholders: Sequence[fx.Node], named: 
     sizes = iter([value for value in saved if not isinstance(value, torch.Tensor)])
     given = []
     for node in placeholders:
-        name = str(node.target)
-        if name.startswith("tangents"):
-            value = named.get(name)
+        if str(node.target).startswith("tangents"):
+            value = named.get(str(node.target))
         elif isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)):
             value = next(sizes, None)
         else:
@@ -149,11 +131,8 @@ def _order_inputs(saved: Sequence[Any], placeholders: Sequence[fx.Node], named: 
     return given
 
 
-def _find_wrongly_saved(
-    whole: Snapshot, inputs: Sequence[Any], saved: Sequence[Any], placeholders: Sequence[fx.Node]
-) -> list[str]:
+def _find_wrongly_saved(truths: dict[str, object], saved: Sequence[Any], placeholders: Sequence[fx.Node]) -> list[str]:
     """Names of the values that backward takes for those of the joint graph, and gets others for."""
-    truths = compute_values(whole, inputs)
     tensors = [value for value in saved if isinstance(value, torch.Tensor)]
     wanted = [
         node.name

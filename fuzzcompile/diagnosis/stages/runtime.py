@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fuzzcompile.compiler.compile_changes import InductorSettings
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
@@ -14,14 +14,9 @@ from fuzzcompile.compiler.session import get_effective_setting
 from fuzzcompile.compiler.watch.rule_labels import find_source
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Attribution, Culprit
-from fuzzcompile.diagnosis.kernels.kernel_bisection import WrongKernel, WrongOutput
-from fuzzcompile.diagnosis.kernels.kernel_culprits import describe_values, make_kernel_culprit
-from fuzzcompile.diagnosis.kernels.kernel_suspects import (
-    get_first_wrong_kernels,
-    get_watched_graphs,
-    list_kernel_suspects,
-)
-from fuzzcompile.diagnosis.stages.stage import Stage, Suspect
+from fuzzcompile.diagnosis.kernels.kernel_proofs import list_kernel_suspects
+from fuzzcompile.diagnosis.kernels.watched_graph import describe_values, get_first_wrong_kernels, get_watched_graphs
+from fuzzcompile.diagnosis.stages.stage import Found, Stage, Suspect
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
@@ -29,15 +24,6 @@ from fuzzcompile.model.stages import CODEGEN, CUDAGRAPHS, FAKE_TENSOR, RUNTIME
 from fuzzcompile.model.verdicts import Verdict
 
 _WRAPPER = "wrapper"
-_KERNEL_CALL = "kernel call"
-
-
-@dataclass(frozen=True)
-class _ResultCount:
-    """A generated program that returns another number of results than its graph."""
-
-    expected: int
-    got: int
 
 
 class Runtime(Stage):
@@ -52,47 +38,30 @@ class Runtime(Stage):
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The kernels that may have been handed wrong memory; the wrapper where no kernel is wrong."""
         failed = divergence.trial.observation.failure is not None
-        if failed and (miscounted := _find_miscounted(divergence.trial)) is not None:
-            return [Suspect(self.name, _WRAPPER, finding=miscounted)]
-        if failed or divergence.verdict is Verdict.ACCEPTS_INVALID or get_first_wrong_kernels(divergence):
-            return list_kernel_suspects(self.name, divergence)
-        outputs = [wrong for look in get_watched_graphs(divergence) for wrong in look.find_wrong_outputs()]
-        return [Suspect(self.name, _WRAPPER, finding=wrong) for wrong in outputs]
+        shown = _find_miscounted(divergence.trial) if failed else []
+        if not shown:
+            if failed or divergence.verdict is Verdict.ACCEPTS_INVALID or get_first_wrong_kernels(divergence):
+                return list_kernel_suspects(self.name, divergence)
+            wrong = [each for look in get_watched_graphs(divergence) for each in look.find_wrong_outputs()]
+            shown = [{"output": each.buffer, **describe_values(each.comparison)} for each in wrong]
+        source, line = find_definition(facts().places.program_results)
+        culprit = Culprit(self.name, None, _WRAPPER, _WRAPPER, source=source, line=line, confidence="low")
+        return [Suspect(self.name, _WRAPPER, finding=Found(replace(culprit, details=each))) for each in shown]
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """The wrapper, if outputs are wrong and no kernel is; confidence stays low."""
-        shown = next(
-            (_describe_results(suspect.finding) for suspect in suspects if _describe_results(suspect.finding)), None
-        )
-        if shown is None:
-            return None
-        source, line = find_definition(facts().places.program_results)
-        return Attribution(
-            Culprit(self.name, None, _WRAPPER, _WRAPPER, source=source, line=line, confidence="low", details=shown)
-        )
+        shown = (suspect.finding for suspect in suspects if isinstance(suspect.finding, Found))
+        return next((Attribution(found.culprit) for found in shown), None)
 
 
-def _describe_results(finding: object) -> DetailsJson | None:
-    """Describe the fault in a program's results for a reader; None for any other finding."""
-    if isinstance(finding, WrongOutput):
-        return {"output": finding.name, "finding": finding.comparison.finding, **describe_values(finding.comparison)}
-    if isinstance(finding, _ResultCount):
-        return {"finding": "results", "expected": finding.expected, "got": finding.got}
-    return None
-
-
-def _find_miscounted(trial: Trial) -> _ResultCount | None:
-    for lowered in trial.ledger.lowered:
-        expected = len(lowered.snapshot.results)
-        for call in lowered.calls:
-            if call.outputs is not None and len(call.outputs) != expected:
-                return _ResultCount(expected, len(call.outputs))
-    return None
-
-
-def make_kernel_call_culprit(wrong: WrongKernel) -> Culprit:
-    """A kernel that computes nothing and is wrong all the same: its call hands it other memory than it should."""
-    return make_kernel_culprit(wrong, RUNTIME, _KERNEL_CALL, _KERNEL_CALL, confidence="low")
+def _find_miscounted(trial: Trial) -> list[DetailsJson]:
+    counts = (
+        (len(lowered.snapshot.results), len(call.outputs))
+        for lowered in trial.ledger.lowered
+        for call in lowered.calls
+        if call.outputs is not None
+    )
+    return [{"finding": "results", "expected": expected, "got": got} for expected, got in counts if expected != got]
 
 
 # Programs that raise by themselves: a setting that repairs them, or the statement at which they fail.
@@ -109,12 +78,20 @@ def prove_flawed_program(ablator: Ablator) -> Attribution | None:
     The first decision about memory or order that a setting switches off, and without which the program runs, is proved.
     Else the program is named with the statement at which it fails: which part of the compiler should have written it
     otherwise does not show in its text. None for any other error.
-
-    Raises:
-        OutOfTime: no further compile may be begun.
     """
-    statement = _find_own_failure(ablator.trial)
-    if statement is None and not _was_raised_by_planning(ablator.trial):
+    failure, statement = ablator.trial.observation.failure, _find_statement(ablator.trial)
+    if failure is None:
+        return None
+    unpacks = failure.type_name == "ValueError" and _UNPACKED in failure.message
+    if (
+        statement is not None
+        and failure.type_name not in _OWN_ERRORS
+        and not (unpacks and statement.endswith("= args"))
+    ):
+        statement = None
+    # The scheduler's decisions may contradict the planning of memory.
+    planning = any(function in facts().errors.planning for _, _, function in failure.raised)
+    if statement is None and not planning:
         return None
     for decision in facts().decisions.values():
         if ablator.attempt_under(InductorSettings(decision.without, needs_code=True))[1]:
@@ -126,28 +103,12 @@ def prove_flawed_program(ablator: Ablator) -> Attribution | None:
             )
     if statement is None:
         return None
-    shown = Culprit(CODEGEN, None, None, UNKNOWN, confidence="low", details={"statement": statement})
-    return Attribution(shown)
-
-
-def _find_own_failure(trial: Trial) -> str | None:
-    """The statement of the generated program at which it failed by its own fault; None for any other failure."""
-    failure, statement = trial.observation.failure, _find_statement(trial)
-    if failure is None or statement is None:
-        return None
-    unpacks = failure.type_name == "ValueError" and _UNPACKED in failure.message and statement.endswith("= args")
-    return statement if failure.type_name in _OWN_ERRORS or unpacks else None
+    return Attribution(Culprit(CODEGEN, None, None, UNKNOWN, confidence="low", details={"statement": statement}))
 
 
 def _find_statement(trial: Trial) -> str | None:
     place = None if trial.observation.failure is None else trial.observation.failure.generated
     return None if place is None else place.source.splitlines()[place.line - 1].strip()
-
-
-def _was_raised_by_planning(trial: Trial) -> bool:
-    """Return whether the error rose during memory planning, which the scheduler's decisions may contradict."""
-    failure = trial.observation.failure
-    return failure is not None and any(function in facts().errors.planning for _, _, function in failure.raised)
 
 
 def with_asserted_layout(attribution: Attribution, trial: Trial) -> Attribution:
@@ -199,19 +160,7 @@ class Cudagraphs(Stage):
         graphs = trial.ledger.lowered
         # Without watched kernels nothing says what Inductor decided; it never records graphs without a CUDA device.
         recorded = any(lowered.cudagraphs for lowered in graphs) if graphs else experiments.device.type == "cuda"
-        return [Suspect(self.name, self.name, _locate_cudagraphs()[0])] if recorded else []
-
-    def without(self, suspect: Suspect) -> InductorSettings:
-        """Graphs are not recorded."""
-        return InductorSettings({_SETTING: False}, needs_code=True)
-
-    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
-        """The recording, if the divergence is gone without it; None if it stays."""
-        if not suspects or not ablator.attempt_under(self.without(suspects[0]))[1]:
-            return None
-        source, line = _locate_cudagraphs()
-        return Attribution(Culprit(self.name, None, self.name, self.name, source=source, line=line, necessary=True))
-
-
-def _locate_cudagraphs() -> tuple[str | None, int | None]:
-    return find_definition(facts().places.graph_recording)
+        source, line = find_definition(facts().places.graph_recording)
+        without = InductorSettings({_SETTING: False}, needs_code=True)
+        found = Found(Culprit(self.name, None, self.name, self.name, source=source, line=line), without)
+        return [Suspect.from_found(found)] if recorded else []

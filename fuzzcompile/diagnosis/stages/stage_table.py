@@ -3,53 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from typing import NamedTuple
 
 from fuzzcompile.compiler.compile_changes import Backend
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution
-from fuzzcompile.diagnosis.kernels.kernel_bisection import prove_templates
-from fuzzcompile.diagnosis.kernels.kernel_suspects import search_behind_graphs
-from fuzzcompile.diagnosis.operators.operator_suspects import (
-    doubt_first,
+from fuzzcompile.diagnosis.kernels.kernel_proofs import prove_templates, search_behind_graphs
+from fuzzcompile.diagnosis.operators.operator_ways import (
+    KERNELS,
+    LOST_CHECKS,
+    OPERATORS,
     doubt_operators,
-    list_lost_check_suspects,
-    prove_aten_kernels,
+    prove_kernels,
     prove_operators,
 )
-from fuzzcompile.diagnosis.stages.codegen import Codegen
-from fuzzcompile.diagnosis.stages.decomposition import METADATA, Decomposition, FakeTensor
 from fuzzcompile.diagnosis.stages.dynamo import BRANCH, CALLS
 from fuzzcompile.diagnosis.stages.functionalization import ANALYSIS, COMPOSITES, FUNCTIONAL, TANGENTS, Functionalization
-from fuzzcompile.diagnosis.stages.graph_passes import Freezing, Ground, JointGraph, PostGrad, PreGrad, prove_rewrites
+from fuzzcompile.diagnosis.stages.generated_kernels import Codegen, Scheduler
+from fuzzcompile.diagnosis.stages.graph_boundary import GRAPHS
+from fuzzcompile.diagnosis.stages.graph_passes import Ground, RewritingStage, prove_rewrites
 from fuzzcompile.diagnosis.stages.lowering import Lowering
 from fuzzcompile.diagnosis.stages.partition import DRAWS, PARTS
+from fuzzcompile.diagnosis.stages.recorded_metadata import METADATA
 from fuzzcompile.diagnosis.stages.runtime import Cudagraphs, Runtime, prove_flawed_program
-from fuzzcompile.diagnosis.stages.scheduler import Scheduler
 from fuzzcompile.diagnosis.stages.stage import Stage
-from fuzzcompile.diagnosis.stages.ways import SideBySide, Way
+from fuzzcompile.diagnosis.stages.ways import SideBySide, Way, doubt
 from fuzzcompile.model import stages
 
 # Stages whose input is run beside what they make of it, each way in the order of looking.
-DYNAMO = SideBySide(stages.DYNAMO, (CALLS, BRANCH), cleared_by=Backend("eager"))
+DYNAMO = SideBySide(stages.DYNAMO, (LOST_CHECKS, CALLS, BRANCH), cleared_by=Backend("eager"))
 FUNCTIONALIZATION = Functionalization(
-    stages.FUNCTIONALIZATION, (TANGENTS, FUNCTIONAL, COMPOSITES, ANALYSIS), cleared_by=Backend("aot_eager")
+    stages.FUNCTIONALIZATION,
+    (LOST_CHECKS, TANGENTS, FUNCTIONAL, COMPOSITES, ANALYSIS, OPERATORS, KERNELS),
+    cleared_by=Backend("aot_eager"),
 )
+DECOMPOSITION = SideBySide(stages.DECOMPOSITION, (OPERATORS, KERNELS, GRAPHS))
+FAKE_TENSOR = SideBySide(stages.FAKE_TENSOR, (OPERATORS, METADATA))
 PARTITION = SideBySide(stages.PARTITION, (DRAWS, PARTS))
-OPERATORS = (Decomposition(), FakeTensor())
+
+# Stages whose passes rewrite a graph: at torch level, before it is differentiated; at ATen level, before it is cut into
+# forward and backward; under ``freezing``, of a graph whose parameters become constants; before it is lowered.
+_NO_PATTERNS = {"pattern_matcher": False}
+PRE_GRAD = RewritingStage(stages.PRE_GRAD, {"split_cat_fx_passes": False}, _NO_PATTERNS, {"use_pre_grad_passes": False})
+JOINT_GRAPH = RewritingStage(stages.JOINT_GRAPH, _NO_PATTERNS, {"use_joint_graph_passes": False})
+FREEZING = RewritingStage(stages.FREEZING, {"freezing": False})
+POST_GRAD = RewritingStage(stages.POST_GRAD, _NO_PATTERNS, {"use_post_grad_passes": False})
+
 LOWERING, SCHEDULER, CODEGEN, CUDAGRAPHS, RUNTIME = Lowering(), Scheduler(), Codegen(), Cudagraphs(), Runtime()
 
 STAGES: tuple[Stage, ...] = (
     DYNAMO,
-    PreGrad(),
+    PRE_GRAD,
     FUNCTIONALIZATION,
-    *OPERATORS,
-    JointGraph(),
+    DECOMPOSITION,
+    FAKE_TENSOR,
+    JOINT_GRAPH,
     PARTITION,
-    Freezing(),
-    PostGrad(),
+    FREEZING,
+    POST_GRAD,
     LOWERING,
     SCHEDULER,
     CODEGEN,
@@ -77,8 +90,7 @@ class Shows(Enum):
     """Wherever all of these prove nothing: what it names overrides what they doubt."""
 
 
-@dataclass(frozen=True)
-class SearchStep:
+class SearchStep(NamedTuple):
     """One step of the search for the culprit. The first step of a group that names anything decides for the group."""
 
     shows: Shows
@@ -89,18 +101,14 @@ def _prove_stage(stage: Stage) -> Prove:
     return lambda ablator, divergence: stage.prove(ablator, stage.suspects(divergence))
 
 
-def _prove_operators(*, certain: bool) -> Prove:
-    return partial(prove_operators, OPERATORS, certain=certain)
-
-
 def _doubt_way(way: Way) -> Prove:
     """What parts first by a way whose culprits no compile can do without."""
 
-    def doubt(ablator: Ablator, divergence: Divergence) -> Attribution | None:
+    def doubt_first(ablator: Ablator, divergence: Divergence) -> Attribution | None:
         found = divergence.once(way.find)
-        return way.prove(ablator, found[0]) if found else None
+        return doubt(ablator, found[0]) if found else None
 
-    return doubt
+    return doubt_first
 
 
 def _prove_rewrites(ground: Ground) -> Prove:
@@ -126,16 +134,16 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.MANDATORY)),
     SearchStep(Shows.IN_PROGRAM, lambda ablator, _: prove_flawed_program(ablator)),
     # Of a kernel that is wrong on some layouts, whatever agrees with it or not would be blamed.
-    SearchStep(Shows.CERTAINLY, prove_aten_kernels),
+    SearchStep(Shows.CERTAINLY, prove_kernels),
     # Code that is generated for a wrong dtype or layout is wrong code: this comes before any search behind the graphs.
-    SearchStep(Shows.CERTAINLY, _prove_operators(certain=True)),
-    SearchStep(Shows.IN_GRAPHS, _prove_operators(certain=False)),
+    SearchStep(Shows.CERTAINLY, partial(prove_operators, certain=True)),
+    SearchStep(Shows.IN_GRAPHS, partial(prove_operators, certain=False)),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(DYNAMO)),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(FUNCTIONALIZATION)),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(PARTITION)),
     SearchStep(Shows.IN_GRAPHS, _doubt_way(METADATA)),
-    SearchStep(Shows.IN_GRAPHS, partial(doubt_operators, OPERATORS)),
-    SearchStep(Shows.IN_GRAPHS, partial(doubt_first, list_lost_check_suspects)),
+    SearchStep(Shows.IN_GRAPHS, doubt_operators),
+    SearchStep(Shows.IN_GRAPHS, _doubt_way(LOST_CHECKS)),
     SearchStep(Shows.IN_CODE, prove_templates),
     SearchStep(Shows.IN_CODE, _prove_behind_graphs),
     SearchStep(Shows.UNPROVED, _prove_rewrites(Ground.SHARED_MEMORY)),
@@ -145,25 +153,17 @@ ORDER: tuple[SearchStep, ...] = (
 LADDER = (
     ("eager", DYNAMO.name),
     ("aot_eager", FUNCTIONALIZATION.name),
-    ("aot_eager_decomp_partition", OPERATORS[0].name),
+    ("aot_eager_decomp_partition", DECOMPOSITION.name),
 )
 
 
 def look_at_rewrites(ablator: Ablator, divergence: Divergence) -> Attribution | None:
-    """The rewrites at fault; None if no rewrite is suspected.
-
-    Raises:
-        OutOfTime: no further compile may be begun.
-    """
+    """The rewrites at fault; None if no rewrite is suspected."""
     return look_in_order(ablator, divergence, Shows.ANYWHERE)
 
 
 def look_around_rewrites(ablator: Ablator, divergence: Divergence) -> Attribution | None:
-    """What is at fault before, between and behind the graph passes; None if nothing is suspected.
-
-    Raises:
-        OutOfTime: no further compile may be begun.
-    """
+    """What is at fault before, between and behind the graph passes; None if nothing is suspected."""
     flawed = look_in_order(ablator, divergence, Shows.IN_PROGRAM)
     if flawed is not None:
         return flawed
@@ -178,9 +178,6 @@ def look_at_sides(ablator: Ablator, divergence: Divergence) -> Attribution | Non
 
     Of what nothing proves, that which was not tried comes before that which did not repair, and what goes wrong
     early, which explains what looks wrong later, before the rest.
-
-    Raises:
-        OutOfTime: no further compile may be begun.
     """
     certain = look_in_order(ablator, divergence, Shows.CERTAINLY)
     if _is_proved(certain):
@@ -208,22 +205,14 @@ def _was_tried(attribution: Attribution) -> bool:
 
 
 def look_in_order(ablator: Ablator, divergence: Divergence, shows: Shows) -> Attribution | None:
-    """Run the search steps of a group in order; return the first attribution with a culprit, else None.
-
-    Raises:
-        OutOfTime: no further compile may be begun.
-    """
+    """Run the search steps of a group in order; return the first attribution with a culprit, else None."""
     attributions = (look.prove(ablator, divergence) for look in ORDER if look.shows is shows)
     return next((named for named in attributions if named is not None and named.culprit is not None), None)
 
 
-def get_stage(name: str) -> Stage:
-    """The stage of that name in the JSON contract.
-
-    Raises:
-        KeyError: there is none.
-    """
-    return _NAMED[name]
-
-
 _NAMED = {stage.name: stage for stage in STAGES}
+
+
+def get_stage(name: str) -> Stage:
+    """The stage of that name in the JSON contract."""
+    return _NAMED[name]

@@ -8,20 +8,24 @@ without it. The ways of a stage stand in :mod:`fuzzcompile.diagnosis.stages.stag
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeGuard, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from fuzzcompile.compiler.compile_changes import Backend, CompileChange, GraphBreak
+from fuzzcompile.compiler.compile_changes import Backend, GraphBreak
+from fuzzcompile.compiler.watch.ledger import Frame, GraphRecord, Ledger
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
-from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
-from fuzzcompile.diagnosis.operators.operator_suspects import list_lost_check_suspects, make_operator_culprit
+from fuzzcompile.diagnosis.attribution.culprit import Attribution
+from fuzzcompile.diagnosis.attribution.steps import find_inputs
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
-from fuzzcompile.diagnosis.stages.stage import Stage, Suspect, attempt_backend, prove_by_break
+from fuzzcompile.diagnosis.stages.stage import Found, Proof, Stage, Suspect, attempt_backend, prove_at_call
+from fuzzcompile.model.stages import PRE_GRAD
 from fuzzcompile.model.thresholds import SEMANTIC_STEP
 from fuzzcompile.model.verdicts import Verdict
+
+__all__ = ["Found", "Pair", "PartedStep", "SideBySide", "Sides", "Way", "prove_at_call"]
 
 At = TypeVar("At")
 
@@ -39,8 +43,8 @@ class Pair(Generic[At]):
 class PartedStep(Generic[At]):
     """The first step whose values are apart.
 
-    ``step`` is how far, in units of the larger RMS size; None where no size says it. ``expected`` and
-    ``got`` word the difference where it is not of values alone.
+    ``step`` is how far, in units of the larger RMS size; None where no size says it. ``expected`` and ``got`` word the
+    difference, where it is not of values alone. ``certain``: nothing leaves room for rounding.
     """
 
     pair: Pair[At]
@@ -48,26 +52,11 @@ class PartedStep(Generic[At]):
     step: float | None = None
     expected: str = ""
     got: str = ""
+    certain: bool = True
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a way says of a parting: the culprit, and the change to a compile that leaves it out, if there is one.
-
-    ``prove`` proves it by compiles; the way decides how.
-    """
-
-    culprit: Culprit
-    without: CompileChange | None = None
-    prove: Proof | None = None
-
-
-Proof = Callable[[Ablator, Found], Attribution | None]
-"""Proves what a way has found by compiles; None if they do not."""
 Measure = Callable[[Pair[At]], PartedStep[At] | None]
 """Says whether a step parts."""
-
-
 Visit = Callable[[Pair[At]], bool]
 """Is shown a step of both sides, and says whether one has parted, so that no further step need be made."""
 
@@ -76,10 +65,8 @@ Visit = Callable[[Pair[At]], bool]
 class Sides(Generic[At]):
     """Both sides of one run.
 
-    Attributes:
-        walk: runs both, and shows each step that both take, in the order in which they run.
-        word: the finding that the first parting is; None where it says nothing.
-        measure: tells a parting.
+    ``walk`` runs both, and shows each step that both take, in the order in which they run. ``word`` makes the first
+    that ``measure`` tells apart a finding; None where it says nothing.
     """
 
     walk: Callable[[Visit[At]], None]
@@ -121,6 +108,26 @@ def measure_step(left: object, right: object) -> float:
     return relative_change(left, right) if isinstance(left, torch.Tensor) else 0.0
 
 
+class CapturedGraphs(NamedTuple):
+    """The graphs of one stage, with inputs that they got from the program."""
+
+    frame: Frame
+    record: GraphRecord
+    inputs: Sequence[Any]
+
+
+def iter_captured(
+    ledger: Ledger, *, stage: str = PRE_GRAD, direction: str | None = None, calls: int = 1
+) -> Iterator[CapturedGraphs]:
+    """The graphs of a stage, dynamo's by default, with the inputs of their first ``calls`` calls."""
+    for frame in ledger.frames:
+        record = frame.find_record(stage, direction)
+        for number in range(calls) if record is not None and record.snapshots else ():
+            inputs = find_inputs(frame, record, number) if record is not None else None
+            if record is not None and inputs is not None:
+                yield CapturedGraphs(frame, record, inputs)
+
+
 def shows_values(divergence: Divergence) -> bool:
     """Whether values are wrong, if only in float64."""
     return divergence.is_of_values
@@ -131,53 +138,15 @@ def shows_forms(divergence: Divergence) -> bool:
     return divergence.is_of_values or divergence.verdict in (Verdict.METADATA, Verdict.ALIASING)
 
 
-@dataclass(frozen=True)
-class Way:
-    """One way to run something twice.
-
-    Attributes:
-        name: what is run twice, in a few words.
-        sides: runs both sides of each graph and call of a divergence; compiles nothing.
-        prove: proves the culprit.
-        shows: whether what the way finds can show as the divergence that there is.
-        most: how many graphs and calls that part are looked for; None for all.
-    """
-
-    name: str
-    sides: Callable[[Divergence], Iterable[Sides]]  # type: ignore[type-arg]  # each way has steps of its own
-    prove: Proof
-    shows: Callable[[Divergence], bool] = shows_forms
-    most: int | None = 1
-
-    def find(self, divergence: Divergence) -> list[Found]:
-        """What parts first, as many as are asked for."""
-        found: list[Found] = []
-        for sides in self.sides(divergence) if self.shows(divergence) else ():
-            parting = sides.find_parting()
-            worded = sides.word(parting) if parting is not None else None
-            found += [] if worded is None else [replace(worded, prove=self.prove)]
-            if len(found) == self.most:
-                break
-        return found
-
-
-def _is_lost_check(finding: object) -> TypeGuard[Culprit]:
-    # What a kernel's layouts explain was tried before.
-    return isinstance(finding, Culprit) and "aten_kernel" not in finding.details
-
-
 def doubt(ablator: Ablator, found: Found) -> Attribution | None:
-    """The culprit as it stands: no compile can do without it."""
-    return Attribution(found.culprit)
+    """The culprit with low confidence: no compile can do without it."""
+    return Attribution(replace(found.culprit, confidence="low"))
 
 
 def prove_without(ablator: Ablator, found: Found) -> Attribution | None:
     """The culprit, proved by a compile that leaves it out.
 
     A break of the graph moves more than the call at which it is made: one that does not repair clears nothing.
-
-    Raises:
-        OutOfTime: no further compile may be begun.
     """
     if found.without is None:
         return None
@@ -187,48 +156,55 @@ def prove_without(ablator: Ablator, found: Found) -> Attribution | None:
     return Attribution(replace(found.culprit, necessary=cleared, confidence="low"))
 
 
-def prove_at_call(ablator: Ablator, found: Found) -> Attribution | None:
-    """The culprit, proved by a compile that leaves its call to eager mode.
+@dataclass(frozen=True)
+class Way:
+    """One way to run something twice, by its name.
 
-    Raises:
-        OutOfTime: no further compile may be begun.
+    ``sides`` gives both sides of each graph and call of a divergence, or what was found where many partings had to be
+    weighed; it compiles nothing. ``prove`` proves the culprit; None if the order of looking has a proof for several
+    ways together. ``shows`` says whether its findings can show as the divergence. Of ``most`` graphs and calls the
+    parting is looked for; None for all.
     """
-    return prove_by_break(ablator, found.culprit)
+
+    name: str
+    sides: Callable[[Divergence], Iterable[Sides[Any] | Found]]
+    prove: Proof | None = doubt
+    shows: Callable[[Divergence], bool] = shows_forms
+    most: int | None = 1
+
+    def find(self, divergence: Divergence) -> list[Found]:
+        """What parts first, as many as are asked for."""
+        found: list[Found] = []
+        for sides in self.sides(divergence) if self.shows(divergence) else ():
+            if isinstance(sides, Sides):
+                parting = sides.find_parting()
+                worded = sides.word(parting) if parting is not None else None
+            else:
+                worded = sides
+            found += [] if worded is None else [replace(worded, prove=self.prove)]
+            if len(found) == self.most:
+                break
+        return found
 
 
 class SideBySide(Stage):
     """A stage whose culprits are found by running what it is given beside what it makes of that.
 
-    Args:
-        name: the stage.
-        ways: in the order of looking.
-        cleared_by: the backend in front of the stage: where the divergence is gone with it, the stage is right.
+    Of what the ways find, in the order of looking, the culprits of this stage count. Where the divergence is gone with
+    the backend ``cleared_by``, which has what is in front of the stage, the stage is right.
     """
 
     def __init__(self, name: str, ways: Sequence[Way], cleared_by: Backend | None = None) -> None:
-        self.name = name
-        self.ways = list(ways)
-        self.cleared_by = cleared_by
+        self.name, self.ways, self.cleared_by = name, list(ways), cleared_by
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
-        """What parts; of a program that eager mode refuses, the operator whose check is lost."""
-        if divergence.verdict is Verdict.ACCEPTS_INVALID:
-            return [lost for lost in divergence.once(list_lost_check_suspects) if lost.stage == self.name]
-        found = [each for way in self.ways for each in divergence.once(way.find)]
-        return [Suspect(self.name, each.culprit.family, each.culprit.source, each) for each in found]
-
-    def culprit(self, suspect: Suspect) -> Culprit:
-        """The culprit that the suspect is."""
-        return suspect.finding.culprit if isinstance(suspect.finding, Found) else make_operator_culprit(suspect)
+        """What parts in this stage."""
+        found = [each for way in self.ways for each in divergence.once(way.find) if each.culprit.stage == self.name]
+        return list(map(Suspect.from_found, found))
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
-        """The first culprit that a compile proves; else the first as it stands, unless the stage is cleared.
-
-        Raises:
-            OutOfTime: no further compile may be begun.
-        """
-        shown = [each.finding for each in suspects if isinstance(each.finding, Found)]
-        shown += [Found(each.finding, prove=prove_at_call) for each in suspects if _is_lost_check(each.finding)]
+        """The first culprit that a compile proves; else the first as it stands, unless the stage is cleared."""
+        shown = [each.finding for each in suspects if isinstance(each.finding, Found) and each.finding.prove]
         if not shown or (self.cleared_by is not None and attempt_backend(ablator, self.cleared_by)):
             return None
         doubted: Attribution | None = None

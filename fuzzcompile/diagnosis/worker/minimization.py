@@ -227,7 +227,7 @@ def _matches_target(target: SignatureLock, first: Parting | None) -> bool:
     """Return whether bits part first where the target says, if it says where."""
     if target.keep == "verdict" or not target.named:
         return True
-    culprit = first.culprit() if first is not None else None
+    culprit = first.culprit if first is not None else None
     return culprit is not None and culprit.stage == target.stage and culprit.family in target.families
 
 

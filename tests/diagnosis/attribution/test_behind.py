@@ -22,7 +22,7 @@ from fuzzcompile.diagnosis.attribution.ablation import Ablator
 from fuzzcompile.diagnosis.attribution.culprit import Attribution
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount
 from fuzzcompile.diagnosis.engine import triage
-from fuzzcompile.diagnosis.kernels.kernel_suspects import search_behind_graphs
+from fuzzcompile.diagnosis.kernels.kernel_proofs import search_behind_graphs
 from fuzzcompile.diagnosis.stages.stage_table import BACKEND_STAGES
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.programs.casefiles.case_module import load_case

@@ -54,7 +54,7 @@ OTHER_MEANINGS = {
     },
     "run/case.py": {"dynamo"},  # the key of the settings
     "diagnosis/decision.py": {"freezing"},  # the entry
-    "diagnosis/stages/graph_passes.py": {"freezing"},  # the entry
+    "diagnosis/stages/stage_table.py": {"freezing"},  # the entry
 }
 
 

@@ -45,7 +45,7 @@ from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.diagnosis.attribution.ablation import Ablator
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount
-from fuzzcompile.diagnosis.kernels.kernel_suspects import search_behind_graphs
+from fuzzcompile.diagnosis.kernels.kernel_proofs import search_behind_graphs
 from fuzzcompile.diagnosis.stages.stage_table import BACKEND_STAGES
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 

@@ -1,0 +1,378 @@
+"""The search behind the graph passes: a watched compile, its suspects, and compiles with operators or code changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from fuzzcompile.compiler.compile_changes import InductorSettings, Lowered
+from fuzzcompile.compiler.kernels.kernel_loops import check_dependences, find_definition
+from fuzzcompile.compiler.kernels.lowering_control import (
+    EVERYTHING,
+    UNCHANGED,
+    Control,
+    find_lowering_source,
+    get_operator_name,
+)
+from fuzzcompile.compiler.operators.decompositions import get_operator_family
+from fuzzcompile.compiler.watch.ledger import LoweringFailure
+from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
+from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
+from fuzzcompile.diagnosis.kernels.code_generators import LOOPS, CodeGenerator
+from fuzzcompile.diagnosis.kernels.watched_graph import LoweredStep, find_site, get_first_wrong_kernels
+from fuzzcompile.diagnosis.stages.stage import Stage, Suspect
+from fuzzcompile.diagnosis.trials.case_runs import Trial
+from fuzzcompile.model.culprit_contract import DetailsJson
+from fuzzcompile.model.facts import facts
+from fuzzcompile.model.stages import CODEGEN, LOWERING, POST_GRAD, RUNTIME, SCHEDULER
+from fuzzcompile.model.verdicts import Verdict
+
+_MAX_BISECTION = 6  # halvings, and tries one by one
+
+
+# The search: one watched compile, then the stages in a fixed order.
+
+
+def search_behind_graphs(stages: Sequence[Stage], ablator: Ablator) -> Attribution | None:
+    """Find the culprit behind the graph passes; None if the fault is not there, or nothing was found.
+
+    ``stages`` are those behind the graph passes, in the order of looking.
+    """
+    if ablator.screens:
+        return None
+    # If the kernels were not watched, only a setting that decides about a whole stage is evidence.
+    trial = _compile_watched(ablator) or ablator.trial
+    divergence = Divergence(ablator.experiments, trial, (), ablator.count)
+    doubtful: Attribution | None = None
+    for stage in stages:
+        attribution = stage.prove(ablator, stage.suspects(divergence))
+        proved = attribution is not None and attribution.culprit is not None and attribution.culprit.necessary
+        if attribution is not None and (stage.name != LOWERING or attribution.contributors or proved):
+            # An operator that looks wrong and is not proved wrong is a better answer than the wrapper alone.
+            return doubtful if stage.name == RUNTIME and doubtful is not None else attribution
+        doubtful = attribution or doubtful
+    return doubtful
+
+
+def _compile_watched(ablator: Ablator) -> Trial | None:
+    """A compile whose IR and kernels are kept; None if the divergence does not show in it."""
+    for separate, name in ((True, "every loop nest a kernel"), (False, "kernels watched")):
+        how = ablator.how.under(Lowered(Control(separate=separate)))
+        trial = ablator.run_trial(replace(how, kernels=True, record=True))
+        if not ablator.repairs(trial):
+            return trial
+        ablator.note(name, trial, True)
+    return None
+
+
+def list_kernel_suspects(stage: str, divergence: Divergence, *, overwritten: tuple[str, ...] = ()) -> list[Suspect]:
+    """The operators of the kernel that failed, or of the first wrong kernel of each graph, as suspects of a stage.
+
+    ``overwritten`` are the families of a kernel whose arguments were overwritten before it read them.
+    """
+    trial = divergence.trial
+    if trial.observation.failure is not None:
+        return list_failed_suspects(stage, trial)
+    if divergence.verdict is Verdict.ACCEPTS_INVALID:
+        return []
+    return [
+        Suspect(stage, family, finding=wrong)
+        for wrong in get_first_wrong_kernels(divergence)
+        for family in (_iter_families(wrong) if wrong.overwritten is None else overwritten)
+    ]
+
+
+def _iter_families(wrong: LoweredStep) -> Iterator[str]:
+    """The families of possible faults in a kernel whose arguments are right, as signatures name them."""
+    if wrong.kernel is not None and not wrong.kernel.extern:
+        operators = wrong.list_code_operators(wrong.buffer, *wrong.kernel.writes)
+        names = [*operators, *map(wrong.find_family, wrong.kernel.nodes), "fusion", "loop", "kernel call"]
+        yield from dict.fromkeys(names)
+
+
+# Compiles with some operators or templates changed, and the bisection for the one that repairs the divergence.
+
+
+def with_aten(operators: Sequence[str]) -> Lowered:
+    """ATen computes these operators."""
+    return Lowered(Control(fallbacks=tuple(operators)), "ATen computes " + ", ".join(operators))
+
+
+def without_fusion(labels: tuple[str, ...]) -> Lowered:
+    """The operators of one kernel are fused with nothing."""
+    return Lowered(Control(apart=labels), "this kernel not fused")
+
+
+def with_isolated_kernels(labels: tuple[str, ...]) -> Lowered:
+    """Each operator has a kernel of its own."""
+    return Lowered(Control(realised=labels, apart=(EVERYTHING,), separate=True), "nothing fused")
+
+
+def is_right_without_vectors(ablator: Ablator, generator: CodeGenerator) -> bool:
+    """Return whether the divergence is gone when no loop is vectorised."""
+    return ablator.attempt_under(InductorSettings(generator.scalars, needs_code=True))[1]
+
+
+def find_right_in_scalars(
+    ablator: Ablator, generator: CodeGenerator, operators: Sequence[str]
+) -> tuple[str | None, list[str]]:
+    """The elementwise operator of vectorised code that, done in scalars alone, repairs the divergence.
+
+    Also those that could not be done in scalars, of which nothing is known.
+    """
+    elementwise = [name for name in operators if ":" not in name]
+    return bisect_candidates(ablator, elementwise, lambda half: generator.scalarise(half) or UNCHANGED, "{} in scalars")
+
+
+def bisect_candidates(
+    ablator: Ablator, candidates: Sequence[str], change: Callable[[tuple[str, ...]], Control], toggle: str
+) -> tuple[str | None, list[str]]:
+    """The candidate that alone repairs the divergence when ``change`` is applied to it; the most telling come first.
+
+    Also those with which the program fails in another way, so that nothing is known of them. ``toggle`` is what the
+    table of ablations calls the change; ``{}`` stands for the candidates.
+    """
+
+    def attempt(names: tuple[str, ...]) -> tuple[bool, bool]:
+        trial, repaired = ablator.attempt_under(Lowered(change(names), toggle.format(", ".join(names))))
+        return repaired, trial.observation.failure is not None and not ablator.fails_alike(trial)
+
+    left, untested, one_by_one = list(candidates), list[str](), False
+    for _ in range(2 * _MAX_BISECTION):
+        if not left:
+            break
+        half = tuple(left[: 1 if one_by_one else (len(left) + 1) // 2])
+        repaired, failed = attempt(half)
+        if len(half) == 1:
+            if repaired:
+                return half[0], untested
+            untested += half if failed else ()
+        elif failed:  # a candidate that does not compile says nothing of the others
+            one_by_one = True
+            continue
+        elif repaired:
+            left = list(half)
+            continue
+        left = left[len(half) :]
+    return None, untested
+
+
+# Products that autotuning gave to a template of Inductor's: proved by one compile that leaves them to a library.
+
+_TEMPLATE = re.compile(r"CppTemplateBuffer\((\w+)\)")
+_LIBRARY: dict[str, object] = {"max_autotune": False, "max_autotune_gemm": False}
+_FILES = {"CppGemmTemplate": "cpp_gemm_template", "CppBmmTemplate": "cpp_bmm_template"}
+
+
+def prove_templates(ablator: Ablator, divergence: Divergence) -> Attribution | None:
+    """The C++ template whose kernels the divergence needs; None if there is none, or it stays without."""
+    reached = divergence.trial.ledger.reached
+    named = sorted({name for part in reached if part.stage == SCHEDULER for name in _TEMPLATE.findall(part.name)})
+    if not named or not ablator.attempt_under(InductorSettings(_LIBRARY, needs_code=True))[1]:
+        return None
+    module, family = _FILES.get(named[0]), "+".join(named)
+    source, line = find_definition(f"torch._inductor.codegen.{module}:{named[0]}.render") if module else (None, None)
+    return Attribution(Culprit(CODEGEN, None, family, family, source=source, line=line, necessary=True))
+
+
+# Errors that rose behind the graph passes.
+
+# Where loops are built from the IR: by the lowering, or later when the scheduler asks for them.
+_LOWERING_FILES = facts().lowering_files
+
+
+def find_failure(trial: Trial) -> LoweredStep | None:
+    """Find the failure behind the graph passes that raised the trial's exception; None if there is none."""
+    for lowered in reversed(trial.ledger.lowered):
+        failed = lowered.failed
+        running = next((call.running for call in lowered.calls if call.running is not None), None)
+        if failed is None and running is not None:
+            kernel = lowered.kernels[running]
+            failed = LoweringFailure(LOWERING if kernel.extern else RUNTIME, kernel.nodes, kernel.name)
+        if failed is None:
+            continue
+        step = LoweredStep(lowered, failed.nodes, lowered.find_kernel(failed.kernel), failed=failed)
+        if failed.refused is not None:  # with the compiler's complaint, and the operators whose code it refused
+            message = f"{failed.message}: {step.generator.find_complaint(failed.refused) or ''}"[:300]
+            statements = lowered.statements.get(failed.kernel or "", ())
+            operators = step.generator.list_refused_operators(statements, failed.refused)
+            step = replace(step, failed=replace(failed, message=message, operators=operators))
+        return step
+    return None
+
+
+def list_failed_suspects(stage: str, trial: Trial) -> list[Suspect]:
+    """Names that a signature may give an error: operators of the graph or of the code; none without an error."""
+    failure = find_failure(trial)
+    if failure is None:
+        return []
+    families = [*_get_failed(failure).operators, *map(failure.find_family, reversed(failure.nodes))]
+    families += _list_last_operators(failure)
+    return [Suspect(stage, family, finding=failure) for family in dict.fromkeys(families or ["unknown"])]
+
+
+def _get_failed(failure: LoweredStep) -> LoweringFailure:
+    assert failure.failed is not None, "it is an error that rose"
+    return failure.failed
+
+
+def _list_last_operators(failure: LoweredStep) -> list[str]:
+    writes = failure.kernel.writes if failure.kernel is not None else ()
+    return failure.list_code_operators(writes[-1]) if writes else []
+
+
+def find_failed_stage(failure: LoweredStep) -> str:
+    """The stage of what raised: loops are built by the lowering's code, whatever asks for them."""
+    failed, files = _get_failed(failure), _LOWERING_FILES
+    if failed.place == RUNTIME:
+        return CODEGEN
+    if failed.source in files.always or (failed.place == SCHEDULER and failed.source in files.when_scheduling):
+        return LOWERING
+    return failed.place
+
+
+def without_failure(failure: LoweredStep) -> Lowered | None:
+    """ATen computes the operators that failed; None if none is known."""
+    names = failure.list_operator_names()
+    return with_aten(names) if names else None
+
+
+def find_omission(failure: LoweredStep) -> Culprit | None:
+    """The pass that should have replaced the operator whose lowering raised; None if there is none.
+
+    AOTAutograd and dynamo alone put these operators into a graph, so that the pass met them. Where a lowering is
+    registered after all, the lowering is at fault. No compile can do without the pass, so that no ablation proves it,
+    and no step shows it: the graph computes the same before and after the pass.
+    """
+    node = failure.lowered.find_node(failure.nodes[-1]) if failure.nodes else None
+    if node is None or not callable(node.target):
+        return None
+    name = get_operator_name(node.target).removeprefix("higher_order.")
+    replacing = facts().passes.replacing.get(name)
+    if replacing is None or find_lowering_source(node.target) != (None, None):
+        return None
+    source, line = find_definition(f"{facts().stages[POST_GRAD].tables}:{replacing}")
+    details: DetailsJson = {
+        "left": name,
+        "error": _get_failed(failure).message,
+        "operator": get_operator_family(name),
+    }
+    site = find_site(failure.lowered, node.name)
+    culprit = Culprit(
+        POST_GRAD, replacing, replacing, replacing, failure.nodes, source, line, site=site, details=details
+    )
+    return culprit if source is not None else None
+
+
+def prove_failure(ablator: Ablator, failure: LoweredStep) -> Attribution:
+    """Name what raised, and prove it.
+
+    The stage may turn out to be another than that in which the error rose: a kernel that fails only fused is a fault
+    of the scheduler.
+    """
+    failed = _get_failed(failure)
+    # The nodes that are called as the operators of the code are.
+    wanted = [operator.rpartition(":")[2] for operator in failed.operators]
+    computing = tuple(name for name in failure.nodes if failure.find_family(name) in wanted)
+    if failed.operators and failed.source is None:
+        return _prove_refused(ablator, failure, computing)
+    failure = replace(failure, nodes=computing or failure.nodes)
+    if failed.place != LOWERING and len(failure.nodes) > 1:
+        trial, repaired = ablator.attempt_under(with_isolated_kernels(failure.labels), watched=True)
+        if repaired:
+            return _prove_fusion_failure(ablator, failure)
+        failure = find_failure(trial) or failure
+    return _prove_raised(ablator, failure)
+
+
+def _prove_refused(ablator: Ablator, failure: LoweredStep, nodes: tuple[str, ...]) -> Attribution:
+    """A kernel that does not compile: the operator whose statement the compiler of the generated code refused."""
+    operators, generator = _get_failed(failure).operators, failure.generator
+    operator = operators[0]
+    vectorised = proved = failure.is_vectorised and is_right_without_vectors(ablator, generator)
+    narrowings: list[Lowered] = []  # without the operator whose code was refused, then without the fusion
+    if not vectorised:
+        names = failure.list_operator_names(nodes)
+        narrowings = [*([with_aten(names)] if names else []), without_fusion(failure.labels)]
+    elif ":" not in operator and operator not in LOOPS:
+        control = generator.scalarise((operator,))
+        narrowings = [Lowered(control, f"{operator} in scalars")] if control is not None else []
+    narrow = None  # whether changing what was named is enough
+    for without in narrowings:
+        narrow = ablator.attempt_under(without)[1]
+        proved = proved or narrow
+        if narrow:
+            narrow = not without.control.apart
+            break
+    code = generator.find_code(operator, vectorised=vectorised)
+    culprit = _make_failure_culprit(replace(failure, nodes=nodes or failure.nodes), CODEGEN, code.name)
+    details: DetailsJson = {**culprit.details, "operators": list(operators), "vectorised": vectorised}
+    culprit = replace(culprit, family=operator, source=code.source, line=code.line, details=details)
+    sure = "high" if proved and narrow is not False else "low"
+    return Attribution(replace(culprit, necessary=True if proved else None, confidence=sure))
+
+
+def _prove_fusion_failure(ablator: Ablator, failure: LoweredStep) -> Attribution:
+    """Only the fused kernel fails: the scheduler put together what its code generator cannot do."""
+    repaired = ablator.attempt_under(without_fusion(failure.labels))[1]
+    kernel = failure.kernel
+    allowed = kernel is not None and check_dependences(failure.lowered, kernel.scheduled) == "kept"
+    stage = CODEGEN if allowed or _get_failed(failure).place == CODEGEN else SCHEDULER
+    families = sorted({failure.find_family(name) for name in failure.nodes if name in failure.lowered.labels})
+    culprit = _make_failure_culprit(failure, stage, "fusion")
+    if culprit.source is None:
+        source, line = find_fusion_source(stage, failure.generator)
+        culprit = replace(culprit, source=source, line=line)
+    details: DetailsJson = {**culprit.details, "operators": families or [""]}
+    return _attribute(replace(culprit, family="+".join(families) or "fusion", details=details), repaired)
+
+
+def find_fusion_source(stage: str, generator: CodeGenerator) -> tuple[str | None, int | None]:
+    """File and line of what fuses loops: the scheduler's decision, or the code that is generated for them together."""
+    if stage == SCHEDULER:
+        return find_definition(facts().places.fusion_decision)
+    code = generator.find_fusion_code()
+    return code.source, code.line
+
+
+def _prove_raised(ablator: Ablator, failure: LoweredStep) -> Attribution:
+    stage = find_failed_stage(failure)
+    undone = find_omission(failure) if stage == LOWERING else None
+    if undone is not None:
+        return Attribution(undone)
+    culprit = _make_failure_culprit(failure, stage, failure.name)
+    if stage == CODEGEN:
+        culprit, proved = _with_code(ablator, failure, culprit)
+        if proved:
+            return Attribution(replace(culprit, necessary=True))
+    without = without_failure(failure)
+    return _attribute(culprit, without is not None and ablator.attempt_under(without)[1])
+
+
+def _attribute(culprit: Culprit, repaired: bool) -> Attribution:
+    sure = "high" if repaired else "low"
+    return Attribution(replace(culprit, necessary=True if repaired else None, confidence=sure))
+
+
+def _with_code(ablator: Ablator, failure: LoweredStep, culprit: Culprit) -> tuple[Culprit, bool]:
+    generator, operators = failure.generator, _list_last_operators(failure)
+    vectorised = failure.is_vectorised and is_right_without_vectors(ablator, generator)
+    named = find_right_in_scalars(ablator, generator, operators)[0] if vectorised else None
+    operator = named or (operators[0] if len(operators) == 1 else None)
+    culprit = replace(culprit, details={**culprit.details, "operators": operators, "vectorised": vectorised})
+    if operator is not None:
+        code = generator.find_code(operator, vectorised=vectorised)
+        culprit = replace(culprit, rewrite=code.name, family=operator)
+        if _get_failed(failure).source is None:
+            culprit = replace(culprit, source=code.source, line=code.line)
+    return culprit, vectorised
+
+
+def _make_failure_culprit(failure: LoweredStep, stage: str, rewrite: str) -> Culprit:
+    failed = _get_failed(failure)
+    node = failure.lowered.find_node(failure.nodes[-1]) if failure.nodes else None
+    source, line = failed.source, failed.line  # of what raised, where that is known
+    if source is None and node is not None and stage == LOWERING:
+        source, line = find_lowering_source(node.target)
+    return failure.make_culprit(stage, rewrite, source=source, line=line, details={"error": failed.message})
