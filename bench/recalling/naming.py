@@ -9,7 +9,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.lowering import lowerings
 
 from fuzzcompile.compiler.operators.decompositions import find_operator
-from fuzzcompile.compiler.operators.fake_tensors import find_fake_function
+from fuzzcompile.compiler.operators.operator_application import find_fake_function
 from fuzzcompile.model.focus_plan import Span
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR, LOWERING
 from recalling.calls import around, runs, spans_of

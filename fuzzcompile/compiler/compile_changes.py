@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 from fuzzcompile.compiler import graph_breaks
 from fuzzcompile.compiler.kernels.lowering_control import Control
-from fuzzcompile.compiler.operators import decompositions, fake_tensors, operator_application
+from fuzzcompile.compiler.operators import decompositions, operator_application
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
 from fuzzcompile.compiler.torch_config import patch_config
 from fuzzcompile.compiler.watch import patch_table
@@ -274,7 +274,7 @@ class MetadataFromKernel(_ListChange):
     def apply(self, recorder: Recorder) -> Iterator[None]:
         """Answer for their fake implementations."""
         metadata = decompositions.ChosenOperators(self.names, recorder.ledger)
-        with install_patches(metadata, patch_table.METADATA), fake_tensors.forget_metadata():
+        with install_patches(metadata, patch_table.METADATA), operator_application.forget_metadata():
             yield
 
 

@@ -31,8 +31,8 @@ from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Attribution, Culp
 from fuzzcompile.diagnosis.attribution.steps import Step, find_inputs, measure_steps, select_semantic_steps
 from fuzzcompile.diagnosis.attribution.veto_proof import Prover, find_failing_rewrite
 from fuzzcompile.diagnosis.oracle.judgement import largest_error
+from fuzzcompile.diagnosis.stages.backend_stages import with_asserted_layout
 from fuzzcompile.diagnosis.stages.graph_passes import list_blamed_rewrites, make_rewrite_culprit
-from fuzzcompile.diagnosis.stages.runtime import with_asserted_layout
 from fuzzcompile.diagnosis.stages.stage import attempt_backend
 from fuzzcompile.diagnosis.stages.stage_table import (
     LADDER,

@@ -19,7 +19,7 @@ from fuzzcompile.diagnosis.attribution.steps import ReplayCount, Step, select_se
 from fuzzcompile.diagnosis.oracle import random_streams
 from fuzzcompile.diagnosis.oracle.judgement import Judgement, choose_wrong_values_verdict, have_same_bits
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
-from fuzzcompile.diagnosis.stages.graph_boundary import BOUNDARY, Boundary, find_boundaries
+from fuzzcompile.diagnosis.stages.graph_ways import BOUNDARY, Boundary, find_boundaries
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model import stages as names

@@ -25,13 +25,13 @@ from fuzzcompile.compiler.operators.decompositions import (
     keep_undecomposed,
     read_decomposition_table,
 )
-from fuzzcompile.compiler.operators.fake_tensors import forget_metadata, run_fake
+from fuzzcompile.compiler.operators.operator_application import forget_metadata, run_fake
 from fuzzcompile.compiler.watch import patch_table
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.torch_patch import install_patches
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount
 from fuzzcompile.diagnosis.operators.operator_ways import OperatorCheck, check_operators
-from fuzzcompile.diagnosis.stages.recorded_metadata import METADATA
+from fuzzcompile.diagnosis.stages.graph_ways import METADATA
 from fuzzcompile.diagnosis.stages.ways import Pair, Sides
 
 aten = torch.ops.aten

@@ -29,13 +29,13 @@ from fuzzcompile.compiler.operators.decompositions import (
     read_decomposition_table,
     replace_dispatcher_kernels,
 )
-from fuzzcompile.compiler.operators.fake_tensors import run_fake
 from fuzzcompile.compiler.operators.operator_application import (
     Application,
     OperatorOutcome,
     OperatorPlace,
     compare_contiguous,
     replay_random_stream,
+    run_fake,
     run_operator,
     use_python_dispatcher,
 )

@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from fuzzcompile.compiler.compile_changes import InductorSettings, Lowered, Undecomposed, Veto
 from fuzzcompile.compiler.kernels.lowering_control import EVERYTHING, Control
-from fuzzcompile.compiler.operators import decompositions, fake_tensors
+from fuzzcompile.compiler.operators import decompositions, operator_application
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.compiler.watch import patch_table
@@ -263,7 +263,11 @@ def _compute_fake_shape(ledger: Ledger) -> tuple[int, ...]:
         library.impl("twice", lambda x: x * 2, "CPU")
         library.impl("twice", lambda x: x.new_empty(3), "Meta")
         metadata = decompositions.ChosenOperators(("fuzzcompile_probe.twice.default",), ledger)
-        with install_patches(metadata, patch_table.METADATA), fake_tensors.forget_metadata(), FakeTensorMode() as mode:
+        with (
+            install_patches(metadata, patch_table.METADATA),
+            operator_application.forget_metadata(),
+            FakeTensorMode() as mode,
+        ):
             result = torch.ops.fuzzcompile_probe.twice(mode.from_tensor(torch.zeros(2)))
     return tuple(result.shape)
 

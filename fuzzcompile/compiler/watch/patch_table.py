@@ -6,7 +6,7 @@ from fuzzcompile.compiler import graph_breaks, torch_config
 from fuzzcompile.compiler.graph_breaks import GraphExclusions
 from fuzzcompile.compiler.kernels import kernel_patches
 from fuzzcompile.compiler.kernels.kernel_watch import LoweringWatch
-from fuzzcompile.compiler.operators import decompositions, fake_tensors
+from fuzzcompile.compiler.operators import decompositions, operator_application
 from fuzzcompile.compiler.operators.decompositions import ChosenOperators
 from fuzzcompile.compiler.torch_api import CAPTURE, OptimizeReplacement
 from fuzzcompile.compiler.watch import aot_autograd, pass_patches, stage_patches
@@ -442,7 +442,7 @@ DECOMPOSITIONS: tuple[Patch[ChosenOperators], ...] = (
 )
 METADATA: tuple[Patch[ChosenOperators], ...] = (
     Patch("fake tensors", (FAKE_TENSOR,), "metadata from kernels",
-          fake_tensors.FAKE_TENSOR_MODULE, "FakeTensorMode._dispatch_impl", fake_tensors.wrap_dispatch,
+          operator_application.FAKE_TENSOR_MODULE, "FakeTensorMode._dispatch_impl", operator_application.wrap_dispatch,
           probe_fake_tensors),
 )
 

@@ -229,6 +229,20 @@ class PromiseAnswer:
         }
 
 
+def answer_partings(
+    name: str, what: str, partings: Sequence[Parting], outputs: Sequence[BitDifference], *, first_decides: bool = False
+) -> PromiseAnswer:
+    """Answer for outputs that differ: the promise is broken where a parting, or only the first, is promised."""
+    said, shown = tuple(partings), tuple(outputs)
+    if not said:
+        return PromiseAnswer(name, None, f"{what}, and no graph or kernel shows where", outputs=shown, unsure=True)
+    broken = next((each for each in said[: 1 if first_decides else None] if each.is_promised), None)
+    if broken is not None:
+        return PromiseAnswer(name, False, f"{what} although promised: {broken}: {broken.detail}", said, shown)
+    why = f"{what} where nothing is promised: {said[0]}: {said[0].unpromised}"
+    return PromiseAnswer(name, None, why, said, shown)
+
+
 # Why torch leaves bits open: None of each of these says that it promises them.
 
 _LOW = (torch.bfloat16, torch.float16)

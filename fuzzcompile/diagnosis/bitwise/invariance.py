@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -17,6 +18,7 @@ from fuzzcompile.diagnosis.bitwise.bit_difference import (
     BitDifference,
     Parting,
     PromiseAnswer,
+    answer_partings,
     compare_bits,
     compare_runs,
     sort_partings,
@@ -101,11 +103,8 @@ def take_row_of_value(value: torch.Tensor, alone: torch.Tensor, size: int, numbe
     if value.dim() != alone.dim():  # a compiler drops the dimension of a sample that is alone
         if value.numel() != size * alone.numel() or not value.dim() or value.shape[0] != size:
             return None
-        part, ones = (
-            value[number],
-            [[length for length in each.shape if length != 1] for each in (value[number], alone)],
-        )
-        return part.reshape(alone.shape) if ones[0] == ones[1] else None
+        kept = [[length for length in each.shape if length != 1] for each in (value[number], alone)]
+        return value[number].reshape(alone.shape) if kept[0] == kept[1] else None
     apart = [dim for dim, sizes in enumerate(zip(value.shape, alone.shape, strict=True)) if sizes[0] != sizes[1]]
     if not apart:
         return value  # no sample enters it, as in a table of positions
@@ -138,8 +137,7 @@ def rows_differ(compiles: StrictCompiler, control: Control) -> bool:
     return compiled.failure is not None or bool(compiled.outputs)
 
 
-@dataclass(frozen=True)
-class _EagerRows:
+class _EagerRows(NamedTuple):
     batch: Batch
     together: Observation
     alone: Observation
@@ -169,16 +167,11 @@ def _answer_rows(compiles: StrictCompiler, compiled: _CompiledRows, eager: list[
     if not blamed:
         partings = [replace(parting, unpromised=parting.unpromised or itself) for parting in partings]
         return PromiseAnswer(BATCH, None, f"{itself}, so that compiled cannot be blamed", tuple(partings), outputs)
-    if not partings:
-        why = "a row alone differs from the row in its batch, and no graph or kernel shows where"
-        return PromiseAnswer(BATCH, None, why, (), outputs, unsure=True)
-    first = single_out(partings[0], lambda: _CompiledRows.compile(compiles, compiled.batch, SHOWN).find_partings())
-    partings = [first, *partings[1:]]
-    if first.is_promised:
-        why = f"a row alone differs from the row in its batch although promised: {first}: {first.detail}"
-        return PromiseAnswer(BATCH, False, why, tuple(partings), outputs)
-    why = f"a row alone differs from the row in its batch where nothing is promised: {first}: {first.unpromised}"
-    return PromiseAnswer(BATCH, None, why, tuple(partings), outputs)
+    if partings:
+        first = single_out(partings[0], lambda: _CompiledRows.compile(compiles, compiled.batch, SHOWN).find_partings())
+        partings = [first, *partings[1:]]
+    what = "a row alone differs from the row in its batch"
+    return answer_partings(BATCH, what, partings, outputs, first_decides=True)
 
 
 def _why_refused(batch: Batch, together: Observation, alone: Observation) -> str | None:
@@ -295,20 +288,18 @@ def judge_run_to_run(compiles: StrictCompiler, execution: Execution) -> PromiseA
         return PromiseAnswer(RUN_TO_RUN, None, "eager itself gives other bits when the same program runs again")
     outputs = find_significant(execution.runs)
     if outputs:
-
-        def find_shown() -> list[Parting]:
-            return _compare_runs(compiles.execute(control=SHOWN, runs=2))
-
-        return _make_broken_promise(_RUNS, outputs, _compare_runs(execution), find_shown)
+        return _answer_differing(
+            _RUNS, outputs, _compare_runs(execution), lambda: _compare_runs(compiles.execute(control=SHOWN, runs=2))
+        )
     second = compiles.execute()
     outputs = find_significant((execution.first, second.first))
-    if outputs:
+    if not outputs:
+        return PromiseAnswer(RUN_TO_RUN, True, f"{_RUNS} give the same bits, and so do {_COMPILES}")
 
-        def find_shown_again() -> list[Parting]:
-            return _compare_compiles(compiles.execute(control=SHOWN), compiles.execute(control=SHOWN))
+    def find_shown() -> list[Parting]:
+        return _compare_compiles(compiles.execute(control=SHOWN), compiles.execute(control=SHOWN))
 
-        return _make_broken_promise(_COMPILES, outputs, _compare_compiles(execution, second), find_shown_again)
-    return PromiseAnswer(RUN_TO_RUN, True, f"{_RUNS} give the same bits, and so do {_COMPILES}")
+    return _answer_differing(_COMPILES, outputs, _compare_compiles(execution, second), find_shown)
 
 
 def repeats_differ(compiles: StrictCompiler, control: Control) -> bool:
@@ -324,15 +315,12 @@ def find_significant(runs: Sequence[Observation]) -> list[BitDifference]:
     return [apart for apart in compare_runs(*runs[:2]) if not apart.only_payloads]
 
 
-def _make_broken_promise(
+def _answer_differing(
     between: str, outputs: list[BitDifference], partings: list[Parting], finer: Callable[[], list[Parting]]
 ) -> PromiseAnswer:
-    if not partings:
-        why = f"{between} differ, and no graph or kernel shows where"
-        return PromiseAnswer(RUN_TO_RUN, False, why, (), tuple(outputs), unsure=True)
-    first = single_out(partings[0], finer)
-    why = f"{between} differ: {first}: {first.detail}"
-    return PromiseAnswer(RUN_TO_RUN, False, why, (first, *partings[1:]), tuple(outputs))
+    """Answer for runs that differ, which breaks the promise wherever they part: every kernel has to repeat itself."""
+    partings = [single_out(partings[0], finer), *partings[1:]] if partings else []
+    return replace(answer_partings(RUN_TO_RUN, f"{between} differ", partings, outputs), holds=False)
 
 
 def _compare_runs(execution: Execution) -> list[Parting]:

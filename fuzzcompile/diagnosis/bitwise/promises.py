@@ -29,6 +29,7 @@ from fuzzcompile.diagnosis.bitwise.bit_difference import (
     BitDifference,
     Parting,
     PromiseAnswer,
+    answer_partings,
     compare_bits,
     compare_runs,
     sort_partings,
@@ -154,14 +155,8 @@ def judge_eager(
     local = _find_local_partings(execution, count)
     if any(parting.culprit.stage == CODEGEN for parting in local) and not compiles.is_late:
         local = _refine(compiles, execution, local, count)
-    partings = tuple(sort_partings((*local, *_find_graph_partings(execution.ledger, count))))
-    broken = next((parting for parting in partings if parting.is_promised), None)
-    if broken is not None:
-        return PromiseAnswer(EAGER, False, f"bits part although promised: {broken}: {broken.detail}", partings, outputs)
-    if not partings:
-        return PromiseAnswer(EAGER, None, "bits part, and it could not be seen where", outputs=outputs, unsure=True)
-    why = f"bits part where nothing is promised: {partings[0]}: {partings[0].unpromised}"
-    return PromiseAnswer(EAGER, None, why, partings, outputs)
+    partings = sort_partings((*local, *_find_graph_partings(execution.ledger, count)))
+    return answer_partings(EAGER, "bits part", partings, outputs)
 
 
 def _find_local_partings(execution: Execution, count: ReplayCount) -> list[Parting]:

@@ -19,7 +19,7 @@ from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.watch.ledger import LoweringFailure
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
-from fuzzcompile.diagnosis.kernels.code_generators import LOOPS, CodeGenerator
+from fuzzcompile.diagnosis.kernels.code_generators import LOOPS, CodeGenerator, CodeSource
 from fuzzcompile.diagnosis.kernels.watched_graph import LoweredStep, find_site, get_first_wrong_kernels
 from fuzzcompile.diagnosis.stages.stage import Stage, Suspect
 from fuzzcompile.diagnosis.trials.case_runs import Trial
@@ -232,12 +232,6 @@ def find_failed_stage(failure: LoweredStep) -> str:
     return failed.place
 
 
-def without_failure(failure: LoweredStep) -> Lowered | None:
-    """ATen computes the operators that failed; None if none is known."""
-    names = failure.list_operator_names()
-    return with_aten(names) if names else None
-
-
 def find_omission(failure: LoweredStep) -> Culprit | None:
     """The pass that should have replaced the operator whose lowering raised; None if there is none.
 
@@ -309,8 +303,7 @@ def _prove_refused(ablator: Ablator, failure: LoweredStep, nodes: tuple[str, ...
     culprit = _make_failure_culprit(replace(failure, nodes=nodes or failure.nodes), CODEGEN, code.name)
     details: DetailsJson = {**culprit.details, "operators": list(operators), "vectorised": vectorised}
     culprit = replace(culprit, family=operator, source=code.source, line=code.line, details=details)
-    sure = "high" if proved and narrow is not False else "low"
-    return Attribution(replace(culprit, necessary=True if proved else None, confidence=sure))
+    return attribute(culprit, proved, sure=proved and narrow is not False)
 
 
 def _prove_fusion_failure(ablator: Ablator, failure: LoweredStep) -> Attribution:
@@ -322,18 +315,17 @@ def _prove_fusion_failure(ablator: Ablator, failure: LoweredStep) -> Attribution
     families = sorted({failure.find_family(name) for name in failure.nodes if name in failure.lowered.labels})
     culprit = _make_failure_culprit(failure, stage, "fusion")
     if culprit.source is None:
-        source, line = find_fusion_source(stage, failure.generator)
-        culprit = replace(culprit, source=source, line=line)
+        code = find_fusion_source(stage, failure.generator, "fusion")
+        culprit = replace(culprit, source=code.source, line=code.line)
     details: DetailsJson = {**culprit.details, "operators": families or [""]}
-    return _attribute(replace(culprit, family="+".join(families) or "fusion", details=details), repaired)
+    return attribute(replace(culprit, family="+".join(families) or "fusion", details=details), repaired)
 
 
-def find_fusion_source(stage: str, generator: CodeGenerator) -> tuple[str | None, int | None]:
-    """File and line of what fuses loops: the scheduler's decision, or the code that is generated for them together."""
+def find_fusion_source(stage: str, generator: CodeGenerator, name: str) -> CodeSource:
+    """What fuses loops, under a name: the scheduler's decision, or the code that is generated for them together."""
     if stage == SCHEDULER:
-        return find_definition(facts().places.fusion_decision)
-    code = generator.find_fusion_code()
-    return code.source, code.line
+        return CodeSource(name, *find_definition(facts().places.fusion_decision))
+    return generator.find_fusion_code()._replace(name=name)
 
 
 def _prove_raised(ablator: Ablator, failure: LoweredStep) -> Attribution:
@@ -346,13 +338,14 @@ def _prove_raised(ablator: Ablator, failure: LoweredStep) -> Attribution:
         culprit, proved = _with_code(ablator, failure, culprit)
         if proved:
             return Attribution(replace(culprit, necessary=True))
-    without = without_failure(failure)
-    return _attribute(culprit, without is not None and ablator.attempt_under(without)[1])
+    names = failure.list_operator_names()
+    return attribute(culprit, bool(names) and ablator.attempt_under(with_aten(names))[1])
 
 
-def _attribute(culprit: Culprit, repaired: bool) -> Attribution:
-    sure = "high" if repaired else "low"
-    return Attribution(replace(culprit, necessary=True if repaired else None, confidence=sure))
+def attribute(culprit: Culprit, repaired: bool, *, sure: bool | None = None) -> Attribution:
+    """The culprit, necessary if a compile without it repairs the divergence; ``sure`` by default if one does."""
+    confidence = "high" if (repaired if sure is None else sure) else "low"
+    return Attribution(replace(culprit, necessary=True if repaired else None, confidence=confidence))
 
 
 def _with_code(ablator: Ablator, failure: LoweredStep, culprit: Culprit) -> tuple[Culprit, bool]:
@@ -375,4 +368,4 @@ def _make_failure_culprit(failure: LoweredStep, stage: str, rewrite: str) -> Cul
     source, line = failed.source, failed.line  # of what raised, where that is known
     if source is None and node is not None and stage == LOWERING:
         source, line = find_lowering_source(node.target)
-    return failure.make_culprit(stage, rewrite, source=source, line=line, details={"error": failed.message})
+    return failure.make_culprit(stage, CodeSource(rewrite, source, line), details={"error": failed.message})

@@ -27,7 +27,7 @@ from fuzzcompile.compiler.watch.ledger import (
 from fuzzcompile.diagnosis.attribution.ablation import Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Culprit, CulpritFields
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_inputs
-from fuzzcompile.diagnosis.kernels.code_generators import CodeGenerator, find_generator
+from fuzzcompile.diagnosis.kernels.code_generators import CodeGenerator, CodeSource, find_generator
 from fuzzcompile.diagnosis.oracle.comparison import compare
 from fuzzcompile.diagnosis.oracle.rounding import changes_meaning, relative_change
 from fuzzcompile.model.culprit_contract import DetailsJson
@@ -108,8 +108,8 @@ class LoweredStep:
         scheduled = self.kernel.scheduled if self.kernel is not None else ()
         return list(dict.fromkeys(name for buffer in written for name in generator.operators(scheduled, buffer)))
 
-    def make_culprit(self, stage: str, rewrite: str, family: str = "", **known: Unpack[CulpritFields]) -> Culprit:
-        """The step as a culprit: the kernel and its wrong values are details beside those that are known."""
+    def make_culprit(self, stage: str, code: CodeSource, family: str = "", **known: Unpack[CulpritFields]) -> Culprit:
+        """What is at fault there as a culprit: the kernel and its wrong values are details beside those known."""
         nodes = known.setdefault("nodes", self.nodes)
         sites = (site for name in reversed(nodes) if (site := find_site(self.lowered, name)))
         known.setdefault("site", next(sites, None))
@@ -118,7 +118,8 @@ class LoweredStep:
         kernel = self.kernel or (find_kernel(self.lowered, nodes[-1]) if nodes else None)
         shown = {**describe_kernel(self.lowered, kernel), **describe_values(self.comparison)}
         known["details"] = {**shown, **known.get("details", {})}  # type: ignore[typeddict-item]
-        return Culprit(stage, None, rewrite, family or get_operator_family(rewrite), **known)
+        known["source"], known["line"] = code.source, code.line
+        return Culprit(stage, None, code.name, family or get_operator_family(code.name), **known)
 
 
 def find_site(lowered: LoweredGraph, node: str) -> str | None:

@@ -12,13 +12,18 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.compile_changes import CompileChange, ContiguousOperands, MetadataFromKernel, Undecomposed
 from fuzzcompile.compiler.operators.decompositions import can_take_out
-from fuzzcompile.compiler.operators.fake_tensors import find_fake_function
-from fuzzcompile.compiler.operators.operator_application import Application, OperatorOutcome, Outcomes
+from fuzzcompile.compiler.operators.operator_application import (
+    Application,
+    OperatorOutcome,
+    Outcomes,
+    find_fake_function,
+)
 from fuzzcompile.compiler.watch.compiler_errors import list_raise_frames
 from fuzzcompile.compiler.watch.rule_labels import find_source
 from fuzzcompile.diagnosis.attribution.culprit import Culprit, frames_to_json
 from fuzzcompile.diagnosis.oracle import rounding
-from fuzzcompile.diagnosis.stages.ways import Found, Pair, PartedStep
+from fuzzcompile.diagnosis.stages.stage import Found
+from fuzzcompile.diagnosis.stages.ways import Pair, PartedStep
 from fuzzcompile.model.culprit_contract import AtenKernelJson, DetailsJson, KernelInputJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION

@@ -105,10 +105,6 @@ class RewritingStage(Stage):
             return None
         return Veto((f"{self.name}:={rewrite}",), rewrite)
 
-    def culprit(self, suspect: Suspect) -> Culprit:
-        """The rewrite."""
-        return make_rewrite_culprit(suspect)
-
     def _narrower(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
         """The case's own settings without the pass, then the pass disabled by its name."""
         yield from _iter_own_settings(list_names(culprit), given)

@@ -11,37 +11,22 @@ from fuzzcompile.compiler.compile_changes import Backend
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution
 from fuzzcompile.diagnosis.kernels.kernel_proofs import prove_templates, search_behind_graphs
-from fuzzcompile.diagnosis.operators.operator_ways import (
-    KERNELS,
-    LOST_CHECKS,
-    OPERATORS,
-    doubt_operators,
-    prove_kernels,
-    prove_operators,
-)
-from fuzzcompile.diagnosis.stages.dynamo import BRANCH, CALLS
-from fuzzcompile.diagnosis.stages.functionalization import ANALYSIS, COMPOSITES, FUNCTIONAL, TANGENTS, Functionalization
-from fuzzcompile.diagnosis.stages.generated_kernels import Codegen, Scheduler
-from fuzzcompile.diagnosis.stages.graph_boundary import GRAPHS
+from fuzzcompile.diagnosis.operators import operator_ways as operators
+from fuzzcompile.diagnosis.stages import backend_stages, graph_ways, tracing_ways
 from fuzzcompile.diagnosis.stages.graph_passes import Ground, RewritingStage, prove_rewrites
-from fuzzcompile.diagnosis.stages.lowering import Lowering
-from fuzzcompile.diagnosis.stages.partition import DRAWS, PARTS
-from fuzzcompile.diagnosis.stages.recorded_metadata import METADATA
-from fuzzcompile.diagnosis.stages.runtime import Cudagraphs, Runtime, prove_flawed_program
 from fuzzcompile.diagnosis.stages.stage import Stage
 from fuzzcompile.diagnosis.stages.ways import SideBySide, Way, doubt
 from fuzzcompile.model import stages
 
 # Stages whose input is run beside what they make of it, each way in the order of looking.
-DYNAMO = SideBySide(stages.DYNAMO, (LOST_CHECKS, CALLS, BRANCH), cleared_by=Backend("eager"))
-FUNCTIONALIZATION = Functionalization(
-    stages.FUNCTIONALIZATION,
-    (LOST_CHECKS, TANGENTS, FUNCTIONAL, COMPOSITES, ANALYSIS, OPERATORS, KERNELS),
-    cleared_by=Backend("aot_eager"),
+_LOST, _OPERATORS, _KERNELS = operators.LOST_CHECKS, operators.OPERATORS, operators.KERNELS
+DYNAMO = SideBySide(stages.DYNAMO, (_LOST, tracing_ways.CALLS, tracing_ways.BRANCH), cleared_by=Backend("eager"))
+FUNCTIONALIZATION = tracing_ways.Functionalization(
+    stages.FUNCTIONALIZATION, (_LOST, *tracing_ways.AOT_AUTOGRAD, _OPERATORS, _KERNELS), Backend("aot_eager")
 )
-DECOMPOSITION = SideBySide(stages.DECOMPOSITION, (OPERATORS, KERNELS, GRAPHS))
-FAKE_TENSOR = SideBySide(stages.FAKE_TENSOR, (OPERATORS, METADATA))
-PARTITION = SideBySide(stages.PARTITION, (DRAWS, PARTS))
+DECOMPOSITION = SideBySide(stages.DECOMPOSITION, (_OPERATORS, _KERNELS, graph_ways.GRAPHS))
+FAKE_TENSOR = SideBySide(stages.FAKE_TENSOR, (_OPERATORS, graph_ways.METADATA))
+PARTITION = SideBySide(stages.PARTITION, (graph_ways.DRAWS, graph_ways.PARTS))
 
 # Stages whose passes rewrite a graph: at torch level, before it is differentiated; at ATen level, before it is cut into
 # forward and backward; under ``freezing``, of a graph whose parameters become constants; before it is lowered.
@@ -51,23 +36,14 @@ JOINT_GRAPH = RewritingStage(stages.JOINT_GRAPH, _NO_PATTERNS, {"use_joint_graph
 FREEZING = RewritingStage(stages.FREEZING, {"freezing": False})
 POST_GRAD = RewritingStage(stages.POST_GRAD, _NO_PATTERNS, {"use_post_grad_passes": False})
 
-LOWERING, SCHEDULER, CODEGEN, CUDAGRAPHS, RUNTIME = Lowering(), Scheduler(), Codegen(), Cudagraphs(), Runtime()
+# One setting decides about CUDA graphs alone; then the IR is looked at, the kernels, and the outputs.
+LOWERING, SCHEDULER, CODEGEN = backend_stages.Lowering(), backend_stages.Scheduler(), backend_stages.Codegen()
+CUDAGRAPHS, RUNTIME = backend_stages.Cudagraphs(), backend_stages.Runtime()
+BACKEND_STAGES = (CUDAGRAPHS, LOWERING, SCHEDULER, CODEGEN, RUNTIME)
 
 STAGES: tuple[Stage, ...] = (
-    DYNAMO,
-    PRE_GRAD,
-    FUNCTIONALIZATION,
-    DECOMPOSITION,
-    FAKE_TENSOR,
-    JOINT_GRAPH,
-    PARTITION,
-    FREEZING,
-    POST_GRAD,
-    LOWERING,
-    SCHEDULER,
-    CODEGEN,
-    CUDAGRAPHS,
-    RUNTIME,
+    *(DYNAMO, PRE_GRAD, FUNCTIONALIZATION, DECOMPOSITION, FAKE_TENSOR, JOINT_GRAPH, PARTITION, FREEZING, POST_GRAD),
+    *(LOWERING, SCHEDULER, CODEGEN, CUDAGRAPHS, RUNTIME),
 )
 
 Prove = Callable[[Ablator, Divergence], Attribution | None]
@@ -115,10 +91,6 @@ def _prove_rewrites(ground: Ground) -> Prove:
     return partial(prove_rewrites, ground=ground)
 
 
-# One setting decides about CUDA graphs alone; then the IR is looked at, the kernels, and the outputs.
-BACKEND_STAGES = (CUDAGRAPHS, LOWERING, SCHEDULER, CODEGEN, RUNTIME)
-
-
 def _prove_behind_graphs(ablator: Ablator, divergence: Divergence) -> Attribution | None:
     return search_behind_graphs(BACKEND_STAGES, ablator)
 
@@ -132,18 +104,18 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.UNREPLAYED)),
     SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.OPAQUE)),
     SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.MANDATORY)),
-    SearchStep(Shows.IN_PROGRAM, lambda ablator, _: prove_flawed_program(ablator)),
+    SearchStep(Shows.IN_PROGRAM, lambda ablator, _: backend_stages.prove_flawed_program(ablator)),
     # Of a kernel that is wrong on some layouts, whatever agrees with it or not would be blamed.
-    SearchStep(Shows.CERTAINLY, prove_kernels),
+    SearchStep(Shows.CERTAINLY, operators.prove_kernels),
     # Code that is generated for a wrong dtype or layout is wrong code: this comes before any search behind the graphs.
-    SearchStep(Shows.CERTAINLY, partial(prove_operators, certain=True)),
-    SearchStep(Shows.IN_GRAPHS, partial(prove_operators, certain=False)),
+    SearchStep(Shows.CERTAINLY, partial(operators.prove_operators, certain=True)),
+    SearchStep(Shows.IN_GRAPHS, partial(operators.prove_operators, certain=False)),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(DYNAMO)),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(FUNCTIONALIZATION)),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(PARTITION)),
-    SearchStep(Shows.IN_GRAPHS, _doubt_way(METADATA)),
-    SearchStep(Shows.IN_GRAPHS, doubt_operators),
-    SearchStep(Shows.IN_GRAPHS, _doubt_way(LOST_CHECKS)),
+    SearchStep(Shows.IN_GRAPHS, _doubt_way(graph_ways.METADATA)),
+    SearchStep(Shows.IN_GRAPHS, operators.doubt_operators),
+    SearchStep(Shows.IN_GRAPHS, _doubt_way(_LOST)),
     SearchStep(Shows.IN_CODE, prove_templates),
     SearchStep(Shows.IN_CODE, _prove_behind_graphs),
     SearchStep(Shows.UNPROVED, _prove_rewrites(Ground.SHARED_MEMORY)),

@@ -20,12 +20,10 @@ from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution
 from fuzzcompile.diagnosis.attribution.steps import find_inputs
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
-from fuzzcompile.diagnosis.stages.stage import Found, Proof, Stage, Suspect, attempt_backend, prove_at_call
+from fuzzcompile.diagnosis.stages.stage import Found, Proof, Stage, Suspect, attempt_backend
 from fuzzcompile.model.stages import PRE_GRAD
 from fuzzcompile.model.thresholds import SEMANTIC_STEP
 from fuzzcompile.model.verdicts import Verdict
-
-__all__ = ["Found", "Pair", "PartedStep", "SideBySide", "Sides", "Way", "prove_at_call"]
 
 At = TypeVar("At")
 

@@ -14,7 +14,7 @@ from torch._inductor import decomposition
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount
 from fuzzcompile.diagnosis.engine import triage
-from fuzzcompile.diagnosis.stages.graph_boundary import Boundary, find_boundaries
+from fuzzcompile.diagnosis.stages.graph_ways import Boundary, find_boundaries
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.casefiles.case_module import load_case

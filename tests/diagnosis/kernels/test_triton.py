@@ -20,7 +20,7 @@ from fuzzcompile.diagnosis.attribution.ablation import Ablator
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount
 from fuzzcompile.diagnosis.kernels.code_generators import Triton, find_generator
 from fuzzcompile.diagnosis.kernels.kernel_proofs import search_behind_graphs
-from fuzzcompile.diagnosis.stages.generated_kernels import Codegen
+from fuzzcompile.diagnosis.stages.backend_stages import Codegen
 from fuzzcompile.diagnosis.stages.stage_table import BACKEND_STAGES
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.programs.casefiles.case_module import load_case

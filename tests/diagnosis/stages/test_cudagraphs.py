@@ -16,7 +16,7 @@ from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount
 from fuzzcompile.diagnosis.kernels.kernel_proofs import search_behind_graphs
-from fuzzcompile.diagnosis.stages.runtime import Cudagraphs
+from fuzzcompile.diagnosis.stages.backend_stages import Cudagraphs
 from fuzzcompile.diagnosis.stages.stage_table import BACKEND_STAGES
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.programs.casefiles.case_module import load_case

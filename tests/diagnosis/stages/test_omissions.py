@@ -12,7 +12,7 @@ from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount
 from fuzzcompile.diagnosis.kernels.kernel_proofs import search_behind_graphs
-from fuzzcompile.diagnosis.stages.lowering import Lowering
+from fuzzcompile.diagnosis.stages.backend_stages import Lowering
 from fuzzcompile.diagnosis.stages.stage_table import BACKEND_STAGES
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.programs.casefiles.case_module import load_case

@@ -1,50 +1,282 @@
-"""Faults of AOTAutograd: writes and views made functional, its analysis, tangents and composite operators."""
+"""Ways around capture: a program and dynamo's graphs of it, and what AOTAutograd makes of these."""
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import functools
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch.overrides import TorchFunctionMode
 
-from fuzzcompile.compiler.compile_changes import TracingSettings
+from fuzzcompile.compiler.compile_changes import Backend, BypassedNodes, GraphBreak, TracingSettings
 from fuzzcompile.compiler.functional_run import SEEDS, NodeRun, find_lossy_views, load_functional_tools, run_eagerly
-from fuzzcompile.compiler.graph_breaks import find_call_name
-from fuzzcompile.compiler.graph_replay import list_drawing_nodes
-from fuzzcompile.compiler.operators.operator_paths import ComparedCall, compare_paths
+from fuzzcompile.compiler.graph_breaks import find_call_name, find_handler, resolve_call
+from fuzzcompile.compiler.graph_replay import list_drawing_nodes, list_random_calls
+from fuzzcompile.compiler.operators.decompositions import get_operator_family
+from fuzzcompile.compiler.operators.operator_paths import (
+    ComparedCall,
+    compare_paths,
+    list_called_operators,
+    list_profiled_operators,
+    list_traced_paths,
+    profile_operators,
+)
 from fuzzcompile.compiler.watch import aot_autograd
 from fuzzcompile.compiler.watch.aot_autograd import AS_THEY_COME
 from fuzzcompile.compiler.watch.ledger import Snapshot
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS
-from fuzzcompile.compiler.watch.rule_labels import find_location
-from fuzzcompile.diagnosis.attribution.ablation import Divergence
-from fuzzcompile.diagnosis.attribution.culprit import Culprit
+from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
+from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
+from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_shared_memory
 from fuzzcompile.diagnosis.operators.operator_faults import Kind, find_difference, find_worst_element, measure_outcomes
+from fuzzcompile.diagnosis.operators.operator_ways import iter_program_lines
 from fuzzcompile.diagnosis.oracle import rounding
-from fuzzcompile.diagnosis.stages.stage import prove_at_call
+from fuzzcompile.diagnosis.oracle.rounding import relative_change
+from fuzzcompile.diagnosis.stages.stage import Found, attempt_backend, prove_at_call
 from fuzzcompile.diagnosis.stages.ways import (
     CapturedGraphs,
-    Found,
     Pair,
     PartedStep,
     SideBySide,
     Sides,
     Visit,
     Way,
+    doubt,
     iter_captured,
     measure_step,
     measure_values,
     prove_without,
     walk_pairs,
 )
-from fuzzcompile.model.stages import FUNCTIONALIZATION, JOINT_GRAPH
-from fuzzcompile.model.thresholds import OTHER_NUMBERS, SEMANTIC_STEP
+from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.model.culprit_contract import DetailsJson
+from fuzzcompile.model.stages import DYNAMO, FUNCTIONALIZATION, JOINT_GRAPH
+from fuzzcompile.model.thresholds import ANOTHER_CALL_ULPS, OTHER_NUMBERS, SEMANTIC_STEP
 from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.run import runs
+from fuzzcompile.run.case_program import build
 from fuzzcompile.run.tensors import list_significant_strides
+
+# Faults of dynamo's capture: calls that differ in its graph, and branches taken otherwise than in eager mode.
+
+
+__watches_calls__ = True  # its frames stand between a call and the program that makes it
+
+
+def _run_first_eagerly(experiments: Experiments, context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:
+    """Run the program in eager mode, the first run of its model in a context; what that yields."""
+    program, entered = build(experiments.case, experiments.device), list[Any]()
+
+    def model(*args: Any, **kwargs: Any) -> Any:
+        if entered:
+            return program.model(*args, **kwargs)
+        with context() as yielded:
+            entered.append(yielded)
+            return program.model(*args, **kwargs)
+
+    runs.observe(experiments.case, program, model)
+    return entered[0] if entered else None
+
+
+# Another way through Python under dynamo than in eager mode.
+
+_FEW = 2
+# Nothing behind dynamo: its graphs run as they were captured.
+_CAPTURE_ONLY = Backend("eager")
+
+
+def _find_branch(divergence: Divergence) -> Iterator[Found]:
+    """Operators that the program calls in eager mode alone, or that its captured graph alone calls.
+
+    Only a program that is one graph without random numbers is looked at.
+    """
+    ledger = divergence.trial.ledger
+    for _, record, inputs in iter_captured(ledger) if len(ledger.frames) == 1 and not ledger.graph_breaks else ():
+        snapshot = record.snapshots[0]
+        if list_random_calls(snapshot):
+            return
+        divergence.count.replays += 1
+        heard = _run_first_eagerly(divergence.experiments, profile_operators)
+        eager = [name for name, _ in list_profiled_operators(heard, {""})] if heard is not None else []
+        captured = list_called_operators(snapshot, inputs)
+        matcher = difflib.SequenceMatcher(a=eager, b=[name for name, _ in captured], autojunk=False)
+        parted = [codes for codes in matcher.get_opcodes() if codes[0] != "equal"]
+        if not parted:
+            return
+        ours = [name for _, start, end, _, _ in parted for name in eager[start:end]]
+        alone = [captured[place] for _, _, _, start, end in parted for place in range(start, end)]
+        theirs, names = [name for name, _ in alone], {node for _, node in alone}
+        # The first operator of eager mode that the graph calls nowhere, else the first of the graph's own.
+        anywhere = {name for name, _ in captured}
+        telling = next((name for name in ours if name not in anywhere), (*theirs, *ours)[0])
+        calling = [node for node in snapshot.graph.nodes if node.name in names]
+        source, line = _find_module(calling[0]) if calling else (None, None)
+        where = find_location(calling[:1])
+        yield Found(
+            Culprit(
+                DYNAMO,
+                None,
+                telling,
+                get_operator_family(telling),
+                nodes=tuple(dict.fromkeys(node for _, node in alone)),
+                source=source,
+                line=line,
+                site=None if where is None else f"{where} #1",
+                details={"kind": "branch", "eager": ours, "compiled": theirs},
+            )
+        )
+
+
+def _find_module(node: fx.Node) -> tuple[str | None, int | None]:
+    """File and line of the ``forward`` of the library's module that makes a call; None twice for a user's own."""
+    for _, kind in reversed(list((node.meta.get("nn_module_stack") or {}).values())):
+        source, line = find_source(getattr(kind, "forward", None))
+        if source is not None and "/" in source:
+            return source, line
+    return None, None
+
+
+def _prove_branch(ablator: Ablator, found: Found) -> Attribution | None:
+    """The branch, proved where one side agrees with the other once it takes the same way.
+
+    Either the captured graph does without the few calls that it alone makes, or eager mode does on the path that dynamo
+    traces.
+    """
+    culprit, agrees = found.culprit, ""
+    if 0 < len(culprit.nodes) <= _FEW:
+        bypassed = BypassedNodes(culprit.nodes)
+        toggle = f"{_CAPTURE_ONLY.text} {bypassed.text}"
+        if attempt_backend(ablator, _CAPTURE_ONLY, bypassed, toggle=toggle):
+            operator, agrees = culprit.details["compiled"][0], toggle
+            culprit = replace(culprit, rewrite=operator, family=get_operator_family(operator))
+    if not agrees:
+        paths = list_traced_paths()
+        agrees = next((path for path, change in paths if ablator.attempt_in_eager(change, path)), "")
+    if not agrees:
+        return doubt(ablator, found)
+    return Attribution(replace(culprit, necessary=True, details={**culprit.details, "agrees": agrees}))
+
+
+# The program's calls in eager mode and the nodes of the captured graphs, matched line by line.
+
+_KEPT_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class _EagerCall:
+    """A call of the program: what was called, on which line, and the first tensor of its result."""
+
+    function: Callable[..., Any]
+    name: str
+    line: str
+    value: torch.Tensor | None
+
+    @property
+    def writes(self) -> bool:
+        dunder = self.name.startswith("__")
+        return self.name.startswith("__i") or self.name == "__setitem__" or (self.name.endswith("_") and not dunder)
+
+
+def _compare_calls(divergence: Divergence) -> Iterator[Sides[tuple[_EagerCall, str]]]:
+    captured = _replay_captured(divergence)
+    if not captured:
+        return
+    lost: list[_EagerCall] = []
+
+    def pair_calls() -> Iterator[Pair[tuple[_EagerCall, str]]]:
+        watcher = _run_first_eagerly(divergence.experiments, _CallRecorder)
+        calls = watcher.calls if watcher is not None else []
+        number_at, seen = Counter(call.line for call in calls), Counter[str]()
+        for call in calls:
+            number, there = seen[call.line], captured.get(call.line)
+            seen[call.line] += 1
+            if there is None:
+                lost.extend([call] if call.writes else [])
+                continue
+            last = number == number_at[call.line] - 1
+            if len(there) == number_at[call.line] or last:
+                node, value = there[number] if len(there) == number_at[call.line] else there[-1]
+                yield Pair((call, node), call.value, value)
+
+    def word(parting: PartedStep[tuple[_EagerCall, str]]) -> Found:
+        call, node = parting.pair.at
+        if lost:  # a write that is in no graph comes before what reads it
+            call = lost[-1]
+        source, line = find_source(find_handler(call.function, call.name))
+        details: DetailsJson = {"kind": "lost" if lost else "values", "call": call.name}
+        nodes = () if lost else (node,)
+        culprit = Culprit(DYNAMO, None, call.name, call.name, nodes, source, line, site=call.line, details=details)
+        return Found(culprit, GraphBreak(((call.name, resolve_call(call.function)),)))
+
+    yield Sides(walk_pairs(pair_calls()), word, _measure_call)
+
+
+def _measure_call(pair: Pair[tuple[_EagerCall, str]]) -> PartedStep[tuple[_EagerCall, str]] | None:
+    """Tell two results that one kernel on the same values could not have given."""
+    eager, captured = pair.left, pair.right
+    if not isinstance(eager, torch.Tensor) or not isinstance(captured, torch.Tensor):
+        return None
+    if eager.shape == captured.shape and eager.dtype == captured.dtype:
+        exact = not eager.is_floating_point()
+        if relative_change(eager, captured) <= (0 if exact else ANOTHER_CALL_ULPS * torch.finfo(eager.dtype).eps):
+            return None
+    return PartedStep(pair)
+
+
+def _replay_captured(divergence: Divergence) -> dict[str, list[tuple[str, Any]]]:
+    """Names and values of the nodes of dynamo's graphs, by the line of the program that they come from.
+
+    A graph that comes back to a line of an earlier one was captured in another call of the program.
+    """
+    values: dict[str, list[tuple[str, Any]]] = {}
+    for frame, record, inputs in iter_captured(divergence.trial.ledger):
+        snapshot = record.snapshots[0]
+        if not frame.dynamo_calls:
+            continue
+        if list_random_calls(snapshot):
+            return {}
+        divergence.count.replays += 1
+        run = run_eagerly(snapshot, inputs, double=False)
+        values_here: dict[str, list[tuple[str, Any]]] = defaultdict(list)
+        for node in snapshot.graph.nodes:
+            where = find_location([node])
+            if node.op.startswith("call") and where is not None and run.values.get(node.name) is not None:
+                values_here[where].append((node.name, run.values[node.name]))
+        if not values.keys() & values_here.keys():
+            values.update(values_here)
+    return values
+
+
+class _CallRecorder(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[_EagerCall] = []
+        self._kept = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        line = next(iter_program_lines(), None)
+        # ``x[i] = v`` has no result: what it wrote to is its value.
+        value = args[0] if result is None and args else result
+        if line is not None and isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            self._kept += value.numel() * value.element_size()
+            if self._kept <= _KEPT_BYTES:
+                self.calls.append(_EagerCall(func, getattr(func, "__name__", str(func)), line, value.detach().clone()))
+        return result
+
+
+CALLS = Way("a program's calls, and the nodes of dynamo's graphs", _compare_calls, prove_without)
+BRANCH = Way("the operators of a program, and those of dynamo's graph", _find_branch, _prove_branch)
+
 
 # Faults of AOTAutograd around its graphs: its analysis of inputs and outputs, its copies of tangents.
 
@@ -291,10 +523,12 @@ def _writes(operator: Any) -> bool:
     return bool(getattr(getattr(operator, "_schema", None), "is_mutable", False))
 
 
-TANGENTS = Way("tangents, and their copies", _find_tangents, prove_without)
-FUNCTIONAL = Way("dynamo's graph, and the same without in-place writes", _compare_functional, prove_at_call)
-COMPOSITES = Way("calls in eager mode, and as they are traced", _compare_composites, prove_at_call, most=4)
-ANALYSIS = Way("AOTAutograd's analysis, and a run", _find_contradictions, prove_at_call)
+AOT_AUTOGRAD = (
+    Way("tangents, and their copies", _find_tangents, prove_without),
+    Way("dynamo's graph, and the same without in-place writes", _compare_functional, prove_at_call),
+    Way("calls in eager mode, and as they are traced", _compare_composites, prove_at_call, most=4),
+    Way("AOTAutograd's analysis, and a run", _find_contradictions, prove_at_call),
+)
 
 
 class Functionalization(SideBySide):

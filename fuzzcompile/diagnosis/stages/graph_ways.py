@@ -1,21 +1,24 @@
-"""Boundary between dynamo's graph and that of Inductor's passes: functionalization and decompositions.
+"""Ways between graphs: dynamo's and the first of the passes, the joint graph and its parts, values and metadata.
 
-Both graphs are run in float64 on the inputs that the program really got. They mean the same, so their outputs (and
-gradients) agree to float64's rounding: on generated modules to 1e-14, measured. Nothing that a compile in the
-program's own precision hides in its rounding is hidden there.
+Dynamo's graph and that of Inductor's passes are run in float64 on the inputs that the program really got. They mean the
+same, so their outputs (and gradients) agree to float64's rounding: on generated modules to 1e-14, measured. Nothing
+that a compile in the program's own precision hides in its rounding is hidden there.
 """
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
-from fuzzcompile.compiler.functional_run import is_bound_to_capture
+from fuzzcompile.compiler.compile_changes import InductorSettings
+from fuzzcompile.compiler.functional_run import is_bound_to_capture, run_eagerly
 from fuzzcompile.compiler.graph_replay import (
     ReplayResult,
     compute_values,
@@ -23,15 +26,30 @@ from fuzzcompile.compiler.graph_replay import (
     list_random_calls,
     replay_graph,
 )
-from fuzzcompile.compiler.watch.ledger import Frame, GraphRecord, Ledger
-from fuzzcompile.compiler.watch.rule_labels import find_location
+from fuzzcompile.compiler.operators.operator_application import find_fake_function
+from fuzzcompile.compiler.watch.aot_autograd import describe_partitioner, make_plain_partitioning
+from fuzzcompile.compiler.watch.ledger import Frame, GraphRecord, Ledger, Snapshot
+from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
 from fuzzcompile.diagnosis.attribution.ablation import Divergence, Evidence
 from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Culprit
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, coarsest_epsilon, find_inputs, list_placeholders
 from fuzzcompile.diagnosis.operators.operator_ways import OPERATORS, check_operators
 from fuzzcompile.diagnosis.oracle import rounding
-from fuzzcompile.diagnosis.stages.ways import Found, Pair, PartedStep, Sides, Way, iter_captured, walk_pairs
+from fuzzcompile.diagnosis.oracle.rounding import relative_change
+from fuzzcompile.diagnosis.stages.stage import Found
+from fuzzcompile.diagnosis.stages.ways import (
+    Pair,
+    PartedStep,
+    Sides,
+    Way,
+    iter_captured,
+    prove_without,
+    shows_values,
+    walk_pairs,
+)
 from fuzzcompile.diagnosis.trials.case_runs import Trial
+from fuzzcompile.model import stages
+from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.stages import DECOMPOSITION, JOINT_GRAPH
 from fuzzcompile.model.thresholds import (
     AMPLIFIED,
@@ -42,6 +60,9 @@ from fuzzcompile.model.thresholds import (
     VANISHING_GRADIENT,
 )
 from fuzzcompile.model.verdicts import Verdict
+
+# The boundary between dynamo's graph and that of the passes: functionalization and decompositions.
+
 
 _EPS = torch.finfo(torch.float32).eps
 _RESULT, _GRADIENT = "result", "gradient"
@@ -267,3 +288,213 @@ def _may_show(divergence: Divergence) -> bool:
 
 
 GRAPHS = Way("dynamo's graph, and the first graph of the passes", _compare_graphs, shows=_may_show, most=None)
+
+
+# The joint graph cut into a forward and a backward graph.
+
+
+def _iter_cuts(ledger: Ledger) -> Iterator[tuple[Frame, Snapshot, Snapshot, Snapshot]]:
+    for frame in ledger.frames:
+        joint = frame.find_record(stages.JOINT_GRAPH, "joint")
+        parts = [frame.find_record(stages.POST_GRAD, direction) for direction in ("forward", "backward")]
+        cut = [record.snapshots for record in (joint, *parts) if record is not None and record.snapshots]
+        if len(cut) == 3:
+            yield frame, cut[0][-1], cut[1][0], cut[2][0]
+
+
+def _compare_parts(divergence: Divergence) -> Iterator[Sides[str]]:
+    for frame, *snapshots in _iter_cuts(divergence.trial.ledger):
+        if not any(map(list_random_calls, snapshots)):
+            sides = _run_parts(frame, *snapshots, count=divergence.count)
+            yield from [] if sides is None else [sides]
+
+
+def _run_parts(
+    frame: Frame, whole: Snapshot, first: Snapshot, second: Snapshot, *, count: ReplayCount
+) -> Sides[str] | None:
+    joint = frame.find_record(stages.JOINT_GRAPH, "joint")
+    inputs = find_inputs(frame, joint) if joint is not None else None
+    if inputs is None:
+        return None
+    named = dict(zip((str(node.target) for node in list_placeholders(whole)), inputs, strict=True))
+    given = [named.get(str(node.target)) for node in list_placeholders(first)]
+    if any(value is None for value in given):
+        return None
+    count.replays += 3
+    once, before = replay_graph(whole, inputs, double=True), replay_graph(first, given, double=True)
+    if once.error is not None or before.error is not None:
+        return None
+    results = len(once.outputs) - len(second.results)
+    saved = before.outputs[results:]
+    ordered = _order_inputs(saved, list_placeholders(second), named)
+    after = replay_graph(second, ordered, double=True) if ordered is not None else None
+    if after is None or after.error is not None:
+        return None
+    parted = [*before.outputs[:results], *after.outputs]
+    names = [f"output {i}" if i < results else f"gradient {i - results}" for i in range(len(parted))]
+    pairs = [Pair(*step) for step in zip(names, once.outputs, parted, strict=True)]
+
+    def word(_: PartedStep[str]) -> Found:
+        steps = {pair.at: relative_change(pair.left, pair.right) for pair in pairs}
+        wrong = _find_wrongly_saved(compute_values(whole, inputs), saved, list_placeholders(second))
+        differs = [name for name, step in steps.items() if step > SEMANTIC_STEP]
+        details: DetailsJson = {"kind": "values", "differs": differs, "saved": wrong}
+        return _word(details, nodes=tuple(wrong), step=max(steps.values()))
+
+    return Sides(walk_pairs(pairs), word, _measure_output)
+
+
+def _measure_output(pair: Pair[str]) -> PartedStep[str] | None:
+    step = relative_change(pair.left, pair.right)
+    return PartedStep(pair, step=step) if step > SEMANTIC_STEP else None
+
+
+def _word(details: DetailsJson, nodes: tuple[str, ...] = (), step: float | None = None) -> Found:
+    """The partitioner in use; without it, the plainest one, where this torch lets another take its place."""
+    name, function = describe_partitioner()
+    source, line = find_source(function) if function is not None else (None, None)
+    culprit = Culprit(
+        stages.PARTITION, None, name, name, nodes, source, line, step=step, confidence="low", details=details
+    )
+    plain = make_plain_partitioning()
+    return Found(culprit, InductorSettings(plain, "AOTAutograd's default partition") if plain is not None else None)
+
+
+def _find_draws(divergence: Divergence) -> Iterator[Found]:
+    if divergence.experiments.runs.promises_eager_numbers:
+        for _, whole, *parts in _iter_cuts(divergence.trial.ledger):
+            wanted = Counter(list_random_calls(whole))
+            drawn = Counter(call for snapshot in parts for call in list_random_calls(snapshot))
+            if wanted != drawn:
+                yield _word({"kind": "numbers", "joint graph draws": dict(wanted), "its parts draw": dict(drawn)})
+
+
+DRAWS = Way("the random numbers of the joint graph, and of its parts", _find_draws, prove_without, shows_values)
+PARTS = Way("the joint graph, and its parts", _compare_parts, prove_without, shows_values)
+
+
+def _order_inputs(saved: Sequence[Any], placeholders: Sequence[fx.Node], named: dict[str, Any]) -> list[Any] | None:
+    """Inputs of the backward graph as the runtime hands them on: sizes and tensors by position, tangents by name."""
+    tensors = iter([value for value in saved if isinstance(value, torch.Tensor)])
+    sizes = iter([value for value in saved if not isinstance(value, torch.Tensor)])
+    given = []
+    for node in placeholders:
+        if str(node.target).startswith("tangents"):
+            value = named.get(str(node.target))
+        elif isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)):
+            value = next(sizes, None)
+        else:
+            value = next(tensors, None)
+        if value is None:
+            return None
+        given.append(value)
+    return given
+
+
+def _find_wrongly_saved(truths: dict[str, object], saved: Sequence[Any], placeholders: Sequence[fx.Node]) -> list[str]:
+    """Names of the values that backward takes for those of the joint graph, and gets others for."""
+    tensors = [value for value in saved if isinstance(value, torch.Tensor)]
+    wanted = [
+        node.name
+        for node in placeholders
+        if not str(node.target).startswith("tangents") and isinstance(node.meta.get("val"), torch.Tensor)
+    ]
+    return [
+        name
+        for name, value in zip(wanted, tensors, strict=False)
+        if name in truths and relative_change(truths[name], value) > SEMANTIC_STEP
+    ]
+
+
+# Fake tensors: the dtype, shape and strides that a graph records of its values, beside the values.
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A node of a graph as the passes got it, or of what they left."""
+
+    node: fx.Node
+    given: bool
+
+
+def _compare_metadata(divergence: Divergence) -> Iterator[Sides[_Recorded]]:
+    for frame in divergence.trial.ledger.frames:
+        for record in frame.records:
+            inputs = find_inputs(frame, record) if record.stage != stages.PRE_GRAD and record.snapshots else None
+            if inputs is not None:
+                pairs = walk_pairs(_pair_metadata(record, inputs, divergence.count))
+                yield Sides(pairs, partial(_word_metadata, record), _measure_metadata)
+
+
+def _pair_metadata(record: GraphRecord, inputs: Sequence[Any], count: ReplayCount) -> Iterator[Pair[_Recorded]]:
+    """The metadata of each value, real and recorded, where both are known: before the passes, then behind them."""
+    # Strides are propagated anew before lowering: what passes write there is not read.
+    for snapshot, given in ((record.snapshots[0], True), (record.snapshots[-1], False)):
+        count.replays += 1
+        run = run_eagerly(snapshot, inputs, double=False)
+        for node in snapshot.graph.nodes:
+            said, value = node.meta.get("val"), run.values.get(node.name)
+            if node.op == "call_function" and isinstance(said, torch.Tensor) and isinstance(value, torch.Tensor):
+                recorded = _describe_metadata(said, strides=given)
+                if recorded is not None:
+                    yield Pair(_Recorded(node, given), str(_describe_metadata(value, strides=given)), recorded)
+
+
+def _measure_metadata(pair: Pair[_Recorded]) -> PartedStep[_Recorded] | None:
+    apart = pair.left != pair.right
+    return PartedStep(pair, "metadata", expected=str(pair.left), got=str(pair.right)) if apart else None
+
+
+def _word_metadata(record: GraphRecord, parting: PartedStep[_Recorded]) -> Found | None:
+    """The operator in the first graph of the passes; later on, the rewrite after which the node was there."""
+    node = parting.pair.at.node
+    details: DetailsJson = {"kind": "metadata", "expected": parting.expected, "got": parting.got, "node": node.name}
+    if parting.pair.at.given:
+        return Found(_make_fake_culprit(node, details)) if record.stage == stages.JOINT_GRAPH else None
+    for rewrite in record.rewrites:
+        before, after = (
+            {copied.name: copied.target for copied in record.snapshots[index].graph.nodes}
+            for index in (rewrite.before, rewrite.after)
+        )
+        if after.get(node.name) == node.target and before.get(node.name) != node.target:
+            return Found(Culprit.from_label(rewrite.label, confidence="low", details=details, nodes=(node.name,)))
+    return None
+
+
+def _make_fake_culprit(node: fx.Node, details: DetailsJson) -> Culprit:
+    function = find_fake_function(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
+    source, line = find_source(function) if function is not None else (None, None)
+    return Culprit.from_operator(
+        stages.FAKE_TENSOR,
+        str(node.target),
+        nodes=(node.name,),
+        source=source,
+        line=line,
+        site=find_location([node]),
+        confidence="low",
+        details=details,
+    )
+
+
+def _describe_metadata(tensor: torch.Tensor, *, strides: bool) -> str | None:
+    """Dtype, shape and the strides that are followed; None where a size is not known."""
+    try:
+        shape = [_get_hint(size) for size in tensor.shape]
+        steps = [_get_hint(step) for step in tensor.stride()] if strides else []
+    except (ValueError, RuntimeError):
+        return None
+    if None in shape or None in steps:
+        return None
+    followed = [step for size, step in zip(shape, steps, strict=False) if size != 1] if 0 not in shape else []
+    return f"{tensor.dtype} {tuple(shape)}" + (f" strides {tuple(followed)}" if strides else "")
+
+
+def _get_hint(size: Any) -> int | None:
+    return size if isinstance(size, int) else getattr(getattr(size, "node", None), "hint", None)
+
+
+def _shows_metadata(divergence: Divergence) -> bool:
+    return divergence.verdict in (Verdict.METADATA, Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR)
+
+
+METADATA = Way("values, and what a graph records of them", _compare_metadata, shows=_shows_metadata, most=None)

@@ -1,0 +1,525 @@
+"""Stages behind the graph passes: lowering, scheduling, code generation, and the generated program at run time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings, Lowered, ProgramsInOrder
+from fuzzcompile.compiler.graph_replay import list_drawing_nodes
+from fuzzcompile.compiler.kernels.kernel_loops import check_dependences, find_definition
+from fuzzcompile.compiler.kernels.lowering_control import Control, can_fall_back, find_lowering_source, parse_operator
+from fuzzcompile.compiler.operators.decompositions import find_operator
+from fuzzcompile.compiler.operators.operator_application import find_fake_function
+from fuzzcompile.compiler.session import get_effective_setting
+from fuzzcompile.compiler.target.kernel_log import ProgramOrder
+from fuzzcompile.compiler.watch.rule_labels import find_source
+from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
+from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Attribution, Culprit
+from fuzzcompile.diagnosis.kernels.code_generators import CodeSource, get_generator
+from fuzzcompile.diagnosis.kernels.kernel_proofs import (
+    attribute,
+    bisect_candidates,
+    find_failed_stage,
+    find_failure,
+    find_fusion_source,
+    find_omission,
+    find_right_in_scalars,
+    is_right_without_vectors,
+    list_failed_suspects,
+    list_kernel_suspects,
+    prove_failure,
+    with_aten,
+    with_isolated_kernels,
+    without_fusion,
+)
+from fuzzcompile.diagnosis.kernels.watched_graph import (
+    LoweredStep,
+    describe_kernel,
+    describe_values,
+    get_first_wrong_kernels,
+    get_watched_graphs,
+    watch_graphs,
+)
+from fuzzcompile.diagnosis.operators.operator_ways import KERNELS
+from fuzzcompile.diagnosis.stages.stage import Found, Stage, Suspect
+from fuzzcompile.diagnosis.trials.case_runs import Trial
+from fuzzcompile.model.culprit_contract import DetailsJson
+from fuzzcompile.model.facts import facts
+from fuzzcompile.model.stages import CODEGEN, CUDAGRAPHS, FAKE_TENSOR, LOWERING, RUNTIME, SCHEDULER
+from fuzzcompile.model.verdicts import Verdict
+
+# Operators of a graph made into Inductor's IR, loops or calls of a library.
+
+
+_MAX_OPERATORS = 3
+
+
+class Lowering(Stage):
+    """Wrong IR, a library called wrongly, a lowering that raises, or one that lost a check of its operator.
+
+    An omission shows here too: a lowering that raises for an operator that an earlier pass should have replaced. Then
+    the suspect is that pass.
+    """
+
+    name = LOWERING
+
+    def suspects(self, divergence: Divergence) -> list[Suspect]:
+        """Operators whose IR is wrong, those wrong in float64 first, then operators that failed."""
+        trial = divergence.trial
+        error, operators = trial.observation.failure, list(_iter_operators(divergence))
+        failure = find_failure(trial) if error is not None else None
+        undone = find_omission(failure) if failure is not None else None
+        lowered = [Suspect(self.name, each.find_family(each.nodes[-1]), None, each, each.exact) for each in operators]
+        if undone is not None:
+            lowered.append(Suspect(undone.stage, undone.family, undone.source, failure, certain=True))
+        lowered += list_failed_suspects(self.name, trial) if error is not None else []
+        found = [] if lowered else [each for each in divergence.once(KERNELS.find) if each.culprit.stage == self.name]
+        return [*lowered, *map(Suspect.from_found, found)]
+
+    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
+        """The operators that ATen must compute for the divergence to go; unproved, one that is certainly wrong."""
+        steps = [suspect.finding for suspect in suspects if isinstance(suspect.finding, LoweredStep)]
+        operators = [step for step in steps if step.failed is None]
+        if ablator.trial.judgement.verdict is Verdict.ACCEPTS_INVALID:
+            repaired = bool(operators) and ablator.attempt_under(with_aten([operators[0].name]))[1]
+            culprit = _make_operator_culprit(operators[0], necessary=repaired) if operators else None
+            return Attribution(replace(culprit, confidence="high" if repaired else "low")) if culprit else None
+        named = _prove_operators(ablator, [wrong for wrong in operators if wrong.kernel is None])
+        if named is not None and (named.contributors or (named.culprit is not None and named.culprit.necessary)):
+            return named
+        if ablator.trial.observation.failure is not None:
+            failure = next((step for step in steps if step.failed is not None), None)
+            mine = failure is not None and find_failed_stage(failure) == self.name
+            return prove_failure(ablator, failure) if failure is not None and mine else None
+        return _prove_operators(ablator, [wrong for wrong in operators if wrong.kernel is not None][:1]) or named
+
+    def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+        """Loops that are not vectorised, where the code generator of the culprit's kernel has vectors."""
+        generator = get_generator(culprit.details.get("code_generator"))
+        yield from [generator.scalars] if generator.scalars else []
+
+
+def _iter_operators(divergence: Divergence) -> Iterator[LoweredStep]:
+    graphs, error = get_watched_graphs(divergence), divergence.trial.observation.failure
+    if divergence.verdict is Verdict.ACCEPTS_INVALID:
+        # The operators that raise when the graphs are interpreted lost their checks.
+        for look in graphs:
+            name = look.find_first_refused()
+            if name is not None and name in look.lowered.labels:
+                yield LoweredStep(look.lowered, (name,), step=0.0)
+        return
+    if error is not None and error.phase != "run":
+        return
+    wrong = sorted((each for look in graphs for each in look.find_wrong_operators()), key=lambda each: not each.exact)
+    if error is not None:  # a wrong index, say, that a kernel stumbled over
+        yield from (each for each in wrong if each.exact)
+        return
+    if divergence.experiments.runs.promises_eager_numbers:
+        drawing = ((look.lowered, node.name) for look in graphs for node in list_drawing_nodes(look.lowered.snapshot))
+        yield from (LoweredStep(lowered, (name,), step=0.0) for lowered, name in drawing if name in lowered.labels)
+    yield from wrong
+    if not any(each.exact for each in wrong):  # else nothing is left to explain, and kernels cost several evaluations
+        for each in get_first_wrong_kernels(divergence):
+            if each.kernel is not None and each.kernel.extern and each.overwritten is None:
+                yield replace(each, nodes=each.nodes[-1:])  # the call of a library's kernel is at fault
+
+
+def _can_fall_back(wrong: LoweredStep) -> bool:
+    node = wrong.lowered.find_node(wrong.nodes[-1])
+    return node is not None and can_fall_back(node)
+
+
+def _prove_operators(ablator: Ablator, wrong: list[LoweredStep]) -> Attribution | None:
+    """Have ATen compute the first wrong operator wherever it is, and the next ones too until that repairs it."""
+    chosen: dict[str, LoweredStep] = {}
+    for operator in wrong:
+        if operator.name not in chosen and len(chosen) < _MAX_OPERATORS and _can_fall_back(operator):
+            chosen[operator.name] = operator
+            if ablator.attempt_under(with_aten(list(chosen)))[1]:
+                return _attribute_operators(ablator, list(chosen.values()))
+    # Wrong in float64 is shown by the evaluation of its IR, though no compile proves it: views cannot fall back.
+    tried = list(chosen.values())
+    left = next((operator for operator in wrong if operator.exact or operator not in tried), None)
+    return None if left is None else Attribution(replace(_make_operator_culprit(left), confidence="low"))
+
+
+def _attribute_operators(ablator: Ablator, chosen: list[LoweredStep]) -> Attribution:
+    last = chosen[-1]
+    # Was the last one alone what it takes? The others looked wrong and may be innocent.
+    if len(chosen) == 1 or ablator.attempt_under(with_aten([last.name]))[1]:
+        # Does the divergence stay when ATen computes everything that it can but this operator?
+        alone = Lowered(Control(lowered=(last.name,)), f"ATen computes all but {last.name}")
+        trial, repaired = ablator.attempt_under(alone)
+        sufficient = False if repaired else True if ablator.fails_alike(trial) else None
+        return Attribution(replace(_make_operator_culprit(last, necessary=True), sufficient=sufficient))
+    culprits = [_make_operator_culprit(operator) for operator in _select_needed(ablator, chosen)]
+    if len({(culprit.source, culprit.line, culprit.family) for culprit in culprits}) == 1:  # one lowering of overloads
+        siblings = tuple(str(culprit.rewrite) for culprit in culprits[1:])
+        return Attribution(replace(culprits[0], necessary=True, siblings=siblings))
+    # Each is wrong on its own, and none of them alone repairs it.
+    sure = "high" if all(operator.exact for operator in chosen) else "low"
+    independent = [replace(culprit, necessary=False, confidence=sure) for culprit in culprits]
+    return Attribution(independent[0], independent[1:])
+
+
+def _select_needed(ablator: Ablator, chosen: list[LoweredStep]) -> list[LoweredStep]:
+    """Without the operators that looked wrong and that ATen need not compute for the divergence to go.
+
+    The last one is needed, as the divergence was there without it.
+    """
+    kept = list(chosen)
+    for operator in chosen[:-1] if len(chosen) > 2 else ():
+        rest = [needed for needed in kept if needed is not operator]
+        if ablator.attempt_under(with_aten([needed.name for needed in rest]))[1]:
+            kept = rest
+    return kept
+
+
+def _make_operator_culprit(wrong: LoweredStep, *, necessary: bool | None = None) -> Culprit:
+    node = wrong.lowered.find_node(wrong.nodes[-1])
+    named = CodeSource(wrong.name, *(find_lowering_source(node.target) if node is not None else ()))
+    return wrong.make_culprit(LOWERING, named, necessary=necessary, details={"shown_in_float64": wrong.exact})
+
+
+# Which loops become one kernel, in which order and memory, and the kernels' code.
+
+
+_NO_REUSE: dict[str, object] = {"allow_buffer_reuse": False, "inplace_buffers": False}
+KERNEL_CALL = "kernel call"
+# What a kernel's operators give when each has a kernel of its own; "unknown" where that does not run.
+_Alone = Literal["right", "wrong", "unknown"]
+
+
+class Scheduler(Stage):
+    """Fusion that breaks a dependence, kernels in a wrong order, memory that is given away too early."""
+
+    name = SCHEDULER
+    settings = ({"epilogue_fusion": False}, {"max_fusion_size": 1}, {"inplace_buffers": False})
+
+    def suspects(self, divergence: Divergence) -> list[Suspect]:
+        """The first wrong kernel of each graph: its arguments were overwritten, or it is fused; failed operators."""
+        return list_kernel_suspects(self.name, divergence, overwritten=("buffer reuse", "order of kernels"))
+
+    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
+        """Overwritten arguments, and errors of the scheduler.
+
+        Fusion is told from the code of a kernel in the proof of the latter, :class:`Codegen`.
+        """
+        for finding in (suspect.finding for suspect in suspects):
+            if isinstance(finding, LoweredStep) and finding.failed is not None:
+                return prove_failure(ablator, finding) if find_failed_stage(finding) == self.name else None
+            if isinstance(finding, LoweredStep) and finding.overwritten is not None:
+                return _prove_reuse(ablator, finding)
+        return None
+
+
+def _prove_reuse(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
+    """Arguments were overwritten before the kernel read them: reuse came too early, or the order is wrong."""
+    no_reuse = InductorSettings(_NO_REUSE, "no reuse of buffers", needs_code=True)
+    stale, repaired = wrong.overwritten, ablator.attempt_under(no_reuse)[1]
+    details: DetailsJson = {} if stale is None else {"overwritten": stale.buffer, "written_by": stale.written_by}
+    name = "buffer reuse" if repaired else "order of kernels"
+    return attribute(wrong.make_culprit(SCHEDULER, CodeSource(name), name, details=details), repaired)
+
+
+class Codegen(Stage):
+    """Wrong code of an operator, a reduction or a loop, in vectors or in scalars; code that does not compile.
+
+    Names, lines and settings are those of the code generator that wrote the kernel.
+    """
+
+    name = CODEGEN
+
+    def suspects(self, divergence: Divergence) -> list[Suspect]:
+        """The operators of the first wrong kernel of each graph, or of the kernel that failed."""
+        return list_kernel_suspects(self.name, divergence)
+
+    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
+        """Compile without vectors, then with nothing fused: wrong code, wrong fusion, or neither."""
+        findings = {id(suspect.finding): suspect.finding for suspect in suspects}
+        for finding in findings.values():
+            if isinstance(finding, LoweredStep) and finding.failed is not None:
+                return prove_failure(ablator, finding) if find_failed_stage(finding) == CODEGEN else None
+            named = _prove_kernel(ablator, finding) if isinstance(finding, LoweredStep) else None
+            if named is not None:
+                return named
+        return None
+
+    def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+        """Those of the code generator that wrote the culprit's kernel."""
+        yield from get_generator(culprit.details.get("code_generator")).settings
+
+
+def _prove_kernel(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
+    vectorised = wrong.is_vectorised and is_right_without_vectors(ablator, wrong.generator)
+    alone, single = _isolate(ablator, wrong)
+    if alone == "right":
+        return _prove_fusion(ablator, wrong, vectorised=vectorised)
+    in_order = ProgramsInOrder(ProgramOrder.FORWARD)
+    if ablator.how.order is not ProgramOrder.FORWARD and ablator.attempt_under(in_order)[1]:
+        return _make_race_culprit(single or wrong)
+    if single is None and not vectorised:
+        return None
+    named = _prove_vectorised(ablator, wrong, single) if vectorised else _prove_scalar(ablator, wrong, single)
+    # Code is at fault for certain only if it stays wrong when nothing else stands beside it.
+    return named if alone == "wrong" or named.culprit is None else _doubt(named.culprit)
+
+
+def _isolate(ablator: Ablator, wrong: LoweredStep) -> tuple[_Alone, LoweredStep | None]:
+    """Give each operator its own kernel; return the effect on the divergence and the kernel that is still wrong.
+
+    Small kernels of one operator stay vectorised where the fused one is: their scalar code says nothing of it.
+    """
+    isolated, changes = with_isolated_kernels(wrong.labels), list[CompileChange]()
+    if wrong.is_vectorised:
+        changes.append(InductorSettings(wrong.generator.all_vectors))
+    trial, repaired = ablator.attempt_under(*changes, isolated, toggle=isolated.text, watched=True)
+    if repaired:
+        return "right", None
+    if trial.observation.failure is not None:
+        return "unknown", None
+    firsts = (look.as_run.find_wrong_kernels()[:1] for look in watch_graphs(trial.ledger, ablator.count))
+    return "wrong", next((kernel for first in firsts for kernel in first if kernel.is_generated), None)
+
+
+def _make_race_culprit(wrong: LoweredStep) -> Attribution:
+    """Right when the programs of the kernel run in their order: they touch the same elements."""
+    programs = "right in ascending order, wrong in descending order"
+    details: DetailsJson = {"operators": wrong.list_code_operators(), "programs": programs}
+    code = wrong.generator.find_store_code()
+    return Attribution(wrong.make_culprit(CODEGEN, code, "race", necessary=True, details=details))
+
+
+def _doubt(culprit: Culprit) -> Attribution:
+    return Attribution(replace(culprit, confidence="low"))
+
+
+def _prove_vectorised(ablator: Ablator, wrong: LoweredStep, single: LoweredStep | None) -> Attribution:
+    """Right in scalars: one operator of the vectorised code should be enough to do so."""
+    operators = (single or wrong).list_code_operators()
+    reductions = [name for name in operators if ":" in name]
+    named, untested = find_right_in_scalars(ablator, wrong.generator, operators)
+    if named is None and len(untested) == 1 and not reductions:
+        # Its scalar form does not compile inside the vectors; all in scalars is right.
+        culprit = _make_code_culprit(wrong, single, untested[0], vectorised=True, necessary=True)
+        return Attribution(culprit) if len(operators) == 1 else _doubt(culprit)
+    if named is None and not reductions and wrong.kernel is not None:
+        # A small error there may be what a later operator makes a large one of: NaN out of a lost tiny number.
+        rest = [name for name in wrong.list_code_operators(*wrong.kernel.writes) if name not in operators]
+        named, _ = find_right_in_scalars(ablator, wrong.generator, rest)
+        if named is not None:
+            wrong, single = replace(wrong, nodes=wrong.kernel.nodes), None
+    # What cannot be done in scalars on its own: loads, stores, reductions, masks. The whole kernel was.
+    rewrite = named or (reductions[0] if reductions else "loop")
+    return Attribution(_make_code_culprit(wrong, single, rewrite, vectorised=True, necessary=True))
+
+
+def _prove_scalar(ablator: Ablator, wrong: LoweredStep, single: LoweredStep | None) -> Attribution:
+    """Wrong in scalars and on its own: the code of an operator; proved by having ATen compute it."""
+    at = single or wrong
+    operators, names = at.list_code_operators(), at.list_operator_names()
+    if not operators:
+        # Nothing is computed: the kernel may have been handed other memory than it should.
+        return Attribution(wrong.make_culprit(RUNTIME, CodeSource(KERNEL_CALL), KERNEL_CALL, confidence="low"))
+    repaired = ablator.attempt_under(with_aten(names))[1] if names else False
+    kernel = wrong.kernel
+    if not repaired and kernel is not None:  # the cause may be an operator before it
+        before = [name for name in wrong.list_operator_names(kernel.nodes) if name not in names]
+        earlier, _ = bisect_candidates(ablator, before, lambda half: Control(fallbacks=half), "ATen computes {}")
+        if earlier is not None:
+            nodes = tuple(n for n in kernel.nodes if parse_operator(wrong.lowered.labels.get(n, "")) == earlier)
+            operator = earlier.split(".")[1] if "." in earlier else earlier
+            culprit = _make_code_culprit(replace(at, nodes=nodes), None, operator, vectorised=False, necessary=True)
+            return Attribution(culprit)
+    culprit = _make_code_culprit(wrong, single, operators[0], vectorised=False, necessary=True if repaired else None)
+    return Attribution(culprit) if repaired and len(operators) <= 1 else _doubt(culprit)
+
+
+def _make_code_culprit(
+    wrong: LoweredStep, single: LoweredStep | None, operator: str, *, vectorised: bool, necessary: bool | None
+) -> Culprit:
+    at = single or wrong
+    code = at.generator.find_code(operator, vectorised=vectorised)
+    details: DetailsJson = {"operators": at.list_code_operators(), "vectorised": vectorised}
+    if single is not None:
+        details["alone"] = describe_kernel(single.lowered, single.kernel).get("kernel_source")
+    return wrong.make_culprit(CODEGEN, code, operator, nodes=at.nodes, necessary=necessary, details=details)
+
+
+def _prove_fusion(ablator: Ablator, wrong: LoweredStep, *, vectorised: bool) -> Attribution:
+    """Right without fusion: it should be enough to leave the operators of this kernel unfused.
+
+    The scheduler is at fault if it broke a dependence. Otherwise the code generator may have written wrong code for
+    loops that may be computed together (a common subexpression that is none), and which step did so is not proved.
+    ``vectorised`` says whether the kernel is right without vectors too.
+    """
+    kernel = wrong.kernel
+    assert kernel is not None, "it is a kernel that is wrong"
+    repaired = ablator.attempt_under(without_fusion(wrong.labels))[1]
+    memory = check_dependences(wrong.lowered, kernel.scheduled)
+    shown = wrong.scheduled or memory == "broken"
+    operators = wrong.list_code_operators() or wrong.list_code_operators(*kernel.writes)
+    details: DetailsJson = {"operators": operators, "vectorised": vectorised, "dependences": memory}
+    named = None
+    if vectorised and not shown:
+        named, _ = find_right_in_scalars(ablator, wrong.generator, operators)
+        details["right_in_scalars"] = named
+    rewritten = _find_right_form(ablator, wrong) if not shown else None
+    if rewritten is not None:
+        return Attribution(rewritten)
+    stage = CODEGEN if not shown and (vectorised or memory == "kept") else SCHEDULER
+    fused = find_fusion_source(stage, wrong.generator, "loop order" if wrong.scheduled else "fusion")
+    family = named or "+".join(sorted(operators)) or "fusion"
+    culprit = wrong.make_culprit(stage, fused, family, nodes=kernel.nodes, details=details)
+    return attribute(culprit, repaired, sure=repaired and shown)
+
+
+def _find_right_form(ablator: Ablator, wrong: LoweredStep) -> Culprit | None:
+    """The operator whose code is right in another form, in the kernel as it is fused; None if there is none."""
+    for operator, control in wrong.generator.alternative_forms().items():
+        if ablator.attempt_under(Lowered(control, f"{operator} in another form"))[1]:
+            whole = replace(wrong, nodes=wrong.kernel.nodes if wrong.kernel is not None else wrong.nodes)
+            return _make_code_culprit(whole, None, operator, vectorised=False, necessary=True)
+    return None
+
+
+# The generated program: its wrapper, and CUDA graphs.
+
+
+_WRAPPER = "wrapper"
+
+
+class Runtime(Stage):
+    """Outputs that are wrong, or too few, though all kernels wrote what they should; kernels handed other memory.
+
+    No compile can do without the wrapper, so that nothing here is proved.
+    """
+
+    name = RUNTIME
+    settings = ({"allow_buffer_reuse": False, "inplace_buffers": False},)
+
+    def suspects(self, divergence: Divergence) -> list[Suspect]:
+        """The kernels that may have been handed wrong memory; the wrapper where no kernel is wrong."""
+        failed = divergence.trial.observation.failure is not None
+        shown = _find_miscounted(divergence.trial) if failed else []
+        if not shown:
+            if failed or divergence.verdict is Verdict.ACCEPTS_INVALID or get_first_wrong_kernels(divergence):
+                return list_kernel_suspects(self.name, divergence)
+            wrong = [each for look in get_watched_graphs(divergence) for each in look.find_wrong_outputs()]
+            shown = [{"output": each.buffer, **describe_values(each.comparison)} for each in wrong]
+        source, line = find_definition(facts().places.program_results)
+        culprit = Culprit(self.name, None, _WRAPPER, _WRAPPER, source=source, line=line, confidence="low")
+        return [Suspect(self.name, _WRAPPER, finding=Found(replace(culprit, details=each))) for each in shown]
+
+    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
+        """The wrapper, if outputs are wrong and no kernel is; confidence stays low."""
+        shown = (suspect.finding for suspect in suspects if isinstance(suspect.finding, Found))
+        return next((Attribution(found.culprit) for found in shown), None)
+
+
+def _find_miscounted(trial: Trial) -> list[DetailsJson]:
+    counts = (
+        (len(lowered.snapshot.results), len(call.outputs))
+        for lowered in trial.ledger.lowered
+        for call in lowered.calls
+        if call.outputs is not None
+    )
+    return [{"finding": "results", "expected": expected, "got": got} for expected, got in counts if expected != got]
+
+
+# Programs that raise by themselves: a setting that repairs them, or the statement at which they fail.
+
+# A program that reads what it has not, or unpacks other inputs than it gets: no operator of the user's raises these.
+_OWN_ERRORS = ("NameError", "UnboundLocalError")
+_ASSERTED = re.compile(r"assert_size_stride\((\w+), .*'torch\.ops\.([\w.]+)'\)")
+
+
+def prove_flawed_program(ablator: Ablator) -> Attribution | None:
+    """Attribute the error of a generated program that raises by itself, or for which no memory could be planned.
+
+    The first decision about memory or order that a setting switches off, and without which the program runs, is proved.
+    Else the program is named with the statement at which it fails: which part of the compiler should have written it
+    otherwise does not show in its text. None for any other error.
+    """
+    failure, statement = ablator.trial.observation.failure, _find_statement(ablator.trial)
+    if failure is None:
+        return None
+    unpacks = failure.type_name == "ValueError" and "values to unpack" in failure.message
+    if failure.type_name not in _OWN_ERRORS and not (unpacks and statement and statement.endswith("= args")):
+        statement = None
+    # The scheduler's decisions may contradict the planning of memory.
+    planning = any(function in facts().errors.planning for _, _, function in failure.raised)
+    if statement is None and not planning:
+        return None
+    for decision in facts().decisions.values():
+        if ablator.attempt_under(InductorSettings(decision.without, needs_code=True))[1]:
+            source, line = find_definition(decision.place)
+            culprit = Culprit(decision.stage, None, decision.name, decision.name, source=source, line=line)
+            details: DetailsJson = {} if statement is None else {"statement": statement}
+            return Attribution(replace(culprit, necessary=True, details=details))
+    if statement is None:
+        return None
+    return Attribution(Culprit(CODEGEN, None, None, UNKNOWN, confidence="low", details={"statement": statement}))
+
+
+def _find_statement(trial: Trial) -> str | None:
+    place = None if trial.observation.failure is None else trial.observation.failure.generated
+    return None if place is None else place.source.splitlines()[place.line - 1].strip()
+
+
+def with_asserted_layout(attribution: Attribution, trial: Trial) -> Attribution:
+    """The attribution with the rule of the operator whose result the program asserts to be laid out in another way.
+
+    The program has the layout from the rule, so that the rule disagrees with the kernel, unless a lowering gave the
+    operator other inputs than the rule saw. What puts the operator into the graph is necessary too.
+    """
+    failure, culprit = trial.observation.failure, attribution.culprit
+    statement = _find_statement(trial) or ""
+    asserted = _ASSERTED.match(statement)
+    if failure is None or failure.type_name != "AssertionError" or asserted is None:
+        return attribution
+    if culprit is not None and culprit.stage == FAKE_TENSOR:
+        return attribution
+    name = asserted[2]
+    operator = find_operator(name)
+    rule = find_fake_function(operator) if operator is not None else None
+    source, line = find_source(rule) if rule is not None else (None, None)
+    asserting = Culprit.from_operator(
+        FAKE_TENSOR, name, source=source, line=line, confidence="low", details={"statement": statement}
+    )
+    if culprit is not None and culprit.necessary:
+        return replace(attribution, contributors=[*attribution.contributors, asserting])
+    others = [] if culprit is None else [culprit]
+    return replace(attribution, culprit=asserting, contributors=[*others, *attribution.contributors])
+
+
+# CUDA graphs: a compiled graph recorded once and replayed, its memory in a pool of its own.
+
+_SETTING = "triton.cudagraphs"
+
+
+class Cudagraphs(Stage):
+    """Recording and replaying a compiled graph, where a setting or a mode such as ``reduce-overhead`` asks for it.
+
+    One compile without it decides. Tried on an H100 with torch 2.11, and on CPU builds, where Inductor records nothing,
+    with its check of the devices and its recording function replaced.
+    """
+
+    name = CUDAGRAPHS
+    settings = ({_SETTING: False},)
+
+    def suspects(self, divergence: Divergence) -> list[Suspect]:
+        """The recording, if it was asked for and Inductor found no reason to go without it."""
+        experiments, trial = divergence.experiments, divergence.trial
+        if get_effective_setting(experiments.case.settings, trial.how, _SETTING) is not True:
+            return []
+        graphs = trial.ledger.lowered
+        # Without watched kernels nothing says what Inductor decided; it never records graphs without a CUDA device.
+        recorded = any(lowered.cudagraphs for lowered in graphs) if graphs else experiments.device.type == "cuda"
+        source, line = find_definition(facts().places.graph_recording)
+        without = InductorSettings({_SETTING: False}, needs_code=True)
+        found = Found(Culprit(self.name, None, self.name, self.name, source=source, line=line), without)
+        return [Suspect.from_found(found)] if recorded else []
