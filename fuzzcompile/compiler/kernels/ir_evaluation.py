@@ -32,7 +32,7 @@ class GraphEvaluation:
     ``given`` are values of the graph's nodes from an interpreter; the results of library kernels are taken from there.
     ``ran`` are values that buffers had when the compiled graph ran, for those that nothing else gives, or (``as_run``)
     before ``given``, where the graph draws random numbers that the interpreter does not. With ``noise_seed`` every
-    operator's result is moved by up to one ulp.
+    operator's result is moved by up to one ulp. What cannot be followed raises :class:`NotEvaluable`.
     """
 
     def __init__(
@@ -67,11 +67,7 @@ class GraphEvaluation:
     # -- values -------------------------------------------------------------------------------
 
     def evaluate_node(self, name: str, *, rounded: bool = True) -> torch.Tensor:
-        """The value of a lowered operator, in its own shape; unless ``rounded``, before it is rounded to its dtype.
-
-        Raises:
-            NotEvaluable: it cannot be followed.
-        """
+        """The value of a lowered operator, in its own shape; unless ``rounded``, before it is rounded to its dtype."""
         value: Any = self.lowered.values.get(name)
         if not hasattr(value, "make_loader") or not hasattr(value, "get_size"):
             raise NotEvaluable(f"{name} is no tensor of the IR")
@@ -83,11 +79,7 @@ class GraphEvaluation:
         return result.to(self._find_storage_dtype(value.get_dtype())) if rounded else result
 
     def evaluate_buffer(self, name: str) -> torch.Tensor:
-        """The value of a buffer in its own shape and strides, once everything is written.
-
-        Raises:
-            NotEvaluable: it cannot be followed.
-        """
+        """The value of a buffer in its own shape and strides, once everything is written."""
         self.finish()
         return self._view_buffer(self.flat(name), name)
 
@@ -104,11 +96,7 @@ class GraphEvaluation:
         return flat.as_strided(sizes, strides, flat.storage_offset() + offset)
 
     def run_scheduled(self, node: BaseSchedulerNode) -> dict[str, torch.Tensor]:
-        """Compute the scheduler's own form of one node on right inputs, and return its results by buffer.
-
-        Raises:
-            NotEvaluable: it cannot be followed.
-        """
+        """Compute the scheduler's own form of one node on right inputs, and return its results by buffer."""
         body, buffers = getattr(node, "_body", None), [buffer.get_name() for buffer in node.get_outputs()]
         if body is None:
             raise NotEvaluable("it is no loop")
@@ -126,11 +114,7 @@ class GraphEvaluation:
     # -- memory of the loops --------------------------------------------------------------------
 
     def flat(self, name: str) -> torch.Tensor:
-        """The elements of the storage behind buffer ``name``, in a row; computed now if it was not yet.
-
-        Raises:
-            NotEvaluable: they are not known.
-        """
+        """The elements of the storage behind buffer ``name``, in a row; computed now if it was not yet."""
         root, offset = self._find_root(name), self._find_offset(name)
         number = self._by_buffer.get(name)
         if number is not None and number not in self._done:

@@ -120,11 +120,9 @@ def wrap_can_fuse(
 
 
 @_as_wrapper
-def wrap_buffer_removal(
-    watch: LoweringWatch, original: Function, scheduler: Scheduler, name: str, *args: Any, **kwargs: Any
-) -> object:
+def wrap_buffer_removal(watch: LoweringWatch, original: Function, *args: Any, **kwargs: Any) -> object:
     """Store what one kernel alone reads, where that is wanted."""
-    return False if watch.control.stored else original(scheduler, name, *args, **kwargs)
+    return False if watch.control.stored else original(*args, **kwargs)
 
 
 @_as_wrapper
@@ -290,16 +288,10 @@ def wrap_extern_call(
 
 @_as_wrapper
 def wrap_compiled_graph(
-    watch: LoweringWatch,
-    original: Function,
-    compiled: Any,
-    current_callable: Any,
-    graph: Any,
-    *args: Any,
-    **kwargs: Any,
+    watch: LoweringWatch, original: Function, compiled: Any, run: Any, graph: Any, *args: Any, **kwargs: Any
 ) -> object:
     """Record which compiled object belongs to which graph."""
-    result = original(compiled, current_callable, graph, *args, **kwargs)
+    result = original(compiled, run, graph, *args, **kwargs)
     lowered = watch.find_lowered(graph)
     if lowered is not None and watch.values:
         watch.compiled[id(compiled)] = watch.keys[id(graph)]
@@ -379,18 +371,11 @@ def wrap_load(watch: LoweringWatch, original: Function, *args: Any, **kwargs: An
 
 @_as_wrapper
 def wrap_reduction(
-    watch: LoweringWatch,
-    original: Function,
-    proxy: Any,
-    dtype: Any,
-    src_dtype: Any,
-    kind: str,
-    *args: Any,
-    **kwargs: Any,
+    watch: LoweringWatch, original: Function, proxy: Any, dtype: Any, source: Any, kind: str, *args: Any, **kwargs: Any
 ) -> object:
     """Record which reduction is written."""
     with watch.write_operator(f"reduction:{kind}"):
-        return original(proxy, dtype, src_dtype, kind, *args, **kwargs)
+        return original(proxy, dtype, source, kind, *args, **kwargs)
 
 
 @_as_wrapper

@@ -8,7 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -383,20 +383,13 @@ class _LoopHandler:
         return torch.where(torch.as_tensor(unwrap_value(mask)).bool(), value, filled)
 
     def bucketize(
-        self,
-        values: object,
-        boundaries: tuple[str, object, object, object],
-        boundary_indices: object,
-        indexing_dtype: torch.dtype,
-        right: bool,
-        sorter: object = None,
-        sorter_indices: object = None,
+        self, values: object, boundaries: Sequence[Any], at: object, dtype: torch.dtype, right: bool, *sorter: Any
     ) -> torch.Tensor:
         """Positions in one sorted row of boundaries."""
-        row = self.memory.flat(boundaries[0])
-        if sorter is not None or int(torch.as_tensor(self._evaluate_index(boundaries[1]))) != row.numel():
+        row, size = self.memory.flat(boundaries[0]), int(torch.as_tensor(self._evaluate_index(boundaries[1])))
+        if size != row.numel() or any(each is not None for each in sorter):
             raise NotEvaluable("bucketize of rows")
-        return torch.bucketize(torch.as_tensor(unwrap_value(values)).to(row.dtype), row, right=right).to(indexing_dtype)
+        return torch.bucketize(torch.as_tensor(unwrap_value(values)).to(row.dtype), row, right=right).to(dtype)
 
     def reduction(self, dtype: torch.dtype, src_dtype: torch.dtype, kind: str, value: object) -> object:
         value = unwrap_value(value)

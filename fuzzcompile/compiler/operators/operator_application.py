@@ -117,11 +117,6 @@ class Application:
                 return False
         return True
 
-    def pair_arguments(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The tensors among the arguments before and after the kernel ran."""
-        pairs = zip(pytree.tree_leaves(self.initial_arguments), self.kernel.arguments, strict=False)
-        return [(a, b) for a, b in pairs if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)]
-
     def compute_in_float64(self, *, noise: int | None = None) -> Outcomes | None:
         """Both ways in float64; with ``noise``, on arguments moved by one ulp of float64. None if it cannot be run."""
         if self.function is None or self.draws:
@@ -264,17 +259,13 @@ def use_contiguous_operands(names: Sequence[str]) -> Iterator[None]:
     that this torch does not know are passed over.
     """
     operators = [operator for operator in map(find_operator, names) if operator is not None]
-    outs = (f"{str(each).rpartition('.')[0]}.{_name_out_overload(each)}" for each in operators)
+    overloads = [(str(each).rpartition(".")[0], each._schema.overload_name) for each in operators]
+    outs = [f"{name}.{overload}_out" if overload else f"{name}.out" for name, overload in overloads]
     operators += [operator for operator in map(find_operator, outs) if operator is not None]
     with contextlib.ExitStack() as stack:
         for operator, key in itertools.product(operators, ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",)):
             stack.enter_context(_replace_kernel(operator, key))
         yield
-
-
-def _name_out_overload(operator: OpOverload) -> str:
-    overload = operator._schema.overload_name
-    return f"{overload}_out" if overload else "out"
 
 
 @contextlib.contextmanager

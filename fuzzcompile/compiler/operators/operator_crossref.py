@@ -180,8 +180,11 @@ class _Crossref:
             self.watched.called.add(str(func))
         if not has_meta_tensors(args, kwargs):
             with self._contain(func, quiet=True) as watching:
-                if watching and not self._inside:
-                    self._compare_layouts(func, args, kwargs, place)
+                if watching and not self._inside:  # kernels of eager mode, on their operands and on contiguous ones
+                    with use_python_dispatcher(False):
+                        application = compare_contiguous(func, args, kwargs, place)
+                    if application is not None:
+                        self._judge(application)
             with self._contain(func) as watching:
                 if watching and not self._layouts_only:
                     self._compare_all(func, args, kwargs, place)
@@ -211,14 +214,6 @@ class _Crossref:
         # where it is not, confidence is low anyway.
         shows = "differences between kernels, decompositions and metadata"
         self.watched.unseen.note(Unseen(what, why, (DECOMPOSITION, FAKE_TENSOR), shows, harmless=True))
-
-    def _compare_layouts(
-        self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], place: OperatorPlace
-    ) -> None:
-        with use_python_dispatcher(False):
-            application = compare_contiguous(func, args, kwargs, place)
-            if application is not None:
-                self._judge(application)
 
     def _compare_all(
         self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], place: OperatorPlace

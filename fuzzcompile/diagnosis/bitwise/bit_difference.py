@@ -63,7 +63,9 @@ def compare_bits(name: str, first: torch.Tensor, second: torch.Tensor) -> BitDif
     if first.dtype != second.dtype or first.shape != second.shape:
         forms = [f"{value.dtype} {tuple(value.shape)}" for value in (first, second)]
         return BitDifference(name, second.numel(), second.numel(), detail=f"{forms[0]} against {forms[1]}")
-    left, right = (_flatten_real(value) for value in (first, second))
+    # The elements in a row on the CPU, complex numbers as pairs.
+    rows = [densify(value).detach().cpu().contiguous().reshape(-1) for value in (first, second)]
+    left, right = (torch.view_as_real(row.resolve_conj()).reshape(-1) if row.is_complex() else row for row in rows)
     bits = _INTEGERS[left.element_size()]
     apart = left.view(bits) != right.view(bits)
     count = int(apart.sum())
@@ -99,12 +101,6 @@ def _compare_values(value: Value, paired: Value | None) -> BitDifference | None:
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return compare_bits(value.name, first, second)
     return None if first == second else BitDifference(value.name, detail=f"{first!r} against {second!r}"[:200])
-
-
-def _flatten_real(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in a row on the CPU, complex numbers as pairs."""
-    values = densify(tensor).detach().cpu().contiguous().reshape(-1)
-    return torch.view_as_real(values.resolve_conj()).reshape(-1) if values.is_complex() else values
 
 
 def _count_ulps(left: torch.Tensor, right: torch.Tensor, bits: torch.dtype) -> int | None:

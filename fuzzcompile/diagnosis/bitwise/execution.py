@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -121,7 +120,8 @@ class StrictCompiler:
 def strict_settings() -> dict[str, object]:
     """Entries of ``torch._inductor.config`` and their values, those that the installed torch has."""
     wanted = facts().bitwise.settings
-    return {entry: _parse_value(text) for entry, text in wanted.items() if get_setting(entry) is not MISSING}
+    named = {entry: text for entry, text in wanted.items() if get_setting(entry) is not MISSING}
+    return {entry: text == "True" if text in ("True", "False") else text for entry, text in named.items()}
 
 
 def describe_promises() -> dict[str, str]:
@@ -143,7 +143,3 @@ def list_replaced_settings(case: Case) -> tuple[str, ...]:
     """Entries that the case itself sets to other values than the contract does."""
     own = {**case.settings.inductor, **case.settings.options}
     return tuple(entry for entry, value in strict_settings().items() if own.get(entry, value) != value)
-
-
-def _parse_value(text: str) -> object:
-    return ast.literal_eval(text) if text in ("True", "False") else text

@@ -288,18 +288,21 @@ def judge_run_to_run(compiles: StrictCompiler, execution: Execution) -> PromiseA
         return PromiseAnswer(RUN_TO_RUN, None, "eager itself gives other bits when the same program runs again")
     outputs = find_significant(execution.runs)
     if outputs:
-        return _answer_differing(
-            _RUNS, outputs, _compare_runs(execution), lambda: _compare_runs(compiles.execute(control=SHOWN, runs=2))
-        )
+
+        def find_in_runs() -> list[Parting]:
+            shown = compiles.execute(control=SHOWN, runs=2)
+            return _compare_first_runs(shown, shown)
+
+        return _answer_differing(_RUNS, outputs, _compare_first_runs(execution, execution), find_in_runs)
     second = compiles.execute()
     outputs = find_significant((execution.first, second.first))
     if not outputs:
         return PromiseAnswer(RUN_TO_RUN, True, f"{_RUNS} give the same bits, and so do {_COMPILES}")
 
     def find_shown() -> list[Parting]:
-        return _compare_compiles(compiles.execute(control=SHOWN), compiles.execute(control=SHOWN))
+        return _compare_first_runs(compiles.execute(control=SHOWN), compiles.execute(control=SHOWN))
 
-    return _answer_differing(_COMPILES, outputs, _compare_compiles(execution, second), find_shown)
+    return _answer_differing(_COMPILES, outputs, _compare_first_runs(execution, second), find_shown)
 
 
 def repeats_differ(compiles: StrictCompiler, control: Control) -> bool:
@@ -323,25 +326,17 @@ def _answer_differing(
     return replace(answer_partings(RUN_TO_RUN, f"{between} differ", partings, outputs), holds=False)
 
 
-def _compare_runs(execution: Execution) -> list[Parting]:
-    return _compare_first_runs(execution, execution.ledger.lowered, execution.calls[0])
-
-
-def _compare_compiles(first: Execution, second: Execution) -> list[Parting]:
-    return _compare_first_runs(first, second.ledger.lowered, [0] * len(first.calls[0]))
-
-
-def _compare_first_runs(first: Execution, others: Sequence[LoweredGraph], skipped: Sequence[int]) -> list[Parting]:
-    """The first parting of each graph between its calls in the first run and those of another, but ``skipped`` ones."""
+def _compare_first_runs(first: Execution, second: Execution) -> list[Parting]:
+    """The first parting of each graph between its first run and the next, in the same compile or another one."""
     found: list[Parting] = []
-    for lowered, made, before in zip(first.ledger.lowered, first.calls[0], skipped, strict=False):
+    for lowered, made in zip(first.ledger.lowered, first.calls[0], strict=False):
 
         def pair_calls(
-            partner: LoweredGraph, own: list[GraphCall] = lowered.calls[:made], before: int = before
+            partner: LoweredGraph, own: list[GraphCall] = lowered.calls[:made], before: int = made
         ) -> Iterable[tuple[GraphCall, GraphCall]]:
-            return zip(own, partner.calls[before:], strict=False)
+            return zip(own, partner.calls[before if second is first else 0 :], strict=False)
 
-        parting = find_first_parting(lowered, others, pair_calls, _is_never_open)
+        parting = find_first_parting(lowered, second.ledger.lowered, pair_calls, _is_never_open)
         found += [] if parting is None else [parting]
     return sort_partings(found)
 

@@ -135,14 +135,8 @@ def make_parting(
     if stage == CODEGEN and kernel is not None and not kernel.extern:
         code = find_generator(lowered, kernel.name).find_fusion_code()
         source, line = code.source, code.line
-    culprit = Culprit.from_operator(
-        stage,
-        parse_operator(label) if label else None,
-        nodes=(node.name,),
-        source=source,
-        line=line,
-        site=find_site(lowered, node.name),
-    )
+    operator, site = parse_operator(label) if label else None, find_site(lowered, node.name)
+    culprit = Culprit.from_operator(stage, operator, nodes=(node.name,), source=source, line=line, site=site)
     name = kernel.name if kernel is not None else None
     return Parting(lowered.frame, lowered.direction, culprit, apart, f"{what}: {apart}", name, why, position)
 

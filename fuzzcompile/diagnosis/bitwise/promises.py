@@ -88,14 +88,9 @@ def _make_rewrite_parting(step: Step) -> Parting | None:
         if node.name in names and node.op == "call_function"
     }
     exact = families <= facts().bitwise.covered.exactly_rounded
-    culprit = Culprit.from_operator(
-        step.label.stage,
-        step.label.rewrite,
-        nodes=step.rewrite.nodes[:1],
-        source=step.label.source,
-        line=step.label.line,
-        site=str(step.rewrite.site) if step.rewrite.site else None,
-    )
+    label, site = step.label, str(step.rewrite.site) if step.rewrite.site else None
+    culprit = Culprit.from_operator(label.stage, label.rewrite, nodes=step.rewrite.nodes[:1], site=site)
+    culprit = replace(culprit, source=label.source, line=label.line)
     apart = BitDifference(step.label.rewrite, 0, 0, detail=f"results move by {step.native:.1e} of their size")
     why = None if exact and families else _REWRITTEN
     what = "the rewrite changes bits of its graph"
@@ -124,15 +119,9 @@ def _make_decomposition_parting(frame: Frame, application: Application) -> Parti
     wanted = [record for record in records if (record.direction == "backward") == place.backward] or records
     nodes = wanted[0].snapshots[-1].graph.nodes if wanted else ()
     position = next((number for number, node in enumerate(nodes) if find_location([node]) == place.location), 0)
-    return Parting(
-        frame.index,
-        "backward" if place.backward else "forward",
-        culprit,
-        apart,
-        f"the decomposition rounds in another way: {apart}",
-        unpromised=why_open_family(culprit.family, apart),
-        position=position,
-    )
+    direction, why = "backward" if place.backward else "forward", why_open_family(culprit.family, apart)
+    what = f"the decomposition rounds in another way: {apart}"
+    return Parting(frame.index, direction, culprit, apart, what, unpromised=why, position=position)
 
 
 # The promise that compiled equals eager bit for bit.
@@ -290,13 +279,9 @@ def _with_broken_promise(report: TriageReport, broken: PromiseAnswer, ablations:
     first, necessary = broken.first, next((ablation.repairs for ablation in ablations), None)
     culprit = first.prove(necessary=necessary) if first is not None else None
     attribution = replace(report.attribution, culprit=culprit, ablations=[*report.attribution.ablations, *ablations])
-    return replace(
-        report,
-        verdict=_VERDICTS[broken.name],
-        confidence="high" if necessary and not broken.unsure else "low",
-        detail=f"{broken.name}: {broken.why}",
-        attribution=attribution,
-    )
+    sure = "high" if necessary and not broken.unsure else "low"
+    report = replace(report, verdict=_VERDICTS[broken.name], confidence=sure, attribution=attribution)
+    return replace(report, detail=f"{broken.name}: {broken.why}")
 
 
 def _make_contract_json(promises: Sequence[PromiseAnswer]) -> ContractJson:

@@ -20,7 +20,7 @@ from fuzzcompile.compiler.watch.ledger import LoweringFailure
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
 from fuzzcompile.diagnosis.kernels.code_generators import LOOPS, CodeGenerator, CodeSource
-from fuzzcompile.diagnosis.kernels.watched_graph import LoweredStep, find_site, get_first_wrong_kernels
+from fuzzcompile.diagnosis.kernels.watched_graph import LoweredStep, find_first_wrong_kernels, find_site
 from fuzzcompile.diagnosis.stages.stage import Stage, Suspect
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model.culprit_contract import DetailsJson
@@ -78,7 +78,7 @@ def list_kernel_suspects(stage: str, divergence: Divergence, *, overwritten: tup
         return []
     return [
         Suspect(stage, family, finding=wrong)
-        for wrong in get_first_wrong_kernels(divergence)
+        for wrong in divergence.once(find_first_wrong_kernels)
         for family in (_iter_families(wrong) if wrong.overwritten is None else overwritten)
     ]
 

@@ -82,11 +82,6 @@ class LoweredStep:
         return self.kernel is not None and self.generator.is_vectorised(self.lowered.sources.get(self.kernel.name, ""))
 
     @property
-    def is_generated(self) -> bool:
-        """Return whether it is a kernel of Inductor's own that gives wrong values."""
-        return self.kernel is not None and not self.kernel.extern and self.failed is None
-
-    @property
     def labels(self) -> tuple[str, ...]:
         """The labels of all operators of the kernel, or of the operators that were lowered."""
         names = self.nodes if self.kernel is None or self.failed is not None else self.kernel.nodes
@@ -388,19 +383,12 @@ def watch_graphs(ledger: Ledger, count: ReplayCount) -> list[WatchedGraph]:
     return [look for look in looks if look.is_usable]
 
 
-def get_watched_graphs(divergence: Divergence) -> list[WatchedGraph]:
-    """The lowered graphs of the failing compile, evaluated once for all stages."""
-    return divergence.once(_watch_graphs)
-
-
-def _watch_graphs(divergence: Divergence) -> list[WatchedGraph]:
+def find_watched_graphs(divergence: Divergence) -> list[WatchedGraph]:
+    """The lowered graphs of the failing compile."""
     return watch_graphs(divergence.trial.ledger, divergence.count)
 
 
-def get_first_wrong_kernels(divergence: Divergence) -> list[LoweredStep]:
+def find_first_wrong_kernels(divergence: Divergence) -> list[LoweredStep]:
     """The first wrong kernel in each call of each graph."""
-    return divergence.once(_find_first_wrong_kernels)
-
-
-def _find_first_wrong_kernels(divergence: Divergence) -> list[LoweredStep]:
-    return [wrong for look in get_watched_graphs(divergence) for wrong in look.as_run.find_wrong_kernels()[:1]]
+    graphs = divergence.once(find_watched_graphs)
+    return [wrong for look in graphs for wrong in look.as_run.find_wrong_kernels()[:1]]

@@ -81,16 +81,8 @@ def word_operator(parting: OperatorStep) -> Found:
     }
     if parting.kind == "raises" and error is not None:
         details["raised"] = frames_to_json(list_raise_frames(error))
-    culprit = Culprit.from_operator(
-        stage,
-        application.name,
-        nodes=place.nodes,
-        source=source,
-        line=line,
-        site=place.site,
-        step=parting.step,
-        details=details,
-    )
+    culprit = Culprit.from_operator(stage, application.name, nodes=place.nodes, source=source, line=line)
+    culprit = replace(culprit, site=place.site, step=parting.step, details=details)
     return Found(culprit, next(iter(without), None), certain=parting.certain)
 
 
@@ -98,8 +90,12 @@ def _find_undeclared_write(application: Application) -> int | None:
     """An argument that an operator writes to though its schema says that it writes to none: no tracing can follow."""
     if any(argument.alias_info is not None for argument in application.operator._schema.arguments):
         return None
-    pairs = enumerate(application.pair_arguments())
-    return next((at for at, (was, now) in pairs if was.shape == now.shape and not have_same_values(was, now)), None)
+    initial = pytree.tree_leaves(application.initial_arguments)
+    for at, (was, now) in enumerate(zip(initial, application.kernel.arguments, strict=False)):
+        tensors = isinstance(was, torch.Tensor) and isinstance(now, torch.Tensor)
+        if tensors and was.shape == now.shape and not have_same_values(was, now):
+            return at
+    return None
 
 
 def _measure_errors(pair: Pair[Application]) -> OperatorStep | None:

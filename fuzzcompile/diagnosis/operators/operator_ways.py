@@ -37,7 +37,6 @@ from fuzzcompile.diagnosis.operators.operator_faults import (
 )
 from fuzzcompile.diagnosis.stages.stage import Found, prove_at_call, prove_in_turn
 from fuzzcompile.diagnosis.stages.ways import Pair, Way, iter_captured
-from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.stages import DECOMPOSITION, DYNAMO, FAKE_TENSOR, FUNCTIONALIZATION, JOINT_GRAPH, LOWERING
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run import runs
@@ -145,21 +144,16 @@ def check_captured_operators(divergence: Divergence) -> list[OperatorCheck]:
 
 
 def check_eager_program(divergence: Divergence) -> OperatorCheck:
-    """The operators that the program calls in eager mode."""
-    return check_program(divergence.experiments, divergence.config, seconds=divergence.seconds)
-
-
-def check_program(
-    experiments: Experiments, config: Mapping[str, Any] | None = None, *, seconds: float = 20.0
-) -> OperatorCheck:
-    """As :func:`check_operators`, for a program that dynamo could not capture: it is run as it is, in eager mode."""
-    checked, program = OperatorCheck(None), build(experiments.case, experiments.device)
+    """The operators that the program calls in eager mode, as it is: one of which there may be no graph."""
+    case, checked = divergence.experiments.case, OperatorCheck(None)
+    program = build(case, divergence.experiments.device)
 
     def run() -> None:
-        runs.observe(experiments.case, program, program.model)
+        runs.observe(case, program, program.model)
 
-    with apply_config(config if config is not None else _DEFAULT):
-        checked.watched = watch_program(run, checked.judge, lambda: next(iter_program_lines(), None), seconds=seconds)
+    with apply_config(divergence.config):
+        where, seconds = iter_program_lines, divergence.seconds
+        checked.watched = watch_program(run, checked.judge, lambda: next(where(), None), seconds=seconds)
     return checked
 
 
@@ -216,13 +210,7 @@ def _kind(found: Found) -> str:
     return str(found.culprit.details["kind"])
 
 
-def _shows_always(divergence: Divergence) -> bool:
-    return True
-
-
-OPERATORS = Way(
-    "operators, and what takes their kernels' place", _find_operators, prove=None, shows=_shows_always, most=None
-)
+OPERATORS = Way("operators, and what takes their kernels' place", _find_operators, None, lambda _: True, most=None)
 
 
 def prove_operators(ablator: Ablator, divergence: Divergence, *, certain: bool) -> Attribution | None:
@@ -268,20 +256,9 @@ def _find_lost_check(divergence: Divergence) -> Iterator[Found]:
         return
     traced = raising is not None and _is_traced(raising)
     stage = DYNAMO if raising is None else LOWERING if traced else FUNCTIONALIZATION
-    yield Found(
-        Culprit.from_operator(
-            stage,
-            str(operator),
-            nodes=place.nodes,
-            site=place.site,
-            confidence="low",
-            details={
-                "kind": "check",
-                "expected": describe_error(error) if error is not None else "an error",
-                "got": "no error",
-            },
-        )
-    )
+    expected = describe_error(error) if error is not None else "an error"
+    culprit = Culprit.from_operator(stage, str(operator), nodes=place.nodes, site=place.site, confidence="low")
+    yield Found(replace(culprit, details={"kind": "check", "expected": expected, "got": "no error"}))
 
 
 def _is_traced(checked: OperatorCheck) -> bool:
@@ -298,11 +275,12 @@ def _is_traced(checked: OperatorCheck) -> bool:
     return False
 
 
-def _accepts_invalid(divergence: Divergence) -> bool:
-    return divergence.verdict is Verdict.ACCEPTS_INVALID
-
-
-LOST_CHECKS = Way("eager mode's errors, and where they are lost", _find_lost_check, prove_at_call, _accepts_invalid)
+LOST_CHECKS = Way(
+    "eager mode's errors, and where they are lost",
+    _find_lost_check,
+    prove_at_call,
+    lambda divergence: divergence.verdict is Verdict.ACCEPTS_INVALID,
+)
 
 
 # ATen kernels that are wrong on operands of one layout, and the proof: contiguous copies of them.
@@ -348,11 +326,13 @@ def _prove_contiguous(ablator: Ablator, found: Found) -> Attribution | None:
     return Attribution(replace(found.culprit, necessary=True, confidence="high")) if repaired else None
 
 
-def _shows_kernels(divergence: Divergence) -> bool:
-    return divergence.is_of_values or divergence.verdict in _FAILED
-
-
-KERNELS = Way("kernels on operands as they are, and on contiguous ones", _find_kernels, None, _shows_kernels, most=None)
+KERNELS = Way(
+    "kernels on operands as they are, and on contiguous ones",
+    _find_kernels,
+    None,
+    lambda divergence: divergence.is_of_values or divergence.verdict in _FAILED,
+    most=None,
+)
 
 
 def prove_kernels(ablator: Ablator, divergence: Divergence) -> Attribution | None:

@@ -39,8 +39,8 @@ from fuzzcompile.diagnosis.kernels.watched_graph import (
     LoweredStep,
     describe_kernel,
     describe_values,
-    get_first_wrong_kernels,
-    get_watched_graphs,
+    find_first_wrong_kernels,
+    find_watched_graphs,
     watch_graphs,
 )
 from fuzzcompile.diagnosis.operators.operator_ways import KERNELS
@@ -103,7 +103,7 @@ class Lowering(Stage):
 
 
 def _iter_operators(divergence: Divergence) -> Iterator[LoweredStep]:
-    graphs, error = get_watched_graphs(divergence), divergence.trial.observation.failure
+    graphs, error = divergence.once(find_watched_graphs), divergence.trial.observation.failure
     if divergence.verdict is Verdict.ACCEPTS_INVALID:
         # The operators that raise when the graphs are interpreted lost their checks.
         for look in graphs:
@@ -122,7 +122,7 @@ def _iter_operators(divergence: Divergence) -> Iterator[LoweredStep]:
         yield from (LoweredStep(lowered, (name,), step=0.0) for lowered, name in drawing if name in lowered.labels)
     yield from wrong
     if not any(each.exact for each in wrong):  # else nothing is left to explain, and kernels cost several evaluations
-        for each in get_first_wrong_kernels(divergence):
+        for each in divergence.once(find_first_wrong_kernels):
             if each.kernel is not None and each.kernel.extern and each.overwritten is None:
                 yield replace(each, nodes=each.nodes[-1:])  # the call of a library's kernel is at fault
 
@@ -281,8 +281,9 @@ def _isolate(ablator: Ablator, wrong: LoweredStep) -> tuple[_Alone, LoweredStep 
         return "right", None
     if trial.observation.failure is not None:
         return "unknown", None
-    firsts = (look.as_run.find_wrong_kernels()[:1] for look in watch_graphs(trial.ledger, ablator.count))
-    return "wrong", next((kernel for first in firsts for kernel in first if kernel.is_generated), None)
+    looks = watch_graphs(trial.ledger, ablator.count)
+    firsts = (first for look in looks for first in look.as_run.find_wrong_kernels()[:1])
+    return "wrong", next((first for first in firsts if first.kernel is not None and not first.kernel.extern), None)
 
 
 def _make_race_culprit(wrong: LoweredStep) -> Attribution:
@@ -406,9 +407,9 @@ class Runtime(Stage):
         failed = divergence.trial.observation.failure is not None
         shown = _find_miscounted(divergence.trial) if failed else []
         if not shown:
-            if failed or divergence.verdict is Verdict.ACCEPTS_INVALID or get_first_wrong_kernels(divergence):
+            if failed or divergence.verdict is Verdict.ACCEPTS_INVALID or divergence.once(find_first_wrong_kernels):
                 return list_kernel_suspects(self.name, divergence)
-            wrong = [each for look in get_watched_graphs(divergence) for each in look.find_wrong_outputs()]
+            wrong = [each for look in divergence.once(find_watched_graphs) for each in look.find_wrong_outputs()]
             shown = [{"output": each.buffer, **describe_values(each.comparison)} for each in wrong]
         source, line = find_definition(facts().places.program_results)
         culprit = Culprit(self.name, None, _WRAPPER, _WRAPPER, source=source, line=line, confidence="low")

@@ -47,7 +47,6 @@ from fuzzcompile.diagnosis.stages.ways import (
     shows_values,
     walk_pairs,
 )
-from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model import stages
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.stages import DECOMPOSITION, JOINT_GRAPH
@@ -98,11 +97,7 @@ def find_boundaries(ledger: Ledger, count: ReplayCount) -> list[Boundary]:
     return [_make_boundary(call, parting) for call, parting in partings if parting is not None]
 
 
-def _shows_boundary(trial: Trial, count: ReplayCount) -> bool:
-    return bool(find_boundaries(trial.ledger, count))
-
-
-BOUNDARY = Evidence("boundary", _shows_boundary, replays=True)
+BOUNDARY = Evidence("boundary", lambda trial, count: bool(find_boundaries(trial.ledger, count)), replays=True)
 """A float64 result that moves between dynamo's graph and the passes, where native values are within rounding."""
 
 
@@ -184,7 +179,11 @@ def _iter_crossings(ledger: Ledger, count: ReplayCount) -> Iterator[_Crossing]:
 
 def _make_boundary(call: _Crossing, parting: PartedStep[str]) -> Boundary:
     gradient = parting.pair.at == _GRADIENT
-    culprit = _blame_decomposition(call, gradient=gradient)
+    # The first ATen operator whose decomposition gives other values by itself.
+    checked = check_operators(Ledger(frames=[call.frame]), call.count)
+    faults = [fault.culprit for graph in checked for fault in graph.faults if fault.certain]
+    faults = [fault for fault in faults if fault.details["kind"] in ("values", "mutation")]
+    culprit = min(faults, key=lambda fault: fault.details["backward"] != gradient, default=None)
     if culprit is None:
         node = None if gradient else _find_operator(call)
         name = None
@@ -193,14 +192,6 @@ def _make_boundary(call: _Crossing, parting: PartedStep[str]) -> Boundary:
         nodes, site = ((node.name,), find_location([node])) if node is not None else ((), None)
         culprit = Culprit(DECOMPOSITION, None, name, name or UNKNOWN, nodes=nodes, site=site)
     return Boundary(call.frame.index, gradient, replace(culprit, step=parting.step, confidence="low"))
-
-
-def _blame_decomposition(call: _Crossing, *, gradient: bool) -> Culprit | None:
-    """The first ATen operator whose decomposition gives other values by itself."""
-    checked = check_operators(Ledger(frames=[call.frame]), call.count)
-    faults = [fault.culprit for graph in checked for fault in graph.faults if fault.certain]
-    faults = [culprit for culprit in faults if culprit.details["kind"] in ("values", "mutation")]
-    return min(faults, key=lambda culprit: culprit.details["backward"] != gradient, default=None)
 
 
 def _shows_natively(call: _Crossing, step: float) -> bool:
@@ -283,11 +274,12 @@ def _find_operator(call: _Crossing) -> fx.Node | None:
     return next(filter(differs, early.graph.nodes), None)
 
 
-def _may_show(divergence: Divergence) -> bool:
-    return divergence.trial.observation.failure is None and divergence.verdict is not Verdict.ACCEPTS_INVALID
-
-
-GRAPHS = Way("dynamo's graph, and the first graph of the passes", _compare_graphs, shows=_may_show, most=None)
+GRAPHS = Way(
+    "dynamo's graph, and the first graph of the passes",
+    _compare_graphs,
+    shows=lambda seen: seen.trial.observation.failure is None and seen.verdict is not Verdict.ACCEPTS_INVALID,
+    most=None,
+)
 
 
 # The joint graph cut into a forward and a backward graph.
@@ -464,16 +456,8 @@ def _word_metadata(record: GraphRecord, parting: PartedStep[_Recorded]) -> Found
 def _make_fake_culprit(node: fx.Node, details: DetailsJson) -> Culprit:
     function = find_fake_function(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
     source, line = find_source(function) if function is not None else (None, None)
-    return Culprit.from_operator(
-        stages.FAKE_TENSOR,
-        str(node.target),
-        nodes=(node.name,),
-        source=source,
-        line=line,
-        site=find_location([node]),
-        confidence="low",
-        details=details,
-    )
+    culprit = Culprit.from_operator(stages.FAKE_TENSOR, str(node.target), nodes=(node.name,), confidence="low")
+    return replace(culprit, source=source, line=line, site=find_location([node]), details=details)
 
 
 def _describe_metadata(tensor: torch.Tensor, *, strides: bool) -> str | None:
@@ -493,8 +477,10 @@ def _get_hint(size: Any) -> int | None:
     return size if isinstance(size, int) else getattr(getattr(size, "node", None), "hint", None)
 
 
-def _shows_metadata(divergence: Divergence) -> bool:
-    return divergence.verdict in (Verdict.METADATA, Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR)
-
-
-METADATA = Way("values, and what a graph records of them", _compare_metadata, shows=_shows_metadata, most=None)
+_METADATA = (Verdict.METADATA, Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR)
+METADATA = Way(
+    "values, and what a graph records of them",
+    _compare_metadata,
+    shows=lambda seen: seen.verdict in _METADATA,
+    most=None,
+)

@@ -91,10 +91,6 @@ def _prove_rewrites(ground: Ground) -> Prove:
     return partial(prove_rewrites, ground=ground)
 
 
-def _prove_behind_graphs(ablator: Ablator, divergence: Divergence) -> Attribution | None:
-    return search_behind_graphs(BACKEND_STAGES, ablator)
-
-
 # Tuned: what is cheap to look at and rarely wrong comes first. A compile is spent on a suspect only after everything
 # above it in the table has named nothing.
 ORDER: tuple[SearchStep, ...] = (
@@ -117,7 +113,7 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.IN_GRAPHS, operators.doubt_operators),
     SearchStep(Shows.IN_GRAPHS, _doubt_way(_LOST)),
     SearchStep(Shows.IN_CODE, prove_templates),
-    SearchStep(Shows.IN_CODE, _prove_behind_graphs),
+    SearchStep(Shows.IN_CODE, lambda ablator, _: search_behind_graphs(BACKEND_STAGES, ablator)),
     SearchStep(Shows.UNPROVED, _prove_rewrites(Ground.SHARED_MEMORY)),
 )
 # The backends of PyTorch's ladder, each of which adds a part of the compiler, and the stage at fault if it is the first
@@ -165,15 +161,12 @@ def look_at_sides(ablator: Ablator, divergence: Divergence) -> Attribution | Non
         if attribution is not None:
             unproved[side] = attribution
     early_first = [unproved[side] for side in sides if side in unproved]
-    return min(early_first, key=_was_tried, default=None)
+    untried = (each for each in early_first if each.culprit is None or each.culprit.necessary is None)
+    return next(untried, next(iter(early_first), None))
 
 
 def _is_proved(attribution: Attribution | None) -> bool:
     return attribution is not None and attribution.culprit is not None and bool(attribution.culprit.necessary)
-
-
-def _was_tried(attribution: Attribution) -> bool:
-    return attribution.culprit is not None and attribution.culprit.necessary is not None
 
 
 def look_in_order(ablator: Ablator, divergence: Divergence, shows: Shows) -> Attribution | None:

@@ -119,19 +119,9 @@ def _find_branch(divergence: Divergence) -> Iterator[Found]:
         calling = [node for node in snapshot.graph.nodes if node.name in names]
         source, line = _find_module(calling[0]) if calling else (None, None)
         where = find_location(calling[:1])
-        yield Found(
-            Culprit(
-                DYNAMO,
-                None,
-                telling,
-                get_operator_family(telling),
-                nodes=tuple(dict.fromkeys(node for _, node in alone)),
-                source=source,
-                line=line,
-                site=None if where is None else f"{where} #1",
-                details={"kind": "branch", "eager": ours, "compiled": theirs},
-            )
-        )
+        nodes, site = tuple(dict.fromkeys(node for _, node in alone)), None if where is None else f"{where} #1"
+        culprit = Culprit.from_operator(DYNAMO, telling, nodes=nodes, source=source, line=line, site=site)
+        yield Found(replace(culprit, details={"kind": "branch", "eager": ours, "compiled": theirs}))
 
 
 def _find_module(node: fx.Node) -> tuple[str | None, int | None]:
@@ -284,17 +274,10 @@ BRANCH = Way("the operators of a program, and those of dynamo's graph", _find_br
 def _find_tangents(divergence: Divergence) -> Iterator[Found]:
     module, function = aot_autograd.PLACE
     for tangent in divergence.trial.ledger.changed_tangents:
-        culprit = Culprit(
-            FUNCTIONALIZATION,
-            None,
-            function,
-            "tangent",
-            source=f"{module.replace('.', '/')}.py",
-            line=tangent.line,
-            step=rounding.relative_change(tangent.before, tangent.after),
-            details={"kind": "tangent", "shape": list(tangent.shape), "strides": list(tangent.strides)},
-        )
-        yield Found(culprit, TracingSettings(AS_THEY_COME))
+        step, source = rounding.relative_change(tangent.before, tangent.after), f"{module.replace('.', '/')}.py"
+        culprit = Culprit(FUNCTIONALIZATION, None, function, "tangent", source=source, line=tangent.line, step=step)
+        details: DetailsJson = {"kind": "tangent", "shape": list(tangent.shape), "strides": list(tangent.strides)}
+        yield Found(replace(culprit, details=details), TracingSettings(AS_THEY_COME))
 
 
 def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
@@ -308,17 +291,9 @@ def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
         except Exception:  # of the program: a graph that does not run by itself contradicts nothing
             continue
         if shown:
-            yield Found(
-                Culprit(
-                    FUNCTIONALIZATION,
-                    None,
-                    aot_autograd.FUNCTION,
-                    "analysis",
-                    source=aot_autograd.SOURCE,
-                    line=frame.analysis.line,
-                    details={"kind": "analysis", "a run shows": shown},
-                )
-            )
+            culprit = Culprit(FUNCTIONALIZATION, None, aot_autograd.FUNCTION, "analysis", source=aot_autograd.SOURCE)
+            details: DetailsJson = {"kind": "analysis", "a run shows": shown}
+            yield Found(replace(culprit, line=frame.analysis.line, details=details))
 
 
 # Operators that take another path in a compiled program than in eager mode, and give something else on it.
@@ -378,25 +353,20 @@ def _measure_paths(verdict: Verdict, pair: Pair[ComparedCall]) -> PartedStep[Com
 def _word_composite(ordinals: Counter[tuple[str, str | None]], parting: PartedStep[ComparedCall]) -> Found:
     call = parting.pair.at
     name, line = _name_call(call.node), find_location([call.node])
-    operators = {"eager": call.list_eager_operators(), "compiled": call.list_traced_operators()}
-    return Found(
-        Culprit(
-            FUNCTIONALIZATION,
-            None,
-            name,
-            name.rpartition(".")[2],
-            nodes=(call.node.name,),
-            site=None if line is None else f"{line} #{ordinals[name, line]}",
-            step=parting.step,
-            details={
-                "kind": parting.kind,
-                "way": "composite",
-                "expected": parting.expected,
-                "got": parting.got,
-                "composite": {"call": name, "eager": operators["eager"], "compiled": operators["compiled"]},
-            },
-        )
-    )
+    site = None if line is None else f"{line} #{ordinals[name, line]}"
+    details: DetailsJson = {
+        "kind": parting.kind,
+        "way": "composite",
+        "expected": parting.expected,
+        "got": parting.got,
+        "composite": {
+            "call": name,
+            "eager": call.list_eager_operators(),
+            "compiled": call.list_traced_operators(),
+        },
+    }
+    culprit = Culprit(FUNCTIONALIZATION, None, name, name.rpartition(".")[2], (call.node.name,), site=site)
+    return Found(replace(culprit, step=parting.step, details=details))
 
 
 def _name_call(node: fx.Node) -> str:
@@ -499,20 +469,17 @@ def _make_functional_culprit(
     named = node if through is None else through[1]
     operators = plain.operators.get(named.name, []) if named is not None else []
     operator = next((op for op in operators if _writes(op)), operators[-1] if operators else None)
-    return Culprit.from_operator(
-        FUNCTIONALIZATION,
-        str(operator) if operator is not None else None,
-        nodes=(node.name,) if node is not None else (),
-        site=find_location([node]) if node is not None else None,
-        step=difference.step,
-        confidence="low",
-        details={
-            "kind": "values" if difference.step is not None else "alias",
-            "differs": difference.pair.at,
-            "read": read.name if read is not None else None,
-            **({"written through": through[1].name} if through is not None else {}),
-        },
-    )
+    details: DetailsJson = {
+        "kind": "values" if difference.step is not None else "alias",
+        "differs": difference.pair.at,
+        "read": read.name if read is not None else None,
+    }
+    if through is not None:
+        details["written through"] = through[1].name
+    culprit = Culprit.from_operator(FUNCTIONALIZATION, str(operator) if operator is not None else None)
+    if node is not None:
+        culprit = replace(culprit, nodes=(node.name,), site=find_location([node]))
+    return replace(culprit, step=difference.step, confidence="low", details=details)
 
 
 def _is_written(node: fx.Node, run: NodeRun) -> bool:
