@@ -27,17 +27,14 @@ from fuzzcompile.model.stages import PRE_GRAD
 
 def find_handler(function: Callable[..., Any], name: str) -> Callable[..., Any] | None:
     """The code of dynamo that treats ``function`` (or the method ``name`` of tensors) in a way of its own, if any."""
+    found: Callable[..., Any] | None = None
     with contextlib.suppress(ImportError, AttributeError):
         variable = importlib.import_module("torch._dynamo.variables.tensor").TensorVariable
-        method = getattr(variable, f"method_{name}", None)
-        if method is not None:
-            return method  # type: ignore[no-any-return]
+        found = getattr(variable, f"method_{name}", None)
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         variable = importlib.import_module("torch._dynamo.variables.torch").TorchInGraphFunctionVariable
-        handler = variable._get_handlers().get(function)
-        if handler is not None:
-            return handler  # type: ignore[no-any-return]
-    return None
+        found = found or variable._get_handlers().get(function)
+    return found
 
 
 _LONGEST = 300
@@ -279,28 +276,17 @@ _HOMES = ("torch", "torch.nn.functional", "torch.special", "torch.fft", "torch.l
 
 
 def find_captured_calls(ledger: Ledger, site: str | None, nodes: Sequence[str]) -> dict[str, CallTarget]:
-    """Return dynamo's captured calls at a line of the program that can be left to eager mode, by the user's names.
+    """Return dynamo's captured calls at a ``site`` of the program that can be left to eager mode, by the user's names.
 
-    Args:
-        ledger: of the compile.
-        site: ``file.py:line #ordinal``; None finds nothing.
-        nodes: names of nodes of dynamo's graph: if some of them stand on that line, only their calls are meant.
-
-    Returns:
-        Functions of torch, methods of tensors (``torch.Tensor.add_``) and ``operator.setitem``. Behind another of
-        Python's operators dynamo would leave the whole frame to Python, which proves nothing.
+    If some of ``nodes`` of dynamo's graph stand on its line, only their calls are meant. Behind another of Python's
+    operators than ``operator.setitem`` dynamo would leave the whole frame to Python, which proves nothing.
     """
-    if site is None:
-        return {}
-    line = site.split(" #")[0]
-    there = [node for node in _iterate_captured(ledger) if find_location([node]) == line]
-    named = [node for node in there if node.name in nodes]
-    found: dict[str, CallTarget] = {}
-    for node in named or there:
-        name = find_call_name(node)
-        if name is not None:
-            found[name] = node.target
-    return found
+    records = [record for frame in ledger.frames if (record := frame.find_record(PRE_GRAD)) is not None]
+    captured = [node for record in records if record.snapshots for node in record.snapshots[0].graph.nodes]
+    line = site.split(" #")[0] if site is not None else None
+    there = [node for node in captured if node.op in _CALLS and line is not None and find_location([node]) == line]
+    meant = [node for node in there if node.name in nodes] or there
+    return {name: node.target for node in meant if (name := find_call_name(node)) is not None}
 
 
 def find_call_name(node: fx.Node) -> str | None:
@@ -313,19 +299,8 @@ def find_call_name(node: fx.Node) -> str | None:
     return "operator.setitem" if node.target is operator.setitem else find_public_name(node.target)
 
 
-def _iterate_captured(ledger: Ledger) -> Iterator[fx.Node]:
-    for frame in ledger.frames:
-        record = frame.find_record(PRE_GRAD)
-        if record is not None and record.snapshots:
-            yield from (node for node in record.snapshots[0].graph.nodes if node.op in _CALLS)
-
-
 def find_public_name(function: object) -> str | None:
     """The function's name in torch's public modules; None for operators of Python and whatever has none."""
-    name = getattr(function, "__name__", None)
-    if name is None:
-        return None
-    for home in _HOMES:
-        if getattr(importlib.import_module(home), name, None) is function:
-            return f"{home}.{name}"
-    return None
+    name = getattr(function, "__name__", "")
+    homes = (home for home in _HOMES if getattr(importlib.import_module(home), name, None) is function)
+    return next((f"{home}.{name}" for home in homes if name), None)

@@ -26,7 +26,7 @@ from fuzzcompile.model import stages as names
 from fuzzcompile.model.contract import TargetJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import PRE_GRAD
-from fuzzcompile.model.thresholds import GROSS_ERROR, HIDEABLE_STEP, SEMANTIC_STEP
+from fuzzcompile.model.thresholds import GROSS_ERROR, HIDEABLE_STEP, NATIVE_SHARE, SEMANTIC_STEP
 from fuzzcompile.model.verdicts import Comparison, Verdict
 from fuzzcompile.run.case import CompileSettings
 
@@ -204,7 +204,7 @@ def _has_other_kernel(experiments: Experiments, trial: Trial, boundary: Boundary
     eager, compiled = experiments.baseline.index_by_name(), trial.observation.index_by_name()
     pairs = [(eager[name].value, compiled[name].value) for name in eager.keys() & compiled.keys()]
     apart = max((relative_change(before, after) for before, after in pairs), default=float("inf"))
-    return apart < boundary.step / 10 and any("scaled_dot_product" in call for call in calls)
+    return apart < NATIVE_SHARE * boundary.step and any("scaled_dot_product" in call for call in calls)
 
 
 _BROKE = "the graph breaks, although FULLGRAPH promises an error there"

@@ -25,6 +25,9 @@ NOISE_SEEDS = (1, 2)
 CONSTANTS_FACTOR = 2.0
 # Changes below so many ulps of the program's own dtype may be hidden there by rounding.
 HIDDEN_ULPS = 100.0
+# Of a change too large for rounding to hide, at least so much shows in the program's own precision: one that does not
+# comes of running the graph in float64 (a cast to the dtype that a tensor has is no copy there, and one elsewhere).
+NATIVE_SHARE = 0.1
 # A change by more than this share of a result's size does not hide in rounding, not even in bfloat16's.
 HIDEABLE_STEP = 0.5
 

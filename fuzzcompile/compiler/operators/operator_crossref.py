@@ -12,8 +12,8 @@ import bisect
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -226,59 +226,53 @@ class _Crossref:
         if decomposed is None and kind in self._faked:
             return
         with replay_random_stream(operator) as draws, use_python_dispatcher(False):
-            kernel = run_operator(operator, args, kwargs)
+            kernel, given = run_operator(operator, args, kwargs), (args, dict(kwargs))
+            asked = Application(operator, "fake", None, place, kernel, OperatorOutcome(), draws, given)
             if decomposed is not None and len(self._inside) < _MAX_DEPTH:
-                self._compare(operator, decomposed[1], args, kwargs, place, kernel, draws, "decomposition")
+                self._compare(replace(asked, way="decomposition"), decomposed[1])
             if kind not in self._faked:  # once for one kind of arguments
                 self._faked.add(kind)
                 fake = run_fake(operator, args, kwargs)
                 if fake is not None:
-                    given = copy_tree((args, dict(kwargs)))
-                    self._judge(Application(operator, "fake", None, place, kernel, fake, draws, given))
+                    self._judge(replace(asked, other=fake, initial_arguments=copy_tree(given)))
 
-    def _compare(
-        self,
-        operator: OpOverload,
-        function: Function,
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        place: OperatorPlace,
-        kernel: OperatorOutcome,
-        draws: bool,
-        way: str,
-    ) -> None:
-        around, self._inside = self._inside, (*self._inside, str(operator))
+    def _compare(self, asked: Application, function: Function) -> None:
+        """Show an application with its other outcome, which a function computes, on copies of its arguments."""
+        around, self._inside = self._inside, (*self._inside, asked.name)
         try:
-            if draws:
+            if asked.draws:
                 seed_everything(_SEED)
             # Inside, the mode is on again: a decomposition runs on kernels, and each of its parts is compared.
-            watching = self._mode if way == "decomposition" else None
+            watching = self._mode if asked.way == "decomposition" else None
             function = decompose_on_target(function)
-            outcome = run_operator(function, args, kwargs, dispatcher=True, inside=watching)
+            outcome = run_operator(function, *asked.initial_arguments, dispatcher=True, inside=watching)
         finally:
             self._inside = around
         if outcome.results != (NotImplemented,):
-            given = copy_tree((args, dict(kwargs)))
-            self._judge(Application(operator, way, function, place, kernel, outcome, draws, given))
+            given = copy_tree(asked.initial_arguments)
+            self._judge(replace(asked, function=function, other=outcome, initial_arguments=given))
 
     def _wrap_kernel(self, operator: OpOverload, kernel: Function) -> Function:
+        """Compare a decomposition of the dispatcher with the operator in C++ where it runs."""
+
+        def compare(*args: object, **kwargs: object) -> None:
+            place = self._find_place(operator)
+            with _disable_current_modes(), replay_random_stream(operator) as draws, torch.no_grad():
+                with use_python_dispatcher(False):
+                    own = run_operator(operator, args, kwargs)
+                given = (args, kwargs)
+                self._compare(
+                    Application(operator, "dispatcher", None, place, own, OperatorOutcome(), draws, given), kernel
+                )
+
         def run(*args: object, **kwargs: object) -> object:
             if len(self._inside) < _MAX_DEPTH:
                 with self._contain(operator) as watching:
                     if watching:
-                        self._compare_kernel(operator, kernel, args, kwargs)
+                        compare(*args, **kwargs)
             return kernel(*args, **kwargs)
 
         return run
-
-    def _compare_kernel(
-        self, operator: OpOverload, kernel: Function, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> None:
-        place = self._find_place(operator)
-        with _disable_current_modes(), replay_random_stream(operator) as draws, torch.no_grad():
-            with use_python_dispatcher(False):
-                own = run_operator(operator, args, kwargs)
-            self._compare(operator, kernel, args, kwargs, place, own, draws, "dispatcher")
 
     def _find_place(self, func: OpOverload | HigherOrderOperator) -> OperatorPlace:
         node = self._nodes[-1] if self._nodes else None

@@ -15,15 +15,7 @@ from torch.autograd import profiler
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fuzzcompile.compiler.functional_run import (
-    SEEDS,
-    FunctionalTools,
-    OperatorMode,
-    is_bound_to_capture,
-    leave_transforms,
-    load_functional_tools,
-    visit_nodes,
-)
+from fuzzcompile.compiler import functional_run
 from fuzzcompile.compiler.graph_replay import GraphReplayer, _is_drawing
 from fuzzcompile.compiler.operators.operator_application import (
     Arguments,
@@ -58,7 +50,7 @@ class ComparedCall:
     draws: bool
     _call: Callable[..., object]
     _arguments: Arguments
-    _tools: FunctionalTools
+    _tools: functional_run.FunctionalTools
 
     def run_in_float64(self) -> Outcomes:
         """Both outcomes on float64 arguments."""
@@ -85,8 +77,8 @@ def compare_paths(
     call that draws random numbers the state of the generator is one more result, and it is shown for several states.
     ``grad`` says whether the program has gradients.
     """
-    tools = load_functional_tools()
-    if tools is None or is_bound_to_capture(snapshot):
+    tools = functional_run.load_functional_tools()
+    if tools is None or functional_run.is_bound_to_capture(snapshot):
         return
 
     def compare(replayer: GraphReplayer, node: fx.Node, run: Callable[[], object]) -> object:
@@ -96,17 +88,17 @@ def compare_paths(
             given = copy_tree(replayer.fetch_args_kwargs_from_env(node))
         except (NotImplementedError, RuntimeError):  # a kind of tensor that cannot be copied
             return run()
-        for seed in SEEDS if _is_drawing(node) else (None,):
+        for seed in functional_run.SEEDS if _is_drawing(node) else (None,):
             _show_call(replayer, tools, node, given, seed, judge)
         return run()
 
-    seed_everything(SEEDS[0])
-    visit_nodes(snapshot, inputs, compare, grad=grad)
+    seed_everything(functional_run.SEEDS[0])
+    functional_run.visit_nodes(snapshot, inputs, compare, grad=grad)
 
 
 def _show_call(
     replayer: GraphReplayer,
-    tools: FunctionalTools,
+    tools: functional_run.FunctionalTools,
     node: fx.Node,
     arguments: Arguments,
     seed: int | None,
@@ -138,7 +130,7 @@ def _run_eager(call: Callable[..., object], arguments: Arguments, *, double: boo
 
 
 def _run_traced(
-    tools: FunctionalTools, call: Callable[..., object], arguments: Arguments, *, double: bool = False
+    tools: functional_run.FunctionalTools, call: Callable[..., object], arguments: Arguments, *, double: bool = False
 ) -> tuple[OperatorOutcome, list[OpOverload]]:
     plain, heard = copy_tree(arguments, double=double), list[Any]()
 
@@ -147,7 +139,12 @@ def _run_traced(
         return operator(*args, **kwargs)
 
     def trace() -> object:
-        with leave_transforms(), use_python_dispatcher(True), tools.mode(), OperatorMode(hear):
+        with (
+            functional_run.leave_transforms(),
+            use_python_dispatcher(True),
+            tools.mode(),
+            functional_run.OperatorMode(hear),
+        ):
             args, kwargs = pytree.tree_map_only(torch.Tensor, tools.to_fun, plain)
             return pytree.tree_map_only(torch.Tensor, tools.from_fun, call(args, kwargs))
 
@@ -207,7 +204,7 @@ def list_called_operators(graph: Snapshot, inputs: Sequence[object]) -> list[tup
             return run()
 
     with profile_operators() as heard:
-        visit_nodes(graph, inputs, mark)
+        functional_run.visit_nodes(graph, inputs, mark)
     return list_profiled_operators(heard, names)
 
 

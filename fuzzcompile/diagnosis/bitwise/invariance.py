@@ -14,16 +14,7 @@ from fuzzcompile.compiler.kernels.kernel_loops import list_operators_behind
 from fuzzcompile.compiler.kernels.lowering_control import UNCHANGED, Control
 from fuzzcompile.compiler.watch.ledger import GraphCall, Kernel, LoweredGraph
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS
-from fuzzcompile.diagnosis.bitwise.bit_difference import (
-    BitDifference,
-    Parting,
-    PromiseAnswer,
-    answer_partings,
-    compare_bits,
-    compare_runs,
-    sort_partings,
-    why_open_batch,
-)
+from fuzzcompile.diagnosis.bitwise import bit_difference as bits
 from fuzzcompile.diagnosis.bitwise.execution import SHOWN, Execution, StrictCompiler
 from fuzzcompile.diagnosis.bitwise.kernel_bits import find_first_parting, single_out
 from fuzzcompile.model.evidence import RANDOM_STATE
@@ -117,14 +108,14 @@ def take_row_of_value(value: torch.Tensor, alone: torch.Tensor, size: int, numbe
 BATCH = "batch"
 
 
-def judge_batch(compiles: StrictCompiler) -> PromiseAnswer:
+def judge_batch(compiles: StrictCompiler) -> bits.PromiseAnswer:
     """Run the rows of the case's inputs alone and in a batch, eagerly and compiled."""
     rows = _run_rows_eagerly(compiles)
     if isinstance(rows, str):
-        return PromiseAnswer(BATCH, None, f"not looked at: {rows}")
+        return bits.PromiseAnswer(BATCH, None, f"not looked at: {rows}")
     compiled = _CompiledRows.compile(compiles, rows.batch)
     if compiled.failure:
-        return PromiseAnswer(BATCH, None, f"not looked at: compiled, it raises {compiled.failure}", unsure=True)
+        return bits.PromiseAnswer(BATCH, None, f"not looked at: compiled, it raises {compiled.failure}", unsure=True)
     return _answer_rows(compiles, compiled, _compare_rows(rows.batch, rows.together, rows.alone))
 
 
@@ -155,23 +146,25 @@ def _run_rows_eagerly(compiles: StrictCompiler) -> _EagerRows | str:
     return refused
 
 
-def _answer_rows(compiles: StrictCompiler, compiled: _CompiledRows, eager: list[BitDifference]) -> PromiseAnswer:
+def _answer_rows(
+    compiles: StrictCompiler, compiled: _CompiledRows, eager: list[bits.BitDifference]
+) -> bits.PromiseAnswer:
     known = {apart.name for apart in eager}
     itself = f"eager itself is not batch invariant ({eager[0].name}: {eager[0]})" if eager else ""
     if not compiled.outputs:
         which = f"rows {', '.join(map(str, compiled.batch.rows))} of {compiled.batch.size}"
         why = f"{which} have the same bits alone and in the batch"
-        return PromiseAnswer(BATCH, True, f"{why}, though {itself}" if itself else why)
+        return bits.PromiseAnswer(BATCH, True, f"{why}, though {itself}" if itself else why)
     outputs, blamed = tuple(compiled.outputs), [apart for apart in compiled.outputs if apart.name not in known]
     partings = compiled.find_partings()
     if not blamed:
         partings = [replace(parting, unpromised=parting.unpromised or itself) for parting in partings]
-        return PromiseAnswer(BATCH, None, f"{itself}, so that compiled cannot be blamed", tuple(partings), outputs)
+        return bits.PromiseAnswer(BATCH, None, f"{itself}, so that compiled cannot be blamed", tuple(partings), outputs)
     if partings:
         first = single_out(partings[0], lambda: _CompiledRows.compile(compiles, compiled.batch, SHOWN).find_partings())
         partings = [first, *partings[1:]]
     what = "a row alone differs from the row in its batch"
-    return answer_partings(BATCH, what, partings, outputs, first_decides=True)
+    return bits.answer_partings(BATCH, what, partings, outputs, first_decides=True)
 
 
 def _why_refused(batch: Batch, together: Observation, alone: Observation) -> str | None:
@@ -216,10 +209,10 @@ def _pair_rows(
                 yield value.name, part, row.value
 
 
-def _compare_rows(batch: Batch, together: Observation, alone: Observation) -> list[BitDifference]:
-    found: dict[str, BitDifference] = {}
+def _compare_rows(batch: Batch, together: Observation, alone: Observation) -> list[bits.BitDifference]:
+    found: dict[str, bits.BitDifference] = {}
     for name, part, row in _pair_rows(batch, together, alone):
-        apart = compare_bits(name, part, row)
+        apart = bits.compare_bits(name, part, row)
         if apart is not None and not apart.only_payloads:
             found.setdefault(name, apart)
     return list(found.values())
@@ -244,18 +237,18 @@ class _CompiledRows:
         return self.together.first.failure or self.alone.first.failure
 
     @functools.cached_property
-    def outputs(self) -> list[BitDifference]:
+    def outputs(self) -> list[bits.BitDifference]:
         return _compare_rows(self.batch, self.together.first, self.alone.first)
 
-    def find_partings(self) -> list[Parting]:
-        return sort_partings(
+    def find_partings(self) -> list[bits.Parting]:
+        return bits.sort_partings(
             parting
             for lowered in self.together.ledger.lowered
             for parting in [self._find_first(lowered)]
             if parting is not None
         )
 
-    def _find_first(self, lowered: LoweredGraph) -> Parting | None:
+    def _find_first(self, lowered: LoweredGraph) -> bits.Parting | None:
         for place, number in enumerate(self.batch.rows if lowered.calls else ()):
             project = functools.partial(take_row_of_value, size=self.batch.size, number=number)
 
@@ -268,11 +261,11 @@ class _CompiledRows:
         return None
 
 
-def _why_open_kernel(kernel: Kernel, buffer: str, compared: Collection[str], apart: BitDifference) -> str | None:
+def _why_open_kernel(kernel: Kernel, buffer: str, compared: Collection[str], apart: bits.BitDifference) -> str | None:
     """Return why a kernel may give a row other bits in another batch, where ``compared`` buffers were the same."""
     if kernel.extern:
         return "a library computes it, and torch promises nothing of libraries"
-    return why_open_batch(list_operators_behind(kernel, buffer, compared), apart)
+    return bits.why_open_batch(list_operators_behind(kernel, buffer, compared), apart)
 
 
 # The promise that bits are the same from run to run: one compiled program twice, and two compiles of it.
@@ -282,14 +275,14 @@ _RUNS = "two runs of one compiled program"
 _COMPILES = "two compiles of the program"
 
 
-def judge_run_to_run(compiles: StrictCompiler, execution: Execution) -> PromiseAnswer:
+def judge_run_to_run(compiles: StrictCompiler, execution: Execution) -> bits.PromiseAnswer:
     """Run a compiled program twice, as in ``execution``, and compile it twice."""
-    if compare_runs(*compiles.run_eager(runs=2)):
-        return PromiseAnswer(RUN_TO_RUN, None, "eager itself gives other bits when the same program runs again")
+    if bits.compare_runs(*compiles.run_eager(runs=2)):
+        return bits.PromiseAnswer(RUN_TO_RUN, None, "eager itself gives other bits when the same program runs again")
     outputs = find_significant(execution.runs)
     if outputs:
 
-        def find_in_runs() -> list[Parting]:
+        def find_in_runs() -> list[bits.Parting]:
             shown = compiles.execute(control=SHOWN, runs=2)
             return _compare_first_runs(shown, shown)
 
@@ -297,9 +290,9 @@ def judge_run_to_run(compiles: StrictCompiler, execution: Execution) -> PromiseA
     second = compiles.execute()
     outputs = find_significant((execution.first, second.first))
     if not outputs:
-        return PromiseAnswer(RUN_TO_RUN, True, f"{_RUNS} give the same bits, and so do {_COMPILES}")
+        return bits.PromiseAnswer(RUN_TO_RUN, True, f"{_RUNS} give the same bits, and so do {_COMPILES}")
 
-    def find_shown() -> list[Parting]:
+    def find_shown() -> list[bits.Parting]:
         return _compare_first_runs(compiles.execute(control=SHOWN), compiles.execute(control=SHOWN))
 
     return _answer_differing(_COMPILES, outputs, _compare_first_runs(execution, second), find_shown)
@@ -313,22 +306,25 @@ def repeats_differ(compiles: StrictCompiler, control: Control) -> bool:
     return bool(find_significant((execution.first, compiles.execute(control=control).first)))
 
 
-def find_significant(runs: Sequence[Observation]) -> list[BitDifference]:
+def find_significant(runs: Sequence[Observation]) -> list[bits.BitDifference]:
     """Compare the values of the first two runs, and drop differences in payloads of NaN alone."""
-    return [apart for apart in compare_runs(*runs[:2]) if not apart.only_payloads]
+    return [apart for apart in bits.compare_runs(*runs[:2]) if not apart.only_payloads]
 
 
 def _answer_differing(
-    between: str, outputs: list[BitDifference], partings: list[Parting], finer: Callable[[], list[Parting]]
-) -> PromiseAnswer:
+    between: str,
+    outputs: list[bits.BitDifference],
+    partings: list[bits.Parting],
+    finer: Callable[[], list[bits.Parting]],
+) -> bits.PromiseAnswer:
     """Answer for runs that differ, which breaks the promise wherever they part: every kernel has to repeat itself."""
     partings = [single_out(partings[0], finer), *partings[1:]] if partings else []
-    return replace(answer_partings(RUN_TO_RUN, f"{between} differ", partings, outputs), holds=False)
+    return replace(bits.answer_partings(RUN_TO_RUN, f"{between} differ", partings, outputs), holds=False)
 
 
-def _compare_first_runs(first: Execution, second: Execution) -> list[Parting]:
+def _compare_first_runs(first: Execution, second: Execution) -> list[bits.Parting]:
     """The first parting of each graph between its first run and the next, in the same compile or another one."""
-    found: list[Parting] = []
+    found: list[bits.Parting] = []
     for lowered, made in zip(first.ledger.lowered, first.calls[0], strict=False):
 
         def pair_calls(
@@ -338,8 +334,8 @@ def _compare_first_runs(first: Execution, second: Execution) -> list[Parting]:
 
         parting = find_first_parting(lowered, second.ledger.lowered, pair_calls, _is_never_open)
         found += [] if parting is None else [parting]
-    return sort_partings(found)
+    return bits.sort_partings(found)
 
 
-def _is_never_open(kernel: Kernel, buffer: str, compared: Collection[str], apart: BitDifference) -> None:
+def _is_never_open(kernel: Kernel, buffer: str, compared: Collection[str], apart: bits.BitDifference) -> None:
     """Return None: torch promises that every kernel repeats itself."""

@@ -10,28 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from fuzzcompile.compiler.kernels.ir_evaluation import (
-    NOT_FOLLOWED,
-    AppliedOperator,
-    ExecutionEvaluation,
-    StoredBuffer,
-    compare_operators,
-    map_buffers_to_nodes,
-)
+from fuzzcompile.compiler.kernels import ir_evaluation
 from fuzzcompile.compiler.kernels.kernel_loops import find_loop_nodes, list_loop_operators
 from fuzzcompile.compiler.kernels.lowering_control import find_lowering_source, parse_operator
 from fuzzcompile.compiler.watch.ledger import GraphCall, Kernel, LoweredGraph, Unseen, UnseenLog, format_reason
 from fuzzcompile.diagnosis.attribution.culprit import Culprit
-from fuzzcompile.diagnosis.bitwise.bit_difference import (
-    BitDifference,
-    Parting,
-    compare_bits,
-    is_exact,
-    measure_bits,
-    why_open_bits,
-    why_open_cast,
-    why_open_code,
-)
+from fuzzcompile.diagnosis.bitwise import bit_difference as bits
 from fuzzcompile.diagnosis.bitwise.execution import BitwiseOutOfTime
 from fuzzcompile.diagnosis.kernels.code_generators import find_generator
 from fuzzcompile.diagnosis.kernels.watched_graph import WatchedGraph, find_kernel, find_site
@@ -41,50 +25,50 @@ from fuzzcompile.model.stages import CODEGEN, LOWERING, RUNTIME
 # One execution of a graph, each step on what it really read: its lowerings beside ATen, its kernels beside their loops.
 
 
-def find_call_partings(look: WatchedGraph) -> list[Parting]:
+def find_call_partings(look: WatchedGraph) -> list[bits.Parting]:
     """The partings of lowerings, kernels and the wrapper from the right values in one call, in graph order."""
     lowered, inputs = look.lowered, look.inputs or ()
     inexact = {
-        buffer: kernel.extern or not is_exact(list_loop_operators(kernel, buffer))
+        buffer: kernel.extern or not bits.is_exact(list_loop_operators(kernel, buffer))
         for kernel in lowered.kernels
         for buffer in kernel.writes
     }
-    followed = ExecutionEvaluation(lowered, inputs, look.interpret(double=False), look.call, inexact)
-    found: list[Parting | None] = []
+    followed = ir_evaluation.ExecutionEvaluation(lowered, inputs, look.interpret(double=False), look.call, inexact)
+    found: list[bits.Parting | None] = []
     try:
-        found += [_compare_lowering(lowered, each) for each in compare_operators(followed, inputs)]
+        found += [_compare_lowering(lowered, each) for each in ir_evaluation.compare_operators(followed, inputs)]
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception as error:  # an operator that does not run on these values leaves the rest uncompared
         missed = Unseen("operators of a graph", format_reason(error), (LOWERING, CODEGEN), "places where bits part")
         UnseenLog().note(missed)
-    with contextlib.suppress(*NOT_FOLLOWED, ValueError):
+    with contextlib.suppress(*ir_evaluation.NOT_FOLLOWED, ValueError):
         followed.finish()
     found += [_compare_kernel(lowered, stored) for stored in followed.stored.values()]
     found += _compare_outputs(look, followed)
     return sorted((each for each in found if each is not None), key=lambda parting: parting.position)
 
 
-def _compare_lowering(lowered: LoweredGraph, applied: AppliedOperator) -> Parting | None:
+def _compare_lowering(lowered: LoweredGraph, applied: ir_evaluation.AppliedOperator) -> bits.Parting | None:
     aten, value, node = applied.aten, applied.lowered, applied.node
     rounded = value.to(aten.dtype)
     if value.is_floating_point() and aten.is_floating_point():
-        left, why = compare_bits(node.name, rounded.to(value.dtype), value), why_open_cast(node)
+        left, why = bits.compare_bits(node.name, rounded.to(value.dtype), value), bits.why_open_cast(node)
         if left is not None and not left.only_payloads:
             if applied.reads_unrounded and why is not None:
                 return None
             what = f"its result is not rounded to {str(aten.dtype).removeprefix('torch.')}"
             return make_parting(lowered, LOWERING, node, left, what, why)
-    apart = None if applied.reads_unrounded else compare_bits(node.name, aten, rounded)
+    apart = None if applied.reads_unrounded else bits.compare_bits(node.name, aten, rounded)
     if apart is None:
         return None
-    return make_parting(lowered, LOWERING, node, apart, "not what ATen gives", why_open_bits(node, aten, apart))
+    return make_parting(lowered, LOWERING, node, apart, "not what ATen gives", bits.why_open_bits(node, aten, apart))
 
 
-def _compare_kernel(lowered: LoweredGraph, stored: StoredBuffer) -> Parting | None:
+def _compare_kernel(lowered: LoweredGraph, stored: ir_evaluation.StoredBuffer) -> bits.Parting | None:
     if stored.meant is None or stored.meant.shape != stored.written.shape:
         return None
-    apart = compare_bits(stored.buffer, stored.meant, stored.written)
+    apart = bits.compare_bits(stored.buffer, stored.meant, stored.written)
     kernel = lowered.kernels[stored.kernel]
     name = stored.node or (kernel.nodes[-1] if kernel.nodes else None)
     node = lowered.find_node(name) if name is not None else None
@@ -92,25 +76,25 @@ def _compare_kernel(lowered: LoweredGraph, stored: StoredBuffer) -> Parting | No
         return None
     operators, names = list_loop_operators(kernel, stored.buffer), find_loop_nodes(kernel, stored.buffer)
     nodes = [node for node in lowered.snapshot.graph.nodes if node.name in names]
-    why = why_open_code(operators, nodes, apart, stored.written.dtype, reads_unknown=stored.reads_unknown)
+    why = bits.why_open_code(operators, nodes, apart, stored.written.dtype, reads_unknown=stored.reads_unknown)
     what = "the kernel writes something else than a loop that the lowering wrote"
     return make_parting(lowered, CODEGEN, node, apart, what, why, kernel)
 
 
-def _compare_outputs(look: WatchedGraph, followed: ExecutionEvaluation) -> Iterator[Parting]:
+def _compare_outputs(look: WatchedGraph, followed: ir_evaluation.ExecutionEvaluation) -> Iterator[bits.Parting]:
     lowered = look.lowered
     renamed = getattr(lowered.scheduler, "mutation_real_name", {})
     for node, value in zip(lowered.snapshot.results, look.call.outputs or (), strict=False):
         stored = followed.find_stored(node.name) if isinstance(node, fx.Node) else None
         if stored is None or not isinstance(value, torch.Tensor) or stored.written.shape != value.shape:
             continue
-        apart = compare_bits(node.name, stored.written, value.cpu())
+        apart = bits.compare_bits(node.name, stored.written, value.cpu())
         later = (name for kernel in lowered.kernels[stored.kernel + 1 :] for name in kernel.writes)
         if apart is not None and not any(renamed.get(name, name) == stored.buffer for name in later):
             what = f"output {node.name} is not what the kernel wrote: {apart}"
             culprit = Culprit.from_operator(RUNTIME, None)
             position = _find_position(lowered, node)
-            yield Parting(lowered.frame, lowered.direction, culprit, apart, what, position=position)
+            yield bits.Parting(lowered.frame, lowered.direction, culprit, apart, what, position=position)
 
 
 def _find_position(lowered: LoweredGraph, node: fx.Node) -> int:
@@ -121,11 +105,11 @@ def make_parting(
     lowered: LoweredGraph,
     stage: str,
     node: fx.Node,
-    apart: BitDifference,
+    apart: bits.BitDifference,
     what: str,
     why: str | None,
     kernel: Kernel | None = None,
-) -> Parting:
+) -> bits.Parting:
     """A parting at a node of a lowered graph; its kernel is the first that computes the node, if none is given."""
     position = _find_position(lowered, node)
     node = lowered.find_node(lowered.find_producer(node.name)) or node  # of several results, the operator
@@ -138,14 +122,14 @@ def make_parting(
     operator, site = parse_operator(label) if label else None, find_site(lowered, node.name)
     culprit = Culprit.from_operator(stage, operator, nodes=(node.name,), source=source, line=line, site=site)
     name = kernel.name if kernel is not None else None
-    return Parting(lowered.frame, lowered.direction, culprit, apart, f"{what}: {apart}", name, why, position)
+    return bits.Parting(lowered.frame, lowered.direction, culprit, apart, f"{what}: {apart}", name, why, position)
 
 
 # Two executions of one program held against each other: the first kernel and operator whose values differ.
 
 # Why nothing is promised of a kernel and one of its buffers, given the buffers that were the same before it, and how
 # the values differ; None where equal bits are.
-Why = Callable[[Kernel, str, Collection[str], BitDifference], str | None]
+Why = Callable[[Kernel, str, Collection[str], bits.BitDifference], str | None]
 # The part of the first value that the second should equal; None where they cannot be compared.
 Project = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
 
@@ -176,7 +160,7 @@ def find_first_parting(
     calls: Callable[[LoweredGraph], Iterable[tuple[GraphCall, GraphCall]]],
     why: Why,
     project: Project = take_whole,
-) -> Parting | None:
+) -> bits.Parting | None:
     """The first operator whose values differ between calls of a graph and of the same graph among ``second``.
 
     Else the graph, where its kernels give the same bits and its outputs do not. ``why`` says why nothing is promised of
@@ -191,15 +175,15 @@ def find_first_parting(
     return None
 
 
-def _find_in_kernels(first: TracedCall, second: TracedCall, why: Why, project: Project) -> Parting | None:
-    lowered, nodes = first.lowered, map_buffers_to_nodes(first.lowered)
+def _find_in_kernels(first: TracedCall, second: TracedCall, why: Why, project: Project) -> bits.Parting | None:
+    lowered, nodes = first.lowered, ir_evaluation.map_buffers_to_nodes(first.lowered)
     compared: set[str] = set()
 
     def label(graph: LoweredGraph, buffer: str) -> str | None:
         """What means the same operator in another compile; in the same compile, the buffer itself."""
         if first.lowered is second.lowered:
             return buffer
-        return graph.labels.get(map_buffers_to_nodes(graph).get(buffer, ""))
+        return graph.labels.get(ir_evaluation.map_buffers_to_nodes(graph).get(buffer, ""))
 
     there = {label(second.lowered, buffer): value for (_, buffer), value in second.call.written.items()}
 
@@ -212,13 +196,13 @@ def _find_in_kernels(first: TracedCall, second: TracedCall, why: Why, project: P
                 yield Pair(_Written(nodes.get(buffer) or next(reversed(kernel.nodes), ""), kernel, buffer), part, seen)
                 compared.add(buffer)
 
-    parting = Sides(walk_pairs(pair_values()), lambda parting: None, measure_bits).find_parting()
+    parting = Sides(walk_pairs(pair_values()), lambda parting: None, bits.measure_bits).find_parting()
     if parting is None:
         return None
     at, left, right = parting.pair.at, parting.pair.left, parting.pair.right
     node = lowered.find_node(at.node)
     assert isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
-    apart = compare_bits(at.buffer, left, right)
+    apart = bits.compare_bits(at.buffer, left, right)
     if node is None or apart is None:
         return None
     stage = LOWERING if at.kernel.extern else CODEGEN
@@ -226,19 +210,19 @@ def _find_in_kernels(first: TracedCall, second: TracedCall, why: Why, project: P
     return make_parting(lowered, stage, node, apart, "the kernel's values differ", open_bits, at.kernel)
 
 
-def _find_behind_kernels(first: TracedCall, second: TracedCall, project: Project) -> Parting | None:
+def _find_behind_kernels(first: TracedCall, second: TracedCall, project: Project) -> bits.Parting | None:
     for number, (value, seen) in enumerate(zip(first.call.outputs or (), second.call.outputs or (), strict=False)):
         if isinstance(value, torch.Tensor) and isinstance(seen, torch.Tensor):
             part = project(value, seen)
-            apart = compare_bits(f"output {number}", part, seen) if part is not None else None
+            apart = bits.compare_bits(f"output {number}", part, seen) if part is not None else None
             if apart is not None and not apart.only_payloads:
                 detail = f"output {number} of the graph, behind its kernels: {apart}"
                 culprit = Culprit.from_operator(RUNTIME, None)
-                return Parting(first.lowered.frame, first.lowered.direction, culprit, apart, detail)
+                return bits.Parting(first.lowered.frame, first.lowered.direction, culprit, apart, detail)
     return None
 
 
-def single_out(parting: Parting, finer: Callable[[], list[Parting]]) -> Parting:
+def single_out(parting: bits.Parting, finer: Callable[[], list[bits.Parting]]) -> bits.Parting:
     """The operator of a kernel that makes the difference.
 
     ``parting`` names an operator whose value the kernel stores; ``finer`` finds the partings of a compile in which

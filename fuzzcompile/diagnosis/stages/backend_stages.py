@@ -18,23 +18,8 @@ from fuzzcompile.compiler.target.kernel_log import ProgramOrder
 from fuzzcompile.compiler.watch.rule_labels import find_source
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Attribution, Culprit
+from fuzzcompile.diagnosis.kernels import kernel_proofs as proofs
 from fuzzcompile.diagnosis.kernels.code_generators import CodeSource, get_generator
-from fuzzcompile.diagnosis.kernels.kernel_proofs import (
-    attribute,
-    bisect_candidates,
-    find_failed_stage,
-    find_failure,
-    find_fusion_source,
-    find_omission,
-    find_right_in_scalars,
-    is_right_without_vectors,
-    list_failed_suspects,
-    list_kernel_suspects,
-    prove_failure,
-    with_aten,
-    with_isolated_kernels,
-    without_fusion,
-)
 from fuzzcompile.diagnosis.kernels.watched_graph import (
     LoweredStep,
     describe_kernel,
@@ -70,12 +55,12 @@ class Lowering(Stage):
         """Operators whose IR is wrong, those wrong in float64 first, then operators that failed."""
         trial = divergence.trial
         error, operators = trial.observation.failure, list(_iter_operators(divergence))
-        failure = find_failure(trial) if error is not None else None
-        undone = find_omission(failure) if failure is not None else None
+        failure = proofs.find_failure(trial) if error is not None else None
+        undone = proofs.find_omission(failure) if failure is not None else None
         lowered = [Suspect(self.name, each.find_family(each.nodes[-1]), None, each, each.exact) for each in operators]
         if undone is not None:
             lowered.append(Suspect(undone.stage, undone.family, undone.source, failure, certain=True))
-        lowered += list_failed_suspects(self.name, trial) if error is not None else []
+        lowered += proofs.list_failed_suspects(self.name, trial) if error is not None else []
         found = [] if lowered else [each for each in divergence.once(KERNELS.find) if each.culprit.stage == self.name]
         return [*lowered, *map(Suspect.from_found, found)]
 
@@ -84,7 +69,7 @@ class Lowering(Stage):
         steps = [suspect.finding for suspect in suspects if isinstance(suspect.finding, LoweredStep)]
         operators = [step for step in steps if step.failed is None]
         if ablator.trial.judgement.verdict is Verdict.ACCEPTS_INVALID:
-            repaired = bool(operators) and ablator.attempt_under(with_aten([operators[0].name]))[1]
+            repaired = bool(operators) and ablator.attempt_under(proofs.with_aten([operators[0].name]))[1]
             culprit = _make_operator_culprit(operators[0], necessary=repaired) if operators else None
             return Attribution(replace(culprit, confidence="high" if repaired else "low")) if culprit else None
         named = _prove_operators(ablator, [wrong for wrong in operators if wrong.kernel is None])
@@ -92,8 +77,8 @@ class Lowering(Stage):
             return named
         if ablator.trial.observation.failure is not None:
             failure = next((step for step in steps if step.failed is not None), None)
-            mine = failure is not None and find_failed_stage(failure) == self.name
-            return prove_failure(ablator, failure) if failure is not None and mine else None
+            mine = failure is not None and proofs.find_failed_stage(failure) == self.name
+            return proofs.prove_failure(ablator, failure) if failure is not None and mine else None
         return _prove_operators(ablator, [wrong for wrong in operators if wrong.kernel is not None][:1]) or named
 
     def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
@@ -138,7 +123,7 @@ def _prove_operators(ablator: Ablator, wrong: list[LoweredStep]) -> Attribution 
     for operator in wrong:
         if operator.name not in chosen and len(chosen) < _MAX_OPERATORS and _can_fall_back(operator):
             chosen[operator.name] = operator
-            if ablator.attempt_under(with_aten(list(chosen)))[1]:
+            if ablator.attempt_under(proofs.with_aten(list(chosen)))[1]:
                 return _attribute_operators(ablator, list(chosen.values()))
     # Wrong in float64 is shown by the evaluation of its IR, though no compile proves it: views cannot fall back.
     tried = list(chosen.values())
@@ -149,7 +134,7 @@ def _prove_operators(ablator: Ablator, wrong: list[LoweredStep]) -> Attribution 
 def _attribute_operators(ablator: Ablator, chosen: list[LoweredStep]) -> Attribution:
     last = chosen[-1]
     # Was the last one alone what it takes? The others looked wrong and may be innocent.
-    if len(chosen) == 1 or ablator.attempt_under(with_aten([last.name]))[1]:
+    if len(chosen) == 1 or ablator.attempt_under(proofs.with_aten([last.name]))[1]:
         # Does the divergence stay when ATen computes everything that it can but this operator?
         alone = Lowered(Control(lowered=(last.name,)), f"ATen computes all but {last.name}")
         trial, repaired = ablator.attempt_under(alone)
@@ -173,7 +158,7 @@ def _select_needed(ablator: Ablator, chosen: list[LoweredStep]) -> list[LoweredS
     kept = list(chosen)
     for operator in chosen[:-1] if len(chosen) > 2 else ():
         rest = [needed for needed in kept if needed is not operator]
-        if ablator.attempt_under(with_aten([needed.name for needed in rest]))[1]:
+        if ablator.attempt_under(proofs.with_aten([needed.name for needed in rest]))[1]:
             kept = rest
     return kept
 
@@ -201,7 +186,7 @@ class Scheduler(Stage):
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The first wrong kernel of each graph: its arguments were overwritten, or it is fused; failed operators."""
-        return list_kernel_suspects(self.name, divergence, overwritten=("buffer reuse", "order of kernels"))
+        return proofs.list_kernel_suspects(self.name, divergence, overwritten=("buffer reuse", "order of kernels"))
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """Overwritten arguments, and errors of the scheduler.
@@ -210,7 +195,9 @@ class Scheduler(Stage):
         """
         for finding in (suspect.finding for suspect in suspects):
             if isinstance(finding, LoweredStep) and finding.failed is not None:
-                return prove_failure(ablator, finding) if find_failed_stage(finding) == self.name else None
+                return (
+                    proofs.prove_failure(ablator, finding) if proofs.find_failed_stage(finding) == self.name else None
+                )
             if isinstance(finding, LoweredStep) and finding.overwritten is not None:
                 return _prove_reuse(ablator, finding)
         return None
@@ -222,7 +209,7 @@ def _prove_reuse(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
     stale, repaired = wrong.overwritten, ablator.attempt_under(no_reuse)[1]
     details: DetailsJson = {} if stale is None else {"overwritten": stale.buffer, "written_by": stale.written_by}
     name = "buffer reuse" if repaired else "order of kernels"
-    return attribute(wrong.make_culprit(SCHEDULER, CodeSource(name), name, details=details), repaired)
+    return proofs.attribute(wrong.make_culprit(SCHEDULER, CodeSource(name), name, details=details), repaired)
 
 
 class Codegen(Stage):
@@ -235,14 +222,14 @@ class Codegen(Stage):
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The operators of the first wrong kernel of each graph, or of the kernel that failed."""
-        return list_kernel_suspects(self.name, divergence)
+        return proofs.list_kernel_suspects(self.name, divergence)
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """Compile without vectors, then with nothing fused: wrong code, wrong fusion, or neither."""
         findings = {id(suspect.finding): suspect.finding for suspect in suspects}
         for finding in findings.values():
             if isinstance(finding, LoweredStep) and finding.failed is not None:
-                return prove_failure(ablator, finding) if find_failed_stage(finding) == CODEGEN else None
+                return proofs.prove_failure(ablator, finding) if proofs.find_failed_stage(finding) == CODEGEN else None
             named = _prove_kernel(ablator, finding) if isinstance(finding, LoweredStep) else None
             if named is not None:
                 return named
@@ -254,7 +241,7 @@ class Codegen(Stage):
 
 
 def _prove_kernel(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
-    vectorised = wrong.is_vectorised and is_right_without_vectors(ablator, wrong.generator)
+    vectorised = wrong.is_vectorised and proofs.is_right_without_vectors(ablator, wrong.generator)
     alone, single = _isolate(ablator, wrong)
     if alone == "right":
         return _prove_fusion(ablator, wrong, vectorised=vectorised)
@@ -273,7 +260,7 @@ def _isolate(ablator: Ablator, wrong: LoweredStep) -> tuple[_Alone, LoweredStep 
 
     Small kernels of one operator stay vectorised where the fused one is: their scalar code says nothing of it.
     """
-    isolated, changes = with_isolated_kernels(wrong.labels), list[CompileChange]()
+    isolated, changes = proofs.with_isolated_kernels(wrong.labels), list[CompileChange]()
     if wrong.is_vectorised:
         changes.append(InductorSettings(wrong.generator.all_vectors))
     trial, repaired = ablator.attempt_under(*changes, isolated, toggle=isolated.text, watched=True)
@@ -302,7 +289,7 @@ def _prove_vectorised(ablator: Ablator, wrong: LoweredStep, single: LoweredStep 
     """Right in scalars: one operator of the vectorised code should be enough to do so."""
     operators = (single or wrong).list_code_operators()
     reductions = [name for name in operators if ":" in name]
-    named, untested = find_right_in_scalars(ablator, wrong.generator, operators)
+    named, untested = proofs.find_right_in_scalars(ablator, wrong.generator, operators)
     if named is None and len(untested) == 1 and not reductions:
         # Its scalar form does not compile inside the vectors; all in scalars is right.
         culprit = _make_code_culprit(wrong, single, untested[0], vectorised=True, necessary=True)
@@ -310,7 +297,7 @@ def _prove_vectorised(ablator: Ablator, wrong: LoweredStep, single: LoweredStep 
     if named is None and not reductions and wrong.kernel is not None:
         # A small error there may be what a later operator makes a large one of: NaN out of a lost tiny number.
         rest = [name for name in wrong.list_code_operators(*wrong.kernel.writes) if name not in operators]
-        named, _ = find_right_in_scalars(ablator, wrong.generator, rest)
+        named, _ = proofs.find_right_in_scalars(ablator, wrong.generator, rest)
         if named is not None:
             wrong, single = replace(wrong, nodes=wrong.kernel.nodes), None
     # What cannot be done in scalars on its own: loads, stores, reductions, masks. The whole kernel was.
@@ -325,11 +312,11 @@ def _prove_scalar(ablator: Ablator, wrong: LoweredStep, single: LoweredStep | No
     if not operators:
         # Nothing is computed: the kernel may have been handed other memory than it should.
         return Attribution(wrong.make_culprit(RUNTIME, CodeSource(KERNEL_CALL), KERNEL_CALL, confidence="low"))
-    repaired = ablator.attempt_under(with_aten(names))[1] if names else False
+    repaired = ablator.attempt_under(proofs.with_aten(names))[1] if names else False
     kernel = wrong.kernel
     if not repaired and kernel is not None:  # the cause may be an operator before it
         before = [name for name in wrong.list_operator_names(kernel.nodes) if name not in names]
-        earlier, _ = bisect_candidates(ablator, before, lambda half: Control(fallbacks=half), "ATen computes {}")
+        earlier, _ = proofs.bisect_candidates(ablator, before, lambda half: Control(fallbacks=half), "ATen computes {}")
         if earlier is not None:
             nodes = tuple(n for n in kernel.nodes if parse_operator(wrong.lowered.labels.get(n, "")) == earlier)
             operator = earlier.split(".")[1] if "." in earlier else earlier
@@ -359,23 +346,23 @@ def _prove_fusion(ablator: Ablator, wrong: LoweredStep, *, vectorised: bool) -> 
     """
     kernel = wrong.kernel
     assert kernel is not None, "it is a kernel that is wrong"
-    repaired = ablator.attempt_under(without_fusion(wrong.labels))[1]
+    repaired = ablator.attempt_under(proofs.without_fusion(wrong.labels))[1]
     memory = check_dependences(wrong.lowered, kernel.scheduled)
     shown = wrong.scheduled or memory == "broken"
     operators = wrong.list_code_operators() or wrong.list_code_operators(*kernel.writes)
     details: DetailsJson = {"operators": operators, "vectorised": vectorised, "dependences": memory}
     named = None
     if vectorised and not shown:
-        named, _ = find_right_in_scalars(ablator, wrong.generator, operators)
+        named, _ = proofs.find_right_in_scalars(ablator, wrong.generator, operators)
         details["right_in_scalars"] = named
     rewritten = _find_right_form(ablator, wrong) if not shown else None
     if rewritten is not None:
         return Attribution(rewritten)
     stage = CODEGEN if not shown and (vectorised or memory == "kept") else SCHEDULER
-    fused = find_fusion_source(stage, wrong.generator, "loop order" if wrong.scheduled else "fusion")
+    fused = proofs.find_fusion_source(stage, wrong.generator, "loop order" if wrong.scheduled else "fusion")
     family = named or "+".join(sorted(operators)) or "fusion"
     culprit = wrong.make_culprit(stage, fused, family, nodes=kernel.nodes, details=details)
-    return attribute(culprit, repaired, sure=repaired and shown)
+    return proofs.attribute(culprit, repaired, sure=repaired and shown)
 
 
 def _find_right_form(ablator: Ablator, wrong: LoweredStep) -> Culprit | None:
@@ -408,7 +395,7 @@ class Runtime(Stage):
         shown = _find_miscounted(divergence.trial) if failed else []
         if not shown:
             if failed or divergence.verdict is Verdict.ACCEPTS_INVALID or divergence.once(find_first_wrong_kernels):
-                return list_kernel_suspects(self.name, divergence)
+                return proofs.list_kernel_suspects(self.name, divergence)
             wrong = [each for look in divergence.once(find_watched_graphs) for each in look.find_wrong_outputs()]
             shown = [{"output": each.buffer, **describe_values(each.comparison)} for each in wrong]
         source, line = find_definition(facts().places.program_results)

@@ -36,17 +36,8 @@ from fuzzcompile.diagnosis.attribution.steps import ReplayCount, coarsest_epsilo
 from fuzzcompile.diagnosis.operators.operator_ways import OPERATORS, check_operators
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
+from fuzzcompile.diagnosis.stages import ways
 from fuzzcompile.diagnosis.stages.stage import Found
-from fuzzcompile.diagnosis.stages.ways import (
-    Pair,
-    PartedStep,
-    Sides,
-    Way,
-    iter_captured,
-    prove_without,
-    shows_values,
-    walk_pairs,
-)
 from fuzzcompile.model import stages
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.stages import DECOMPOSITION, JOINT_GRAPH
@@ -54,6 +45,7 @@ from fuzzcompile.model.thresholds import (
     AMPLIFIED,
     CONSTANTS_FACTOR,
     HIDDEN_ULPS,
+    NATIVE_SHARE,
     NOISE_SEEDS,
     SEMANTIC_STEP,
     VANISHING_GRADIENT,
@@ -101,7 +93,7 @@ BOUNDARY = Evidence("boundary", lambda trial, count: bool(find_boundaries(trial.
 """A float64 result that moves between dynamo's graph and the passes, where native values are within rounding."""
 
 
-def _compare_graphs(divergence: Divergence) -> Iterator[Sides[str]]:
+def _compare_graphs(divergence: Divergence) -> Iterator[ways.Sides[str]]:
     """Dynamo's graph and the first graph of the passes, on the inputs of the first call: results, then gradients.
 
     A decomposition that is certainly another function by itself needs no such look.
@@ -123,11 +115,11 @@ class _Crossing:
     inputs: Sequence[Any]
     count: ReplayCount
 
-    def make_sides(self) -> Sides[str]:
-        def word(parting: PartedStep[str]) -> Found:
+    def make_sides(self) -> ways.Sides[str]:
+        def word(parting: ways.PartedStep[str]) -> Found:
             return Found(_make_boundary(self, parting).culprit)
 
-        return Sides(walk_pairs(self.pair_outputs()), word, self.measure)
+        return ways.Sides(ways.walk_pairs(self.pair_outputs()), word, self.measure)
 
     def run_early(self, *, double: bool, noise_seed: int | None = None) -> ReplayResult:
         self.count.replays += 1
@@ -145,30 +137,30 @@ class _Crossing:
     def native(self) -> ReplayResult:
         return self.run_early(double=False)
 
-    def pair_outputs(self) -> Iterator[Pair[str]]:
+    def pair_outputs(self) -> Iterator[ways.Pair[str]]:
         """The outputs of both graphs in float64, and where a gradient is computed, that it is to be compared too."""
         early, late = self.run_early(double=True), self.run_late(double=True)
         if early.error is not None or late.error is not None or _mutates(self.given, early.inputs):
             return
         joint = self.late.direction == "joint"
         if len(early.outputs) == len(late.outputs) or joint:
-            yield Pair(_RESULT, early.outputs, late.outputs)
+            yield ways.Pair(_RESULT, early.outputs, late.outputs)
         if joint:
-            yield Pair(_GRADIENT, early.outputs, late.outputs)
+            yield ways.Pair(_GRADIENT, early.outputs, late.outputs)
 
-    def measure(self, pair: Pair[str]) -> PartedStep[str] | None:
+    def measure(self, pair: ways.Pair[str]) -> ways.PartedStep[str] | None:
         """Tell results or gradients that are other ones: neither rounding nor constants in float32 explain them."""
         early, late = pair.left, pair.right
         assert isinstance(early, Sequence) and isinstance(late, Sequence)
         gradient = pair.at == _GRADIENT
         step = _measure_gradient_change(self, late) if gradient else _measure_change(early, late)
         shows = step > SEMANTIC_STEP and (gradient or _shows_natively(self, step))
-        return PartedStep(pair, step=step) if shows and step > _measure_explained(self, early) else None
+        return ways.PartedStep(pair, step=step) if shows and step > _measure_explained(self, early) else None
 
 
 def _iter_crossings(ledger: Ledger, count: ReplayCount) -> Iterator[_Crossing]:
     """The first captured call of each frame that can be replayed."""
-    for frame, early, given in iter_captured(ledger):
+    for frame, early, given in ways.iter_captured(ledger):
         late = frame.find_record(JOINT_GRAPH)
         if late is None or not late.snapshots or not frame.dynamo_calls or is_bound_to_capture(early.snapshots[-1]):
             continue
@@ -177,7 +169,7 @@ def _iter_crossings(ledger: Ledger, count: ReplayCount) -> Iterator[_Crossing]:
             yield _Crossing(frame, early, late, given, inputs, count)
 
 
-def _make_boundary(call: _Crossing, parting: PartedStep[str]) -> Boundary:
+def _make_boundary(call: _Crossing, parting: ways.PartedStep[str]) -> Boundary:
     gradient = parting.pair.at == _GRADIENT
     # The first ATen operator whose decomposition gives other values by itself.
     checked = check_operators(Ledger(frames=[call.frame]), call.count)
@@ -204,7 +196,7 @@ def _shows_natively(call: _Crossing, step: float) -> bool:
     if native.error is not None or late_run.error is not None:
         return True
     hidden = step < HIDDEN_ULPS * (coarsest_epsilon(native) or _EPS)
-    return hidden or _measure_change(native.outputs, late_run.outputs) > step / 10
+    return hidden or _measure_change(native.outputs, late_run.outputs) > NATIVE_SHARE * step
 
 
 def _mutates(before: Sequence[Any], after: Sequence[Any]) -> bool:
@@ -274,7 +266,7 @@ def _find_operator(call: _Crossing) -> fx.Node | None:
     return next(filter(differs, early.graph.nodes), None)
 
 
-GRAPHS = Way(
+GRAPHS = ways.Way(
     "dynamo's graph, and the first graph of the passes",
     _compare_graphs,
     shows=lambda seen: seen.trial.observation.failure is None and seen.verdict is not Verdict.ACCEPTS_INVALID,
@@ -294,7 +286,7 @@ def _iter_cuts(ledger: Ledger) -> Iterator[tuple[Frame, Snapshot, Snapshot, Snap
             yield frame, cut[0][-1], cut[1][0], cut[2][0]
 
 
-def _compare_parts(divergence: Divergence) -> Iterator[Sides[str]]:
+def _compare_parts(divergence: Divergence) -> Iterator[ways.Sides[str]]:
     for frame, *snapshots in _iter_cuts(divergence.trial.ledger):
         if not any(map(list_random_calls, snapshots)):
             sides = _run_parts(frame, *snapshots, count=divergence.count)
@@ -303,7 +295,7 @@ def _compare_parts(divergence: Divergence) -> Iterator[Sides[str]]:
 
 def _run_parts(
     frame: Frame, whole: Snapshot, first: Snapshot, second: Snapshot, *, count: ReplayCount
-) -> Sides[str] | None:
+) -> ways.Sides[str] | None:
     joint = frame.find_record(stages.JOINT_GRAPH, "joint")
     inputs = find_inputs(frame, joint) if joint is not None else None
     if inputs is None:
@@ -324,21 +316,21 @@ def _run_parts(
         return None
     parted = [*before.outputs[:results], *after.outputs]
     names = [f"output {i}" if i < results else f"gradient {i - results}" for i in range(len(parted))]
-    pairs = [Pair(*step) for step in zip(names, once.outputs, parted, strict=True)]
+    pairs = [ways.Pair(*step) for step in zip(names, once.outputs, parted, strict=True)]
 
-    def word(_: PartedStep[str]) -> Found:
+    def word(_: ways.PartedStep[str]) -> Found:
         steps = {pair.at: relative_change(pair.left, pair.right) for pair in pairs}
         wrong = _find_wrongly_saved(compute_values(whole, inputs), saved, list_placeholders(second))
         differs = [name for name, step in steps.items() if step > SEMANTIC_STEP]
         details: DetailsJson = {"kind": "values", "differs": differs, "saved": wrong}
         return _word(details, nodes=tuple(wrong), step=max(steps.values()))
 
-    return Sides(walk_pairs(pairs), word, _measure_output)
+    return ways.Sides(ways.walk_pairs(pairs), word, _measure_output)
 
 
-def _measure_output(pair: Pair[str]) -> PartedStep[str] | None:
+def _measure_output(pair: ways.Pair[str]) -> ways.PartedStep[str] | None:
     step = relative_change(pair.left, pair.right)
-    return PartedStep(pair, step=step) if step > SEMANTIC_STEP else None
+    return ways.PartedStep(pair, step=step) if step > SEMANTIC_STEP else None
 
 
 def _word(details: DetailsJson, nodes: tuple[str, ...] = (), step: float | None = None) -> Found:
@@ -361,8 +353,10 @@ def _find_draws(divergence: Divergence) -> Iterator[Found]:
                 yield _word({"kind": "numbers", "joint graph draws": dict(wanted), "its parts draw": dict(drawn)})
 
 
-DRAWS = Way("the random numbers of the joint graph, and of its parts", _find_draws, prove_without, shows_values)
-PARTS = Way("the joint graph, and its parts", _compare_parts, prove_without, shows_values)
+DRAWS = ways.Way(
+    "the random numbers of the joint graph, and of its parts", _find_draws, ways.prove_without, ways.shows_values
+)
+PARTS = ways.Way("the joint graph, and its parts", _compare_parts, ways.prove_without, ways.shows_values)
 
 
 def _order_inputs(saved: Sequence[Any], placeholders: Sequence[fx.Node], named: dict[str, Any]) -> list[Any] | None:
@@ -409,16 +403,16 @@ class _Recorded:
     given: bool
 
 
-def _compare_metadata(divergence: Divergence) -> Iterator[Sides[_Recorded]]:
+def _compare_metadata(divergence: Divergence) -> Iterator[ways.Sides[_Recorded]]:
     for frame in divergence.trial.ledger.frames:
         for record in frame.records:
             inputs = find_inputs(frame, record) if record.stage != stages.PRE_GRAD and record.snapshots else None
             if inputs is not None:
-                pairs = walk_pairs(_pair_metadata(record, inputs, divergence.count))
-                yield Sides(pairs, partial(_word_metadata, record), _measure_metadata)
+                pairs = ways.walk_pairs(_pair_metadata(record, inputs, divergence.count))
+                yield ways.Sides(pairs, partial(_word_metadata, record), _measure_metadata)
 
 
-def _pair_metadata(record: GraphRecord, inputs: Sequence[Any], count: ReplayCount) -> Iterator[Pair[_Recorded]]:
+def _pair_metadata(record: GraphRecord, inputs: Sequence[Any], count: ReplayCount) -> Iterator[ways.Pair[_Recorded]]:
     """The metadata of each value, real and recorded, where both are known: before the passes, then behind them."""
     # Strides are propagated anew before lowering: what passes write there is not read.
     for snapshot, given in ((record.snapshots[0], True), (record.snapshots[-1], False)):
@@ -429,15 +423,15 @@ def _pair_metadata(record: GraphRecord, inputs: Sequence[Any], count: ReplayCoun
             if node.op == "call_function" and isinstance(said, torch.Tensor) and isinstance(value, torch.Tensor):
                 recorded = _describe_metadata(said, strides=given)
                 if recorded is not None:
-                    yield Pair(_Recorded(node, given), str(_describe_metadata(value, strides=given)), recorded)
+                    yield ways.Pair(_Recorded(node, given), str(_describe_metadata(value, strides=given)), recorded)
 
 
-def _measure_metadata(pair: Pair[_Recorded]) -> PartedStep[_Recorded] | None:
+def _measure_metadata(pair: ways.Pair[_Recorded]) -> ways.PartedStep[_Recorded] | None:
     apart = pair.left != pair.right
-    return PartedStep(pair, "metadata", expected=str(pair.left), got=str(pair.right)) if apart else None
+    return ways.PartedStep(pair, "metadata", expected=str(pair.left), got=str(pair.right)) if apart else None
 
 
-def _word_metadata(record: GraphRecord, parting: PartedStep[_Recorded]) -> Found | None:
+def _word_metadata(record: GraphRecord, parting: ways.PartedStep[_Recorded]) -> Found | None:
     """The operator in the first graph of the passes; later on, the rewrite after which the node was there."""
     node = parting.pair.at.node
     details: DetailsJson = {"kind": "metadata", "expected": parting.expected, "got": parting.got, "node": node.name}
@@ -478,7 +472,7 @@ def _get_hint(size: Any) -> int | None:
 
 
 _METADATA = (Verdict.METADATA, Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR)
-METADATA = Way(
+METADATA = ways.Way(
     "values, and what a graph records of them",
     _compare_metadata,
     shows=lambda seen: seen.verdict in _METADATA,

@@ -39,22 +39,8 @@ from fuzzcompile.diagnosis.operators.operator_faults import Kind, find_differenc
 from fuzzcompile.diagnosis.operators.operator_ways import iter_program_lines
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
+from fuzzcompile.diagnosis.stages import ways
 from fuzzcompile.diagnosis.stages.stage import Found, attempt_backend, prove_at_call
-from fuzzcompile.diagnosis.stages.ways import (
-    CapturedGraphs,
-    Pair,
-    PartedStep,
-    SideBySide,
-    Sides,
-    Visit,
-    Way,
-    doubt,
-    iter_captured,
-    measure_step,
-    measure_values,
-    prove_without,
-    walk_pairs,
-)
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.stages import DYNAMO, FUNCTIONALIZATION, JOINT_GRAPH
@@ -98,7 +84,7 @@ def _find_branch(divergence: Divergence) -> Iterator[Found]:
     Only a program that is one graph without random numbers is looked at.
     """
     ledger = divergence.trial.ledger
-    for _, record, inputs in iter_captured(ledger) if len(ledger.frames) == 1 and not ledger.graph_breaks else ():
+    for _, record, inputs in ways.iter_captured(ledger) if len(ledger.frames) == 1 and not ledger.graph_breaks else ():
         snapshot = record.snapshots[0]
         if list_random_calls(snapshot):
             return
@@ -150,7 +136,7 @@ def _prove_branch(ablator: Ablator, found: Found) -> Attribution | None:
         paths = list_traced_paths()
         agrees = next((path for path, change in paths if ablator.attempt_in_eager(change, path)), "")
     if not agrees:
-        return doubt(ablator, found)
+        return ways.doubt(ablator, found)
     return Attribution(replace(culprit, necessary=True, details={**culprit.details, "agrees": agrees}))
 
 
@@ -174,13 +160,13 @@ class _EagerCall:
         return self.name.startswith("__i") or self.name == "__setitem__" or (self.name.endswith("_") and not dunder)
 
 
-def _compare_calls(divergence: Divergence) -> Iterator[Sides[tuple[_EagerCall, str]]]:
+def _compare_calls(divergence: Divergence) -> Iterator[ways.Sides[tuple[_EagerCall, str]]]:
     captured = _replay_captured(divergence)
     if not captured:
         return
     lost: list[_EagerCall] = []
 
-    def pair_calls() -> Iterator[Pair[tuple[_EagerCall, str]]]:
+    def pair_calls() -> Iterator[ways.Pair[tuple[_EagerCall, str]]]:
         watcher = _run_first_eagerly(divergence.experiments, _CallRecorder)
         calls = watcher.calls if watcher is not None else []
         number_at, seen = Counter(call.line for call in calls), Counter[str]()
@@ -193,9 +179,9 @@ def _compare_calls(divergence: Divergence) -> Iterator[Sides[tuple[_EagerCall, s
             last = number == number_at[call.line] - 1
             if len(there) == number_at[call.line] or last:
                 node, value = there[number] if len(there) == number_at[call.line] else there[-1]
-                yield Pair((call, node), call.value, value)
+                yield ways.Pair((call, node), call.value, value)
 
-    def word(parting: PartedStep[tuple[_EagerCall, str]]) -> Found:
+    def word(parting: ways.PartedStep[tuple[_EagerCall, str]]) -> Found:
         call, node = parting.pair.at
         if lost:  # a write that is in no graph comes before what reads it
             call = lost[-1]
@@ -205,10 +191,10 @@ def _compare_calls(divergence: Divergence) -> Iterator[Sides[tuple[_EagerCall, s
         culprit = Culprit(DYNAMO, None, call.name, call.name, nodes, source, line, site=call.line, details=details)
         return Found(culprit, GraphBreak(((call.name, resolve_call(call.function)),)))
 
-    yield Sides(walk_pairs(pair_calls()), word, _measure_call)
+    yield ways.Sides(ways.walk_pairs(pair_calls()), word, _measure_call)
 
 
-def _measure_call(pair: Pair[tuple[_EagerCall, str]]) -> PartedStep[tuple[_EagerCall, str]] | None:
+def _measure_call(pair: ways.Pair[tuple[_EagerCall, str]]) -> ways.PartedStep[tuple[_EagerCall, str]] | None:
     """Tell two results that one kernel on the same values could not have given."""
     eager, captured = pair.left, pair.right
     if not isinstance(eager, torch.Tensor) or not isinstance(captured, torch.Tensor):
@@ -217,7 +203,7 @@ def _measure_call(pair: Pair[tuple[_EagerCall, str]]) -> PartedStep[tuple[_Eager
         exact = not eager.is_floating_point()
         if relative_change(eager, captured) <= (0 if exact else ANOTHER_CALL_ULPS * torch.finfo(eager.dtype).eps):
             return None
-    return PartedStep(pair)
+    return ways.PartedStep(pair)
 
 
 def _replay_captured(divergence: Divergence) -> dict[str, list[tuple[str, Any]]]:
@@ -226,7 +212,7 @@ def _replay_captured(divergence: Divergence) -> dict[str, list[tuple[str, Any]]]
     A graph that comes back to a line of an earlier one was captured in another call of the program.
     """
     values: dict[str, list[tuple[str, Any]]] = {}
-    for frame, record, inputs in iter_captured(divergence.trial.ledger):
+    for frame, record, inputs in ways.iter_captured(divergence.trial.ledger):
         snapshot = record.snapshots[0]
         if not frame.dynamo_calls:
             continue
@@ -264,8 +250,8 @@ class _CallRecorder(TorchFunctionMode):
         return result
 
 
-CALLS = Way("a program's calls, and the nodes of dynamo's graphs", _compare_calls, prove_without)
-BRANCH = Way("the operators of a program, and those of dynamo's graph", _find_branch, _prove_branch)
+CALLS = ways.Way("a program's calls, and the nodes of dynamo's graphs", _compare_calls, ways.prove_without)
+BRANCH = ways.Way("the operators of a program, and those of dynamo's graph", _find_branch, _prove_branch)
 
 
 # Faults of AOTAutograd around its graphs: its analysis of inputs and outputs, its copies of tangents.
@@ -282,7 +268,7 @@ def _find_tangents(divergence: Divergence) -> Iterator[Found]:
 
 def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
     grad = divergence.experiments.case.differentiates
-    for frame, record, inputs in iter_captured(divergence.trial.ledger):
+    for frame, record, inputs in ways.iter_captured(divergence.trial.ledger):
         if frame.analysis is None:
             continue
         divergence.count.replays += 1
@@ -299,34 +285,34 @@ def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
 # Operators that take another path in a compiled program than in eager mode, and give something else on it.
 
 
-def _compare_composites(divergence: Divergence) -> Iterator[Sides[ComparedCall]]:
-    for captured in iter_captured(divergence.trial.ledger):
+def _compare_composites(divergence: Divergence) -> Iterator[ways.Sides[ComparedCall]]:
+    for captured in ways.iter_captured(divergence.trial.ledger):
         yield _compare_composites_of(captured, divergence)
 
 
-def _compare_composites_of(captured: CapturedGraphs, divergence: Divergence) -> Sides[ComparedCall]:
+def _compare_composites_of(captured: ways.CapturedGraphs, divergence: Divergence) -> ways.Sides[ComparedCall]:
     ordinals: Counter[tuple[str, str | None]] = Counter()
     runs = divergence.experiments.runs
     others_allowed = runs.draws and not runs.promises_eager_numbers  # other random numbers than eager's
     grad = captured.frame.find_record(JOINT_GRAPH, "joint") is not None
 
-    def walk(visit: Visit[ComparedCall]) -> None:
+    def walk(visit: ways.Visit[ComparedCall]) -> None:
         parted = False
 
         def judge(call: ComparedCall) -> None:
             nonlocal parted
             if not parted and not (call.draws and others_allowed):
                 ordinals[_name_call(call.node), find_location([call.node])] += 1
-                parted = visit(Pair(call, call.eager, call.traced))
+                parted = visit(ways.Pair(call, call.eager, call.traced))
 
         divergence.count.replays += 1
         compare_paths(captured.record.snapshots[-1], captured.inputs, judge, grad=grad)
 
     measure = functools.partial(_measure_paths, divergence.verdict)
-    return Sides(walk, functools.partial(_word_composite, ordinals), measure)
+    return ways.Sides(walk, functools.partial(_word_composite, ordinals), measure)
 
 
-def _measure_paths(verdict: Verdict, pair: Pair[ComparedCall]) -> PartedStep[ComparedCall] | None:
+def _measure_paths(verdict: Verdict, pair: ways.Pair[ComparedCall]) -> ways.PartedStep[ComparedCall] | None:
     """Tell two paths that differ in what the verdict is about: strides, dtypes, shared memory, or values."""
     call, eager, traced = pair.at, pair.at.eager, pair.at.traced
     if eager.error is not None or len(eager.results) != len(traced.results):
@@ -335,22 +321,22 @@ def _measure_paths(verdict: Verdict, pair: Pair[ComparedCall]) -> PartedStep[Com
     kinds += ["stride"] if verdict is Verdict.METADATA else ["alias"] if verdict is Verdict.ALIASING else []
     for kind in kinds:
         if (differs := find_difference(kind, eager, traced)) is not None:
-            return PartedStep(pair, kind, None, *differs)
+            return ways.PartedStep(pair, kind, None, *differs)
     if verdict is Verdict.METADATA or not rounding.largest_change(eager.results, traced.results):
         return None
     if call.draws:
         # Other random numbers from one state, or another state behind them, which moves all that follow.
         step = rounding.largest_change(eager.results[:-1], traced.results[:-1])
         if step > OTHER_NUMBERS:
-            return PartedStep(pair, "numbers", step, *find_worst_element(eager, traced))
+            return ways.PartedStep(pair, "numbers", step, *find_worst_element(eager, traced))
         same = torch.equal(eager.results[-1], traced.results[-1])
         said = "the state of the generator after it", "another state"
-        return None if same else PartedStep(pair, "numbers", None, *said)
+        return None if same else ways.PartedStep(pair, "numbers", None, *said)
     exact = call.run_in_float64()
     return measure_outcomes(pair, eager, traced, exact if all(run.error is None for run in exact) else None)
 
 
-def _word_composite(ordinals: Counter[tuple[str, str | None]], parting: PartedStep[ComparedCall]) -> Found:
+def _word_composite(ordinals: Counter[tuple[str, str | None]], parting: ways.PartedStep[ComparedCall]) -> Found:
     call = parting.pair.at
     name, line = _name_call(call.node), find_location([call.node])
     site = None if line is None else f"{line} #{ordinals[name, line]}"
@@ -376,13 +362,15 @@ def _name_call(node: fx.Node) -> str:
 # Dynamo's graph as it is, and functionally, on the same inputs: what it gives back and leaves.
 
 
-def _compare_functional(divergence: Divergence) -> Iterator[Sides[str]]:
+def _compare_functional(divergence: Divergence) -> Iterator[ways.Sides[str]]:
     # In a later call inputs may overlap that did not when the graph was made.
-    for _, record, inputs in iter_captured(divergence.trial.ledger, calls=CAPTURED_CALLS):
+    for _, record, inputs in ways.iter_captured(divergence.trial.ledger, calls=CAPTURED_CALLS):
         yield from _compare_functional_runs(record.snapshots[-1], inputs, divergence.count)
 
 
-def _compare_functional_runs(snapshot: Snapshot, inputs: Sequence[Any], count: ReplayCount) -> Iterator[Sides[str]]:
+def _compare_functional_runs(
+    snapshot: Snapshot, inputs: Sequence[Any], count: ReplayCount
+) -> Iterator[ways.Sides[str]]:
     tools = load_functional_tools()
     for seed in () if tools is None else SEEDS if list_drawing_nodes(snapshot) else SEEDS[:1]:
         for double in (True, False):
@@ -394,34 +382,34 @@ def _compare_functional_runs(snapshot: Snapshot, inputs: Sequence[Any], count: R
         else:
             return
 
-        def word(parting: PartedStep[str], plain: NodeRun = plain, run: Any = run) -> Found:
+        def word(parting: ways.PartedStep[str], plain: NodeRun = plain, run: Any = run) -> Found:
             count.replays += 2
             read = run(tools=tools)
             node = None if read.error else _find_differing_node(snapshot.graph, plain, read)
             through = _find_lossy_write(snapshot, inputs, plain)
             return Found(_make_functional_culprit(snapshot.graph, node, plain, parting, through))
 
-        yield Sides(walk_pairs(_pair_results(plain, functional)), word, _measure_result)
+        yield ways.Sides(ways.walk_pairs(_pair_results(plain, functional)), word, _measure_result)
 
 
-def _pair_results(plain: NodeRun, functional: NodeRun) -> Iterator[Pair[str]]:
+def _pair_results(plain: NodeRun, functional: NodeRun) -> Iterator[ways.Pair[str]]:
     for what, ours, theirs in (
         ("output", plain.outputs, functional.outputs),
         ("input", plain.inputs, functional.inputs),
     ):
         for number, (left, right) in enumerate(zip(ours, theirs, strict=False)):
-            yield Pair(f"{what} {number}", left, right)
+            yield ways.Pair(f"{what} {number}", left, right)
     before, after = find_shared_memory(plain), find_shared_memory(functional)
     for name in before:
         # AOTAutograd regenerates views of inputs after the call: only memory that outputs share is its graph's.
         if not any(owner.startswith("input") for owner in (*before[name], *after.get(name, ()))):
-            yield Pair(name, before[name], after.get(name))
+            yield ways.Pair(name, before[name], after.get(name))
 
 
-def _measure_result(pair: Pair[str]) -> PartedStep[str] | None:
+def _measure_result(pair: ways.Pair[str]) -> ways.PartedStep[str] | None:
     if isinstance(pair.left, tuple):  # names of what shares the memory
-        return PartedStep(pair, "alias") if pair.left != pair.right else None
-    return measure_values(pair)
+        return ways.PartedStep(pair, "alias") if pair.left != pair.right else None
+    return ways.measure_values(pair)
 
 
 def _find_lossy_write(snapshot: Snapshot, inputs: Sequence[Any], plain: NodeRun) -> tuple[fx.Node, fx.Node] | None:
@@ -443,7 +431,7 @@ def _find_differing_node(graph: fx.Graph, plain: NodeRun, functional: NodeRun) -
         value, functionally = plain.values.get(node.name), functional.values.get(node.name)
         if value is None or functionally is None:
             continue
-        if measure_step(value, functionally) > SEMANTIC_STEP:
+        if ways.measure_step(value, functionally) > SEMANTIC_STEP:
             return laid_out or node
         if laid_out is None and list_significant_strides(value) != list_significant_strides(functionally):
             laid_out = node
@@ -454,7 +442,7 @@ def _make_functional_culprit(
     graph: fx.Graph,
     read: fx.Node | None,
     plain: NodeRun,
-    difference: PartedStep[str],
+    difference: ways.PartedStep[str],
     through: tuple[fx.Node, fx.Node] | None,
 ) -> Culprit:
     """The write at fault or, where a view loses what is not in it, that view at the place of the write."""
@@ -491,14 +479,14 @@ def _writes(operator: Any) -> bool:
 
 
 AOT_AUTOGRAD = (
-    Way("tangents, and their copies", _find_tangents, prove_without),
-    Way("dynamo's graph, and the same without in-place writes", _compare_functional, prove_at_call),
-    Way("calls in eager mode, and as they are traced", _compare_composites, prove_at_call, most=4),
-    Way("AOTAutograd's analysis, and a run", _find_contradictions, prove_at_call),
+    ways.Way("tangents, and their copies", _find_tangents, ways.prove_without),
+    ways.Way("dynamo's graph, and the same without in-place writes", _compare_functional, prove_at_call),
+    ways.Way("calls in eager mode, and as they are traced", _compare_composites, prove_at_call, most=4),
+    ways.Way("AOTAutograd's analysis, and a run", _find_contradictions, prove_at_call),
 )
 
 
-class Functionalization(SideBySide):
+class Functionalization(ways.SideBySide):
     """AOTAutograd's graph without in-place writes, and its analysis, tangents and composite operators."""
 
     def tracing_settings(self, culprit: Culprit) -> Mapping[str, object]:
