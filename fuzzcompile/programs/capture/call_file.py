@@ -27,7 +27,6 @@ from torch.utils import _pytree as pytree
 from fuzzcompile.compiler.torch_config import load_config
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.programs.capture.invocation import Invocation, run_parts_uncompiled
-from fuzzcompile.run.case import CompileSettings
 from fuzzcompile.run.reachable_state import ReachedObjects, is_user_file
 
 
@@ -41,7 +40,7 @@ class _CallFile:
 
     ``gradients`` belong to ``owners``, because a tensor is pickled without its own. ``results`` are the positions of
     the tensors among the arguments that are results of operators, and would arrive as leaves. ``texts`` are the
-    sources of files that are not on the disk, by name.
+    sources of functions' files that are in memory only, as those of a notebook are, by name.
     """
 
     invocation: Invocation
@@ -90,25 +89,13 @@ def receive(path: Path, device: torch.device) -> Invocation:
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     for tensor, gradient in zip(sent.owners, sent.gradients, strict=True):
         tensor.grad = gradient
-    invocation = sent.invocation
-    return replace(
-        invocation,
-        arguments=_with_results(invocation.arguments, sent.results),
-        settings=_with_configs(invocation.settings, invocation.configs),
-    )
-
-
-def _with_results(arguments: Any, positions: frozenset[int]) -> Any:
-    leaves, spec = pytree.tree_flatten(arguments)
+    leaves, spec = pytree.tree_flatten(sent.invocation.arguments)
     with torch.enable_grad():
-        fresh = [leaf.clone() if number in positions else leaf for number, leaf in enumerate(leaves)]
-    return pytree.tree_unflatten(fresh, spec)
-
-
-def _with_configs(settings: CompileSettings, configs: Mapping[str, Mapping[str, object]]) -> CompileSettings:
-    """The settings with the entries of the sender's configs that this process has otherwise."""
-    changed: dict[str, Any] = {name: _find_different(name, entries) for name, entries in configs.items()}
-    return replace(settings, **changed)
+        fresh = [leaf.clone() if number in sent.results else leaf for number, leaf in enumerate(leaves)]
+    # Entries of the sender's configs that this process has otherwise.
+    changed: dict[str, Any] = {name: _find_different(name, held) for name, held in sent.invocation.configs.items()}
+    settings = replace(sent.invocation.settings, **changed)
+    return replace(sent.invocation, arguments=pytree.tree_unflatten(fresh, spec), settings=settings)
 
 
 def _find_different(config: str, entries: Mapping[str, object]) -> dict[str, object]:
@@ -128,33 +115,28 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
 
     def reducer_override(self, obj: object) -> object:
         """Operators go by name; pickle knows nothing of them."""
-        path = _find_operator_path(obj)
-        return super().reducer_override(obj) if path is None else (_operator, path)
+        if isinstance(obj, OpOverload):
+            return _find_operator, (*obj._schema.name.split("::"), obj._overloadname)
+        if isinstance(obj, OpOverloadPacket):
+            return _find_operator, tuple(obj._qualified_op_name.split("::"))
+        if isinstance(obj, type(torch.ops.aten)):
+            return _find_operator, (obj.name,)
+        return (_find_operator, ()) if obj is torch.ops else super().reducer_override(obj)
 
 
-def _find_operator_path(obj: object) -> tuple[str, ...] | None:
-    """The attributes below ``torch.ops`` that lead to an operator, a namespace of them, or ``torch.ops`` itself."""
-    if isinstance(obj, OpOverload):
-        return (*obj._schema.name.split("::"), obj._overloadname)
-    if isinstance(obj, OpOverloadPacket):
-        return tuple(obj._qualified_op_name.split("::"))
-    if isinstance(obj, type(torch.ops.aten)):
-        return (obj.name,)
-    return () if obj is torch.ops else None
-
-
-def _operator(*path: str) -> object:
+def _find_operator(*path: str) -> object:
     return functools.reduce(getattr, path, torch.ops)
 
 
+@dataclass(frozen=True)
 class _Globals:
     """Pickles as the globals of a module that the other process makes."""
 
-    def __init__(self, name: str, file: str | None) -> None:
-        self._module = name, file
+    name: str
+    file: str | None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _make_globals, self._module
+        return _make_globals, (self.name, self.file)
 
 
 def _make_globals(name: str, file: str | None) -> dict[str, object]:
@@ -178,14 +160,10 @@ def _modules_by_value() -> Iterator[None]:
 
 def _is_hidden(module: object) -> bool:
     file, name = getattr(module, "__file__", None), getattr(module, "__name__", None)
-    if (
-        not isinstance(file, str)
-        or not isinstance(name, str)
-        or name == "__main__"
-        or sys.modules.get(name) is not module
-    ):
+    if not isinstance(file, str) or not isinstance(name, str) or name == "__main__":
         return False
-    return is_user_file(file) and _origin(name) != Path(file).resolve()
+    own = sys.modules.get(name) is module and is_user_file(file)
+    return own and _origin(name) != Path(file).resolve()
 
 
 def _origin(name: str) -> Path | None:
@@ -202,7 +180,6 @@ def _origin(name: str) -> Path | None:
 
 
 def _texts(invocation: Invocation) -> Iterator[tuple[str, str]]:
-    """The sources of the functions that the call reaches, where they are in memory only, as those of a notebook are."""
     functions = [value for value in ReachedObjects(invocation.roots).objects if isinstance(value, types.FunctionType)]
     for name in {function.__code__.co_filename for function in functions}:
         if not Path(name).exists() and (lines := linecache.getlines(name)):

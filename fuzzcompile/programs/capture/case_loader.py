@@ -45,7 +45,7 @@ from fuzzcompile.programs.capture.script_process import (
 from fuzzcompile.programs.capture.state import Ambient, Worlds
 from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.run.case import Arguments, Case, CompileSettings
+from fuzzcompile.run.case import Arguments, Case
 from fuzzcompile.run.case_program import RUN_SEED, build
 from fuzzcompile.run.device import is_exhausted_memory, seed_everything
 from fuzzcompile.run.reachable_state import (
@@ -78,14 +78,10 @@ class _Captured:
 
 
 def load_script(file: CaseFile, device: torch.device, *, call: int | None = None) -> Case:
-    """Run the script up to its ``call``-th call of a compiled callable, and make that call a case.
+    """Run the script up to its ``call``-th call (or the first) of a compiled callable, and make that call a case.
 
-    Nothing is compiled while it runs. Its output is discarded; ``sys.argv`` holds only its path.
-
-    Args:
-        file: the script or notebook.
-        device: where the case will run; the script is rewritten if it names another kind of device.
-        call: which call of the script, counted from 1; the first by default.
+    Nothing is compiled while it runs. Its output is discarded; ``sys.argv`` holds only its path. A script that names
+    another kind of device is rewritten.
 
     Raises:
         CaseError: the script raises or ends before that call, or never compiles anything.
@@ -97,6 +93,7 @@ def load_script(file: CaseFile, device: torch.device, *, call: int | None = None
         raise CaseError(run.explain())
     grad = captured.ambient.grad
     first, *later = (call.arguments for call in captured.calls)
+    inductor, dynamo, functorch = (dict(captured.configs[name]) for name in ("inductor", "dynamo", "functorch"))
     return Case(
         name=file.path.stem,
         path=file.path,
@@ -104,7 +101,7 @@ def load_script(file: CaseFile, device: torch.device, *, call: int | None = None
         make=lambda: (captured.record.target, first),
         grad=grad,
         backward=grad == "enabled" and run.mentions_backward and _differentiable(captured),
-        settings=_settings(captured),
+        settings=replace(captured.record.settings, inductor=inductor, dynamo=dynamo, functorch=functorch),
         calls=later or None,
         run=None,
         ambient=captured.ambient.enter,
@@ -138,7 +135,6 @@ class _Run:
         self.environment = dict(os.environ)
 
     def execute(self) -> None:
-        """Run the script; ``error`` keeps the exception it raises."""
         tree, self.rewritten = retarget_script(self.tree, self.device)
         # Without this module's own __future__ imports.
         code = compile(tree, self.filename, "exec", dont_inherit=True)
@@ -151,7 +147,9 @@ class _Run:
         importable = list(sys.path)
         sys.path.insert(0, str(self.path.resolve().parent))
         seed_everything(RUN_SEED)
-        with preserve_config(), silence_output(), self.interception.install(), self._cuda():
+        to_cpu = self.device.type == "cpu" and (self.rewritten or "torch.cuda" in self.source)
+        cuda = imitate_cuda() if to_cpu else contextlib.nullcontext()
+        with preserve_config(), silence_output(), self.interception.install(), cuda:
             try:
                 exec(code, main.__dict__)
             except (KeyboardInterrupt, MemoryError):
@@ -166,10 +164,6 @@ class _Run:
                 sys.path.extend(entry for entry in importable if entry not in sys.path)
                 reset_compiler()
 
-    def _cuda(self) -> contextlib.AbstractContextManager[None]:
-        needed = self.device.type == "cpu" and (self.rewritten or "torch.cuda" in self.source)
-        return imitate_cuda() if needed else contextlib.nullcontext()
-
     def _on_call(self, record: CompiledCallable, arguments: Arguments, number: int) -> None:
         if self.captured is not None:
             raise CallReached  # a bare except in the script has swallowed the first one
@@ -183,52 +177,46 @@ class _Run:
         raise CallReached
 
     def notes(self) -> list[str]:
-        """Remarks for the user: what is judged and what is not."""
+        """Remarks for the user: what is judged and what is not, and the state that could not be kept."""
         assert self.captured is not None
-        record, compiled = self.captured.record, self.interception.compiled
+        record, calls, compiled = self.captured.record, self.captured.calls, self.interception.compiled
         kind = "notebook" if self.file.notebook is not None else "script"
         notes = [f"judged: call {self.wanted} of the {kind}, {record}", *self.file.notes]
         also_compiled = [str(callable_) for callable_ in compiled if callable_.number != record.number]
-        lines = sorted(self.compile_lines - {callable_.line for callable_ in compiled})
         if also_compiled:
             notes.append(f"also compiled: {', '.join(also_compiled[:8])}; --call N judges another call")
-        if lines:
+        if lines := self.compile_lines - {callable_.line for callable_ in compiled}:
             notes.append(f"not reached: torch.compile at {self._places(lines)}; --call N goes on to later calls")
-        notes += self._about_state()
+        given = name_holders(calls[-1].arguments)
+        held = [name for name, leaf in given.items() if get_own_dict(leaf) and not is_model(leaf)]
+        if held and self.wanted == 1:
+            notes.append(f"{', '.join(held[:4])} may hold what each call changes: --call N judges a later call")
+        if self.history[record.number].dropped:
+            notes.append("earlier calls with inputs of another kind are left out: their state takes more than 1 GiB")
+        if not all(call.world.complete for call in calls):
+            notes.append("the callable reaches more than 200 000 objects; what lies behind them is not restored")
         notes += set_too_late(self.tree, self.environment)
         if self.rewritten:
             notes.append(f"the script is written for another kind of device and was run on {self.device}")
         return notes
 
-    def _about_state(self) -> list[str]:
-        """Describe the starting state of a later call, and the calls and state that could not be kept."""
-        assert self.captured is not None
-        notes = []
-        given = name_holders(self.captured.calls[-1].arguments)
-        held = [name for name, leaf in given.items() if get_own_dict(leaf) and not is_model(leaf)]
-        if held and self.wanted == 1:
-            notes.append(f"{', '.join(held[:4])} may hold what each call changes: --call N judges a later call")
-        if self.history[self.captured.record.number].dropped:
-            notes.append("earlier calls with inputs of another kind are left out: their state takes more than 1 GiB")
-        if not all(call.world.complete for call in self.captured.calls):
-            notes.append("the callable reaches more than 200 000 objects; what lies behind them is not restored")
-        return notes
-
     def explain(self) -> str:
         """Explain in one sentence why there is no case and what to do about it."""
-        calls, name = self.interception.calls, str(self.path)
-        if isinstance(self.error, ModuleNotFoundError) and self.error.name:
-            return f"{name} needs the module {self.error.name!r}, which is not installed; install it."
-        if self.error is not None and not isinstance(self.error, SystemExit):
-            return f"{name} {self._raises(self.error)} before {self._explain_missing_call()}; fix the script."
+        calls, compiled, error, name = self.interception.calls, self.interception.compiled, self.error, str(self.path)
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            return f"{name} needs the module {error.name!r}, which is not installed; install it."
+        if error is not None and not isinstance(error, SystemExit):
+            missing = f"call {self.wanted}" if calls else "any compiled callable is called"
+            return f"{name} {self._raises(error)} before {missing}; fix the script."
         if calls:
-            listed = ", ".join(f"{record} {record.calls}×" for record in self.interception.compiled if record.calls)
+            listed = ", ".join(f"{record} {record.calls}×" for record in compiled if record.calls)
             return f"{name} makes {calls} calls of compiled callables ({listed}), so there is no call {self.wanted}."
-        exits = f"exits{self._status()} before it calls"
-        if self.interception.compiled:
-            listed = ", ".join(str(record) for record in self.interception.compiled)
-            ending = exits if self.error is not None else "never calls"
-            methods = sorted({f"{method}()" for record in self.interception.compiled for method in record.methods})
+        code = getattr(error, "code", None)
+        exits = f"exits{f' (status {code})' if isinstance(code, int) else ''} before it calls"
+        if compiled:
+            listed = ", ".join(map(str, compiled))
+            ending = exits if error is not None else "never calls"
+            methods = sorted({f"{method}()" for record in compiled for method in record.methods})
             if methods:
                 return (
                     f"{name} compiles {listed} but {ending} it: {', '.join(methods[:4])} runs the module itself, not "
@@ -236,7 +224,7 @@ class _Run:
                     "torch.compile(model.forward))."
                 )
             return f"{name} compiles {listed} but {ending} it; call it, or write a case with make()."
-        if self.compile_lines and self.error is not None:
+        if self.compile_lines and error is not None:
             return f"{name} {exits} torch.compile; fix the script, or write a case with make()."
         if self.compile_lines:
             places = self._places(self.compile_lines)
@@ -248,13 +236,6 @@ class _Run:
             f"{name} is no case: it defines no make() and never calls torch.compile; see 'Case files' in the README. "
             "(A library that is asked to compile may do so on a GPU only; its warnings say so.)"
         )
-
-    def _status(self) -> str:
-        code = getattr(self.error, "code", None)
-        return f" (status {code})" if isinstance(code, int) else ""
-
-    def _explain_missing_call(self) -> str:
-        return "any compiled callable is called" if not self.interception.calls else f"call {self.wanted}"
 
     def _places(self, lines: Collection[int]) -> str:
         return ", ".join(self.file.place(line) for line in sorted(lines)[:8])
@@ -272,14 +253,8 @@ class _Run:
 
 def _lines_that_compile(tree: ast.Module) -> set[int]:
     """Lines with ``torch.compile`` in any form: a call, a decorator, a bare name."""
-    return {
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and node.attr == "compile"
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "torch"
-    }
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "compile"]
+    return {node.lineno for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "torch"}
 
 
 def _differentiable(captured: _Captured) -> bool:
@@ -298,12 +273,6 @@ def runs_own_backward(target: Callable[..., object]) -> bool:
     )
 
 
-def _settings(captured: _Captured) -> CompileSettings:
-    configs = {name: dict(entries) for name, entries in captured.configs.items()}
-    settings = captured.record.settings
-    return replace(settings, inductor=configs["inductor"], dynamo=configs["dynamo"], functorch=configs["functorch"])
-
-
 # Turn a submodule of a case into a case of its own, on the inputs that it gets in the whole.
 
 T = TypeVar("T")
@@ -311,16 +280,11 @@ _NAMES_SHOWN = 6
 
 
 def submodule_case(case: Case, path: str, device: torch.device) -> Case:
-    """The submodule at ``path`` as a case: its state and inputs are those at its first call in an eager run.
+    """The submodule at ``path`` (in ``named_modules``) as a case: its state and inputs at its first call in eager.
 
     Inputs of later calls are kept up to the number of calls that the case has. Inputs that hold objects, such as a
     key-value cache, cannot be replayed one after the other: they are those of the first call in the case's last one.
     Settings are the case's; grad mode, autocast and random state are those in force around the submodule's call.
-
-    Args:
-        case: the whole.
-        path: the submodule's name in ``named_modules``, such as ``layers.0.attn``.
-        device: where the whole runs to record the inputs.
 
     Raises:
         CaseError: the callable is no module, has no such submodule, or never calls it.
@@ -346,7 +310,8 @@ def submodule_case(case: Case, path: str, device: torch.device) -> Case:
     return replace(
         case,
         name=f"{case.name}:{path}",
-        make=lambda: (watch.copied, first.fresh()),
+        # Objects that a call can change (a key-value cache) are copied anew.
+        make=lambda: (watch.copied, copy_objects(first.arguments)),
         calls=[call.arguments for call in later] or None,
         run=None,
         grad=first.ambient.grad,
@@ -364,14 +329,8 @@ class _AllRecorded(BaseException):
 
 @dataclass(frozen=True)
 class _Call:
-    """The arguments of one call of the submodule, and the state around it."""
-
     arguments: Arguments
     ambient: Ambient
-
-    def fresh(self) -> Arguments:
-        """The arguments, with objects that a call can change (a key-value cache) copied anew."""
-        return copy_objects(self.arguments)
 
 
 _PLAIN = (torch.Tensor, type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
@@ -392,7 +351,6 @@ class _SubmoduleRecorder:
 
     @contextlib.contextmanager
     def install(self) -> Iterator[None]:
-        """Watch in the block."""
         self._watch()
         try:
             yield
@@ -400,7 +358,6 @@ class _SubmoduleRecorder:
             self._unwatch()
 
     def count_calls(self, whole: Callable[..., object]) -> Callable[..., object]:
-        """Wrap the whole program to count its calls."""
         self._begun = 0
 
         def call(*args: object, **kwargs: object) -> object:
@@ -427,7 +384,7 @@ class _SubmoduleRecorder:
         with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
             if not self.calls:
                 self._unwatch()  # or it would be copied with the module
-                self.copied = _copy_module(module)
+                self.copied = self._copy_module()
                 own = ReachedObjects({"": self.copied}).tensors
                 self._own = {id(tensor): own[name] for name, tensor in ReachedObjects({"": module}).tensors.items()}
                 self._watch()
@@ -436,18 +393,17 @@ class _SubmoduleRecorder:
         if len(self.calls) >= self._wanted:
             raise _AllRecorded
 
+    def _copy_module(self) -> nn.Module:
+        try:
+            return copy.deepcopy(self._module)
+        except Exception as error:  # a user's __deepcopy__ may raise anything
+            if is_exhausted_memory(error):
+                raise
+            return self._module  # the run ends after the recorded calls, so little can change it
+
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:
         own = self._own.get(id(tensor))  # a parameter that is an input as well stays one tensor
         return self._copier(tensor) if own is None else own
-
-
-def _copy_module(module: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(module)
-    except Exception as error:  # a user's __deepcopy__ may raise anything
-        if is_exhausted_memory(error):
-            raise
-        return module  # the run ends after the recorded calls, so little can change it
 
 
 def copy_objects(tree: T) -> T:
@@ -473,7 +429,6 @@ def copy_objects(tree: T) -> T:
 
 
 def _closest(path: str, names: Sequence[str]) -> str:
-    """Names that may be meant by ``path``, as the end of a sentence."""
     if not names:
         return "it has no submodules at all: leave out --module."
     close = difflib.get_close_matches(path, names, n=_NAMES_SHOWN, cutoff=0.5)
@@ -492,12 +447,10 @@ def _closest(path: str, names: Sequence[str]) -> str:
 def load(path: Path | CaseFile, device: torch.device, *, call: int | None = None, module: str | None = None) -> Case:
     """The case in the file at ``path``, under the backend in force (:mod:`fuzzcompile.compiler.custom_code`), if any.
 
-    Args:
-        path: a case file, a script or notebook that calls ``torch.compile``, or one that was read already.
-        device: where it will run; a script written for another kind of device is retargeted, and so is a case file in a
-            process that compiles for a target.
-        call: which call of a compiled callable of a script is the case (1 is the first and the default).
-        module: path of a submodule, judged on the inputs it gets, in place of the whole.
+    It is a case file, a script or notebook that calls ``torch.compile``, or one that was read already. A script written
+    for another kind of device is retargeted, and so is a case file in a process that compiles for a target. ``call`` is
+    that of a script's compiled callable (1 is the first and the default), ``module`` the path of a submodule that is
+    judged on the inputs it gets, in place of the whole.
 
     Raises:
         CaseError: the file is no case and no such script, or has no such call or module.
@@ -509,10 +462,7 @@ def load(path: Path | CaseFile, device: torch.device, *, call: int | None = None
         raise CaseError(f"{file.path} is a case file, whose calls are all judged; --call is for scripts.")
     else:
         # Compiled for a target it runs on the CPU, whatever device it is written for.
-        case = (
-            load_case(file)
-            if current_target() is None
-            else load_case(file, lambda tree: retarget_script(tree, device)[0])
-        )
+        told = current_target() is not None
+        case = load_case(file, lambda tree: retarget_script(tree, device)[0]) if told else load_case(file)
     case = replace(case, settings=apply_backend(case.settings))
     return case if module is None else submodule_case(case, module, device)

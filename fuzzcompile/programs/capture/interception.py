@@ -52,7 +52,7 @@ class CallHistory:
 
     def add(self, target: Callable[..., object], arguments: Arguments) -> None:
         """Keep a call, unless one of its kind is kept already."""
-        kind = find_kind(arguments)
+        kind = _find_kind(arguments)
         if any(known.kind == kind and known.target == target for known in self.calls):
             return
         self.calls.append(self._record(target, kind, arguments))
@@ -62,7 +62,7 @@ class CallHistory:
 
     def until(self, target: Callable[..., object], arguments: Arguments) -> list[RecordedCall]:
         """A call, after the earlier ones of other kinds."""
-        kind = find_kind(arguments)
+        kind = _find_kind(arguments)
         earlier = [call for call in self.calls if call.target == target and call.kind != kind]
         return [*earlier, self._record(target, kind, arguments)][-_MAX_HISTORY:]
 
@@ -73,13 +73,13 @@ class CallHistory:
         return RecordedCall(target, kind, _copy_arguments(arguments, world), world)
 
 
-def find_kind(arguments: Arguments) -> Kind:
+def _find_kind(arguments: Arguments) -> Kind:
     """Return the key of a recompile: shapes, strides and dtypes of the inputs and of tensors held by objects."""
     inner = (pair for name, leaf in name_arguments(arguments) for pair in unwrap(name, leaf))
-    return [part for name, leaf in inner for part in _kinds(name, leaf)]
+    return [part for name, leaf in inner for part in _list_kinds(name, leaf)]
 
 
-def _kinds(name: str, leaf: object) -> list[object]:
+def _list_kinds(name: str, leaf: object) -> list[object]:
     if isinstance(leaf, torch.Tensor):
         return [name, _form(leaf)]
     if not is_holder(leaf):
@@ -131,11 +131,11 @@ class CallReached(BaseException):
 
 @dataclass
 class CompiledCallable:
-    """One callable that the script gave to ``torch.compile``.
+    """One callable that the script gave to ``torch.compile`` with ``arguments``; ``number`` identifies it.
 
-    ``line`` is the line of that call, 0 if unknown, and ``place`` the same as a user knows it; ``arguments`` are those
-    of ``torch.compile``; ``calls`` counts the calls of the callable, ``number`` identifies it. ``methods`` are the
-    methods of a compiled module that the script used: they call the module itself, not its compiled form.
+    ``line`` is the line of that call, 0 if unknown, and ``place`` the same as a user knows it; ``calls`` counts the
+    calls of the callable. ``methods`` are the methods of a compiled module that the script used: they call the module
+    itself, not its compiled form.
     """
 
     target: Callable[..., object]
@@ -145,16 +145,6 @@ class CompiledCallable:
     number: int = 0
     methods: set[str] = field(default_factory=set)
     place: str = ""
-
-    @property
-    def name(self) -> str:
-        """The name a user knows: a function's name, a module's class."""
-        bound = getattr(self.target, "__self__", None)
-        if isinstance(bound, nn.Module):
-            return f"{type(bound).__name__}.{self.target.__name__}"
-        if isinstance(self.target, nn.Module):
-            return type(self.target).__name__
-        return getattr(self.target, "__qualname__", type(self.target).__name__)
 
     @property
     def settings(self) -> CompileSettings:
@@ -172,27 +162,32 @@ class CompiledCallable:
         backend = self.arguments.get("backend") or "inductor"
         named = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
         where = [self.place] * bool(self.place) + [f"backend {named}"] * (named != "inductor")
-        return f"{self.name} ({', '.join(where)})" if where else self.name
+        name = name_target(self.target)
+        return f"{name} ({', '.join(where)})" if where else name
+
+
+def name_target(target: Callable[..., object]) -> str:
+    """The name a user knows: a function's name, a module's class."""
+    owner = getattr(target, "__self__", None)
+    if isinstance(owner, nn.Module):
+        return f"{type(owner).__name__}.{getattr(target, '__name__', 'call')}"
+    name = type(target).__name__
+    return name if isinstance(target, nn.Module) else str(getattr(target, "__name__", name)).strip("<>")
 
 
 class _Call:
     """The call of a compiled module, shared by copies of the module, each of which is compiled separately."""
 
     def __init__(self, interception: CompileInterception, record: CompiledCallable) -> None:
-        self._interception = interception
-        self._record = record
+        self._interception, self.record = interception, record
 
     def __deepcopy__(self, memo: object) -> _Call:
         return self
 
-    def uses(self, method: str) -> None:
-        """Note a method of the module that is not compiled."""
-        self._record.methods.add(method)
-
     def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if not self._interception.active:
             return module(*args, **kwargs)
-        return self._interception.call_compiled(self._record, module, args, kwargs, target=original(module))
+        return self._interception.call_compiled(self.record, module, args, kwargs, target=original(module))
 
 
 class CompiledModule(nn.Module):
@@ -221,7 +216,7 @@ class CompiledModule(nn.Module):
             return own
         held = getattr(own, name)
         if isinstance(held, types.MethodType) and not hasattr(nn.Module, name):
-            self.__dict__["_intercepted_call"].uses(name)
+            self.__dict__["_intercepted_call"].record.methods.add(name)
         return held
 
     def __setattr__(self, name: str, value: torch.Tensor | nn.Module) -> None:
@@ -264,8 +259,10 @@ class CompileInterception:
             return functools.partial(self.compile, **arguments)
         if arguments.get("disable") or not callable(model):
             return model
-        if isinstance(model, type):
-            return self._class(model, arguments)
+        if isinstance(model, type):  # the calls of a decorated class's instances are compiled
+            name = "_call_impl" if issubclass(model, nn.Module) else "__call__"
+            setattr(model, name, self.compile(getattr(model, name), **arguments))
+            return model
         known = {name: value for name, value in arguments.items() if name in CompileArguments.__annotations__}
         return self._wrap(model, cast("CompileArguments", known))
 
@@ -273,18 +270,15 @@ class CompileInterception:
         """Replaces ``torch._dynamo.optimize``, which older scripts call."""
         return functools.partial(self.compile, backend=backend, fullgraph=nopython, **arguments)
 
-    def _class(self, owner: type, arguments: Mapping[str, object]) -> type:
-        """Compile the calls of a decorated class's instances, as torch does."""
-        name = "_call_impl" if issubclass(owner, nn.Module) else "__call__"
-        setattr(owner, name, self.compile(getattr(owner, name), **arguments))
-        return owner
-
     def _wrap(self, model: Callable[..., object], arguments: CompileArguments) -> object:
         target = original(model)
         if isinstance(target, types.MethodType) and target.__func__ in (nn.Module._call_impl, nn.Module.__call__):
             # module.compile() and torch.compile(module.__call__) compile the module's own call.
             target = target.__self__ if isinstance(target.__self__, nn.Module) else target
-        line = self._line()
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename != self.filename:
+            frame = frame.f_back
+        line = frame.f_lineno if frame is not None else 0
         place = self.place(line) if line else ""
         record = CompiledCallable(target, arguments, line, number=len(self.compiled), place=place)
         self.compiled.append(record)
@@ -323,13 +317,6 @@ class CompileInterception:
             return model(*args, **kwargs)
         finally:
             self._depth -= 1
-
-    def _line(self) -> int:
-        """The line of the script that is being executed, by the innermost of its frames; 0 if it has none."""
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename != self.filename:
-            frame = frame.f_back
-        return frame.f_lineno if frame is not None else 0
 
 
 def original(model: Callable[..., object]) -> Callable[..., object]:

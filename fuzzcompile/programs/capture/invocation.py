@@ -18,7 +18,7 @@ from fuzzcompile.compiler.torch_api import AnyCallable, is_compiled, read_compil
 from fuzzcompile.compiler.torch_config import CONFIGS, compile_in_process, list_changed_entries, preserve_config
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.programs.capture.case_loader import runs_own_backward
-from fuzzcompile.programs.capture.interception import CallHistory, roots_of_call
+from fuzzcompile.programs.capture.interception import CallHistory, name_target, roots_of_call
 from fuzzcompile.programs.capture.state import Ambient, PresentState, Worlds
 from fuzzcompile.run.case import Arguments, Case, CompileSettings
 from fuzzcompile.run.reachable_state import ReachedObjects, is_user_file, name_arguments
@@ -32,18 +32,11 @@ _OF_PROCESS = ("compile_threads", "worker_start_method", "worker_log_path", "qui
 
 @dataclass(frozen=True)
 class Invocation:
-    """One call of ``target``.
+    """One call of ``target``, what the user wrote and not its compiled form; ``name`` is what a user calls it.
 
-    Attributes:
-        name: what a user calls the callable.
-        target: what the user wrote, not its compiled form.
-        arguments: of the call.
-        settings: the arguments of ``torch.compile``.
-        ambient: grad mode, autocast, random state and the like, around the call.
-        backward: whether gradients are compared too.
-        configs: entries of the compiler's configs that are not torch's defaults, by config.
-        source: text that says which program this is, for the signature of an unproved bug.
-        notes: what a user should know about how the call was read.
+    ``settings`` are the arguments of ``torch.compile``, ``configs`` the entries of the compiler's configs that are not
+    torch's defaults, by config. ``source`` is text that says which program this is, for the signature of an unproved
+    bug; ``notes`` are what a user should know about how the call was read.
     """
 
     name: str
@@ -68,8 +61,7 @@ class Invocation:
 
     def case(self) -> Case:
         """The call as a case that runs in place, on the objects themselves, restored before every run."""
-        history = CallHistory()
-        (call,) = history.until(self.target, self.arguments)
+        (call,) = CallHistory().until(self.target, self.arguments)
         incomplete = "the callable reaches more than 200 000 objects; what lies behind them is not restored"
         return Case(
             name=self.name,
@@ -118,16 +110,6 @@ def capture_invocation(model: object, arguments: Arguments) -> Invocation:
         source=_build_source(target, arguments),
         notes=(*notes, *_about_parts(target)),
     )
-
-
-def name_target(target: AnyCallable) -> str:
-    """The name a user knows: a function's name, a module's class."""
-    owner = getattr(target, "__self__", None)
-    if isinstance(owner, nn.Module):
-        return f"{type(owner).__name__}.{getattr(target, '__name__', 'call')}"
-    if isinstance(target, nn.Module):
-        return type(target).__name__
-    return str(getattr(target, "__name__", type(target).__name__)).strip("<>")
 
 
 @contextlib.contextmanager

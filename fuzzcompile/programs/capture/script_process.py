@@ -1,4 +1,4 @@
-"""Run a script on another kind of device than the one it was written for.
+"""Run a script on another kind of device than the one it was written for, and undo what it changes in its process.
 
 The script's syntax tree is rewritten (string constants such as ``"cuda:0"`` and calls of ``.cuda()``), so that the
 compiled code names the new device too. A mode that swaps devices at run time would be traced.
@@ -25,15 +25,12 @@ import torch
 from fuzzcompile.compiler.torch_config import find_import_variables
 from fuzzcompile.run.reachable_state import is_user_file
 
-# Restore what a script changes in its process once its case is finished.
-
 
 @contextlib.contextmanager
 def preserve_process() -> Iterator[None]:
     """Restore ``__main__``, arguments, import path, environment, working folder and warning filters at the end."""
     main, argv, search_path = sys.modules.get("__main__"), sys.argv, list(sys.path)
-    modules = set(sys.modules)
-    environment, folder = dict(os.environ), _get_folder()
+    modules, environment, folder = set(sys.modules), dict(os.environ), _get_folder()
     with warnings.catch_warnings():
         try:
             yield
@@ -41,35 +38,23 @@ def preserve_process() -> Iterator[None]:
             if main is not None:
                 sys.modules["__main__"] = main
             sys.argv, sys.path[:] = argv, search_path
-            _forget_modules(modules)
+            for name in set(sys.modules) - modules:  # the next file may have other modules of the same names
+                if is_user_file(getattr(sys.modules[name], "__file__", None) or ""):
+                    del sys.modules[name]
             signal.setitimer(signal.ITIMER_REAL, 0)
             logging.disable(logging.NOTSET)
-            _restore_environment(environment)
+            for name in set(os.environ) - set(environment):
+                del os.environ[name]
+            os.environ.update({k: v for k, v in environment.items() if os.environ.get(k) != v})
             if folder is not None and _get_folder() != folder:
                 with contextlib.suppress(OSError):
                     os.chdir(folder)
 
 
-def _forget_modules(known: set[str]) -> None:
-    """Drop the user's modules imported since: the next file may have other modules of the same names."""
-    for name in set(sys.modules) - known:
-        if is_user_file(getattr(sys.modules[name], "__file__", None) or ""):
-            del sys.modules[name]
-
-
 def _get_folder() -> Path | None:
-    try:
+    with contextlib.suppress(OSError):  # it has been removed
         return Path.cwd()
-    except OSError:  # it has been removed
-        return None
-
-
-def _restore_environment(wanted: dict[str, str]) -> None:
-    for name in set(os.environ) - set(wanted):
-        del os.environ[name]
-    for name, value in wanted.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
+    return None
 
 
 @contextlib.contextmanager
@@ -107,24 +92,19 @@ class _Rewriter(ast.NodeTransformer):
         self.changed = False
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        """A string that names the other kind of device."""
         if isinstance(node.value, str) and self._other.fullmatch(node.value):
             return self._replace(node, self._device)
-        if self._to_cpu and node.value == "nccl":
-            return self._replace(node, "gloo")
-        return node
+        return self._replace(node, "gloo") if self._to_cpu and node.value == "nccl" else node
 
     def _replace(self, node: ast.expr, text: str) -> ast.expr:
         self.changed = True
         return ast.copy_location(ast.Constant(text), node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
-        """An f-string that begins with ``cuda:``."""
         first = node.values[0] if node.values else None
         text = first.value if isinstance(first, ast.Constant) else ""
-        if self._to_cpu and isinstance(text, str) and text.startswith("cuda:"):
-            return self._replace(node, self._device)
-        return node
+        begins = self._to_cpu and isinstance(text, str) and text.startswith("cuda:")
+        return self._replace(node, self._device) if begins else node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """``x.cuda()``, ``x.to(0)``, ``device=0``; ``device("cuda", 0)`` loses its index, which a CPU does not have."""
@@ -161,43 +141,12 @@ def imitate_cuda() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replace_names(namespace: dict[str, object], replacements: Mapping[str, object]) -> Iterator[None]:
-    """Replace names of a module in the block; names that it does not have are left out."""
     kept = {name: namespace[name] for name in replacements if name in namespace}
     namespace.update((name, replacements[name]) for name in kept)
     try:
         yield
     finally:
         namespace.update(kept)
-
-
-class _Event:
-    """``torch.cuda.Event`` that measures nothing."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def record(self, *_: object) -> None:
-        """Nothing to record."""
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def elapsed_time(self, _: object) -> float:
-        """No time, in milliseconds."""
-        return 0.0
-
-
-class _Stream:
-    """``torch.cuda.Stream`` that runs everything immediately."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def wait_stream(self, *_: object) -> None:
-        """Nothing to wait for."""
 
 
 def _nothing(*_: object, **__: object) -> None:
@@ -208,6 +157,10 @@ def _value(value: object) -> Callable[..., object]:
     return lambda *_, **__: value
 
 
+# An event measures nothing; a stream runs everything immediately.
+_MADE = {"__init__": _nothing, "synchronize": _nothing}
+_Event = type("Event", (), {**_MADE, "record": _nothing, "elapsed_time": _value(0.0)})
+_Stream = type("Stream", (), {**_MADE, "wait_stream": _nothing})
 _IMITATED: Mapping[str, object] = {
     "is_available": _value(True),
     "device_count": _value(1),
@@ -215,18 +168,13 @@ _IMITATED: Mapping[str, object] = {
     "get_device_name": _value("CPU"),
     "get_device_capability": _value((8, 0)),
     "is_bf16_supported": _value(True),
-    "memory_allocated": _value(0),
-    "max_memory_allocated": _value(0),
-    "memory_reserved": _value(0),
-    "reset_peak_memory_stats": _nothing,
-    "synchronize": _nothing,
-    "empty_cache": _nothing,
-    "set_device": _nothing,
+    **dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved"), _value(0)),
+    **dict.fromkeys(("reset_peak_memory_stats", "synchronize", "empty_cache", "set_device"), _nothing),
     "get_device_properties": _value(types.SimpleNamespace(name="CPU", major=8, minor=0, total_memory=2**33)),
     "mem_get_info": _value((2**33, 2**33)),
     "Stream": _Stream,
     "stream": _value(contextlib.nullcontext()),
-    "current_stream": lambda *_, **__: _Stream(),
+    "current_stream": _value(_Stream()),
     "device": _value(contextlib.nullcontext()),
     "Event": _Event,
     **{name: getattr(torch, name) for name in ("FloatTensor", "HalfTensor", "LongTensor", "DoubleTensor")},
@@ -243,12 +191,7 @@ _CPU_AMP: Mapping[str, object] = {
 
 
 def set_too_late(tree: ast.Module, before: Mapping[str, str]) -> Iterator[str]:
-    """Remarks on variables that changed since ``before`` and had no effect.
-
-    Args:
-        tree: the script.
-        before: the environment that the script began with.
-    """
+    """Remarks on variables that changed in a script since ``before``, its first environment, and had no effect."""
     changed = [name for name, value in os.environ.items() if before.get(name) != value]
     late = find_import_variables(changed)
     vain = [name for name in late if _follows_import(tree, name)]
@@ -267,13 +210,12 @@ def set_too_late(tree: ast.Module, before: Mapping[str, str]) -> Iterator[str]:
 
 def _follows_import(tree: ast.Module, name: str) -> bool:
     """Return whether the script imports torch in an earlier line than the first that has the variable's name."""
-    statements = (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
-    imports = [statement.lineno for statement in statements if _imports_torch(statement)]
-    names = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value == name]
+    imports, names = [], []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            imports += [node.lineno] if (node.module or "").split(".")[0] == "torch" and not node.level else []
+        elif isinstance(node, ast.Import):
+            imports += [node.lineno for alias in node.names if alias.name.split(".")[0] == "torch"]
+        elif isinstance(node, ast.Constant) and node.value == name:
+            names.append(node.lineno)
     return bool(imports and names) and min(imports) < min(names)
-
-
-def _imports_torch(node: ast.stmt) -> bool:
-    if isinstance(node, ast.ImportFrom):
-        return (node.module or "").split(".")[0] == "torch" and not node.level
-    return isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "torch" for alias in node.names)

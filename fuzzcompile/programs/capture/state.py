@@ -11,14 +11,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
-import functools
 import random
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -44,24 +43,13 @@ from fuzzcompile.run.tensors import KnownCopies, StorageCopier, measure_storages
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
-@dataclass(frozen=True)
-class Autocast:
+class Autocast(NamedTuple):
     """One device type's autocast state."""
 
     device: str
     enabled: bool
     dtype: torch.dtype
     cache: bool
-
-    @classmethod
-    def current(cls, device: str) -> Autocast:
-        """The current state for a device type."""
-        return cls(
-            device,
-            torch.is_autocast_enabled(device),
-            torch.get_autocast_dtype(device),
-            torch.is_autocast_cache_enabled(),
-        )
 
 
 @dataclass(frozen=True)
@@ -106,9 +94,14 @@ class Ambient:
     @classmethod
     def current(cls) -> Ambient:
         """The state as it is now."""
+        recording: GradMode = "enabled" if torch.is_grad_enabled() else "no_grad"
+        cached = torch.is_autocast_cache_enabled()
+        regions = [
+            (name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in _AUTOCAST_DEVICES
+        ]
         return cls(
-            _grad_mode(),
-            tuple(Autocast.current(device) for device in _AUTOCAST_DEVICES),
+            "inference_mode" if torch.is_inference_mode_enabled() else recording,
+            tuple(Autocast(*region, cached) for region in regions),
             Numerics.current(),
             RandomState.current(),
             torch.get_default_dtype(),
@@ -122,14 +115,13 @@ class Ambient:
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
         """Apply the state in the block, except for grad mode and random state, which a run sets itself."""
-        dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
         deterministic = torch.are_deterministic_algorithms_enabled()
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         with contextlib.ExitStack() as stack:
             stack.enter_context(apply_numerics(self.numerics))
-            stack.callback(torch.set_default_dtype, dtype)
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(self.default_dtype)
-            stack.callback(torch.set_num_threads, threads)
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(self.threads)
             stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
             torch.use_deterministic_algorithms(self.deterministic[0], warn_only=self.deterministic[1])
@@ -148,23 +140,11 @@ class Ambient:
             yield
 
 
-class _PrecisionGroup(Protocol):
-    """A part of ``torch.backends`` that holds the precision of float32 products."""
-
-    fp32_precision: str
-
-
-def _precision_groups() -> list[_PrecisionGroup]:
+def _precision_groups() -> list[Any]:
     """The groups of torch's newer API for precision: whole backends, then single operators."""
     owners = [torch.backends, torch.backends.mkldnn, torch.backends.cudnn]
     parts = [getattr(owner, name, None) for owner in owners[1:] for name in ("matmul", "conv", "rnn")]
-    return [cast("_PrecisionGroup", group) for group in (*owners, *parts) if hasattr(group, "fp32_precision")]
-
-
-def _grad_mode() -> GradMode:
-    if torch.is_inference_mode_enabled():
-        return "inference_mode"
-    return "enabled" if torch.is_grad_enabled() else "no_grad"
+    return [group for group in (*owners, *parts) if hasattr(group, "fp32_precision")]
 
 
 # Restore what an object holds: attributes, items, closure cells, the state of a random generator.
@@ -173,30 +153,26 @@ Undo = Callable[[], object]
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None), torch.Tensor)
 
 
-def undo_for(value: object) -> Undo | None:
-    """A function that gives an object what it holds now; None if it holds nothing that can be restored."""
-    undos = [undo for undo in (_undo_items(value), _undo_attributes(value)) if undo is not None]
-    return functools.partial(_in_order, undos) if len(undos) > 1 else next(iter(undos), None)
+def list_undos(value: object) -> list[Undo]:
+    """Functions that give an object what it holds now; none if it holds nothing that can be restored."""
+    items = _undo_items(value)
+    return [*([items] if items is not None else []), *_undo_attributes(value)]
 
 
-def _in_order(undos: list[Undo]) -> None:
-    for undo in undos:
-        undo()
-
-
-def _undo_attributes(value: object) -> Undo | None:
+def _undo_attributes(value: object) -> Iterator[Undo]:
     if isinstance(value, type):
-        return _undo_class(value) if is_user_class(value) else None
+        if is_user_class(value):
+            kept = [(k, v) for k, v in vars(value).items() if isinstance(v, _PLAIN) and not k.startswith("__")]
+            yield from (partial(setattr, value, name, held) for name, held in kept)  # counters and the like
+        return
     if not holds_state(value):
-        return None
-    undos: list[Undo] = [_undo_dict(get_own_dict(value))]
+        return
+    yield _undo_dict(get_own_dict(value))
     if isinstance(value, nn.Module):
         tables = (vars(value).get(table) for table in MODULE_TABLES)
-        undos += [_undo_dict(table) for table in tables if isinstance(table, dict)]  # TorchScript's are not
-    names = list_slots(type(value))
-    if names:
-        undos.append(functools.partial(_restore_slots, value, names, dict(iterate_attributes(value))))
-    return functools.partial(_in_order, undos)
+        yield from (_undo_dict(table) for table in tables if isinstance(table, dict))  # TorchScript's are not
+    if names := list_slots(type(value)):
+        yield partial(_restore_slots, value, names, dict(iterate_attributes(value)))
 
 
 def _restore_slots(value: object, names: list[str], kept: dict[str, object]) -> None:
@@ -211,19 +187,20 @@ def _restore_slots(value: object, names: list[str], kept: dict[str, object]) -> 
 def _undo_items(value: object) -> Undo | None:
     """Restore what a container, a function or a generator of random numbers holds apart from attributes."""
     if isinstance(value, torch.Generator):
-        return functools.partial(value.set_state, value.get_state())
+        return partial(value.set_state, value.get_state())
     if isinstance(value, numpy.random.Generator):
-        return _undo_numpy(value)
+        generator, state = value.bit_generator, copy.deepcopy(value.bit_generator.state)
+        return lambda: setattr(generator, "state", copy.deepcopy(state))
     if isinstance(value, random.Random):
-        return functools.partial(value.setstate, value.getstate())
+        return partial(value.setstate, value.getstate())
     if isinstance(value, types.FunctionType):
         return _undo_function(value)
     if isinstance(value, numpy.ndarray):
-        return functools.partial(numpy.copyto, value, value.copy())
+        return partial(numpy.copyto, value, value.copy())
     if isinstance(value, bytearray):
-        return functools.partial(value.__setitem__, slice(None), value[:])
+        return partial(value.__setitem__, slice(None), value[:])
     if isinstance(value, list):
-        return functools.partial(list.__setitem__, value, slice(None), list(value))
+        return partial(list.__setitem__, value, slice(None), list(value))
     if isinstance(value, dict):
         return _undo_dict(value)
     if isinstance(value, collections.deque | set):
@@ -232,33 +209,12 @@ def _undo_items(value: object) -> Undo | None:
 
 
 def _undo_refilled(members: collections.deque[object] | set[object]) -> Undo:
-    """Empty the container and fill it again."""
     kept = list(members)
     refill: Callable[[list[object]], None] = members.update if isinstance(members, set) else members.extend
 
     def undo() -> None:
         members.clear()
         refill(kept)
-
-    return undo
-
-
-def _undo_numpy(generator: numpy.random.Generator) -> Undo:
-    kept = copy.deepcopy(generator.bit_generator.state)
-
-    def undo() -> None:
-        generator.bit_generator.state = copy.deepcopy(kept)
-
-    return undo
-
-
-def _undo_class(owner: type) -> Undo:
-    """Restore the plain attributes of a user's class, such as counters."""
-    kept = {k: v for k, v in vars(owner).items() if isinstance(v, _PLAIN) and not k.startswith("__")}
-
-    def undo() -> None:
-        for name, value in kept.items():
-            setattr(owner, name, value)
 
     return undo
 
@@ -281,7 +237,10 @@ def _undo_dict(contents: dict[Any, Any]) -> Undo:
 def _undo_function(function: types.FunctionType) -> Undo:
     """Restore attributes, closure cells and the globals that the function names, which it may rebind."""
     own = _undo_dict(vars(function))
-    cells = [(cell, cell.cell_contents) for cell in function.__closure__ or () if not _is_empty(cell)]
+    cells = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            cells.append((cell, cell.cell_contents))
     names = set(list_global_names(function.__code__)) if is_user_file(function.__code__.co_filename) else set()
     bound = {name: function.__globals__[name] for name in names if name in function.__globals__}
 
@@ -294,16 +253,7 @@ def _undo_function(function: types.FunctionType) -> Undo:
     return undo
 
 
-def _is_empty(cell: types.CellType) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return True
-    return False
-
-
-@dataclass(frozen=True)
-class _Kept:
+class _Kept(NamedTuple):
     tensor: torch.Tensor
     copy: torch.Tensor
     gradient: torch.Tensor | None
@@ -311,11 +261,9 @@ class _Kept:
 
 
 class World:
-    """The state that ``roots`` reach.
+    """The state that ``roots`` reach, by name.
 
-    Args:
-        roots: where to begin, by name.
-        known: copies that an earlier world has made (its attribute ``known``), shared where the bits are the same.
+    Copies that an earlier world has made (its attribute ``known``) are shared where the bits are the same.
     """
 
     def __init__(self, roots: Mapping[str, object], known: KnownCopies | None = None) -> None:
@@ -323,7 +271,8 @@ class World:
         self._roots = dict(roots)
         reached = ReachedObjects(roots)
         self.complete = reached.complete
-        hooks = {id(table) for value in reached.objects for table in _hook_tables(value)}
+        modules = [value for value in reached.objects if isinstance(value, nn.Module)]
+        hooks = {id(table) for module in modules for name, table in vars(module).items() if "_hooks" in name}
         self._undo = _undos(value for value in reached.objects if id(value) not in hooks)
         self._undo_hooks = _undos(value for value in reached.objects if id(value) in hooks)
         with torch.inference_mode(False), torch.no_grad():
@@ -426,11 +375,7 @@ class PresentState:
 
 
 def _undos(objects: Iterable[object]) -> list[Undo]:
-    return [undo for undo in map(undo_for, objects) if undo is not None]
-
-
-def _hook_tables(value: object) -> list[object]:
-    return [table for name, table in vars(value).items() if "_hooks" in name] if isinstance(value, nn.Module) else []
+    return [undo for value in objects for undo in list_undos(value)]
 
 
 def _keep(tensor: torch.Tensor, copier: StorageCopier) -> _Kept:

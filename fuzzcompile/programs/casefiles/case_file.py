@@ -7,7 +7,7 @@ import io
 import json
 import re
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar, cast
@@ -49,25 +49,17 @@ _MAGIC = re.compile(r"^(\s*)(?:[%!?]|[\w.]+\s*=\s*[%!]|[\w.]+\?{1,2}\s*$)")
 
 
 @dataclass(frozen=True)
-class NotebookCell:
-    """One code cell: its number among those that are not empty, and the line of the program where it begins."""
-
-    number: int
-    line: int
-
-
-@dataclass(frozen=True)
 class Notebook:
-    """A notebook as one Python program, its cells, and what was left out."""
+    """A notebook as one Python program, its cells by number with the line where each begins, and what was left out."""
 
     source: str
-    cells: tuple[NotebookCell, ...]
+    cells: tuple[tuple[int, int], ...]
     notes: tuple[str, ...]
 
     def place(self, line: int) -> str:
         """Return the place of a line of the program in the notebook: ``cell 3, line 2``."""
-        cell = max((cell for cell in self.cells if cell.line <= line), key=lambda cell: cell.line, default=None)
-        return f"line {line}" if cell is None else f"cell {cell.number}, line {line - cell.line + 1}"
+        number, first = max((cell for cell in self.cells if cell[1] <= line), default=(0, 1))
+        return f"cell {number}, line {line - first + 1}" if number else f"line {line}"
 
 
 def read_notebook(path: Path, text: str) -> Notebook:
@@ -78,31 +70,25 @@ def read_notebook(path: Path, text: str) -> Notebook:
     Raises:
         CaseError: the text is no notebook, its language is not Python, or it has no code.
     """
-    parts: list[str] = []
-    cells: list[NotebookCell] = []
+    source = ""
+    cells: list[tuple[int, int]] = []
     notes: list[str] = []
-    broken: tuple[int, InvalidPython] | None = None
-    line = 1
-    for number, code in enumerate(_code_cells(path, text), start=1):
+    for number, code in enumerate(_list_code_cells(path, text), start=1):
         program, left_out = _as_python(code)
         problem = parse_source(program)
         if isinstance(problem, InvalidPython):
-            broken = number, problem
+            sentence = f"cell {number}, line {problem.line} is not valid Python ({problem.message})"
+            if "compile" not in source and "optimize" not in source:
+                raise CaseError(f"{path}: {sentence}: `{problem.text}`.")
+            notes.append(f"{sentence}: the program ends before that cell")
             break
         notes += [f"cell {number}: {what}" for what in left_out]
-        cells.append(NotebookCell(number, line))
-        parts.append(program)
-        line += program.count("\n")
-    if broken is not None:
-        sentence = f"cell {broken[0]}, line {broken[1].line} is not valid Python ({broken[1].message})"
-        if not any(word in part for part in parts for word in ("compile", "optimize")):
-            raise CaseError(f"{path}: {sentence}: `{broken[1].text}`.")
-        notes.append(f"{sentence}: the program ends before that cell")
-    return Notebook("".join(parts), tuple(cells), tuple(notes))
+        cells.append((number, 1 + source.count("\n")))
+        source += program
+    return Notebook(source, tuple(cells), tuple(notes))
 
 
-def _code_cells(path: Path, text: str) -> Iterator[str]:
-    """The text of each code cell that is not empty."""
+def _list_code_cells(path: Path, text: str) -> list[str]:
     try:
         notebook = json.loads(text)
         sheets = notebook.get("worksheets") or [notebook]  # nbformat 3 has worksheets
@@ -117,7 +103,7 @@ def _code_cells(path: Path, text: str) -> Iterator[str]:
     code = [cell for cell in code if cell.strip()]
     if not code:
         raise CaseError(f"{path} has no code cells; name a notebook that calls torch.compile.")
-    yield from code
+    return code
 
 
 def _text(cell: Mapping[str, object]) -> str:
@@ -128,9 +114,8 @@ def _text(cell: Mapping[str, object]) -> str:
 def _language(notebook: Mapping[str, object]) -> str:
     """The language of the notebook, in lower case; Python if it does not say."""
     metadata = notebook.get("metadata")
-    metadata = metadata if isinstance(metadata, Mapping) else {}
     for key, name in (("language_info", "name"), ("kernelspec", "language")):
-        entry = metadata.get(key)
+        entry = metadata.get(key) if isinstance(metadata, Mapping) else None
         if isinstance(entry, Mapping) and isinstance(entry.get(name), str):
             language = str(entry[name]).lower()
             return "python" if language in ("ipython", "python3") else language
@@ -215,12 +200,9 @@ Report = TypeVar("Report")
 class CaseFile:
     """A file that may be judged.
 
-    Attributes:
-        path: the file.
-        kind: ``case`` if it defines ``make()``; a ``script`` or a ``notebook`` is run up to a compiled call; a
-            ``call`` was sent by another process and holds no text.
-        source: its program: valid Python, its lines numbered as in the file; the cells of a notebook one after another.
-        notebook: the cells that the program was made of; None for other files.
+    Of kind ``case`` it defines ``make()``; a ``script`` or a ``notebook`` is run up to a compiled call; a ``call`` was
+    sent by another process and holds no text. ``source`` is its program: valid Python, its lines numbered as in the
+    file, the cells of a notebook one after another.
     """
 
     path: Path
@@ -242,17 +224,15 @@ class CaseFile:
         if self.notebook is None:
             return report
         pattern = re.compile(rf'({re.escape(self.path.name)})(:|", )(?:line )?(\d+)')
-        return cast(Report, _replace_places(report, pattern, self.notebook))
 
+        def put_places(value: object) -> object:
+            if isinstance(value, str):
+                return pattern.sub(lambda match: f"{match[1]}{match[2]}{self.place(int(match[3]))}", value)
+            if isinstance(value, dict):
+                return {key: put_places(item) for key, item in value.items()}
+            return [put_places(item) for item in value] if isinstance(value, list) else value
 
-def _replace_places(value: object, pattern: re.Pattern[str], notebook: Notebook) -> object:
-    if isinstance(value, str):
-        return pattern.sub(lambda match: f"{match[1]}{match[2]}{notebook.place(int(match[3]))}", value)
-    if isinstance(value, dict):
-        return {key: _replace_places(item, pattern, notebook) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_replace_places(item, pattern, notebook) for item in value]
-    return value
+        return cast(Report, put_places(report))
 
 
 def read_case_file(path: Path) -> CaseFile:
@@ -266,11 +246,12 @@ def read_case_file(path: Path) -> CaseFile:
         return CaseFile(path, "call", "")
     text = read_source(path)
     if path.suffix == ".ipynb":
-        return _notebook(path, text)
+        return _read_notebook_file(path, text)
     program = as_program(text)
     tree = parse_source(program)
     if isinstance(tree, InvalidPython):
-        raise CaseError(_not_python(path, tree))
+        where = f" in line {tree.line}: `{tree.text[:100]}`" if tree.line else ""
+        raise CaseError(f"{path} is not valid Python: {tree.message}{where}.")
     if binds_make(tree):
         return CaseFile(path, "case", program)
     if is_pytest_file(tree):
@@ -279,8 +260,15 @@ def read_case_file(path: Path) -> CaseFile:
             "fuzzcompile's pytest plugin, call `assert_compiles_alike(model, inputs)`, and run `pytest`."
         )
     if not may_compile(tree, path.resolve().parent):
-        raise CaseError(f"{path} {_NO_CASE} or define make(), which returns (module, inputs).")
-    return CaseFile(path, "case" if _may_import_make(tree) else "script", program)
+        raise CaseError(
+            f"{path} defines no make() and never calls torch.compile (looked for: {LOOKED_FOR}); compile the model in "
+            "it, or define make(), which returns (module, inputs)."
+        )
+    # ``make`` may come from ``from elsewhere import *``, where nothing in the text compiles.
+    froms = [statement for statement in tree.body if isinstance(statement, ast.ImportFrom)]
+    star = any(a.name == "*" for s in froms for a in s.names if not (s.module or "").startswith("torch"))
+    compiles = any(isinstance(n, ast.Attribute) and n.attr in ("compile", "optimize") for n in ast.walk(tree))
+    return CaseFile(path, "case" if star and not compiles else "script", program)
 
 
 def local_modules(file: CaseFile) -> list[Path]:
@@ -298,29 +286,12 @@ def looks_like_path(name: str) -> bool:
     return name.endswith((".py", ".ipynb")) or ("/" in name and ":" not in name)  # signatures have both
 
 
-_NO_CASE = f"defines no make() and never calls torch.compile (looked for: {LOOKED_FOR}); compile the model in it,"
-
-
-def _notebook(path: Path, text: str) -> CaseFile:
+def _read_notebook_file(path: Path, text: str) -> CaseFile:
     notebook = read_notebook(path, text)
     tree = parse_source(notebook.source)
-    if isinstance(
-        tree, InvalidPython
-    ):  # each cell is valid, the whole is not: a __future__ import that is no longer first
+    # Each cell is valid, and the whole is not: a __future__ import that is no longer first.
+    if isinstance(tree, InvalidPython):
         raise CaseError(f"{path}: {notebook.place(tree.line)} is not valid Python ({tree.message}): `{tree.text}`.")
     if not may_compile(tree, path.resolve().parent):
         raise CaseError(f"{path} never calls torch.compile (looked for: {LOOKED_FOR}); compile the model in a cell.")
     return CaseFile(path, "notebook", notebook.source, notebook)
-
-
-def _not_python(path: Path, problem: InvalidPython) -> str:
-    if not problem.line:
-        return f"{path} is not valid Python: {problem.message}."
-    return f"{path} is not valid Python: {problem.message} in line {problem.line}: `{problem.text[:100]}`."
-
-
-def _may_import_make(tree: ast.Module) -> bool:
-    """Return whether ``make`` may come from ``from elsewhere import *``, and nothing in the text compiles."""
-    froms = [statement for statement in tree.body if isinstance(statement, ast.ImportFrom)]
-    star = any(a.name == "*" for s in froms for a in s.names if not (s.module or "").startswith("torch"))
-    return star and not any(isinstance(n, ast.Attribute) and n.attr in ("compile", "optimize") for n in ast.walk(tree))

@@ -29,10 +29,7 @@ def load_case(path: str | Path | CaseFile, rewrite: Callable[[ast.Module], ast.M
     """Execute the case file at ``path`` and return the case that it defines.
 
     The file becomes a module in ``sys.modules``, where dynamo resolves the globals of the code that it traces.
-
-    Args:
-        path: the file, or what was read of it already.
-        rewrite: changes its syntax tree before it is executed; lines must stay.
+    ``rewrite`` changes its syntax tree before it is executed; lines must stay.
 
     Raises:
         CaseError: the file cannot be read, is not Python, raises while it is loaded, or has no ``make()``.

@@ -70,7 +70,19 @@ def defines_make(source: str) -> bool:
 
 def binds_make(tree: ast.Module) -> bool:
     """Return whether the module binds ``make``, to something that may be called without arguments."""
-    return any("make" in _find_bound(statement) for statement in at_module_level(tree.body))
+    return any(_binds_make(statement) for statement in at_module_level(tree.body))
+
+
+def _binds_make(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.FunctionDef):
+        # A function with required arguments is a helper of a script.
+        needed = len(statement.args.args) - len(statement.args.defaults) + statement.args.kw_defaults.count(None)
+        return not needed and statement.name == "make"
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return any((alias.asname or alias.name) == "make" for alias in statement.names)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    targets = [statement.target] if isinstance(statement, ast.AnnAssign) else targets
+    return any(isinstance(node, ast.Name) and node.id == "make" for target in targets for node in ast.walk(target))
 
 
 def at_module_level(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -82,20 +94,6 @@ def at_module_level(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from at_module_level(getattr(statement, name, []))
             for handler in getattr(statement, "handlers", []):
                 yield from at_module_level(handler.body)
-
-
-def _find_bound(statement: ast.stmt) -> set[str]:
-    if isinstance(statement, ast.FunctionDef):
-        # A function with required arguments is a helper of a script.
-        needed = len(statement.args.args) - len(statement.args.defaults) + statement.args.kw_defaults.count(None)
-        return set() if needed else {statement.name}
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return {alias.asname or alias.name for alias in statement.names}
-    if isinstance(statement, ast.Assign):
-        return {node.id for target in statement.targets for node in ast.walk(target) if isinstance(node, ast.Name)}
-    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-        return {statement.target.id}
-    return set()
 
 
 # In an attribute, a keyword, an imported name or a string that is a name: torch.compile, model.compile(),
@@ -118,11 +116,11 @@ LOOKED_FOR = (
 def may_compile(tree: ast.Module, folder: Path) -> bool:
     """Return whether running the program could call ``torch.compile``.
 
-    Args:
-        tree: the program.
-        folder: where it stands; modules beside it are imported before others of the same name.
+    Modules beside it in its ``folder`` are imported before others of the same name.
     """
-    plain = set(_plain_modules(tree, folder))
+    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    # Names of modules of the standard library, whose ``compile`` is another one.
+    plain = {a.asname or a.name.partition(".")[0] for a in imports if _is_standard(a.name, folder)}
     star = any(isinstance(n, ast.ImportFrom) and any(a.name == "*" for a in n.names) for n in ast.walk(tree))
     return any(_leads_there(node, plain, folder, star=star) for node in ast.walk(tree))
 
@@ -148,15 +146,6 @@ def modules_beside(tree: ast.Module, folder: Path) -> Iterator[Path]:
                 yield from sorted((folder / root).rglob("*.py"))
 
 
-def _plain_modules(tree: ast.Module, folder: Path) -> Iterator[str]:
-    """Names under which the program imports modules of the standard library, whose ``compile`` is another one."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if _is_standard(alias.name, folder):
-                    yield alias.asname or alias.name.partition(".")[0]
-
-
 def _is_standard(module: str, folder: Path) -> bool:
     root = module.partition(".")[0]
     return root in (sys.builtin_module_names if _is_beside(root, folder) else sys.stdlib_module_names)
@@ -173,7 +162,10 @@ def _leads_there(node: ast.AST, plain: set[str], folder: Path, *, star: bool) ->
         module = "." * node.level + (node.module or "")
         return any(_import_leads_there(module, alias.name, folder) for alias in node.names)
     if isinstance(node, ast.Attribute):
-        return _attribute_leads_there(node, plain)
+        owner = node.value.id if isinstance(node.value, ast.Name) else None
+        if owner in plain:  # re.compile, json.load, os.system
+            return owner == "os" and node.attr.startswith(_RUNS_PROGRAMS)
+        return node.attr in _DYNAMIC_ATTRIBUTES or _names_it(node.attr)
     if isinstance(node, ast.keyword):
         return _names_it(node.arg or "")
     if isinstance(node, ast.Name):
@@ -190,13 +182,6 @@ def _import_leads_there(module: str, name: str, folder: Path) -> bool:
     if _is_standard(module, folder):
         return root in _DYNAMIC_MODULES or (root == "os" and name.startswith(_RUNS_PROGRAMS))
     return not root or _is_beside(root, folder) or root not in _HARMLESS or _names_it(module) or _names_it(name)
-
-
-def _attribute_leads_there(node: ast.Attribute, plain: set[str]) -> bool:
-    owner = node.value.id if isinstance(node.value, ast.Name) else None
-    if owner in plain:  # re.compile, json.load, os.system
-        return owner == "os" and node.attr.startswith(_RUNS_PROGRAMS)
-    return node.attr in _DYNAMIC_ATTRIBUTES or _names_it(node.attr)
 
 
 def _names_it(name: str) -> bool:
@@ -218,11 +203,12 @@ def _is_test_class(statement: ast.ClassDef) -> bool:
 def _calls_at_import(tree: ast.Module) -> Iterator[ast.Call]:
     """Calls made by the statements of the module, bodies of functions and classes left out."""
     for statement in at_module_level(tree.body):
+        run: ast.AST | None = None
         if isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Raise | ast.Assert):
-            yield from (node for node in ast.walk(statement) if isinstance(node, ast.Call))
+            run = statement
         elif isinstance(statement, ast.For | ast.If | ast.While):
-            condition = statement.iter if isinstance(statement, ast.For) else statement.test
-            yield from (node for node in ast.walk(condition) if isinstance(node, ast.Call))
+            run = statement.iter if isinstance(statement, ast.For) else statement.test
+        yield from (node for node in ast.walk(run) if isinstance(node, ast.Call)) if run is not None else ()
 
 
 def _runs(call: ast.Call, own: set[str]) -> bool:

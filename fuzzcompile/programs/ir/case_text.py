@@ -1,13 +1,11 @@
-"""The program of a case up to names: what tells two cases apart where no culprit can be proved."""
+"""Case sources as text: the part kept in a reproducer, the difference between two cases, the program up to names."""
 
 from __future__ import annotations
 
 import ast
-import difflib
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-# Case sources as text: the part kept in a reproducer, and the difference between two cases.
 
 _MAIN = "__main__"
 # Functions of torch that make a tensor on the default device, unless they are told another.
@@ -22,14 +20,14 @@ def extract_case(source: str) -> str:
 
     The text within statements stays as it is. Applied twice, it gives the same text as once.
     """
-    lines = source.splitlines()
     body = ast.parse(source).body
-    dropped = [node for node in body if _is_main(node) or (node is body[0] and _is_docstring(node))]
-    kept = [node for node in body if node not in dropped]
-    gone = {number for node in dropped for number in _numbers(node)}
-    inside = {number for node in kept for number in _numbers(node)}
+    gone, inside = set[int](), set[int]()
+    for node in body:
+        first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+        dropped = _is_main(node) or (node is body[0] and _is_docstring(node))
+        (gone if dropped else inside).update(range(first, (node.end_lineno or node.lineno) + 1))
     result: list[str] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(source.splitlines(), start=1):
         blank = not line.strip() and number not in inside
         if number in gone or (blank and (not result or not result[-1].strip())):
             continue
@@ -41,15 +39,11 @@ def extract_case(source: str) -> str:
 
 def only_difference(source: str, changed: str) -> tuple[str, str] | None:
     """The one line in which the sources differ, before and after; None if they differ in more."""
-    before, after = _keep_lines(source), _keep_lines(changed)
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    changes = [change for change in matcher.get_opcodes() if change[0] != "equal"]
-    if len(changes) != 1:
-        return None
-    tag, start, stop, after_start, after_stop = changes[0]
-    if tag != "replace" or stop - start != 1 or after_stop - after_start != 1:
-        return None
-    return before[start], after[after_start]
+    before, after = (
+        [line.strip() for line in extract_case(text).splitlines() if line.strip()] for text in (source, changed)
+    )
+    differ = [pair for pair in zip(before, after, strict=False) if pair[0] != pair[1]]
+    return differ[0] if len(before) == len(after) and len(differ) == 1 else None
 
 
 def find_bound_names(source: str) -> set[str]:
@@ -86,17 +80,6 @@ def makes_tensors(source: str) -> bool:
     )
 
 
-def _keep_lines(source: str) -> list[str]:
-    lines = [line.strip() for line in extract_case(source).splitlines()]
-    return [line for line in lines if line]
-
-
-def _numbers(node: ast.stmt) -> range:
-    decorators = getattr(node, "decorator_list", [])
-    first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
-    return range(first, (node.end_lineno or node.lineno) + 1)
-
-
 def _is_docstring(node: ast.stmt) -> bool:
     value = node.value if isinstance(node, ast.Expr) else None
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
@@ -118,30 +101,21 @@ _ASSIGNED = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
 
 
 def program_key(source: str) -> str:
-    """The hexadecimal SHA-256 of a case's program up to names.
+    """The hexadecimal SHA-256 of the program of a case file (or of a reproducer that contains one), up to names.
 
     Names of variables, parameters, functions, classes and attributes, docstrings, comments, annotations, the
     ``__main__`` part and the spelling of imports do not count, nor does whether a value that is used once has a name of
     its own. A text that is no Python stands for itself.
-
-    Args:
-        source: a case file, or a reproducer that contains one.
     """
-    try:
-        text = _canonical(source)
-    except (SyntaxError, ValueError):  # ValueError: null characters
-        text = source
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _canonical(source: str) -> str:
-    tree = ast.parse(extract_case(source))
-    tree = _ImportExpander(_collect_imports(tree)).visit(tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = _nest_values(node.body)
-    attributes = {name: f"a{number}" for number, name in enumerate(dict.fromkeys(_find_own_attributes(tree)))}
-    return ast.unparse(ast.fix_missing_locations(_ScopeRenamer(attributes).visit(tree)))
+    with contextlib.suppress(SyntaxError, ValueError):  # ValueError: null characters
+        tree = ast.parse(extract_case(source))
+        tree = _ImportExpander(_collect_imports(tree)).visit(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                node.body = _nest_values(node.body)
+        attributes = {name: f"a{number}" for number, name in enumerate(dict.fromkeys(_find_own_attributes(tree)))}
+        source = ast.unparse(ast.fix_missing_locations(_ScopeRenamer(attributes).visit(tree)))
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def _collect_imports(tree: ast.Module) -> dict[str, str]:
@@ -162,6 +136,9 @@ class _ImportExpander(ast.NodeTransformer):
 
     def __init__(self, meanings: Mapping[str, str]) -> None:
         self.meanings = meanings
+        # Modules, and every path below them that a name may have been imported from.
+        parts = [meaning.split(".") for meaning in meanings.values()]
+        self.paths = {".".join(path[: length + 1]) for path in parts for length in range(len(path))}
 
     def visit_Import(self, node: ast.Import) -> None:
         return None
@@ -169,12 +146,8 @@ class _ImportExpander(ast.NodeTransformer):
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         return None
 
-    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
-        """Without docstrings and other constants that stand alone."""
-        if isinstance(node.value, ast.Constant):
-            return None
-        self.generic_visit(node)
-        return node
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
         """Without the annotation; a field of a class keeps its own."""
@@ -205,21 +178,12 @@ class _ImportExpander(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         """One name for a whole path into a module: ``torch.nn.functional.gelu``."""
         self.generic_visit(node)
-        if isinstance(node.value, ast.Name) and node.value.id in self._known_paths:
+        if isinstance(node.value, ast.Name) and node.value.id in self.paths:
             return ast.Name(f"{node.value.id}.{node.attr}", node.ctx)
         return node
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         return ast.Name(self.meanings.get(node.id, node.id), node.ctx)
-
-    @property
-    def _known_paths(self) -> frozenset[str]:
-        """Modules, and every path below them that a name may have been imported from."""
-        return frozenset(meaning for meaning in self.meanings.values()) | frozenset(
-            ".".join(meaning.split(".")[:length])
-            for meaning in self.meanings.values()
-            for length in range(1, meaning.count(".") + 1)
-        )
 
 
 def _nest_values(body: list[ast.stmt]) -> list[ast.stmt]:
@@ -246,20 +210,21 @@ def get_assigned_name(statement: ast.stmt) -> str | None:
 
 def _inline_value(body: list[ast.stmt], index: int, name: str) -> bool:
     """Put the value of a name in the place of its only use, if that is a plain statement before anything is written."""
-    later = body[index + 1 :]
-    uses = [
-        (place, node) for place, statement in enumerate(later) for node in _walk_names(statement) if node.id == name
+    named = [
+        (place, node)
+        for place, statement in enumerate(body)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and node.id == name
     ]
-    assigned = sum(node.id == name for statement in body for node in _walk_names(statement)) - len(uses)
-    if len(uses) != 1 or assigned != 1 or not isinstance(uses[0][1].ctx, ast.Load):
+    uses = [(place, node) for place, node in named if place > index]
+    if len(uses) != 1 or len(named) != 2 or not isinstance(uses[0][1].ctx, ast.Load):
         return False
-    place = uses[0][0]
-    user = later[place]
+    place, statement = uses[0][0], body[index]
+    user, between = body[place], body[index + 1 : place]
     if not isinstance(user, (*_ASSIGNED, ast.Return)) or any(isinstance(node, _SCOPES) for node in ast.walk(user)):
         return False
-    if any(get_assigned_name(statement) is None for statement in later[:place]):
+    if any(get_assigned_name(statement) is None for statement in between):
         return False
-    statement = body[index]
     assert isinstance(statement, ast.Assign)
     ValueInliner({name: statement.value}).visit(user)
     return True
@@ -274,10 +239,6 @@ class ValueInliner(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """The value of a name that is read; a name that is assigned stays."""
         return self.values.get(node.id, node) if isinstance(node.ctx, ast.Load) else node
-
-
-def _walk_names(tree: ast.AST) -> Iterator[ast.Name]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Name))
 
 
 def _find_own_attributes(tree: ast.Module) -> Iterator[str]:

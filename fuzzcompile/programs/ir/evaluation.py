@@ -70,10 +70,10 @@ def evaluate(program: Program) -> Evaluation:
     A program that a guard holds back counts as one that fails at its first statement.
     """
     with _guards[-1](program) if _guards else nullcontext(True) as survives:
-        return _evaluate_statements(program) if survives else Evaluation({}, 0, _ENDS)
+        return _run(program) if survives else Evaluation({}, 0, _ENDS)
 
 
-def _evaluate_statements(program: Program) -> Evaluation:
+def _run(program: Program) -> Evaluation:
     namespace: dict[str, object] = {"torch": torch, "F": torch.nn.functional}
     values: dict[str, object] = {}
     writer = Writer(set())
@@ -83,7 +83,7 @@ def _evaluate_statements(program: Program) -> Evaluation:
         position = 0
         blocks: list[contextlib.ExitStack] = []
         try:
-            _make(program, namespace, values)
+            _make_inputs(program, namespace, values)
             seed_everything(0)
             for position, statement in enumerate(program.statements):  # noqa: B007 - where it failed
                 if statement.form == "enter":
@@ -101,22 +101,16 @@ def _evaluate_statements(program: Program) -> Evaluation:
     return Evaluation(values)
 
 
-def _make(program: Program, namespace: dict[str, object], values: dict[str, object]) -> None:
+def _make_inputs(program: Program, namespace: dict[str, object], values: dict[str, object]) -> None:
     torch.manual_seed(0)
-    device = _choose_device(program)
-    held = {input_.name: input_.values for input_ in program.inputs}
+    leaves = (leaf for s in program.statements for leaf in tree_leaves((s.args, dict(s.kwargs))))
+    gpus = (leaf for leaf in leaves if isinstance(leaf, torch.device) and leaf.type != "cpu")
+    device = next(gpus, torch.device("cpu"))  # the GPU that the program names, as it was captured there
     for input_ in program.inputs:
         # Copied, because a program may write to its inputs.
-        recorded = {input_.name: copy_tree(held[input_.name])} if input_.fill == "recorded" else {}
+        recorded = {input_.name: copy_tree(input_.values)} if input_.fill == "recorded" else {}
         made = eval(input_expression(input_), {"torch": torch, "VALUES": recorded})
         if made.device.type != device.type:
             made = StorageCopier(device=device)(made)
         values[input_.name] = copy_tree(made.detach())
         namespace[input_.name] = made
-
-
-def _choose_device(program: Program) -> torch.device:
-    """Return the device for its inputs: the GPU that the program names, as it was captured there, else the CPU."""
-    leaves = (leaf for s in program.statements for leaf in tree_leaves((s.args, dict(s.kwargs))))
-    gpus = (leaf for leaf in leaves if isinstance(leaf, torch.device) and leaf.type != "cpu")
-    return next(gpus, torch.device("cpu"))

@@ -187,8 +187,6 @@ class _Translation:
         self.blocks: list[tuple[str, object]] = []  # the kind of each open block, and what ends it
         self.prefix = ""
 
-    # -- nodes ------------------------------------------------------------------------------------
-
     def placeholder(self, node: fx.Node, value: object, parameter: bool) -> None:
         if not isinstance(value, torch.Tensor):
             self.values[node] = value  # a number, with its value in the captured call
@@ -200,14 +198,10 @@ class _Translation:
         name = self._free(make_input_name(str(node.target)))
         self.inputs.append(Input.from_tensor(name, value, parameter=parameter))
         self.values[node] = Ref(name)
-        for size in self.waiting.pop(node, ()):
-            self._size(size, Ref(name), self.sizes[size][1])
-
-    def _size(self, node: fx.Node, tensor: Ref, dimension: int) -> None:
-        """A dynamic size, read off the input that has it."""
-        name = self._free(node.name)
-        self.statements.append(Statement(name, "method", "size", (tensor, dimension)))
-        self.values[node] = Ref(name)
+        for size in self.waiting.pop(node, ()):  # a dynamic size is read off the input that has it
+            read = self._free(size.name)
+            self.statements.append(Statement(read, "method", "size", (Ref(name), self.sizes[size][1])))
+            self.values[size] = Ref(read)
 
     def node(self, node: fx.Node, module: fx.GraphModule) -> None:
         if node.op == "get_attr":
@@ -237,9 +231,10 @@ class _Translation:
             return
         if target is operator.getitem and not isinstance(node.args[0], fx.Node):
             raise Untranslatable(f"node {node.name} indexes a constant")
-        if target in (operator.getitem, operator.setitem):
-            form: Form = "getitem" if target is operator.getitem else "setitem"
-            self._add(node, form, form, node.args, {})
+        if target is operator.getitem:
+            self._add(node, "getitem", name, node.args, {})
+        elif target is operator.setitem:
+            self._add(node, "setitem", name, node.args, {})
         elif target is getattr:
             self._add(node, "attribute", str(node.args[1]), node.args[:1], {})
         elif getattr(target, "__module__", "") in ("_operator", "operator") and name in OPERATORS:
@@ -324,18 +319,16 @@ class _Translation:
             return
         name = self._free(node.name)
         kept = {key: self.argument(value) for key, value in kwargs.items() if key not in _PRIVATE_ARGUMENTS}
-        kept = {key: value for key, value in kept.items() if not _is_cpu(value)}
-        self.statements.append(
-            Statement(name, form, target, tuple(self.argument(a) for a in args), kept, _module(node), _line(node))
-        )
+        kept = {k: v for k, v in kept.items() if not (isinstance(v, torch.device) and v.type == "cpu")}
+        stack = list((node.meta.get("nn_module_stack") or {}).values())
+        module = str(stack[-1][0]) if stack else ""
+        lines = re.findall(r'File ".*", line (\d+)', str(node.meta.get("stack_trace") or node.stack_trace or ""))
+        given = tuple(map(self.argument, args))
+        self.statements.append(Statement(name, form, target, given, kept, module, int(lines[-1]) if lines else 0))
         self.values[node] = Ref(name)
 
     def argument(self, tree: object) -> object:
-        """An argument with nodes replaced by their values.
-
-        Raises:
-            Untranslatable: a script cannot hold it.
-        """
+        """An argument with nodes replaced by their values; what a script cannot hold is refused."""
 
         def leaf(value: object) -> object:
             if isinstance(value, fx.Node):
@@ -384,17 +377,3 @@ def find_public_name(target: Callable[..., object]) -> str:
     if getattr(torch.Tensor, name, None) is target:
         return f"torch.Tensor.{name}"
     raise Untranslatable(f"{getattr(target, '__module__', '?')}.{name or target} is no public function of torch")
-
-
-def _is_cpu(value: object) -> bool:
-    return isinstance(value, torch.device) and value.type == "cpu"
-
-
-def _module(node: fx.Node) -> str:
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[-1][0]) if stack else ""
-
-
-def _line(node: fx.Node) -> int:
-    lines = re.findall(r'File ".*", line (\d+)', str(node.meta.get("stack_trace") or node.stack_trace or ""))
-    return int(lines[-1]) if lines else 0

@@ -10,107 +10,16 @@ import ast
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-# The unused parts of a source: attributes never read, names never loaded, superfluous calls of a case.
-
-
-def find_unused_statements(source: str) -> list[ast.stmt]:
-    """Statements that only bind attributes of ``self``, names, functions or classes that the source never reads.
-
-    Their right-hand sides may still matter (by drawing random numbers, say), so the text without them has to be tested
-    like any other candidate.
-    """
-    tree = ast.parse(source)
-    read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
-    loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    return list(_outermost(tree, read, loaded))
-
-
-def _outermost(tree: ast.AST, read: set[str], loaded: set[str]) -> Iterator[ast.stmt]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.stmt) and _is_unused(node, read, loaded):
-            yield node
-        else:
-            yield from _outermost(node, read, loaded)
-
-
-def _is_unused(node: ast.stmt, read: set[str], loaded: set[str]) -> bool:
-    if isinstance(node, ast.Assign):
-        targets = [inner for target in node.targets for inner in _flat(target)]
-        return bool(targets) and all(_is_idle(target, read, loaded) for target in targets)
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        names = [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
-        return getattr(node, "module", None) != "__future__" and not any(name in loaded for name in names)
-    if isinstance(node, ast.FunctionDef):
-        special = node.name in ("make", "run", "forward") or (node.name.startswith("__") and node.name.endswith("__"))
-        return not special and node.name not in loaded and node.name not in read
-    return isinstance(node, ast.ClassDef) and node.name not in loaded
-
-
-def _flat(target: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(target, ast.Tuple | ast.List):
-        for part in target.elts:
-            yield from _flat(part)
-    else:
-        yield target
-
-
-def _is_idle(target: ast.expr, read: set[str], loaded: set[str]) -> bool:
-    """Return whether nothing reads the target; upper-case names are settings, which the judge reads."""
-    if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
-        return target.attr not in read
-    return isinstance(target, ast.Name) and target.id not in loaded and not target.id.isupper()
-
-
-def leave_out_calls(source: str) -> Iterator[str]:
-    """The source with fewer CALLS: with none, with the last only, then without each single one."""
-    calls = _calls(source)
-    if calls is None or not isinstance(calls.value, ast.List | ast.Tuple):
-        return
-    elements = calls.value.elts
-    yield _replace_calls(source, calls, None)
-    if len(elements) > 1:
-        yield _replace_calls(source, calls, elements[-1:])
-        for index in range(len(elements)):
-            yield _replace_calls(source, calls, [*elements[:index], *elements[index + 1 :]])
-
-
-def without_run(source: str) -> str | None:
-    """The source without its ``run``; None if it has none."""
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef) and node.name == "run":
-            return _without_lines(source, node, [])
-    return None
-
-
-def _calls(source: str) -> ast.Assign | None:
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "CALLS" for t in node.targets):
-            return node
-    return None
-
-
-def _replace_calls(source: str, calls: ast.Assign, elements: Sequence[ast.expr] | None) -> str:
-    if elements is None:
-        return _without_lines(source, calls, [])
-    texts = [ast.get_source_segment(source, element) or ast.unparse(element) for element in elements]
-    return _without_lines(source, calls, [f"CALLS = [{', '.join(texts)}]"])
-
-
-def _without_lines(source: str, node: ast.stmt, instead: list[str]) -> str:
-    lines = source.splitlines()
-    return "\n".join([*lines[: node.lineno - 1], *instead, *lines[node.end_lineno or node.lineno :]]) + "\n"
-
-
 # Functions that a case file cannot do without.
 _ENTRY = ("make", "run")
+_BODIES = ("body", "orelse", "finalbody")
+Test = Callable[[str], bool]
 
 
-def reduce_text(source: str, holds: Callable[[str], bool]) -> str:
-    """The smallest text found that still ``holds``.
+def reduce_text(source: str, holds: Test) -> str:
+    """The smallest Python text found that still ``holds``, as ``source`` does.
 
-    Args:
-        source: Python text that holds.
-        holds: the predicate, asked once for each text; an exception from it ends the search and propagates.
+    Each text is asked about once; an exception from ``holds`` ends the search and propagates.
     """
     asked: dict[str, bool] = {source: True}
 
@@ -122,29 +31,108 @@ def reduce_text(source: str, holds: Callable[[str], bool]) -> str:
     before = None
     while before != source:
         before = source
-        source = _plainly_driven(source, test)
-        source = _without_unused(source, test)
-        source = _without_statements(source, test)
-        source = _without_unused(source, test)
-        source = _while_any_holds(source, test, _simpler_expressions)
-        source = _while_any_holds(source, test, _without_arguments)
-        source = _smaller_numbers(source, test)
+        source = _drive_plainly(source, test)
+        source = _leave_out_unused(source, test)
+        source = _leave_out_statements(source, test)
+        source = _leave_out_unused(source, test)
+        source = _while_any_holds(source, test, _simplify_expressions)
+        source = _while_any_holds(source, test, _leave_out_keywords)
+        source = _lower_numbers(source, test)
     return source
 
 
-def _plainly_driven(source: str, test: Callable[[str], bool]) -> str:
+def _parses(text: str) -> bool:
+    try:
+        compile(text, "case", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+# The way a case is driven: a custom ``run``, further ``CALLS``.
+
+
+def _drive_plainly(source: str, test: Test) -> str:
     """Leave out a custom ``run`` and as many further ``CALLS`` as possible."""
     plain = without_run(source)
     if plain is not None and test(plain):
         source = plain
-    while True:
-        fewer = next((candidate for candidate in leave_out_calls(source) if test(candidate)), None)
-        if fewer is None:
-            return source
+    while (fewer := next((text for text in leave_out_calls(source) if test(text)), None)) is not None:
         source = fewer
+    return source
 
 
-def _without_unused(source: str, test: Callable[[str], bool]) -> str:
+def without_run(source: str) -> str | None:
+    """The source without its ``run``; None if it has none."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef) and node.name == "run":
+            return _replace_lines(source, node, [])
+    return None
+
+
+def leave_out_calls(source: str) -> Iterator[str]:
+    """The source with fewer CALLS: with none, with the last only, then without each single one."""
+    assigned = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
+    calls = next((node for node in assigned if "CALLS" in map(ast.unparse, node.targets)), None)
+    if calls is None or not isinstance(calls.value, ast.List | ast.Tuple):
+        return
+    texts = [ast.get_source_segment(source, element) or ast.unparse(element) for element in calls.value.elts]
+    yield _replace_lines(source, calls, [])
+    if len(texts) > 1:
+        for kept in (texts[-1:], *([*texts[:index], *texts[index + 1 :]] for index in range(len(texts)))):
+            yield _replace_lines(source, calls, [f"CALLS = [{', '.join(kept)}]"])
+
+
+def _replace_lines(source: str, node: ast.stmt, instead: list[str]) -> str:
+    lines = source.splitlines()
+    return "\n".join([*lines[: node.lineno - 1], *instead, *lines[node.end_lineno or node.lineno :]]) + "\n"
+
+
+# Statements: attributes never read, names never loaded, then any.
+
+
+def find_unused_statements(source: str) -> list[ast.stmt]:
+    """Statements that only bind attributes of ``self``, names, functions or classes that the source never reads.
+
+    Their right-hand sides may still matter (by drawing random numbers, say), so the text without them has to be tested
+    like any other candidate.
+    """
+    tree = ast.parse(source)
+    read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    return list(_find_outermost(tree, read, loaded))
+
+
+def _find_outermost(tree: ast.AST, read: set[str], loaded: set[str]) -> Iterator[ast.stmt]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.stmt) and _is_unused(node, read, loaded):
+            yield node
+        else:
+            yield from _find_outermost(node, read, loaded)
+
+
+def _is_unused(node: ast.stmt, read: set[str], loaded: set[str]) -> bool:
+    if isinstance(node, ast.Assign):
+        return all(_is_idle(target, read, loaded) for target in node.targets)
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        names = [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
+        return getattr(node, "module", None) != "__future__" and not any(name in loaded for name in names)
+    if isinstance(node, ast.FunctionDef):
+        special = node.name in (*_ENTRY, "forward") or (node.name.startswith("__") and node.name.endswith("__"))
+        return not special and node.name not in loaded and node.name not in read
+    return isinstance(node, ast.ClassDef) and node.name not in loaded
+
+
+def _is_idle(target: ast.expr, read: set[str], loaded: set[str]) -> bool:
+    """Return whether nothing reads the target; upper-case names are settings, which the judge reads."""
+    if isinstance(target, ast.Tuple | ast.List):
+        return bool(target.elts) and all(_is_idle(part, read, loaded) for part in target.elts)
+    if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
+        return target.attr not in read
+    return isinstance(target, ast.Name) and target.id not in loaded and not target.id.isupper()
+
+
+def _leave_out_unused(source: str, test: Test) -> str:
     """Leave out all unused statements together, until none is left."""
     while True:
         unused = find_unused_statements(source)
@@ -154,73 +142,58 @@ def _without_unused(source: str, test: Callable[[str], bool]) -> str:
         source = candidate
 
 
-def _without_statements(source: str, test: Callable[[str], bool]) -> str:
+def _leave_out_statements(source: str, test: Test) -> str:
     """Leave out statements, outermost and last first: all of one depth together, then in halves down to single ones."""
-    depth = 0
-    while True:
-        count = len(_removable(source, depth))
-        if count == 0:
-            return source
-        size = count
+    for depth in itertools.count():
+        size = len(_list_removable(source, depth))
+        if not size:
+            break
         while size >= 1:
-            end = len(_removable(source, depth))
+            end = len(_list_removable(source, depth))
             while end > 0:  # uses go before definitions
-                places = _removable(source, depth)[max(0, end - size) : end]
-                candidate = _cut(source, places)
+                candidate = _cut(source, _list_removable(source, depth)[max(0, end - size) : end])
                 if candidate != source and test(candidate):
                     source = candidate
                 end -= size
             size //= 2
-        depth += 1
+    return source
 
 
-def _removable(source: str, depth: int) -> list[ast.stmt]:
+def _list_removable(source: str, depth: int) -> list[ast.stmt]:
     """Statements at one depth of nesting, in the order of the text."""
     level: list[ast.stmt] = ast.parse(source).body
     for _ in range(depth):
-        level = [inner for statement in level for inner in _inside(statement)]
+        level = [inner for statement in level for name in _BODIES for inner in getattr(statement, name, [])]
     return [
         statement
         for statement in level
         if not isinstance(statement, ast.Pass)
-        and not _is_initialiser(statement)
+        # A module without it runs in some ways and fails in others.
+        and ast.unparse(statement) != "super().__init__()"
         and not (isinstance(statement, ast.FunctionDef) and statement.name in _ENTRY and depth == 0)
     ]
 
 
-def _is_initialiser(statement: ast.stmt) -> bool:
-    """``super().__init__()``: a module without it runs in some ways and fails in others."""
-    return isinstance(statement, ast.Expr) and ast.unparse(statement) == "super().__init__()"
-
-
-def _inside(statement: ast.stmt) -> Iterator[ast.stmt]:
-    for name in ("body", "orelse", "finalbody"):
-        yield from getattr(statement, name, [])
-
-
-def _cut(source: str, statements: list[ast.stmt]) -> str:
+def _cut(source: str, statements: Sequence[ast.stmt]) -> str:
     """The text without these statements, with ``pass`` in a body that would be empty."""
-    lines = source.splitlines()
+    lines: list[str | None] = list(source.splitlines())
     gone = {(s.lineno, s.end_lineno) for s in statements}
-    for node in ast.walk(ast.parse(source)):
-        for name in ("body", "orelse", "finalbody"):
-            body = getattr(node, name, None)
-            if isinstance(node, ast.Module) or not isinstance(body, list) or not body:
-                continue
-            if all((s.lineno, s.end_lineno) in gone for s in body):
-                lines[body[0].lineno - 1] = " " * body[0].col_offset + "pass\0"
     for statement in statements:
         first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", []))])
         for number in range(first, (statement.end_lineno or first) + 1):
-            if not lines[number - 1].endswith("\0"):
-                lines[number - 1] = "\0gone"
-    kept = [line.removesuffix("\0") for line in lines if line != "\0gone"]
-    return "\n".join(kept) + "\n"
+            lines[number - 1] = None
+    for node in ast.walk(ast.parse(source)):
+        for name in _BODIES:
+            body = [] if isinstance(node, ast.Module) else getattr(node, name, [])
+            if isinstance(body, list) and body and all((s.lineno, s.end_lineno) in gone for s in body):
+                lines[body[0].lineno - 1] = " " * body[0].col_offset + "pass"
+    return "\n".join(line for line in lines if line is not None) + "\n"
 
 
-def _while_any_holds(
-    source: str, test: Callable[[str], bool], candidates: Callable[[str], Iterator[str | None]]
-) -> str:
+# Expressions, arguments and numbers.
+
+
+def _while_any_holds(source: str, test: Test, candidates: Callable[[str], Iterator[str | None]]) -> str:
     """Take each of the ``candidates`` of the text that holds, and go on with those of the new text."""
     position = 0
     while True:
@@ -234,45 +207,35 @@ def _while_any_holds(
             position += 1
 
 
-def _simpler_expressions(source: str) -> Iterator[str | None]:
-    """Replace expressions by a part of themselves: an operand, an argument, an element of a returned tuple."""
-    return (_replace_expression(source, *pair) for node in ast.walk(ast.parse(source)) for pair in _parts(node))
+def _simplify_expressions(source: str) -> Iterator[str | None]:
+    """Replace expressions by a part of themselves, if they stand on one line."""
+    for node in ast.walk(ast.parse(source)):
+        for whole, part in _list_parts(node):
+            inner = ast.get_source_segment(source, part) or ""
+            inner = f"({inner})" if isinstance(part, ast.BinOp | ast.GeneratorExp) else inner
+            yield _replace_span(source, whole, inner) if whole.lineno == whole.end_lineno else None
 
 
-def _parts(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Pairs of an expression and a part that may replace it."""
+def _list_parts(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Pairs of an expression and a part that may replace it: an operand, an argument, an element that is returned."""
     if isinstance(node, ast.BinOp):
         yield from ((node, node.left), (node, node.right))
     elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
         yield from ((node.value, element) for element in node.value.elts)
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        yield from ((node, argument) for argument in node.args[:2] if not isinstance(argument, ast.Constant))
-        if not isinstance(node.func.value, ast.Name | ast.Constant):
-            yield node, node.func.value
     elif isinstance(node, ast.Call):
-        yield from ((node, argument) for argument in node.args[:1] if not isinstance(argument, ast.Constant))
+        method = isinstance(node.func, ast.Attribute)
+        yield from ((node, argument) for argument in node.args[: 1 + method] if not isinstance(argument, ast.Constant))
+        if isinstance(node.func, ast.Attribute) and not isinstance(node.func.value, ast.Name | ast.Constant):
+            yield node, node.func.value
 
 
-def _replace_expression(source: str, whole: ast.expr, part: ast.expr) -> str | None:
-    """The text with an expression replaced by a part of it; None if it spans several lines."""
-    if whole.lineno != whole.end_lineno:
-        return None
-    inner = ast.get_source_segment(source, part) or ""
-    return _replace_span(source, whole, f"({inner})" if isinstance(part, ast.BinOp | ast.GeneratorExp) else inner)
-
-
-def _without_arguments(source: str) -> Iterator[str | None]:
-    """Leave out keyword arguments of calls."""
+def _leave_out_keywords(source: str) -> Iterator[str | None]:
+    """Leave out a keyword argument and the comma before it, if they stand on one line."""
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
-    return (_without_span(source, keyword) for call in calls for keyword in call.keywords if keyword.arg)
-
-
-def _without_span(source: str, node: ast.keyword) -> str | None:
-    """The text without an argument and the comma before it; None if it spans several lines."""
-    before = source.splitlines()[node.lineno - 1].encode()[: node.col_offset].rstrip()
-    if node.lineno != node.end_lineno or not before.endswith(b","):
-        return None
-    return _replace_span(source, node, "", start=len(before) - 1)
+    for keyword in (keyword for call in calls for keyword in call.keywords if keyword.arg):
+        before = source.splitlines()[keyword.lineno - 1].encode()[: keyword.col_offset].rstrip()
+        one_line = keyword.lineno == keyword.end_lineno and before.endswith(b",")
+        yield _replace_span(source, keyword, "", start=len(before) - 1) if one_line else None
 
 
 def _replace_span(source: str, node: ast.expr | ast.keyword, text: str, *, start: int | None = None) -> str:
@@ -284,38 +247,23 @@ def _replace_span(source: str, node: ast.expr | ast.keyword, text: str, *, start
     return "".join(lines)
 
 
-def _smaller_numbers(source: str, test: Callable[[str], bool]) -> str:
+def _lower_numbers(source: str, test: Test) -> str:
     """Replace integers by 2, 1, 3 or a half, each value in all its places together."""
     done: set[int] = set()
-    while True:
-        numbers = sorted({n for n, _ in _numbers(source)} - done, reverse=True)
-        if not numbers:
-            return source
-        number = numbers[0]
+    while numbers := {number for number, _ in _list_numbers(source)} - done:
+        number = max(numbers)
         done.add(number)
         for smaller in (2, 1, 3, number // 2):
-            candidate = _with_number(source, number, smaller)
+            candidate = source
+            places = [node for value, node in _list_numbers(source) if value == number]
+            for node in sorted(places, key=lambda node: (node.lineno, node.col_offset), reverse=True):
+                candidate = _replace_span(candidate, node, str(smaller))
             if smaller < number and test(candidate):
                 source = candidate
                 break
-
-
-def _numbers(source: str) -> Iterator[tuple[int, ast.Constant]]:
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and type(node.value) is int and node.value > 3:
-            yield node.value, node
-
-
-def _with_number(source: str, number: int, smaller: int) -> str:
-    places = [node for value, node in _numbers(source) if value == number]
-    for node in sorted(places, key=lambda n: (n.lineno, n.col_offset), reverse=True):
-        source = _replace_span(source, node, str(smaller))
     return source
 
 
-def _parses(text: str) -> bool:
-    try:
-        compile(text, "case", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):
-        return False
-    return True
+def _list_numbers(source: str) -> list[tuple[int, ast.Constant]]:
+    constants = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+    return [(node.value, node) for node in constants if type(node.value) is int and node.value > 3]

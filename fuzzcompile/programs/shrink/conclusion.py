@@ -24,31 +24,11 @@ from fuzzcompile.programs.scripts.reproducer import (
     confirm_reproducer,
     write_reproducer,
 )
-from fuzzcompile.programs.scripts.script_plan import ScriptPlan
 from fuzzcompile.programs.shrink.outcome import SearchTally
 from fuzzcompile.programs.shrink.search import OutOfBudget, Prober, SearchBudget
 
-# Find the nearest program that passes: one change in one line of the reduced program.
-
-# Candidates compiled at most.
-_MOST = 14
-
-
-def find_passing_neighbour(program: Program, passes: Callable[[Program], bool], *, most: int = _MOST) -> str | None:
-    """The source of the first program one change away that ``passes``, as many lines long; None if none does.
-
-    Args:
-        program: a program that shows a bug.
-        passes: compiles another one, and returns whether that shows none.
-        most: how many programs are tried.
-    """
-    own = len(write_source(program).splitlines())
-    changed = [*generate_changes(program), *generate_substitutes(program)]
-    written = ((change.program, write_source(change.program)) for change in changed)
-    near = ((candidate, source) for candidate, source in written if len(source.splitlines()) == own)
-    return next((source for candidate, source in islice(near, most) if passes(candidate)), None)
-
-
+# Programs one change away that are compiled at most.
+_MOST_NEIGHBOURS = 14
 # Further runs of a reproducer that does not show the bug the first time: the bug may come and go.
 _FURTHER_RUNS = 2
 # Seconds for the script of an issue where none are left: budgets may be overrun by so much.
@@ -70,10 +50,19 @@ class ReproducerResult:
     interrupted: bool = False
 
 
+def find_passing_neighbour(program: Program, passes: Callable[[Program], bool]) -> str | None:
+    """The source of the first program one change away that ``passes``, as many lines long; None if none does."""
+    own = len(write_source(program).splitlines())
+    changed = [*generate_changes(program), *generate_substitutes(program)]
+    written = ((change.program, write_source(change.program)) for change in changed)
+    near = ((candidate, source) for candidate, source in written if len(source.splitlines()) == own)
+    return next((source for candidate, source in islice(near, _MOST_NEIGHBOURS) if passes(candidate)), None)
+
+
 def find_neighbour(
     program: Program, prober: Prober, tally: SearchTally, budget: SearchBudget, *, screen: bool
 ) -> str | None:
-    """The source of a program one change away that passes; None if none of those that are tried does.
+    """The source of a program one change away in one line that passes; None if none of those that are tried does.
 
     With ``screen``, candidates are probed without code generation first, and in full only if that passes. An interrupt
     or a spent budget ends the search.
@@ -102,65 +91,46 @@ def show(
 
     That of a target's finding is judged there for the target instead. Under passes or a backend of the user's own, one
     whose culprit is PyTorch's is tried without them first; where it needs them, no script for an issue is made.
-
-    An interrupt ends the runs; the reproducer is returned unconfirmed.
-
-    Args:
-        source: the text of the case.
-        report: its report.
-        neighbour: the source of a program that passes.
-        for_issue: also make what an issue shows, if the bug is confirmed.
-        ends: until when there is time for that, as a value of ``time.monotonic()``; ten seconds are taken anyway.
+    With ``for_issue`` what an issue shows is made too, if the bug is confirmed: in the time until ``ends``, a value of
+    ``time.monotonic()``, or ten seconds. An interrupt ends the runs; the reproducer is returned unconfirmed.
 
     Raises:
         CaseError, UsageError: no reproducer can be built.
     """
-    if has_custom_code():
-        if not blames_custom(report):
-            # A bug of PyTorch that needs nothing of the user's own.
-            bare = choose_script(source, report, neighbour=neighbour, custom=False)
-            if confirm_reproducer(write_reproducer(bare, report)).confirmed:
-                return _run(bare, source, report, for_issue=for_issue, ends=ends)
-        for_issue = False
-    return _run(choose_script(source, report, neighbour=neighbour), source, report, for_issue=for_issue, ends=ends)
-
-
-def _run(script: ScriptPlan, source: str, report: ReportJson, *, for_issue: bool, ends: float) -> ReproducerResult:
-    """Run the reproducer as :func:`show` says."""
-    reproducer = write_reproducer(script, report)
-
-    def run() -> ReproducerConfirmation:
-        return confirm_reproducer(reproducer) if read_target(report) is None else confirm_for_target(reproducer, report)
-
+    custom, script = has_custom_code(), None
+    if custom and not blames_custom(report):
+        bare = choose_script(source, report, neighbour=neighbour, custom=False)
+        if confirm_reproducer(write_reproducer(bare, report)).confirmed:
+            custom, script = False, bare  # a bug of PyTorch that needs nothing of the user's own
+    script = script or choose_script(source, report, neighbour=neighbour)
+    shown = _run(write_reproducer(script, report), report)
+    if not for_issue or custom or not shown.confirmed:
+        return shown
+    seconds = max(_LEAST_PLAIN, ends - time.monotonic())
     try:
-        confirmation = run()
-        first = ReproducerResult(reproducer, confirmation.confirmed, confirmation.output)
-        if confirmation.confirmed:
-            return _add_issue_script(first, source, script, report, ends) if for_issue else first
-        again = [run() for _ in range(_FURTHER_RUNS)]
-    except KeyboardInterrupt:
-        return ReproducerResult(reproducer, False, "the confirmation was interrupted", interrupted=True)
-    shown = [confirmation for confirmation in again if confirmation.confirmed]
-    if not shown:
-        return replace(first, note=f"the reproducer does not show the bug alone in {len(again) + 1} runs")
-    note = f"the bug comes and goes: the reproducer showed it in {len(shown)} of {len(again) + 1} runs"
-    late = ReproducerResult(reproducer, True, shown[0].output, note)
-    return _add_issue_script(late, source, script, report, ends) if for_issue else late
-
-
-def _add_issue_script(
-    shown: ReproducerResult, source: str, script: ScriptPlan, report: ReportJson, ends: float
-) -> ReproducerResult:
-    """With the script for an issue; an interrupt leaves it out."""
-    try:
-        return replace(
-            shown, plain=build_issue_script(source, script, report, max(_LEAST_PLAIN, ends - time.monotonic()))
-        )
+        return replace(shown, plain=build_issue_script(source, script, report, seconds))
     except KeyboardInterrupt:
         return replace(shown, interrupted=True)
     except Exception as error:  # a case may be of any form, and its reproducer stands without this script
         why = f"no script for an issue could be made ({type(error).__name__}: {error})"
         return replace(shown, note="; ".join(filter(None, (shown.note, why))))
+
+
+def _run(reproducer: str, report: ReportJson) -> ReproducerResult:
+    def run() -> ReproducerConfirmation:
+        return confirm_reproducer(reproducer) if read_target(report) is None else confirm_for_target(reproducer, report)
+
+    try:
+        first = run()
+        again = [] if first.confirmed else [run() for _ in range(_FURTHER_RUNS)]
+    except KeyboardInterrupt:
+        return ReproducerResult(reproducer, False, "the confirmation was interrupted", interrupted=True)
+    shown = [confirmation for confirmation in again if confirmation.confirmed]
+    if shown:
+        note = f"the bug comes and goes: the reproducer showed it in {len(shown)} of {len(again) + 1} runs"
+        return ReproducerResult(reproducer, True, shown[0].output, note)
+    note = f"the reproducer does not show the bug alone in {len(again) + 1} runs" if again else ""
+    return ReproducerResult(reproducer, first.confirmed, first.output, note)
 
 
 def can_build_reproducer(source: str, report: ReportJson) -> bool:

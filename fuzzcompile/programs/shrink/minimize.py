@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +12,6 @@ from fuzzcompile.programs.ir.case_source import CaseText, count_model_lines, wri
 from fuzzcompile.programs.ir.case_text import extract_case, program_key
 from fuzzcompile.programs.ir.program import Program
 from fuzzcompile.programs.reducers import inputs, statements
-from fuzzcompile.programs.reducers import inputs as shapes
-from fuzzcompile.programs.reducers.statements import plain_settings
 from fuzzcompile.programs.shrink.case_reducer import reduce_text
 from fuzzcompile.programs.shrink.conclusion import (
     ReproducerResult,
@@ -43,7 +40,7 @@ from fuzzcompile.programs.shrink.search import (
 Reducer = Callable[[ProgramSearch], None]
 # Names appear in progress lines. Reducers that make every later candidate cheaper come first.
 CUTTING: tuple[tuple[str, Reducer], ...] = (
-    ("settings", plain_settings),
+    ("settings", statements.plain_settings),
     ("parameters", inputs.plain_parameters),
     ("outputs", statements.drop_outputs),
     ("values", inputs.random_values),
@@ -64,13 +61,13 @@ POLISHING: tuple[tuple[str, Reducer], ...] = (
     ("arguments", statements.drop_arguments),
     ("strides", inputs.plain_strides),
     ("values", inputs.plain_values),
-    ("sizes", shapes.shrink_sizes),
+    ("sizes", inputs.shrink_sizes),
     ("strides", inputs.plain_strides),
     ("constants", statements.round_constants),
     ("equal inputs", inputs.merge_equal),
     ("values", inputs.plain_values),
     ("parameters", inputs.plain_parameters),
-    ("settings", plain_settings),
+    ("settings", statements.plain_settings),
 )
 # After the budget is spent, tests and seconds for values that fit in a script and for the last full compile.
 _LAST_TESTS, _LAST_SECONDS = 16, 45.0
@@ -101,22 +98,18 @@ class Reduced:
 def reduce_programs(
     candidates: Sequence[Program], questions: CandidateTests, *, screens: bool, refuses: bool = False
 ) -> Reduced:
-    """Reduce the first of the programs that shows the bug.
+    """Reduce the first of the captured programs, the likeliest first, that shows the bug.
 
     An interrupt ends the search; the result is then the smallest program so far that fits in a script, unconfirmed.
-
-    Args:
-        candidates: the captured programs, the likeliest first.
-        questions: probes candidates within the budget.
-        screens: whether the bug may show without code generation, which is then tried first.
-        refuses: whether the bug is that compiled accepts what eager refuses.
+    With ``screens`` the bug may show without code generation, which is then tried first; with ``refuses`` it is that
+    compiled accepts what eager refuses.
 
     Raises:
         LostBug: none of the programs shows the bug.
     """
     search = _start_search(candidates, questions, screens=screens, refuses=refuses)
     shown: tuple[int, int] | None = None
-    kept = search.best
+    kept, finished = search.best, True
     try:
         for reducers in (CUTTING, POLISHING):
             start = search.best
@@ -130,11 +123,11 @@ def reduce_programs(
                     _run(search, reducers)
             kept = search.best
     except OutOfBudget:
-        return Reduced(_finish_early(search, kept), False, search.screen, tuple(search.path), comes_and_goes=shown)
+        kept, finished = _finish_early(search, kept), False
     except KeyboardInterrupt:
         plain = next((program for program in reversed(search.path) if not program.is_recorded), search.best)
         return Reduced(plain, False, search.screen, interrupted=True, comes_and_goes=shown)
-    return Reduced(search.best, True, search.screen, tuple(search.path), comes_and_goes=shown)
+    return Reduced(kept, finished, search.screen, tuple(search.path), comes_and_goes=shown)
 
 
 def _run(search: ProgramSearch, reducers: Sequence[tuple[str, Reducer]]) -> None:
@@ -215,13 +208,9 @@ def minimize(
 ) -> MinimizeOutcome:
     """Reduce a case to a smaller one with the signature that ``tools`` are locked to.
 
-    Args:
-        job: the case and its report.
-        tools: probes candidates and judges results.
-        budget: bounds the search; building and confirming the reproducer come on top.
-        tally: the answers of an earlier search, which then resumes where it stopped.
-        on_progress: called after each candidate that was compiled. A KeyboardInterrupt from it ends the search like
-            a spent budget; any other exception propagates.
+    The budget bounds the search; building and confirming the reproducer come on top. With the ``tally`` of an earlier
+    search it goes on where that stopped. A KeyboardInterrupt from ``on_progress``, which is called after each candidate
+    that was compiled, ends the search like a spent budget; any other exception propagates.
     """
     return _Minimiser(job, tools, CandidateTests(tools, budget, tally or SearchTally(), on_progress=on_progress)).run()
 
@@ -258,29 +247,23 @@ class _Minimiser:
         before = next((n for c in ("static", "aten") if (n := sum(p.size[0] for p in self.captured.get(c, [])))), None)
         return self._build_outcome(start, before)
 
-    # -- recipe, graph, text ---------------------------------------------------------------------------
-
     def _reduce_recipe(self) -> None:
-        job, questions = self.job, self.questions
-        if job.recipe is None:
+        recipe, questions = self.job.recipe, self.questions
+        if recipe is None:
             return
         questions.reducer = "recipe"
-
-        def ask(case: DrawnSource, *, screen: bool) -> bool:
-            text = CaseText(case.source, {})
-            self.drawn[text.digest] = case
-            return questions.ask(text, screen=screen)
-
         best: list[DrawnSource] = []
         most = max(1, int(_RECIPE_SHARE * (questions.budget.compiles - questions.tally.tests)))
-        for screen in (True, False) if job.screens else (False,):
+        for screen in (True, False) if self.job.screens else (False,):
+
+            def ask(case: DrawnSource, screen: bool = screen) -> bool:
+                text = CaseText(case.source, {})
+                self.drawn[text.digest] = case
+                return questions.ask(text, screen=screen)
+
             try:
-                smallest = job.recipe.shrink(
-                    functools.partial(ask, screen=screen),
-                    max_tests=most,
-                    deadline=questions.budget.deadline,
-                    on_test=best.append,
-                )
+                deadline = questions.budget.deadline
+                smallest = recipe.shrink(ask, max_tests=most, deadline=deadline, on_test=best.append)
             except (OutOfBudget, KeyboardInterrupt) as ending:
                 self.interrupted = isinstance(ending, KeyboardInterrupt)
                 if best:
@@ -330,7 +313,8 @@ class _Minimiser:
             if not any(self.captured.values()):
                 return None
             if attempt == "plain":
-                self._become_thorough()
+                self.questions.tally.thorough = True
+                self.tools.become_thorough()
             else:
                 self.questions.repeats = REPEATS
             self.questions.tally.answers.clear()
@@ -351,10 +335,6 @@ class _Minimiser:
             if note and programs:
                 self.note = str(lost)
         return None
-
-    def _become_thorough(self) -> None:
-        self.questions.tally.thorough = True
-        self.tools.become_thorough()
 
     def _is_intermittent(self) -> bool:
         """Return whether the case itself shows the bug in some compiles only."""
@@ -386,8 +366,6 @@ class _Minimiser:
         finally:
             if (count_model_lines(kept), len(kept)) < (count_model_lines(text), len(text)):
                 self._take(kept, "text")
-
-    # -- results -----------------------------------------------------------------------------
 
     def _take(self, source: str, how: str, *, program: Program | None = None) -> bool:
         """Make a smaller source the best one if triage confirms the bug in it; whether it did.
@@ -439,27 +417,25 @@ class _Minimiser:
             self.note = "the reduced text cannot be run as a script"
         neighbour = self._find_neighbour()
         shown = self._show_result(neighbour)
-        self.note = shown.note or self.note
-        changed = self.best != self.job.source and self.how != "as found"
         return MinimizeOutcome(
-            self.best,
-            self.report,
-            shown.reproducer,
-            shown.confirmed,
-            shown.said,
-            neighbour,
-            self.how,
-            changed,
-            self.note,
-            self.questions.tally,
-            time.monotonic() - start,
-            self.finished,
-            before,
-            self.program.size[0] if self.program is not None and self.how == "graph" else before,
-            tuple(self.drawn[digest] for digest in self.questions.tally.others if digest in self.drawn),
-            self.interrupted,
-            shown.plain,
-            program_key(self.best),
+            source=self.best,
+            report=self.report,
+            reproducer=shown.reproducer,
+            confirmed=shown.confirmed,
+            confirmation=shown.said,
+            neighbour=neighbour,
+            how=self.how,
+            changed=self.best != self.job.source and self.how != "as found",
+            note=shown.note or self.note,
+            tally=self.questions.tally,
+            seconds=time.monotonic() - start,
+            finished=self.finished,
+            operators_before=before,
+            operators=self.program.size[0] if self.program is not None and self.how == "graph" else before,
+            others=tuple(self.drawn[digest] for digest in self.questions.tally.others if digest in self.drawn),
+            interrupted=self.interrupted,
+            shown=shown.plain,
+            program_key=program_key(self.best),
         )
 
     def _show_result(self, neighbour: str | None) -> ReproducerResult:

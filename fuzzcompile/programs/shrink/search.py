@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from fuzzcompile.compiler.operators.graph_capture import CapturedGraph, capture_functional, capture_graphs
+from fuzzcompile.compiler.operators.graph_capture import capture_functional, capture_graphs
 from fuzzcompile.model.contract import COMPILE, ReportJson
 from fuzzcompile.model.signatures import agree, drop_fingerprint, find_error, is_unproved, raise_alike
 from fuzzcompile.model.verdicts import Verdict
@@ -177,8 +177,6 @@ def bisect_last(good: int, bad: int, holds: Callable[[int], bool]) -> int:
     return good
 
 
-# The input and the result of a minimisation.
-
 # How graphs are captured: by dynamo with static sizes, by dynamo with sizes read off the inputs, or by AOTAutograd,
 # which leaves no function transforms and higher-order operators.
 Capture = Literal["static", "dynamic", "aten"]
@@ -199,12 +197,11 @@ class MinimizerTools(Prober, Protocol):
 
 @dataclass(frozen=True)
 class MinimizeJob:
-    """A source to be minimized, its report, and the recipe of a generated case.
+    """A source (a case file unless it is a script), its report, and the recipe of a generated case.
 
-    ``is_case``: it is a case file, not a script. ``screens``: the bug may show without code generation. ``resizes``: it
-    may be compiled for dynamic sizes. ``keeps``: what must stay the same, "culprit" or "verdict". ``for_issue``: what
-    an issue shows is made too (`Outcome.shown`), which takes some more processes, as long as there is time until
-    ``ends``, a value of ``time.monotonic()``.
+    ``screens``: the bug may show without code generation. ``resizes``: it may be compiled for dynamic sizes. ``keeps``:
+    what must stay the same, "culprit" or "verdict". ``for_issue``: what an issue shows is made too, which takes some
+    more processes, as long as there is time until ``ends``, a value of ``time.monotonic()``.
     """
 
     source: str
@@ -222,10 +219,9 @@ def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") ->
     """Return whether two reports describe the same bug.
 
     They do if their signatures agree (:func:`~fuzzcompile.model.signatures.agree`), or if one proved culprit raises
-    alike in
-    both. If a culprit has low confidence, the kind of verdict and the stage decide, unless the causes are known to be
-    two; if ``keeps`` is "verdict", the kind of verdict alone. A large case may name no culprit because its time was up:
-    then the kind of verdict and the error that was raised decide, and the smaller case says more.
+    alike in both. If a culprit has low confidence, the kind of verdict and the stage decide, unless the causes are two
+    for sure; if ``keeps`` is "verdict", the kind of verdict alone. A large case may name no culprit because its time
+    was up: then the kind of verdict and the error that was raised decide, and the smaller case says more.
     """
     if not reached.get("is_bug"):
         return False
@@ -237,22 +233,14 @@ def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") ->
             return False  # the same place, for another cause
     if Verdict(wanted["verdict"]).kind != Verdict(reached["verdict"]).kind:
         return False
-    if keeps == "verdict" or (_has_no_culprit(wanted) and _get_error(wanted) == _get_error(reached)):
+    # The errors that the reports are about, without what hangs on sizes; None for another kind of bug.
+    errors = [None if error is None else without_sizes(error) for error in map(find_error, (wanted, reached))]
+    unnamed = not wanted.get("culprit") and (is_unproved(wanted.get("signature") or "") or errors[0] is not None)
+    if keeps == "verdict" or (unnamed and errors[0] == errors[1]):
         return True
     guessed = "low" in (wanted.get("confidence"), reached.get("confidence"))
     stages = [(report.get("culprit") or {}).get("stage") for report in (wanted, reached)]
     return guessed and (stages[0] == stages[1] or None in stages)
-
-
-def _has_no_culprit(report: ReportJson) -> bool:
-    """Return whether a report has neither a culprit nor a signature that names a place in the compiler."""
-    return not report.get("culprit") and (is_unproved(report.get("signature") or "") or _get_error(report) is not None)
-
-
-def _get_error(report: ReportJson) -> str | None:
-    """The error that a report is about, without what hangs on sizes; None for another kind of bug."""
-    error = find_error(report)
-    return None if error is None else without_sizes(error)
 
 
 def is_smaller(source: str, program: Program, original: str, captured: Sequence[Program]) -> bool:
@@ -284,37 +272,32 @@ def capture_graph_programs(case: Case, device: torch.device, capture: Capture = 
         captured = capture_graphs(case, device, dynamic=capture == "dynamic")
     if capture == "dynamic":  # as dynamo makes sizes dynamic that change between calls
         case = replace(case, settings=replace(case.settings, dynamic=True))
-    programs = [program for graph in captured if (program := _program(graph, case)) is not None]
+    freezes = bool(dict(case.settings.options).get("freezing")) or bool(case.settings.inductor.get("freezing"))
+    programs: list[Program] = []
+    for graph in captured:
+        with contextlib.suppress(Untranslatable):
+            program = translate_graph(graph.module, graph.inputs, graph.parameters, _list_settings(case, graph.grad))
+            if program.output_refs():
+                program = replace(program, as_module=freezes and any(value.parameter for value in program.inputs))
+                programs.append(program if graph.grad else program.without_gradients())
     return sorted(programs, key=lambda program: -len(program.statements))[:_MOST_GRAPHS]
 
 
-def _program(graph: CapturedGraph, case: Case) -> Program | None:
-    try:
-        program = translate_graph(graph.module, graph.inputs, graph.parameters, _settings(case, graph))
-    except Untranslatable:
-        return None
-    if not program.output_refs():
-        return None
-    freezes = bool(dict(case.settings.options).get("freezing")) or bool(case.settings.inductor.get("freezing"))
-    program = replace(program, as_module=freezes and any(value.parameter for value in program.inputs))
-    return program if graph.grad else program.without_gradients()
-
-
-def _settings(case: Case, graph: CapturedGraph) -> dict[str, object]:
+def _list_settings(case: Case, grad: bool) -> dict[str, object]:
     """The module-level names (``GRAD``, ``OPTIONS``, …) that give a case file the settings of this case."""
     settings = case.settings
-    asked: dict[str, object] = {}
-    if case.backward:
-        asked["BACKWARD"] = True
-    elif graph.grad or case.grad == "inference_mode":
-        asked["GRAD"] = "enabled" if graph.grad else case.grad
-    config = {name: dict(entries) for name, entries in settings.config_patches.items()}
-    asked |= {"OPTIONS": dict(settings.options)} if settings.options else {}
-    asked |= {"CONFIG": config} if config else {}
-    asked |= {"MODE": settings.mode} if settings.mode else {}
-    asked |= {"PATH": settings.path} if settings.path != COMPILE else {}
-    asked |= {"DYNAMIC": settings.dynamic} if settings.dynamic is not None else {}
-    return asked | ({"FULLGRAPH": True} if settings.fullgraph else {})
+    named = not case.backward and (grad or case.grad == "inference_mode")
+    asked = {
+        "BACKWARD": case.backward or None,
+        "GRAD": ("enabled" if grad else case.grad) if named else None,
+        "OPTIONS": dict(settings.options) or None,
+        "CONFIG": {name: dict(entries) for name, entries in settings.config_patches.items()} or None,
+        "MODE": settings.mode or None,
+        "PATH": settings.path if settings.path != COMPILE else None,
+        "DYNAMIC": settings.dynamic,
+        "FULLGRAPH": settings.fullgraph or None,
+    }
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 @contextlib.contextmanager
