@@ -29,24 +29,15 @@ from fuzzcompile.report.verdict_text import advice, describe_culprit, meaning
 
 @dataclass(frozen=True)
 class Scanned:
-    """A case and what was judged of it.
+    """A case and what was judged of it."""
 
-    Attributes:
-        path: of the case, as it was given; a name where there is no file.
-        report: None where the case could not be judged; ``error`` says why.
-        known: whether a baseline lists the bug.
-        seconds: wall time.
-        finding: the public id of a finding in a corpus.
-        content: the program, where there is no file.
-    """
-
-    path: Path
-    report: ReportJson | None
+    path: Path  # of the case, as it was given; a name where there is no file
+    report: ReportJson | None  # None where the case could not be judged; ``error`` says why
     error: str | None = None
-    known: bool = False
-    seconds: float = 0.0
-    finding: str | None = None
-    content: str | None = None
+    known: bool = False  # whether a baseline lists the bug
+    seconds: float = 0.0  # wall time
+    finding: str | None = None  # the public id of a finding in a corpus
+    content: str | None = None  # the program, where there is no file
 
 
 # JUnit XML: a test case per judged file, or per finding and version of torch.

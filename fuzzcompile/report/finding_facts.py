@@ -120,37 +120,24 @@ class IssueFacts:
     """One finding.
 
     Attributes:
-        report: what triage says.
-        reproducer: the script that shows it and checks itself, if there is one.
-        environment: where it was seen (:func:`fuzzcompile.run.device.describe_environment`).
-        first_seen: the date on which a campaign found it; None for a case that no campaign found.
-        hits: how many cases showed it.
-        confirmed: whether the reproducer exited with 1 on its own in a clean process.
         shown: the plain script, the ladder of backends and what else was seen when the reproducer was made.
-        history: the versions of torch on which it was run again; None if on none.
-        related: public reports that a search found, the likeliest first.
-        searched: the date of that search; None if there was none.
-        queries: what it asked for.
-        mark: what a person said of the finding; None if nothing.
-        umbrella: the group that it belongs to, and what a person said of that.
-        machines: where it was seen and judged; None for a case that is in no corpus.
         subject: how it is named on a command line.
     """
 
-    report: ReportJson
-    reproducer: str | None
-    environment: Mapping[str, object]
-    first_seen: str | None = None
-    hits: int = 0
-    confirmed: bool = False
+    report: ReportJson  # what triage says
+    reproducer: str | None  # the script that shows it and checks itself, if there is one
+    environment: Mapping[str, object]  # where it was seen (:func:`fuzzcompile.run.device.describe_environment`)
+    first_seen: str | None = None  # the date on which a campaign found it; None for a case that no campaign found
+    hits: int = 0  # how many cases showed it
+    confirmed: bool = False  # whether the reproducer exited with 1 on its own in a clean process
     shown: ShownJson = field(default_factory=ShownJson)
-    history: History | None = None
-    related: Sequence[Related] = ()
-    searched: str | None = None
-    queries: Sequence[str] = ()
-    mark: Mark | None = None
-    umbrella: Umbrella | None = None
-    machines: Machines | None = None
+    history: History | None = None  # the versions of torch on which it was run again; None if on none
+    related: Sequence[Related] = ()  # public reports that a search found, the likeliest first
+    searched: str | None = None  # the date of that search; None if there was none
+    queries: Sequence[str] = ()  # what it asked for
+    mark: Mark | None = None  # what a person said of the finding; None if nothing
+    umbrella: Umbrella | None = None  # the group that it belongs to, and what a person said of that
+    machines: Machines | None = None  # where it was seen and judged; None for a case that is in no corpus
     subject: CommandSubject = field(default_factory=lambda: CommandSubject("FINDING"))
 
     @property

@@ -179,11 +179,7 @@ class Answer:
 class GitHub:
     """A client of the search API, for one search.
 
-    Args:
-        base: the API's URL.
-        token: raises the limit from 10 to 30 searches a minute.
-        notify: is given a sentence before each wait.
-        sleep: waits so many seconds.
+    A token raises the limit from 10 to 30 searches a minute; ``notify`` is given a sentence before each wait.
     """
 
     base: str = API
@@ -370,11 +366,7 @@ class Search:
 def search(report: ReportJson, source: str, github: GitHub, expression: str = "") -> Search:
     """Search PyTorch's issues and pull requests, open and closed, for a finding.
 
-    Args:
-        report: of the finding.
-        source: the shortest program that shows it.
-        github: where to ask.
-        expression: the operation at fault in the user's words, where it is known.
+    ``source`` is the shortest program that shows it, ``expression`` the operation at fault in the user's words.
 
     Raises:
         SearchFailed: GitHub did not answer one of the queries: a search that asked for less would claim too much.

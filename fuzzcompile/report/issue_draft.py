@@ -60,11 +60,8 @@ _SHAPES = (
 def draft_issue(facts: IssueFacts, refusal: Refusal | None = None) -> str:
     """The draft of a bug, in Markdown: at most 40 lines, and what is folded below them.
 
-    It claims what the facts show and nothing beyond: what was not run is reported as not run.
-
-    Args:
-        facts: the finding; of one that is no bug, only the refusal is printed.
-        refusal: why the finding is not to be filed; it stands on top.
+    It claims what the facts show and nothing beyond: what was not run is reported as not run. On top stands why it is
+    not to be filed; of what is no bug, nothing else is printed.
     """
     on_top = f"> **Not to be filed: {refusal.reason}.** What would change that: {refusal.remedy}.\n" if refusal else ""
     if not facts.is_bug:

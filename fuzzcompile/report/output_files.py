@@ -16,12 +16,7 @@ from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, UsageEr
 
 
 def check_writable(path: Path, option: str, *, parents: bool = False) -> None:
-    """Check before any work that the file can be written.
-
-    Args:
-        path: the file.
-        option: which gave the path, for the message.
-        parents: the folders above it are made when it is written, and need not be there yet.
+    """Check before any work that the file can be written; ``parents`` that are not there yet will be made.
 
     Raises:
         UsageError: it cannot; the message names ``option``, the one that gave the path.

@@ -49,14 +49,7 @@ _COLUMNS = {
 def print_profile(
     console: Console, profile: ProfileJson, *, name: str | CommandSubject = "CASE", proof: bool = False
 ) -> None:
-    """Print a profile.
-
-    Args:
-        console: where to print.
-        profile: what ``profile --json`` prints.
-        name: how the case is named on a command line.
-        proof: also print the proof of the culprit that the triage of the layer names.
-    """
+    """Print a profile, and with ``proof`` that of the culprit that the triage of the layer names."""
 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -18,14 +18,10 @@ from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATI
 
 
 def base_classes(source: str, names: Collection[str], torch: str | None) -> list[str]:
-    """The bases, from the same file, of the classes of torch that are called ``names``.
+    """The bases, from the same file of torch, of its classes that are called ``names``.
 
-    A report is often about the base class, whose code its subclasses run.
-
-    Args:
-        source: the file, as ``torch/_inductor/...``.
-        names: of the rewrite and its family.
-        torch: the version that showed the bug; another one may be laid out otherwise, so that nothing is read.
+    A report is often about the base class, whose code its subclasses run. Where another ``torch`` than the one that
+    showed the bug is installed, nothing is read: it may be laid out otherwise.
     """
     try:
         installed = metadata.distribution("torch")
@@ -183,37 +179,20 @@ _OPERATOR_RULE = re.compile(r"(?:aten|prims|torch|[A-Z]\w*)[.:]+_*(\w+)")
 
 @dataclass(frozen=True)
 class SearchTerms:
-    """Search terms by kind; each tuple holds the most telling word first.
+    """Search terms by kind; each tuple holds the most telling word first."""
 
-    Attributes:
-        names: of the rewrite, its pass and its classes.
-        places: names of the source file at fault, where it holds few rules.
-        operators: the user's operators, that at fault first.
-        arguments: names of the arguments that the user gives them.
-        owner: the operator that is given the first argument.
-        symptoms: words for the kind of fault.
-        errors: the exception's type, and the words of its message that do not hang on the case.
-        context: words one of which a report on the compiler has; the first is asked for.
-    """
-
-    names: tuple[str, ...] = ()
-    places: tuple[str, ...] = ()
-    operators: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    owner: str = ""
-    symptoms: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
-    context: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of the rewrite, its pass and its classes
+    places: tuple[str, ...] = ()  # names of the source file at fault, where it holds few rules
+    operators: tuple[str, ...] = ()  # the user's operators, that at fault first
+    arguments: tuple[str, ...] = ()  # names of the arguments that the user gives them
+    owner: str = ""  # the operator that is given the first argument
+    symptoms: tuple[str, ...] = ()  # words for the kind of fault
+    errors: tuple[str, ...] = ()  # the exception's type, and the words of its message that do not hang on the case
+    context: tuple[str, ...] = ()  # words one of which a report on the compiler has; the first is asked for
 
 
 def extract_terms(report: ReportJson, source: str, expression: str = "") -> SearchTerms:
-    """The terms of a report and of the program that shows it.
-
-    Args:
-        report: of the finding.
-        source: a case file or a reproducer.
-        expression: the operation at fault in the user's words, where it is known.
-    """
+    """The terms of a report and of the program that shows it; ``expression`` is the operation in the user's words."""
     rewrite = str((report.get("culprit") or {}).get("rewrite"))
     calls = most_telling([*list_calls(expression), *_calls_at_fault(report, source)], rewrite)
     operator, argument = _of_fingerprint(report)

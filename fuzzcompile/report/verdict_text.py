@@ -168,14 +168,9 @@ def print_report(
     name: str | CommandSubject = "CASE",
     known: bool = False,
 ) -> None:
-    """Print a report.
+    """Print a report; ``proof`` adds the graph before and after the culprit, and the ablations.
 
-    Args:
-        console: where to print.
-        report: what triage says.
-        proof: also print the proof of the culprit: the graph before and after it, and the ablations.
-        name: how the case is named on a command line.
-        known: whether the baseline lists this bug.
+    ``name`` is how the case is named on a command line; ``known``, that the baseline lists this bug.
     """
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     kind = ("BUG, known" if known else "BUG") if report["is_bug"] else "no bug"

@@ -38,39 +38,23 @@ class Leaf:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The identity of a run.
+    """The identity of a run."""
 
-    Attributes:
-        case: its name.
-        source: SHA-256 of the case's text.
-        modules: the class of each module, by its qualified name.
-        weights: parameters, buffers and other tensors that exist before the call.
-        inputs: the leaves of the inputs of all calls.
-        side: which way of running it was: ``eager``, ``inductor``, ...
-        device: where it ran.
-        dtype: the widest floating dtype of the program.
-        environment: torch, device, driver (:func:`fuzzcompile.run.device.describe_environment`).
-    """
-
-    case: str
-    source: str
-    modules: Mapping[str, str]
-    weights: Mapping[str, Leaf]
-    inputs: Mapping[str, Leaf]
-    side: str
-    device: str
-    dtype: str
-    environment: Mapping[str, object]
+    case: str  # its name
+    source: str  # SHA-256 of the case's text
+    modules: Mapping[str, str]  # the class of each module, by its qualified name
+    weights: Mapping[str, Leaf]  # parameters, buffers and other tensors that exist before the call
+    inputs: Mapping[str, Leaf]  # the leaves of the inputs of all calls
+    side: str  # which way of running it was: ``eager``, ``inductor``, ...
+    device: str  # where it ran
+    dtype: str  # the widest floating dtype of the program
+    environment: Mapping[str, object]  # torch, device, driver (:func:`fuzzcompile.run.device.describe_environment`)
 
 
 def collect_facts(case: Case, program: CaseProgram, side: str, device: torch.device) -> RunFacts:
-    """The facts of a run that is about to begin.
+    """The facts of a run on ``device`` that is about to begin with a fresh ``program``, in its own dtypes.
 
-    Args:
-        case: what runs.
-        program: its fresh state, in its own dtypes and before any call.
-        side: the way it is run.
-        device: where it runs. Weights are hashed on the CPU, one after the other, and their hashes do not depend on it.
+    Weights are hashed on the CPU, one after the other, and their hashes do not depend on the device.
     """
     return RunFacts(
         case.name,

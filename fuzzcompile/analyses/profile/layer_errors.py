@@ -171,37 +171,24 @@ Modes = Callable[[], Sequence[Mode]]
 class Layer:
     """One call of a layer, measured. What could not be measured is None, and ``note`` says why.
 
-    Attributes:
-        label: its name, and its number from the second call on.
-        kind: its class.
-        apart: this side's output against the reference's.
-        made: this side's output against the reference's layer on this side's own input.
-        inherited: the reference's layer on this side's input, against the reference's output.
-        entering: this side's input against the reference's.
-        noise: what rounding does to this layer alone, on this side's input.
-        own: the rounding error of the layer run eagerly on this side's input, in the coarser of both precisions.
-        rounding: the program with every operator moved by an ulp, up to here, against the reference.
-        truth: this side's output against float64.
-        reference_truth: the reference's output against float64.
-        exact: what this side, computed in float64, makes newly; relative to the size of the output.
-        exact_noise: what one ulp of float64 per operator makes of it, in the same units.
-        misshapen: whether the results of both sides differ in number or shape.
+    ``own`` is the rounding error of the layer run eagerly on this side's input, in the coarser of both precisions, and
+    ``rounding`` the program with every operator moved by an ulp, up to here, against the reference.
     """
 
-    label: str
-    kind: str
-    apart: Distance | None = None
-    made: Distance | None = None
-    inherited: Distance | None = None
-    entering: Distance | None = None
-    noise: Distance | None = None
+    label: str  # its name, and its number from the second call on
+    kind: str  # its class
+    apart: Distance | None = None  # this side's output against the reference's
+    made: Distance | None = None  # this side's output against the reference's layer on this side's own input
+    inherited: Distance | None = None  # the reference's layer on this side's input, against the reference's output
+    entering: Distance | None = None  # this side's input against the reference's
+    noise: Distance | None = None  # what rounding does to this layer alone, on this side's input
     own: Distance | None = None
     rounding: Distance | None = None
-    truth: Distance | None = None
-    reference_truth: Distance | None = None
-    exact: float | None = None
-    exact_noise: float = 0.0
-    misshapen: bool = False
+    truth: Distance | None = None  # this side's output against float64
+    reference_truth: Distance | None = None  # the reference's output against float64
+    exact: float | None = None  # what this side, computed in float64, makes newly; relative to the size of the output
+    exact_noise: float = 0.0  # what one ulp of float64 per operator makes of it, in the same units
+    misshapen: bool = False  # whether the results of both sides differ in number or shape
     note: str = ""
 
     @property
@@ -317,15 +304,10 @@ def gradient_layers(
 ) -> list[Layer]:
     """The gradients of each layer's parameters, compared; empty for a case without a backward pass.
 
-    Gradients of parameters that no layer holds, and of inputs, come last, under a name of their own.
-
-    Args:
-        names: the layers in the order in which they ended; the backward pass goes the other way, and so do the rows.
-        against: the side that is measured.
-        reference: what it is compared with.
-        truth: the program in float64.
-        rounding: the program with every operator moved by an ulp.
-        exact: the measured side in float64; None if it has no such form.
+    The layers are ``names`` in the order in which they ended; the backward pass goes the other way, and so do the rows.
+    Gradients of parameters that no layer holds, and of inputs, come last, under a name of their own. The runs are the
+    program in float64 (``truth``), with every operator moved by an ulp (``rounding``), and the measured side in float64
+    (``exact``, None if it has no such form).
     """
     ours, theirs, exactly, perturbed, doubled = (
         _gradients(run) for run in (against, reference, truth, rounding, exact)

@@ -55,21 +55,13 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """Options of a profile.
+    """Options of a profile."""
 
-    Attributes:
-        against: the side that is measured.
-        reference: what it is compared with.
-        look: which modules are layers, how much of them is kept, and what is refused in compiles.
-        tolerances: a TOML file that overrides the table of tolerances.
-        math_only: attention takes its math kernel on both sides, and TF32 is off.
-    """
-
-    against: Side
-    reference: Side = EAGER
-    look: Look = BLOCKS
-    tolerances: Path | None = None
-    math_only: bool = False
+    against: Side  # the side that is measured
+    reference: Side = EAGER  # what it is compared with
+    look: Look = BLOCKS  # which modules are layers, how much of them is kept, and what is refused in compiles
+    tolerances: Path | None = None  # a TOML file that overrides the table of tolerances
+    math_only: bool = False  # attention takes its math kernel on both sides, and TF32 is off
 
     def check(self) -> None:
         """Refuse what cannot be asked, whatever the case is.

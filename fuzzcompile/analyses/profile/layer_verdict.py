@@ -24,17 +24,11 @@ _REPEATS = 0.1
 
 @dataclass(frozen=True)
 class ProfileVerdict:
-    """The verdict of a profile.
+    """The verdict of a profile."""
 
-    Attributes:
-        name: the verdict.
-        layer: the layer of a jump; None otherwise, and if the error is made outside of all layers.
-        rule: the rule that decided, with its numbers, as one sentence.
-    """
-
-    name: Name
-    layer: str | None
-    rule: str
+    name: Name  # the verdict
+    layer: str | None  # the layer of a jump; None otherwise, and if the error is made outside of all layers
+    rule: str  # the rule that decided, with its numbers, as one sentence
 
 
 @dataclass(frozen=True)
@@ -64,15 +58,10 @@ def decide(
     whole_exact: float | None,
     repeats: Distance | None,
 ) -> ProfileVerdict:
-    """Judge the layers, in the order in which they ended.
+    """Judge the layers, in the order in which they ended, and the gradients, in that of the backward pass.
 
-    Args:
-        layers: without the whole program.
-        whole: the whole program.
-        gradients: those of the layers' parameters, in the order of the backward pass.
-        tolerance: what this pair of sides may differ by.
-        whole_exact: the relative change of the output in float64; None if that is not known.
-        repeats: two runs of the reference against each other.
+    ``whole_exact`` is the relative change of the output in float64, if that is known, and ``repeats`` two runs of the
+    reference against each other.
     """
     measured = [layer for layer in (*layers, whole, *gradients) if layer.apart is not None]
     if measured and all(layer.apart is not None and not layer.apart.largest for layer in measured):

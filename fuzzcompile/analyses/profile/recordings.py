@@ -244,15 +244,9 @@ class RecordedRun:
 def record(
     case: Case, device: torch.device, side: Side, path: Path, *, look: Look, math_kernel: bool = False
 ) -> RecordedRun:
-    """Run ``case`` as ``side`` says, and write its activations, outputs and gradients to ``path``.
+    """Run ``case`` as ``side`` says (anything but a recording), and write its activations, outputs and gradients.
 
-    Args:
-        case: the case.
-        device: where the side runs, if it names no device.
-        side: anything but a recording.
-        path: the file.
-        look: what to look at; its budget is that of the file.
-        math_kernel: attention takes its math kernel, and TF32 is off.
+    The budget of ``look`` is that of the file. With ``math_kernel``, attention takes its math kernel, and TF32 is off.
 
     Raises:
         CannotRun: the program raises.

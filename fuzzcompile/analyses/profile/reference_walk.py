@@ -34,28 +34,18 @@ from fuzzcompile.run.runs import observe
 class Walk:
     """Runs the reference and measures each layer of the other side as it ends.
 
-    Attributes:
-        case: the case.
-        device: where sides run that name no device of their own.
-        reference: what the other side is compared with.
-        against: the side that is measured.
-        measured: its run.
-        truth: the program in float64, run eagerly, layer by layer.
-        rounding: the program with every operator moved by an ulp.
-        given: results of a compiled or recorded reference, whose layers are run alone in eager mode; None for one that
-            is run here in eager mode.
-        layers: in the order in which they ended.
+    The layers of a compiled or recorded reference, whose results are ``given``, are run alone in eager mode.
     """
 
-    case: Case
-    device: torch.device
-    reference: Side
-    against: Side
-    measured: SideRun
-    truth: Calls
-    rounding: Calls
+    case: Case  # the case
+    device: torch.device  # where sides run that name no device of their own
+    reference: Side  # what the other side is compared with
+    against: Side  # the side that is measured
+    measured: SideRun  # its run
+    truth: Calls  # the program in float64, run eagerly, layer by layer
+    rounding: Calls  # the program with every operator moved by an ulp
     given: Calls | None = None
-    layers: list[Layer] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)  # in the order in which they ended
     _native: torch.dtype = torch.float32
     _others: Mapping[str, nn.Module] = field(default_factory=dict)
 

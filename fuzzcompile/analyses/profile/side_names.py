@@ -18,9 +18,7 @@ _SPELLINGS = (
 def spelled(text: str, modes: Collection[str] | None) -> tuple[str, str]:
     """The kind of run that ``text`` names, and what stands behind the colon; for a file, ``recording`` and its path.
 
-    Args:
-        text: as the user spells it.
-        modes: the modes that ``torch.compile`` takes; None accepts any.
+    ``modes`` are those that ``torch.compile`` takes; None accepts any.
 
     Raises:
         UsageError: it names none; the message lists what does.

@@ -39,19 +39,12 @@ class CannotRun(FuzzcompileError):
 
 @dataclass(frozen=True)
 class Look:
-    """Choice of what a run observes.
+    """Choice of what a run observes."""
 
-    Attributes:
-        depth: which modules are layers (:func:`~fuzzcompile.analyses.profile.taps.find_layers`).
-        budget: bytes of activations to keep; beyond that they are sampled.
-        vetoes: rewrites to refuse in a compile.
-        operators: look at every operator instead of at layers; not in compiled runs, which fuse them.
-    """
-
-    depth: int | None = None
-    budget: int = 2**30
-    vetoes: tuple[str, ...] = ()
-    operators: bool = False
+    depth: int | None = None  # which modules are layers (:func:`~fuzzcompile.analyses.profile.taps.find_layers`)
+    budget: int = 2**30  # bytes of activations to keep; beyond that they are sampled
+    vetoes: tuple[str, ...] = ()  # rewrites to refuse in a compile
+    operators: bool = False  # look at every operator instead of at layers; not in compiled runs, which fuse them
 
 
 BLOCKS = Look()
@@ -59,21 +52,13 @@ BLOCKS = Look()
 
 @dataclass(frozen=True)
 class SideRun:
-    """Observations of one side.
-
-    Attributes:
-        calls: of the layers, by name and number, in the order in which they ended; what the program returned is last.
-        observation: the run, with gradients.
-        exact: the same in float64; None if this side has no float64 form.
-        ledger: what the compiler did, if one ran.
-        notes: what could not be looked at.
-    """
+    """Observations of one side; ``calls`` are in the order in which they ended, what the program returned last."""
 
     calls: Calls
-    observation: Observation
-    exact: SideRun | None = None
-    ledger: Ledger | None = None
-    notes: tuple[str, ...] = ()
+    observation: Observation  # the run, with gradients
+    exact: SideRun | None = None  # the same in float64; None if this side has no float64 form
+    ledger: Ledger | None = None  # what the compiler did, if one ran
+    notes: tuple[str, ...] = ()  # what could not be looked at
 
 
 def run_side(case: Case, device: torch.device, side: Side, look: Look) -> SideRun:

@@ -22,15 +22,10 @@ _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES
 
 @dataclass(frozen=True)
 class Side:
-    """One way to run a model.
+    """One way to run a model."""
 
-    Attributes:
-        kind: the name before the colon, or ``recording``.
-        argument: what stands behind it: a mode, an index, a kernel, a dtype, the path of a recording.
-    """
-
-    kind: str
-    argument: str = ""
+    kind: str  # the name before the colon, or ``recording``
+    argument: str = ""  # what stands behind it: a mode, an index, a kernel, a dtype, the path of a recording
 
     def __str__(self) -> str:
         """As the user spells it."""
@@ -76,12 +71,7 @@ class Side:
         return exactly(native) if self.is_exact else contextlib.nullcontext()
 
     def built(self, case: Case, default: torch.device, *, double: bool = False) -> CaseProgram:
-        """Fresh state of the case on the device and in the dtype of this side.
-
-        Args:
-            case: the case.
-            default: where sides run that name no device of their own.
-            double: convert its tensors to float64, as ``float64`` does anyway.
+        """Fresh state of the case in the dtype of this side, or float64, on its device or else ``default``.
 
         Raises:
             CaseError: ``make()`` raises or does not return ``(callable, inputs)``.

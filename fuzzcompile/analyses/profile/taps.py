@@ -334,10 +334,8 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 def find_layers(program: CaseProgram, depth: int | None) -> dict[str, nn.Module]:
     """The modules to watch, by qualified name, outermost first.
 
-    Args:
-        program: what is run.
-        depth: levels of the module tree, lists of modules not counted: 1 is the children of the root, 0 none. By
-            default, the elements of each list of modules that holds a stack, and whatever stands beside such lists.
+    ``depth`` is in levels of the module tree, lists of modules not counted: 1 is the children of the root, 0 none. By
+    default, it is the elements of each list of modules that holds a stack, and whatever stands beside such lists.
     """
     chosen: dict[str, nn.Module] = {}
     for name, root in find_roots(program).items():

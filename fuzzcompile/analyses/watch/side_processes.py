@@ -316,21 +316,13 @@ def only_writes_below(folder: Path) -> bool:
 
 @dataclass
 class Runner:
-    """The runner that the script's code meets in such a process.
+    """The runner that the script's code meets in such a process."""
 
-    Attributes:
-        mode: how the step is run.
-        path: where its values are written; None for a run that is only followed.
-        step: the step in which it begins.
-        settings: the watch.
-        case_settings: module-level names of the case files that a run of the kind ``graphs`` writes.
-    """
-
-    mode: Mode
-    path: Path | None
-    step: int
-    settings: WatchSettings
-    case_settings: Mapping[str, object]
+    mode: Mode  # how the step is run
+    path: Path | None  # where its values are written; None for a run that is only followed
+    step: int  # the step in which it begins
+    settings: WatchSettings  # the watch
+    case_settings: Mapping[str, object]  # module-level names of the case files that a run of the kind ``graphs`` writes
     _graphs: Graphs = field(default_factory=Graphs)
     _entered: TorchDispatchMode | None = None
 

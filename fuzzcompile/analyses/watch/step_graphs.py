@@ -59,16 +59,7 @@ class Graphs:
         torch.compiler.set_stance("default", force_backend=self.backend)
 
     def write(self, folder: Path, settings: Mapping[str, object], state_bytes: int) -> list[Path]:
-        """Write the graphs as case files, those with most operators first.
-
-        Args:
-            folder: where to write.
-            settings: module-level names of the case files (``MODE``, ``CONFIG``, …).
-            state_bytes: largest state of a case.
-
-        Returns:
-            The case files.
-        """
+        """Write the graphs as case files of at most so many bytes of state, those with most operators first."""
         programs = [program for graph in self.captured if (program := self._program(graph, settings)) is not None]
         programs.sort(key=lambda program: -len(program.statements))
         if len(programs) > MOST_GRAPHS:
@@ -97,9 +88,8 @@ class Graphs:
 def case_settings(given: Mapping[str, object], before: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
     """Module-level names of a case file by which it is compiled as a script compiles.
 
-    Args:
-        given: arguments of ``torch.compile``.
-        before: the compiler's configs from before the script changed them.
+    They come from the arguments ``given`` to ``torch.compile``, and from what the script changed in the
+    compiler's configs, which were as ``before``.
     """
     named = {name.upper(): value for name, value in given.items() if _is_plain(value)}
     changed = {

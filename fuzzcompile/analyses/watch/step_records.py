@@ -28,36 +28,26 @@ class StepReport:
     the compiled trajectory's own state, so that each error was made in this step.
 
     Attributes:
-        step: number of the step, counted from 1.
         verdict: the judge's verdict; None if the step could not be judged, ``suspicious`` if its values look wrong and
             nothing confirms it.
-        unexplained: rounding does not explain the step.
-        detail: one sentence: what is wrong, or why there is no verdict.
         made: error of the compiled step, ``eager`` that of the eager step, by group.
         floor: largest distance of a perturbed eager step from the eager step, by group.
-        worst: the value that decides, with its finding and its errors.
-        loss: the loss in the compiled, eager and float64 step.
-        unseen: what was not looked at, and why.
-        cases: case files written for this step.
-        report: what triage says of the step, if it was asked (``triage --json``).
-        layer: the module to which the culprit's site belongs.
-        seconds: wall time of the runs beside the script.
     """
 
-    step: int
+    step: int  # number of the step, counted from 1
     verdict: str | None
-    unexplained: bool = False
-    detail: str = ""
+    unexplained: bool = False  # rounding does not explain the step
+    detail: str = ""  # one sentence: what is wrong, or why there is no verdict
     made: dict[str, float] = field(default_factory=dict)
     eager: dict[str, float] = field(default_factory=dict)
     floor: dict[str, float] = field(default_factory=dict)
-    worst: dict[str, object] | None = None
-    loss: dict[str, float] = field(default_factory=dict)
-    unseen: tuple[str, ...] = ()
-    cases: tuple[str, ...] = ()
-    report: dict[str, object] | None = None
-    layer: str | None = None
-    seconds: float = 0.0
+    worst: dict[str, object] | None = None  # the value that decides, with its finding and its errors
+    loss: dict[str, float] = field(default_factory=dict)  # the loss in the compiled, eager and float64 step
+    unseen: tuple[str, ...] = ()  # what was not looked at, and why
+    cases: tuple[str, ...] = ()  # case files written for this step
+    report: dict[str, object] | None = None  # what triage says of the step, if it was asked (``triage --json``)
+    layer: str | None = None  # the module to which the culprit's site belongs
+    seconds: float = 0.0  # wall time of the runs beside the script
 
     def to_json(self) -> dict[str, object]:
         """The report as a JSON object."""
@@ -129,27 +119,20 @@ class WatchSettings:
     """Settings of a watch.
 
     Attributes:
-        folder: where results are written; it exists.
-        every: sample the steps ``every``, ``2 * every``, …
-        steps: end the script after that many steps; None for as many as it makes.
         stop_at_first: end the script at the first step that rounding does not explain. The script then waits at the
             end of each sampled step for the verdict.
-        plants: files to run once the script has imported torch.
         own_random: leave the compiler's own random stream to the script: steps that draw are then not judged.
-        trajectory: steps for which eager trajectories beside the script are followed.
-        seconds: time limit of each run beside the script, and of attributing one step.
-        state_bytes: largest state of a written case; values beyond it are replaced by random ones.
     """
 
-    folder: str
-    every: int = DEFAULT_EVERY
-    steps: int | None = None
+    folder: str  # where results are written; it exists
+    every: int = DEFAULT_EVERY  # sample the steps ``every``, ``2 * every``, …
+    steps: int | None = None  # end the script after that many steps; None for as many as it makes
     stop_at_first: bool = False
-    plants: tuple[str, ...] = ()
+    plants: tuple[str, ...] = ()  # files to run once the script has imported torch
     own_random: bool = False
-    trajectory: int = 64
-    seconds: float = 300.0
-    state_bytes: int = 2**30
+    trajectory: int = 64  # steps for which eager trajectories beside the script are followed
+    seconds: float = 300.0  # time limit of each run beside the script, and of attributing one step
+    state_bytes: int = 2**30  # largest state of a written case; values beyond it are replaced by random ones
 
     @property
     def path(self) -> Path:
@@ -180,27 +163,19 @@ _FEWEST = 6  # steps that a rate of growth needs
 class Trajectories:
     """Differences between the losses of three trajectories from one state, relative to the loss of eager.
 
-    Attributes:
-        first: the step from whose state all of them start; ``last`` is the last that all of them reached.
-        compiled: largest difference of compiled and eager over the last quarter of the steps.
-        perturbed: the same of eager and eager from a state moved by one ulp.
-        compiled_growth: the factor by which the difference grows per step; None over too few steps.
-        chaotic: they part visibly, and the perturbed one does as well: the compiler is not needed to explain it.
-        parted: the compiled trajectory parts visibly.
-        said: the finding in a sentence.
-        ended: why a trajectory was not followed further.
+    ``chaotic``: they part visibly, and the perturbed one does as well: the compiler is not needed to explain it.
     """
 
-    first: int
+    first: int  # the step from whose state all of them start; ``last`` is the last that all of them reached
     last: int
-    compiled: float
-    perturbed: float
-    compiled_growth: float | None
+    compiled: float  # largest difference of compiled and eager over the last quarter of the steps
+    perturbed: float  # the same of eager and eager from a state moved by one ulp
+    compiled_growth: float | None  # the factor by which the difference grows per step; None over too few steps
     perturbed_growth: float | None
-    chaotic: bool
-    parted: bool
-    said: str
-    ended: str = ""
+    chaotic: bool  # they part visibly, and the perturbed one does as well: the compiler is not needed to explain it
+    parted: bool  # the compiled trajectory parts visibly
+    said: str  # the finding in a sentence
+    ended: str = ""  # why a trajectory was not followed further
 
     def to_json(self) -> dict[str, object]:
         """As a JSON object; an infinite distance is None."""
@@ -283,27 +258,20 @@ class Summary:
     """The result of a watch.
 
     Attributes:
-        script: the script, as it was named.
-        folder: where its files are.
-        job: what the script's process counted.
-        steps: the sampled steps in their order.
-        trajectories: None if the script trains nothing, or for too few steps.
         script_status: the script's own exit status; None if it was ended by this program, or did not end.
-        interrupted: the user ended it.
         report: what triage says of the first unexplained step; ``case`` is the case file that it is about.
-        alone: whether a fresh process finds the same bug in the case file; None if it was not tried.
     """
 
-    script: str
-    folder: Path
-    job: JobState
-    steps: tuple[StepReport, ...]
-    trajectories: Trajectories | None = None
+    script: str  # the script, as it was named
+    folder: Path  # where its files are
+    job: JobState  # what the script's process counted
+    steps: tuple[StepReport, ...]  # the sampled steps in their order
+    trajectories: Trajectories | None = None  # None if the script trains nothing, or for too few steps
     script_status: int | None = None
-    interrupted: bool = False
+    interrupted: bool = False  # the user ended it
     report: Mapping[str, object] | None = None
     case: Path | None = None
-    alone: bool | None = None
+    alone: bool | None = None  # whether a fresh process finds the same bug in the case file; None if it was not tried
 
     @property
     def unexplained(self) -> list[StepReport]:

@@ -33,23 +33,17 @@ class StepValues:
 
     Attributes:
         values: group and value (a tensor on the CPU, or a plain object) by name.
-        ended: why the run ended before the step did; empty if it did not.
-        failure: type and message of the exception that ended the run.
         streams: digests of the random generators' states, by generator: at the start, after each call, at the end.
-        casts: the program casts to bfloat16 or float16 (of a float64 run).
-        seconds: wall time of the run.
-        left_out: values that were too many to keep.
-        sampled: values of which some rows were kept.
     """
 
     values: dict[str, tuple[str, object]] = field(default_factory=dict)
-    ended: str = ""
-    failure: tuple[str, str] | None = None
+    ended: str = ""  # why the run ended before the step did; empty if it did not
+    failure: tuple[str, str] | None = None  # type and message of the exception that ended the run
     streams: list[dict[str, str]] = field(default_factory=list)
-    casts: bool = False
-    seconds: float = 0.0
-    left_out: int = 0
-    sampled: int = 0
+    casts: bool = False  # the program casts to bfloat16 or float16 (of a float64 run)
+    seconds: float = 0.0  # wall time of the run
+    left_out: int = 0  # values that were too many to keep
+    sampled: int = 0  # values of which some rows were kept
     _elements: int = 0
 
     @classmethod
@@ -176,18 +170,12 @@ def named_state(target: object, arguments: Arguments) -> dict[str, torch.Tensor]
 
 @dataclass
 class StepRecording:
-    """A sampled step.
+    """A sampled step."""
 
-    Attributes:
-        named: the tensors that the step can change, by name.
-        path: where its values go in the script's process.
-        optimized: its ``optimizer.step()`` has been called.
-    """
-
-    named: Mapping[str, torch.Tensor]
-    path: Path
+    named: Mapping[str, torch.Tensor]  # the tensors that the step can change, by name
+    path: Path  # where its values go in the script's process
     values: StepValues = field(default_factory=StepValues.begun)
-    optimized: bool = False
+    optimized: bool = False  # its ``optimizer.step()`` has been called
     _started: float = field(default_factory=time.monotonic)
     _calls: int = 0
     _backwards: int = 0

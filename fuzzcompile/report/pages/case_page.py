@@ -354,13 +354,9 @@ def blamed_lines(report: ReportJson) -> Iterator[int]:
 def render_case_page(
     report: ReportJson, environment: Mapping[str, object], *, name: str | CommandSubject, source: str | None = None
 ) -> str:
-    """The page on a report as one HTML document.
+    """The page on a report as one HTML document, with the ``source`` of the case's file unless that is None.
 
-    Args:
-        report: what ``triage --json`` prints.
-        environment: where it was judged (:func:`fuzzcompile.run.device.describe_environment`).
-        name: how the case is named on a command line.
-        source: the text of the case's file; None to leave it out.
+    ``name`` is how the case is named on a command line, ``environment`` that in which it was judged.
     """
     facts, judged = _judged(report, environment, name, source)
     threads = report.get("evidence", {}).get("threads") or environment.get("threads")

@@ -60,37 +60,24 @@ SEVERITIES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class FindingEntry:
-    """A finding as its page and the list show it.
+    """A finding as its page and the list show it."""
 
-    Attributes:
-        finding: as the corpus stores it, with its ``reproducer`` and ``replays``.
-        facts: what may be claimed of it.
-        hit: whether the campaign of the summary hit it; None without a summary. ``new``: it was the first.
-        title: the fault, in a sentence.
-        refusal: the reason why it is not to be filed as an issue; None if it is fit to be.
-        history: on other versions of torch; ``is_fixed`` if the newest that was tried does not show it.
-        stage: at fault; ``culprit`` is the code at fault in a few words.
-        severity: ``unknown`` in a corpus that does not say; ``effect`` is the same in plain words.
-        status: the mark on it, or else on its group.
-        issue: that a person named for it, or for its group, unless the reason against filing it has it.
-    """
-
-    finding: Finding
-    facts: IssueFacts
+    finding: Finding  # as the corpus stores it, with its ``reproducer`` and ``replays``
+    facts: IssueFacts  # what may be claimed of it
     reproducer: Reproducer | None
     replays: Sequence[StoredReplay]
-    hit: bool | None
+    hit: bool | None  # whether the campaign of the summary hit it; None without a summary. ``new``: it was the first
     new: bool
-    title: Markup
-    refusal: Refusal | None
-    history: History
+    title: Markup  # the fault, in a sentence
+    refusal: Refusal | None  # the reason why it is not to be filed as an issue; None if it is fit to be
+    history: History  # on other versions of torch; ``is_fixed`` if the newest that was tried does not show it
     is_fixed: bool
-    stage: str
+    stage: str  # at fault; ``culprit`` is the code at fault in a few words
     culprit: str
-    severity: str
+    severity: str  # ``unknown`` in a corpus that does not say; ``effect`` is the same in plain words
     effect: str
-    status: str
-    issue: str | None
+    status: str  # the mark on it, or else on its group
+    issue: str | None  # that a person named for it, or for its group, unless the reason against filing it has it
 
     @property
     def name(self) -> str:
@@ -108,11 +95,8 @@ def make_entries(
 ) -> list[FindingEntry]:
     """The findings, what matters first in front.
 
-    Args:
-        read: what the corpus holds.
-        groups: what a person said of groups of findings.
-        campaign: the signatures that a campaign hit, each with whether it was the first to; None if no campaign is
-            looked at.
+    ``groups`` is what a person said of groups of findings; ``campaign`` has the signatures that a campaign hit, each
+    with whether it was the first to (None if no campaign is looked at).
     """
     said = {group.name: group for group in groups}
     entries = [_entry(read, finding, said.get(finding.umbrella or ""), campaign) for finding in read.findings]
@@ -250,24 +234,16 @@ _LEAST_SECONDS = 5.0  # of time that a bar stands for: less would show single ca
 
 @dataclass(frozen=True)
 class Pace:
-    """A campaign and its cases, of which ``screened`` were judged without generated code.
-
-    Attributes:
-        compiler: the torch, and the target if there was one.
-        ended: its ending, in words.
-        seconds: from its start to its end, its last heartbeat or its last case.
-        bars: the chart, as a path by colour, scaled to 100 by 100; empty without cases.
-        top: cases a minute at the upper end of the chart.
-    """
+    """A campaign and its cases, of which ``screened`` were judged without generated code."""
 
     campaign: StoredCampaign
-    compiler: str
-    ended: str
+    compiler: str  # the torch, and the target if there was one
+    ended: str  # its ending, in words
     cases: int
     screened: int
-    seconds: float
-    bars: Mapping[str, str]
-    top: float
+    seconds: float  # from its start to its end, its last heartbeat or its last case
+    bars: Mapping[str, str]  # the chart, as a path by colour, scaled to 100 by 100; empty without cases
+    top: float  # cases a minute at the upper end of the chart
 
     @property
     def per_minute(self) -> float:
@@ -393,13 +369,7 @@ class Contents:
 
 
 def page_of_corpus(contents: Contents, made: datetime, summary: Mapping[str, object] | None = None) -> str:
-    """The report as one HTML document.
-
-    Args:
-        contents: what the corpus holds.
-        made: the time to print on it.
-        summary: what ``fuzzcompile run --summary`` wrote of one campaign, to say what that campaign hit.
-    """
+    """The report as one HTML document, with what a campaign hit by its summary (``fuzzcompile run --summary``)."""
     entries = make_entries(contents.read, contents.groups, _list_signatures(summary))
     ran = paces(contents.campaigns, contents.read.judgings)
     scripts = [(find_template_folder() / name).read_text(encoding="utf-8") for name in _SCRIPTS]

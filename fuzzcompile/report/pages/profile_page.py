@@ -24,15 +24,7 @@ _LIMITS = {"noise": "rounding in this layer", "rounding": "rounding up to here"}
 
 
 def page_of_profile(profile: ProfileJson, *, name: str | CommandSubject) -> str:
-    """The page on a profile.
-
-    Args:
-        profile: what ``profile --json`` prints.
-        name: how the case is named on a command line.
-
-    Returns:
-        The HTML document. Without matplotlib it says in place of the plots what to install.
-    """
+    """The page on a profile (``profile --json``); without matplotlib it says in place of the plots what to install."""
     return (
         templates()
         .get_template("pages/profile.html.j2")
