@@ -149,7 +149,6 @@ def _make_globals(name: str, file: str | None) -> dict[str, object]:
 
 @contextlib.contextmanager
 def _modules_by_value() -> Iterator[None]:
-    """Have cloudpickle send what is defined in modules of the user's by value, where no finder finds the module."""
     hidden = [module for module in list(sys.modules.values()) if _is_hidden(module)]
     with contextlib.ExitStack() as stack:
         for module in hidden:

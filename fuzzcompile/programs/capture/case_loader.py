@@ -201,7 +201,6 @@ class _Run:
         return notes
 
     def explain(self) -> str:
-        """Explain in one sentence why there is no case and what to do about it."""
         calls, compiled, error, name = self.interception.calls, self.interception.compiled, self.error, str(self.path)
         if isinstance(error, ModuleNotFoundError) and error.name:
             return f"{name} needs the module {error.name!r}, which is not installed; install it."
@@ -258,7 +257,6 @@ def _lines_that_compile(tree: ast.Module) -> set[int]:
 
 
 def _differentiable(captured: _Captured) -> bool:
-    """Return whether a tensor of the call requires a gradient and the callable runs no backward pass itself."""
     if runs_own_backward(captured.record.target):
         return False
     inputs = list_tensors([call.arguments for call in captured.calls])

@@ -106,7 +106,10 @@ def capture_invocation(model: object, arguments: Arguments) -> Invocation:
         settings=settings or CompileSettings(),
         ambient=ambient,
         backward=ambient.grad == "enabled" and _trains(target, arguments),
-        configs=_find_changed_configs(),
+        configs={
+            name: {key: value for key, value in list_changed_entries(name).items() if key not in _OF_PROCESS}
+            for name in CONFIGS
+        },
         source=_build_source(target, arguments),
         notes=(*notes, *_about_parts(target)),
     )
@@ -161,7 +164,6 @@ def _plain_modes() -> Iterator[None]:
 
 
 def _find_modules(target: AnyCallable) -> Iterator[nn.Module]:
-    """The modules below the callable, itself included."""
     owner = getattr(target, "__self__", None)
     root = target if isinstance(target, nn.Module) else owner
     if isinstance(root, nn.Module):
@@ -181,20 +183,11 @@ def _trains(target: AnyCallable, arguments: Arguments) -> bool:
 
 
 def _about_parts(target: AnyCallable) -> Iterator[str]:
-    """A note where parts of the callable are compiled on their own."""
     modules = list(_find_modules(target))
     parts = [f"{name_target(m)}.{name}" for m in modules for name, child in m._modules.items() if is_compiled(child)]
     if parts:
         more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
         yield f"judged as a whole, though {parts[0]}{more} is compiled on its own: pass that part to judge it as it is"
-
-
-def _find_changed_configs() -> dict[str, dict[str, object]]:
-    changed = {name: list_changed_entries(name) for name in CONFIGS}
-    return {
-        name: {key: value for key, value in entries.items() if key not in _OF_PROCESS}
-        for name, entries in changed.items()
-    }
 
 
 def _build_source(target: AnyCallable, arguments: Arguments) -> str:

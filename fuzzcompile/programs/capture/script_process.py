@@ -209,7 +209,6 @@ def set_too_late(tree: ast.Module, before: Mapping[str, str]) -> Iterator[str]:
 
 
 def _follows_import(tree: ast.Module, name: str) -> bool:
-    """Return whether the script imports torch in an earlier line than the first that has the variable's name."""
     imports, names = [], []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):

@@ -185,7 +185,6 @@ def _restore_slots(value: object, names: list[str], kept: dict[str, object]) -> 
 
 
 def _undo_items(value: object) -> Undo | None:
-    """Restore what a container, a function or a generator of random numbers holds apart from attributes."""
     if isinstance(value, torch.Generator):
         return partial(value.set_state, value.get_state())
     if isinstance(value, numpy.random.Generator):

@@ -123,7 +123,6 @@ def _language(notebook: Mapping[str, object]) -> str:
 
 
 def _as_python(code: str) -> tuple[str, list[str]]:
-    """A cell as Python that ends with a newline and keeps its lines, and what was left out of it."""
     lines = code.rstrip("\n").split("\n")
     first = next(index for index, line in enumerate(lines) if line.strip())
     notes: list[str] = []

@@ -212,7 +212,6 @@ def _calls_at_import(tree: ast.Module) -> Iterator[ast.Call]:
 
 
 def _runs(call: ast.Call, own: set[str]) -> bool:
-    """Return whether the call runs one of the module's own functions, compiles, or starts a test runner."""
     if isinstance(call.func, ast.Name):
         return call.func.id in own | _RUNS_TESTS
     if isinstance(call.func, ast.Attribute):

@@ -90,10 +90,6 @@ class PatternProgram:
         """``stage:rule``."""
         return f"{self.stage}:{self.rule}"
 
-    def find_operand(self, name: str) -> Operand:
-        """The operand of that name."""
-        return next(operand for operand in self.operands if operand.name == name)
-
 
 # Modules that register the operators of a namespace when they are imported.
 _REGISTERED_BY = {"quantized_decomposed": "torch.ao.quantization.fx._decomposed"}

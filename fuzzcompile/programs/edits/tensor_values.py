@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Literal
 
 InputLayout = Literal["contiguous", "transposed", "outer_last", "sliced", "offset", "expanded", "channels_last"]
@@ -13,12 +15,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Values:
-    """Values for an input, as an expression.
-
-    ``expression`` uses ``{x}``, a tensor, ``{fresh}``, one that may be written to, and ``{shape}``, ``{dtype}`` and
-    ``{option}`` (a factory's keywords) of the result; ``{large}`` and ``{denormal}`` depend on its dtype. The generator
-    draws it in proportion to ``weight``; with weight 0 only variations do.
-    """
+    """Values for an input, as an expression (`values.toml`), and how often they are drawn."""
 
     weight: int
     expression: str
@@ -26,38 +23,8 @@ class Values:
 
 
 VALUES = {
-    "values_small": Values(
-        2, "{x} * 1e-6", "Inputs of scale 1e-6: what is wrong by all of it still passes a fixed tolerance."
-    ),
-    "values_smaller": Values(0, "{x} * 1e-3", "Inputs of scale 1e-3."),
-    "values_large": Values(3, "{x} * {large}", "Large inputs: softmax saturates, half precision overflows in between."),
-    "values_tied": Values(
-        3,
-        "torch.randint(-1, 2, {shape}).to({dtype})",
-        "Inputs of −1, 0 and 1: maxima and orders are tied, products are exact.",
-    ),
-    "values_nearly_tied": Values(
-        1, "nearly_tied({x})", "Inputs within rounding of −1, 0 and 1: which is the largest hangs on the last bit."
-    ),
-    "values_zero": Values(1, "torch.zeros({shape}{option})", "Inputs are zero: norms divide by their ε alone."),
-    "values_one": Values(1, "torch.ones({shape}{option})", "Inputs are one: every row is the same."),
-    "values_minus_one": Values(1, "-torch.ones({shape}{option})", "Inputs are −1: every row is the same and negative."),
-    "values_nan": Values(
-        2,
-        "spoiled({fresh}, torch.nan)",
-        "One input element is NaN, which has to come out where eager has it and nowhere else.",
-    ),
-    "values_infinite": Values(
-        2,
-        "spoiled({fresh}, torch.inf)",
-        "One input element is infinite: constants folded against it must stay NaN.",
-    ),
-    "values_minus_infinite": Values(
-        1, "spoiled({fresh}, -torch.inf)", "One input element is −inf: a maximum or an exponential may hide it."
-    ),
-    "values_denormal": Values(
-        1, "{x} * {denormal}", "Inputs below the least normal number: some kernels flush them to zero."
-    ),
+    name: Values(**entry)
+    for name, entry in tomllib.loads(Path(__file__).with_name("values.toml").read_text(encoding="utf-8")).items()
 }
 _LARGE = {"float16": "1e2"}
 _DENORMAL = {"float16": "1e-6", "float64": "1e-310"}

@@ -102,7 +102,6 @@ def _same_strides(shape: tuple[int, ...], stride: tuple[int, ...], expected: tup
 
 
 def _find_dense_shape(input_: Input) -> tuple[tuple[int, ...], str]:
-    """The shape of a fresh tensor, and the method calls that give it the input's strides."""
     if is_contiguous(input_):
         return input_.shape, ""
     expanded = [

@@ -326,7 +326,6 @@ class _ScopeRenamer(ast.NodeTransformer):
 
 
 def _find_bindings(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """Names that the statements bind in their own scope."""
     waiting: list[ast.AST] = list(body)
     while waiting:
         node = waiting.pop()

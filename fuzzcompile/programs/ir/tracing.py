@@ -290,7 +290,6 @@ class _Translation:
         self.statements.append(Statement(self._free("context"), "exit", ""))
 
     def _inline(self, node: fx.Node, module: fx.GraphModule) -> None:
-        """Inline the body of a higher-order operator that only calls it."""
         name = str(getattr(node.target, "__name__", node.target))
         bodies = [a for a in node.args if isinstance(a, fx.Node) and isinstance(self.values.get(a), fx.GraphModule)]
         if not name.startswith(_INLINED) or len(bodies) != 1:

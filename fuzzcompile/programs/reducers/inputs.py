@@ -115,7 +115,6 @@ def shrink_sizes(search: ProgramSearch) -> None:
 
 
 def _find_sizes(program: Program) -> set[int]:
-    """Sizes above 1, of inputs and of tensors that statements make."""
     sizes = {size for input_ in program.inputs for size in input_.shape}
     for statement in program.statements:
         if statement.target.rpartition(".")[2] in _MAKING:
@@ -124,7 +123,6 @@ def _find_sizes(program: Program) -> set[int]:
 
 
 def _shrink_together(search: ProgramSearch) -> None:
-    """Replace all sizes by 2, or all by 3, and their multiples with them."""
     sizes = sorted(_find_sizes(search.best))
     if not sizes or sizes[-1] <= 3:
         return
@@ -138,7 +136,6 @@ def _shrink_together(search: ProgramSearch) -> None:
 
 
 def _shrink(search: ProgramSearch, size: int) -> None:
-    """Replace a size by 2, 1 or 3, else halve it while the bug stays."""
     for smaller in (2, 1, 3):
         if smaller < size and _try(search, size, smaller):
             if smaller == 2:
@@ -149,12 +146,10 @@ def _shrink(search: ProgramSearch, size: int) -> None:
 
 
 def _try(search: ProgramSearch, size: int, smaller: int) -> bool:
-    """Try the first two readings that run in eager."""
     return any(map(search.attempt, itertools.islice(_generate_readings(search.best, size, smaller), 2)))
 
 
 def _shrink_everywhere(search: ProgramSearch, dimension: int, rank: int) -> None:
-    """Set one dimension (the batch, say) of all inputs of the highest rank to 1."""
     candidate = search.best
     for input_ in search.best.inputs:
         if len(input_.shape) == rank:
@@ -168,7 +163,6 @@ def _shrink_everywhere(search: ProgramSearch, dimension: int, rank: int) -> None
 
 
 def _generate_readings(program: Program, size: int, smaller: int) -> Iterator[Program]:
-    """The program with a smaller ``size``, in each reading that runs in eager, the widest first."""
     was_empty = _is_empty_somewhere(evaluate(program))
     for multiples, constants in itertools.product(_MULTIPLES, (True, False)):
         candidate = _scale_size(program, size, smaller, multiples=multiples, constants=constants)

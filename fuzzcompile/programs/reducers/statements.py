@@ -71,7 +71,6 @@ def _round_to_two_digits(value: float) -> float:
 
 
 def _round_to_half(value: float) -> float:
-    """0.5 or 2 for a longer number, with its sign."""
     if value != value or _round_to_two_digits(value) == value:
         return value
     plain = 0.5 if abs(value) < 1 else 2.0
@@ -187,7 +186,6 @@ def give_value(program: Program, name: str, value: object) -> Program | None:
 
 
 def _find_open_blocks(statements: Sequence[Statement]) -> list[Statement]:
-    """The ``enter`` statements of blocks that these statements leave open."""
     blocks: list[Statement] = []
     for statement in statements:
         if statement.form == "enter":
@@ -287,7 +285,6 @@ def drop_blocks(search: ProgramSearch) -> None:
 
 
 def _find_module_paths(program: Program) -> list[str]:
-    """Paths of the submodules, those with most statements first."""
     counts: dict[str, int] = {}
     for statement in program.statements:
         parts = statement.module.split(".")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import getpass
 import re
@@ -38,23 +39,15 @@ def run_alone(
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     timeout: float = 180,
-    beside: Mapping[str, str] | None = None,
     wanted: Sequence[str] = (),
 ) -> FinishedProcess:
     """Run ``python COMMAND repro.py ARGUMENTS`` with ``source`` as repro.py, and end what it leaves behind.
 
-    Args:
-        source: the script.
-        command: options of Python, before the script's name.
-        arguments: those of the script.
-        environment: variables added to this process's own, of which those that steer Python are left out.
-        timeout: seconds after which it is ended.
-        beside: further files of its folder, by name.
-        wanted: names of files in its folder whose text comes back.
+    The ``environment`` is added to this process's own, of which the variables that steer Python are left out. After
+    ``timeout`` seconds it is ended. Files of its folder whose names are ``wanted`` come back as text.
     """
     with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
-        for name, text in {SCRIPT: source, **(beside or {})}.items():
-            Path(folder, name).write_text(text, encoding="utf-8")
+        Path(folder, SCRIPT).write_text(source, encoding="utf-8")
         # A file, not a pipe: the compiler's own workers may outlive the script and hold a pipe open.
         with Path(folder, "output.txt").open("w+b") as out:
             status = run_command(
@@ -62,19 +55,11 @@ def run_alone(
             )
             out.seek(0)
             output = out.read().decode(errors="replace")
-        kept = {name: _text(Path(folder, name)) for name in wanted if Path(folder, name).is_file()}
+        written = {name: Path(folder, name) for name in wanted if Path(folder, name).is_file()}
+        kept = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in written.items()}
     if status is None:
         return FinishedProcess(-1, f"{output}still running after {timeout:g} s\n", kept)
     return FinishedProcess(status, output, kept)
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
-
-
-# The output of ``torch.utils.collect_env`` on this machine, without its names.
-
-_ENVIRONMENT_LIMIT = 60.0
 
 
 @functools.cache
@@ -83,17 +68,12 @@ def collect_environment() -> str:
 
     It takes seconds, so that it runs once in a process.
     """
-    ran = run_alone("", command=("-W", "ignore", "-m", "torch.utils.collect_env"), timeout=_ENVIRONMENT_LIMIT)
+    ran = run_alone("", command=("-W", "ignore", "-m", "torch.utils.collect_env"), timeout=60)
     if ran.status != 0:
         return ""
-    text = scrub(ran.output)
-    for name, stands in ((socket.gethostname(), "HOST"), (_get_user(), "USER")):
+    text, user = scrub(ran.output), ""
+    with contextlib.suppress(KeyError, OSError):  # a user without an entry, as in containers
+        user = getpass.getuser()
+    for name, stands in ((socket.gethostname(), "HOST"), (user, "USER")):
         text = re.sub(rf"\b{re.escape(name)}\b", stands, text) if len(name) > 3 else text
     return "\n".join(line.rstrip() for line in text.splitlines()).strip() + "\n"
-
-
-def _get_user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user without an entry, as in containers
-        return ""

@@ -139,7 +139,6 @@ def _has_repeated(first: Observation, again: Observation) -> bool:
 
 
 def _random_was_drawn(observation: Observation) -> bool:
-    """Return whether the run that just ended moved a generator from where the run's seed had put it."""
     states = _generator_states()
     seed_everything(RUN_SEED)
     moved = any(not torch.equal(state, seeded) for state, seeded in zip(states, _generator_states(), strict=True))
@@ -279,7 +278,6 @@ def is_flat(tree: object) -> bool:
 
 
 def _state(kind: str, path: str, *, model: object) -> str | None:
-    """A tensor of the module, of a function's closure, or of the file."""
     if kind not in ("parameter", "buffer", "tensor"):
         return None
     parts = path.split(".")

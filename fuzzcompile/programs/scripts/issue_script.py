@@ -99,7 +99,6 @@ def find_faulty_expression(source: str, chosen: ScriptPlan, report: ReportJson) 
 
 
 def _expressions(body: Sequence[ast.stmt], place: int) -> Iterator[str]:
-    """Texts for the statement at ``place``, the longest first."""
     whole = inline_values(body)
     if len(whole) == 1:
         yield _value(whole[0])
@@ -113,7 +112,6 @@ def _expressions(body: Sequence[ast.stmt], place: int) -> Iterator[str]:
 
 
 def _mentions(said: str, statement: ast.stmt) -> bool:
-    """Return whether the statement calls something by a name out of the culprit's."""
     calls = (node.func for node in ast.walk(statement) if isinstance(node, ast.Call))
     names = [ast.unparse(function).rpartition(".")[2].lower() for function in calls]
     return any(len(name) > 2 and name in said for name in names)

@@ -45,7 +45,6 @@ def main(path: str, operator: str | None = None) -> None:
 
 
 def _depends_on_layout(call: AtenCall) -> bool:
-    """Return whether an operator gives other values (or an error) for contiguous copies of its inputs."""
     compared = compare_contiguous(call.operator, tuple(call.args), dict(call.kwargs), OperatorPlace())
     if compared is None or compared.other.error is not None:
         return False  # an operator that refuses contiguous inputs is no reference

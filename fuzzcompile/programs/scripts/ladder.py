@@ -182,7 +182,6 @@ def _write(plain: PlainScript, backend: str) -> str:
 
 
 def _try_candidates(candidates: Sequence[PlainScript], ends: float) -> dict[int, dict[str, _Rung]]:
-    """Return the result of each candidate under each backend that was tried, by its number."""
     limit = find_time(ends)
     if limit is None:
         return {}

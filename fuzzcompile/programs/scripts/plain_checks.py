@@ -165,7 +165,6 @@ class _Checks:
         return ScriptCheck("asserts", lines)
 
     def _mutation(self, target: ComparedValue) -> Iterator[ScriptCheck]:
-        """An input or a part of the module after the call."""
         calls, reached = self.calls, self.calls.format_observable(target.expression, "out")
         if reached in calls.arguments:
             compared = f"torch.testing.assert_close({reached}, expected{self.equal_nan})"
@@ -177,7 +176,6 @@ class _Checks:
             yield ScriptCheck("asserts", lines, [f"expected = copy.deepcopy({calls.callee})"], imports=["import copy"])
 
     def _run_on_copy(self, reached: str, copied: str) -> list[str]:
-        """Eager on a copy of the argument that is written to, and then the compiled program on the argument itself."""
         first = self.calls.format_call(self.calls.callee, {reached: copied})
         return [f"{copied} = {reached}.clone()", first, self.calls.format_call("compiled")]
 

@@ -35,7 +35,6 @@ _CPU_SOURCES = ("cpp", "mkldnn", "onednn", "/cpu")
 
 
 def _move_to_cuda(pieces: Pieces) -> Pieces:
-    """The pieces with tensors made on the GPU, and modules moved there."""
     mover = _CudaMover([node.name for node in pieces.definitions if isinstance(node, ast.ClassDef)])
 
     def move(nodes: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -131,11 +130,6 @@ class PlainScript:
         body = [*self._format_setup(pieces, setup), *before, *lines]
         return "\n".join([*self._imports([*definitions, *body]), *definitions, "", *body]) + "\n"
 
-    @property
-    def lines(self) -> int:
-        """Count the lines that are not blank."""
-        return sum(1 for line in self.text().splitlines() if line.strip())
-
     def _format_compile(self, backend: str | None) -> tuple[list[str], str]:
         """The call of ``torch.compile``, and the lines that it needs before it."""
         settings, lines = self.chosen.probe.case.settings, []
@@ -156,7 +150,6 @@ class PlainScript:
         return lines, f"torch.compile({', '.join(arguments)})"
 
     def _enclose(self, check: Sequence[str]) -> list[str]:
-        """The check within the grad mode that the case needs."""
         probe = self.chosen.probe
         grad = probe.case.grad
         recorded = list(probe.tensor_inputs)
@@ -220,7 +213,6 @@ def choose_input_kinds(chosen: ScriptPlan) -> list[str]:
 
 
 def _make_calls(chosen: ScriptPlan, pieces: Pieces, original: Pieces) -> tuple[CallText, Pieces]:
-    """Return the call of the program, and the pieces with the inputs as variables."""
     arguments, setup, probe = pieces.arguments, list(pieces.setup), chosen.probe
     runs = probe.case.run is not None
     held = frozenset(map(get_variable, setup)) - frozenset(map(get_variable, original.setup)) - {""}
@@ -244,7 +236,6 @@ def _make_calls(chosen: ScriptPlan, pieces: Pieces, original: Pieces) -> tuple[C
 
 
 def _join_assignments(setup: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements, with those that follow each other and assign the same expression on one line."""
 
     def find_assigned(node: ast.stmt) -> str | int:
         plain = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
@@ -271,7 +262,6 @@ def _assign_inputs(new: Sequence[tuple[str, ast.expr]]) -> list[ast.stmt]:
 
 
 def _unparse_lines(node: ast.AST) -> list[str]:
-    """A tree as lines, with double quotes."""
     text = re.sub(r"^([\w, ]+) = \((.*, .*)\)$", _remove_parentheses, ast.unparse(node))
     returned = node.body[-1] if isinstance(node, ast.FunctionDef) else None
     if isinstance(returned, ast.Return) and isinstance(returned.value, ast.Tuple) and len(returned.value.elts) > 1:
@@ -280,7 +270,6 @@ def _unparse_lines(node: ast.AST) -> list[str]:
 
 
 def _remove_parentheses(assignment: re.Match[str]) -> str:
-    """``a, b = (1, 2)`` as users write it."""
     names, values = assignment.groups()
     return f"{names} = {values}" if "," in names and " for _ in " not in values else assignment.group()
 

@@ -234,7 +234,6 @@ class _Texts:
 
     @property
     def flat(self) -> bool:
-        """Return whether one model and one set of inputs serve all runs, so that the script needs no loop."""
         outputs = all(target.observable.kind == "output" for target in self.plan.targets)
         exact = self.probe.float64 or self.plan.form != "values"
         single = not (self.plan.calls or self.plan.several)
@@ -248,7 +247,6 @@ class _Texts:
 
     @property
     def compiled(self) -> str:
-        """The call of ``torch.compile``, or what stands for it on another path."""
         if self.settings.path != COMPILE:
             return self._export()
         whole = "OPTIONS" in find_bound_names(self.plan.source)
@@ -286,7 +284,6 @@ class _Texts:
         return self.call("model.double()" if self.probe.is_module else "model", self._convert("x.double()"))
 
     def convert(self, conversion: str) -> str:
-        """The statement that brings the program to float64 (``double()``) or to the GPU (``cuda()``)."""
         converted = self._convert(f"x.{conversion}", floating=conversion == "double()")
         inputs = "calls" if self.plan.calls else "inputs"
         return (
@@ -294,7 +291,6 @@ class _Texts:
         )
 
     def _convert(self, tensor: str, *, floating: bool = True) -> str:
-        """The inputs (all calls' inputs) with each (floating) tensor ``x`` replaced by ``tensor``."""
         tensors, arguments = self.probe.tensor_inputs, self.probe.inputs[0]
         if self.plan.with_backward and any(x.requires_grad for x in tensors):
             tensor = tensor.replace("x.", "x.detach().", 1) + ".requires_grad_(x.requires_grad)"
@@ -327,7 +323,6 @@ class _Texts:
 
     @property
     def shown(self) -> str:
-        """The expression for what is compared, after a run."""
         expressions = [
             f"memory({target.expression}) == memory({target.partner})" if target.partner else target.expression
             for target in self.plan.targets
@@ -335,7 +330,6 @@ class _Texts:
         return f"[{', '.join(expressions)}]" if self.plan.several else expressions[0]
 
     def show(self, call: str) -> str:
-        """The same, with the call in place of ``out``."""
         return self.shown.replace("(out)", f"({call})") if "(out)" in self.shown else call + self.shown[3:]
 
     @property
@@ -358,7 +352,6 @@ class _Texts:
 
     @property
     def heading(self) -> str:
-        """The start of the line of figures (torch, device, what is measured), as part of an f-string."""
         gpu = ", {torch.cuda.get_device_name()}" if self.plan.on_gpu else ""
         figures = {
             "values": ", error vs fp64:",
@@ -374,7 +367,6 @@ class _Texts:
         return ", ".join(pairs).replace('"', "'")
 
     def list_imports(self, text: str) -> list[str]:
-        """The import lines that the script text needs."""
         lines = [f"import {name}" for name in ("copy", "inspect", "subprocess", "sys") if f"{name}." in text]
         modules = [f"torch._{name}.config" for name in self.settings.config_patches]
         modules += ["torch._dynamo"] * ("torch._dynamo.reset" in text) + ["torch._inductor.config"] * self.probe.random

@@ -87,7 +87,6 @@ def _get_made_class(callee: ast.expr) -> str | None:
 
 
 def _is_straight(made: ast.FunctionDef) -> bool:
-    """Return whether ``make()`` returns a pair at its end and nowhere else, and takes and declares nothing."""
     last = made.body[-1]
     pair = isinstance(last, ast.Return) and isinstance(last.value, ast.Tuple) and len(last.value.elts) == 2
     own = [node for statement in made.body[:-1] for node in _walk_own(statement)]
@@ -303,7 +302,6 @@ def _find_attributes(model: ast.ClassDef) -> dict[str, ast.expr] | None:
 
 
 def _only_reads(function: ast.FunctionDef, held: Iterable[str]) -> bool:
-    """Return whether a method uses ``self`` for nothing but to read what the module holds."""
     inner, known = list(ast.walk(function)), set(held)
     attributes = [node for node in inner if isinstance(node, ast.Attribute) and _is(node.value, "self")]
     reads = [node for node in attributes if isinstance(node.ctx, ast.Load) and node.attr in known]

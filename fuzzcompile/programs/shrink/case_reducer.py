@@ -53,7 +53,6 @@ def _parses(text: str) -> bool:
 
 
 def _drive_plainly(source: str, test: Test) -> str:
-    """Leave out a custom ``run`` and as many further ``CALLS`` as possible."""
     plain = without_run(source)
     if plain is not None and test(plain):
         source = plain
@@ -133,7 +132,6 @@ def _is_idle(target: ast.expr, read: set[str], loaded: set[str]) -> bool:
 
 
 def _leave_out_unused(source: str, test: Test) -> str:
-    """Leave out all unused statements together, until none is left."""
     while True:
         unused = find_unused_statements(source)
         candidate = _cut(source, unused) if unused else source
@@ -160,7 +158,6 @@ def _leave_out_statements(source: str, test: Test) -> str:
 
 
 def _list_removable(source: str, depth: int) -> list[ast.stmt]:
-    """Statements at one depth of nesting, in the order of the text."""
     level: list[ast.stmt] = ast.parse(source).body
     for _ in range(depth):
         level = [inner for statement in level for name in _BODIES for inner in getattr(statement, name, [])]
@@ -194,7 +191,6 @@ def _cut(source: str, statements: Sequence[ast.stmt]) -> str:
 
 
 def _while_any_holds(source: str, test: Test, candidates: Callable[[str], Iterator[str | None]]) -> str:
-    """Take each of the ``candidates`` of the text that holds, and go on with those of the new text."""
     position = 0
     while True:
         try:
@@ -208,7 +204,6 @@ def _while_any_holds(source: str, test: Test, candidates: Callable[[str], Iterat
 
 
 def _simplify_expressions(source: str) -> Iterator[str | None]:
-    """Replace expressions by a part of themselves, if they stand on one line."""
     for node in ast.walk(ast.parse(source)):
         for whole, part in _list_parts(node):
             inner = ast.get_source_segment(source, part) or ""
@@ -239,7 +234,6 @@ def _leave_out_keywords(source: str) -> Iterator[str | None]:
 
 
 def _replace_span(source: str, node: ast.expr | ast.keyword, text: str, *, start: int | None = None) -> str:
-    """The source with a node on a single line replaced by ``text``, from column ``start`` (in bytes, as in ast) on."""
     lines = source.splitlines(keepends=True)
     line = lines[node.lineno - 1].encode()
     start = node.col_offset if start is None else start
@@ -248,7 +242,6 @@ def _replace_span(source: str, node: ast.expr | ast.keyword, text: str, *, start
 
 
 def _lower_numbers(source: str, test: Test) -> str:
-    """Replace integers by 2, 1, 3 or a half, each value in all its places together."""
     done: set[int] = set()
     while numbers := {number for number, _ in _list_numbers(source)} - done:
         number = max(numbers)

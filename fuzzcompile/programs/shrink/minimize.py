@@ -184,10 +184,8 @@ def _start_search(
     for program in candidates:
         search = ProgramSearch(program, questions, refuses=refuses)
         try:
-            if screens and search.holds(program, screen=True):
-                search.screen = True
-                return search
-            if search.holds(program, screen=False):
+            search.screen = screens and search.holds(program, screen=True)
+            if search.screen or search.holds(program, screen=False):
                 return search
         except OutOfBudget as error:
             raise LostBug("there was no budget to show the bug in a captured graph") from error
@@ -296,8 +294,7 @@ class _Minimiser:
     def _step_back_on(self, path: Sequence[Program]) -> None:
         """Take the last program of ``path`` that triage confirms, by bisection.
 
-        A probe compares suspects; triage proves a culprit. Where several suspects are visible, a candidate may keep
-        the locked one as a bystander while another has become the culprit.
+        A probe compares suspects, triage proves a culprit: a candidate may keep the locked one as a bystander.
         """
         sources = [(write_source(program), program) for program in path if not program.is_recorded]
         taken = [(source, program) for source, program in sources if self._is_smaller(source, program)]
@@ -337,7 +334,6 @@ class _Minimiser:
         return None
 
     def _is_intermittent(self) -> bool:
-        """Return whether the case itself shows the bug in some compiles only."""
         self.questions.reducer = "repetition"
         shown = self.questions.times(CaseText(self.best, {}), REPEATS)
         if 0 < shown < REPEATS:
@@ -386,7 +382,6 @@ class _Minimiser:
         return True
 
     def _judge_twice(self, source: str) -> ReportJson:
-        """The full report on a source, judged a second time if the first report shows no bug."""
         report: ReportJson = {}
         for _ in range(2):
             report = self.tools.judge(source)
@@ -415,7 +410,11 @@ class _Minimiser:
         if self.how == "text" and self.job.is_case and not can_build_reproducer(self.best, self.report):
             self.best, self.report, self.how = self.job.source, self.job.report, "as found"
             self.note = "the reduced text cannot be run as a script"
-        neighbour = self._find_neighbour()
+        neighbour = None
+        if self.program is not None and self.how == "graph" and self.finished:
+            self.questions.reducer = "neighbour"
+            tally, budget = self.questions.tally, self.questions.budget
+            neighbour = find_neighbour(self.program, self.tools, tally, budget, screen=self.screened)
         shown = self._show_result(neighbour)
         return MinimizeOutcome(
             source=self.best,
@@ -444,11 +443,3 @@ class _Minimiser:
         if self.interrupted:
             return build_unconfirmed(self.best, self.report)
         return show(self.best, self.report, neighbour, for_issue=self.job.for_issue, ends=self.job.ends)
-
-    def _find_neighbour(self) -> str | None:
-        """The source of a program one change away that passes; None if none of those tried does."""
-        if self.program is None or self.how != "graph" or not self.finished:
-            return None
-        self.questions.reducer = "neighbour"
-        tally, budget = self.questions.tally, self.questions.budget
-        return find_neighbour(self.program, self.tools, tally, budget, screen=self.screened)

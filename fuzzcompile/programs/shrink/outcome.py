@@ -34,11 +34,8 @@ class Recipe(Protocol):
     ) -> DrawnSource | None:
         """Return the simplest case found that is still interesting; None if the case itself is not.
 
-        Args:
-            is_interesting: the predicate; what it raises propagates.
-            max_tests: bounds the calls of the predicate.
-            deadline: a value of ``time.monotonic()``.
-            on_test: called with the best case so far, after each test once there is one.
+        What ``is_interesting`` raises propagates; ``max_tests`` bounds its calls, and ``deadline`` is a value of
+        ``time.monotonic()``. ``on_test`` gets the best case so far, after each test once there is one.
         """
 
 

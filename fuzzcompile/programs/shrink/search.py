@@ -284,7 +284,6 @@ def capture_graph_programs(case: Case, device: torch.device, capture: Capture = 
 
 
 def _list_settings(case: Case, grad: bool) -> dict[str, object]:
-    """The module-level names (``GRAD``, ``OPTIONS``, …) that give a case file the settings of this case."""
     settings = case.settings
     named = not case.backward and (grad or case.grad == "inference_mode")
     asked = {
