@@ -290,10 +290,7 @@ def find_captured_calls(ledger: Ledger, site: str | None, nodes: Sequence[str]) 
 
 
 def find_call_name(node: fx.Node) -> str | None:
-    """Return the user's name for a node of dynamo's graph: ``torch.max_pool1d``, ``torch.Tensor.cumsum``.
-
-    None for another of Python's operators and whatever has no public name.
-    """
+    """The user's name for a node of dynamo's graph: ``torch.max_pool1d``, ``torch.Tensor.cumsum``; or None."""
     if isinstance(node.target, str):
         return f"torch.Tensor.{node.target}"
     return "operator.setitem" if node.target is operator.setitem else find_public_name(node.target)

@@ -40,10 +40,7 @@ def _iterate_loops(scheduled: Sequence[LoopNode], buffer: str) -> Iterator[LoopN
 
 
 def list_code_operators(scheduled: Sequence[LoopNode], buffer: str) -> list[str]:
-    """The operators of the loop that writes ``buffer``, each once; reductions as ``reduction:sum``.
-
-    What computes comes first, casts last. Loads, stores and constants are left out.
-    """
+    """The operators of the loop that writes ``buffer``, what computes first; ``reduction:sum``; no loads."""
     names: dict[str, None] = {}
     for loop in _iterate_loops(scheduled, buffer):
         body: LoopBody | None = getattr(loop, "_body", None)
@@ -99,11 +96,7 @@ def compute_in_scalars(name: str, scalar: Callable[..., str]) -> Callable[..., s
 
 
 def find_definition(place: str) -> tuple[str | None, int | None]:
-    """File and line of a definition of the compiler, such as ``torch._inductor.codegen.cpp:CppVecOverrides.exp``.
-
-    An attribute that a class inherits is found where its base defines it. Both are None where this torch has no such
-    definition.
-    """
+    """File and line of ``torch._inductor.codegen.cpp:CppVecOverrides.exp``, or where a base defines it."""
     module, _, attributes = place.partition(":")
     try:
         target: object = importlib.import_module(module)

@@ -113,10 +113,7 @@ def _has_same_bits(value: torch.Tensor, kept: torch.Tensor) -> bool:
 
 
 def _watch_execution(key: int, run: Callable[[LoweredGraph, GraphCall], None], *, starts: bool = False) -> None:
-    """Run a function on the execution of a graph that is under way, unless no more are watched.
-
-    An error of the watching is noted, and the program that is watched goes on.
-    """
+    """Run a function on the execution of a graph that is under way, if it is watched; its errors are noted only."""
     if key not in _watched_graphs:
         return
     lowered, note = _watched_graphs[key]
@@ -135,10 +132,7 @@ def _watch_execution(key: int, run: Callable[[LoweredGraph, GraphCall], None], *
 
 @dataclass
 class LoweringWatch:
-    """State of one watched compile; the graphs go to ``recorder.ledger.lowered``.
-
-    ``values`` says whether what kernels write is kept.
-    """
+    """State of one watched compile, which keeps what kernels write (``values``) in ``recorder.ledger.lowered``."""
 
     recorder: Recorder
     control: Control

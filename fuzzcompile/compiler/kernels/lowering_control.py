@@ -14,10 +14,7 @@ from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
 
 
 def label_operators(graph: fx.Graph, direction: str) -> dict[str, str]:
-    """A label for every call of a graph, by node name: ``forward:aten.gelu.default@model.py:14#1``.
-
-    It means the same operator in the next compile, whatever the nodes are then called.
-    """
+    """A label for each call that means the same in the next compile: ``forward:aten.gelu.default@m.py:14#1``."""
     seen: Counter[str] = Counter()
     labels = {}
     for node in graph.nodes:

@@ -34,10 +34,7 @@ def can_take_out() -> bool:
 
 
 def read_decomposition_table() -> Mapping[OpOverload, Function]:
-    """The table that Inductor hands to AOTAutograd, as it is now; empty where this torch has none to be found.
-
-    It depends on Inductor's config: see :func:`apply_config`.
-    """
+    """The table that Inductor hands to AOTAutograd under its present config; empty where this torch has none."""
     make = _find_table_maker()
     return dict(cast("Mapping[OpOverload, Function]", make())) if make is not None else {}
 

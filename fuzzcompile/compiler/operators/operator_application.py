@@ -35,10 +35,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class OperatorOutcome:
-    """Result of one way of computing an operator: leaves of its result, its arguments afterwards, or an error.
-
-    ``aliases`` are pairs of a result and an argument, by position, that share memory.
-    """
+    """Leaves of an operator's result, of its arguments afterwards, which of these share memory; or an error."""
 
     results: tuple[Any, ...] = ()
     arguments: tuple[Any, ...] = ()
@@ -140,10 +137,7 @@ def run_operator(
     inside: contextlib.AbstractContextManager[object] | None = None,
     copied: bool = True,
 ) -> OperatorOutcome:
-    """Run ``function`` on its arguments, copied by default, natively or in float64.
-
-    ``dispatcher``: with Python's dispatcher in force; ``inside``: in a further context.
-    """
+    """Run ``function`` on its arguments, copied by default, natively or in float64, ``inside`` a further context."""
     args, named = copy_tree((args, dict(kwargs)), double=double) if copied else (args, dict(kwargs))
 
     def call() -> object:
@@ -191,10 +185,7 @@ def _find_storage(value: object) -> int | None:
 
 @contextlib.contextmanager
 def replay_random_stream(operator: OpOverload) -> Iterator[bool]:
-    """Have an operator that draws random numbers draw the same again, and leave the stream as it was.
-
-    Yields whether it draws any.
-    """
+    """Have an operator draw the same random numbers again, and leave the stream as it was; yields if it draws."""
     if torch.Tag.nondeterministic_seeded not in operator.tags:
         yield False
         return
@@ -216,9 +207,12 @@ def compare_contiguous(
     They cannot where all operands are contiguous. They may in views, in operators that write, draw or leave unwritten,
     and in those that take a place in a storage to read from.
     """
-    leaves = pytree.tree_leaves((args, kwargs))
+    schema = operator._schema
     draws = torch.Tag.nondeterministic_seeded in operator.tags
-    if all(map(_is_contiguous, leaves)) or draws or not _is_function_of_values(operator):
+    named = schema.name.rpartition("::")[2] in facts().operators.uninitialised
+    told = any(argument.name == "storage_offset" for argument in schema.arguments)
+    aliased = any(value.alias_info is not None for value in (*schema.arguments, *schema.returns))
+    if draws or named or told or aliased or all(map(_is_contiguous, pytree.tree_leaves((args, kwargs)))):
         return None
 
     def call(*args: object, **kwargs: object) -> object:
@@ -227,14 +221,6 @@ def compare_contiguous(
 
     outcomes = run_operator(operator, args, kwargs), run_operator(call, args, kwargs)
     return Application(operator, CONTIGUOUS, call, place, *outcomes, initial_arguments=copy_tree((args, dict(kwargs))))
-
-
-def _is_function_of_values(operator: OpOverload) -> bool:
-    schema = operator._schema
-    named = schema.name.rpartition("::")[2] in facts().operators.uninitialised
-    told = any(argument.name == "storage_offset" for argument in schema.arguments)
-    aliased = any(value.alias_info is not None for value in (*schema.arguments, *schema.returns))
-    return not (named or told or aliased)
 
 
 def _is_contiguous(value: object) -> bool:

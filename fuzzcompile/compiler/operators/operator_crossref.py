@@ -108,10 +108,7 @@ def watch_operators(
 def watch_program(
     run: Callable[[], object], judge: ApplicationJudge, where: Callable[[], str | None], *, seconds: float = 20.0
 ) -> CrossrefRun:
-    """As :func:`watch_operators`, for a program of which there is no graph, because its capture failed.
-
-    ``run`` runs it in eager mode, and ``where`` tells the line that is under way.
-    """
+    """As :func:`watch_operators`, for a program without a graph: ``run`` runs it, ``where`` tells its line."""
     crossref = _Crossref(judge, time.monotonic() + seconds, where)
     with leave_transforms(), crossref.watch():
         run()

@@ -212,10 +212,7 @@ def list_called_operators(graph: Snapshot, inputs: Sequence[object]) -> list[tup
 
 
 def bypass_nodes(nodes: Sequence[str], backend: str | Backend) -> Backend:
-    """A backend that takes nodes out of dynamo's graph, their first argument in their place, and goes on as another.
-
-    Nodes that have no tensor as their first argument stay.
-    """
+    """A backend that gets dynamo's graph without nodes: their first argument stands in for them, if a node."""
 
     def compile_without(module: fx.GraphModule, inputs: Sequence[object]) -> object:
         for node in list(module.graph.nodes):

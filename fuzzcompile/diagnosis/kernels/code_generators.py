@@ -91,10 +91,7 @@ class CodeGenerator:
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
     def find_operator(self, statements: Sequence[KernelStatement], line: str) -> str | None:
-        """The operator that a line of a kernel was written for; None if none of the statements stands there.
-
-        The expression decides, else the variable of a reduction or a value.
-        """
+        """The operator that a line of a kernel was written for, by its expression, else by its variable."""
         assigned = self.assignment.match(line)
         text = (assigned[2] if assigned is not None else line).strip().rstrip(";")
         if len(text) >= _SHORTEST:
@@ -182,10 +179,7 @@ _TRITON_ERROR_PLACE = re.compile(r"^at \d+:\d+:\n((?:.*\n)*?)( *\^)$", re.MULTIL
 
 
 class Triton(CodeGenerator):
-    """Inductor's Triton: one form of each operator, with no vectors of its own to go without.
-
-    Its kernels were read, named and (in the tests) executed on CPU builds of torch; no GPU ran them.
-    """
+    """Inductor's Triton, without vectors of its own: read, named and executed on CPU builds of torch; no GPU ran it."""
 
     name = "Triton"
     scheduling = "TritonScheduling"
@@ -240,10 +234,7 @@ _UNKNOWN = CodeGenerator()
 
 
 def find_generator(lowered: LoweredGraph, kernel: str | None = None) -> CodeGenerator:
-    """Return the adapter of the code generator that wrote ``kernel``, or that writes the graph's kernels.
-
-    An adapter without knowledge of the language stands in for a generator that the table does not have.
-    """
+    """The adapter of the code generator that wrote ``kernel``, or writes the graph's; one that knows nothing, else."""
     classes = lowered.list_code_generators(kernel)
     if classes:
         return next((generator for generator in CODE_GENERATORS if generator.scheduling in classes), _UNKNOWN)
@@ -252,10 +243,7 @@ def find_generator(lowered: LoweredGraph, kernel: str | None = None) -> CodeGene
 
 
 def get_generator(name: object) -> CodeGenerator:
-    """The adapter of that ``name``; without one of that name, that of the device which is compiled for.
-
-    A target is a GPU; any other compile has C++ for its default.
-    """
+    """The adapter of that ``name``, else of the device that is compiled for: a target is a GPU, else a CPU."""
     device = "cpu" if current_target() is None else "cuda"
     named = (generator for generator in CODE_GENERATORS if generator.name == name)
     return next(named, None) or next(generator for generator in CODE_GENERATORS if device in generator.devices)

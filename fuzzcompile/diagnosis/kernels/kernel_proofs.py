@@ -35,10 +35,7 @@ _MAX_BISECTION = 6  # halvings, and tries one by one
 
 
 def search_behind_graphs(stages: Sequence[Stage], ablator: Ablator) -> Attribution | None:
-    """Find the culprit behind the graph passes; None if the fault is not there, or nothing was found.
-
-    ``stages`` are those behind the graph passes, in the order of looking.
-    """
+    """Find the culprit behind the graph passes, in one of ``stages``, in their order; None if there is none."""
     if ablator.screens:
         return None
     # If the kernels were not watched, only a setting that decides about a whole stage is evidence.
@@ -67,10 +64,7 @@ def _compile_watched(ablator: Ablator) -> Trial | None:
 
 
 def list_kernel_suspects(stage: str, divergence: Divergence, *, overwritten: tuple[str, ...] = ()) -> list[Suspect]:
-    """The operators of the kernel that failed, or of the first wrong kernel of each graph, as suspects of a stage.
-
-    ``overwritten`` are the families of a kernel whose arguments were overwritten before it read them.
-    """
+    """The operators of the kernel that failed, or of a graph's first wrong one; ``overwritten`` if its inputs are."""
     trial = divergence.trial
     if trial.observation.failure is not None:
         return list_failed_suspects(stage, trial)

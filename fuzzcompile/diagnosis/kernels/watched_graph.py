@@ -219,8 +219,8 @@ class WatchedGraph:
 
     def find_first_refused(self) -> str | None:
         """The first node at which the interpreted graph raises; None if it runs."""
-        order = [node.name for node in self.lowered.snapshot.graph.nodes if node.op != "output"]
-        return next((name for name in order if name not in self.interpret(double=False)), None)
+        nodes, known = self.lowered.snapshot.graph.nodes, self.interpret(double=False)
+        return next((node.name for node in nodes if node.op != "output" and node.name not in known), None)
 
     # -- lowerings ------------------------------------------------------------------------------
 

@@ -77,10 +77,7 @@ _DEFAULT = {"fallback_random": True}
 
 @dataclass
 class OperatorCheck:
-    """Result of comparing the operators of one frame (without one: of the whole program) with their substitutes.
-
-    ``kernels`` are those that give something else on contiguous operands.
-    """
+    """Faults of the operators of one frame, or of the program without one, and of kernels on other layouts."""
 
     frame: Frame | None
     faults: list[Found] = field(default_factory=list)
@@ -132,10 +129,7 @@ def _find_tangents(frame: Frame, number: int) -> Sequence[Any] | None:
 
 
 def check_captured_operators(divergence: Divergence) -> list[OperatorCheck]:
-    """Every operator of the captured graphs beside its decomposition and its fake tensor; nothing is compiled.
-
-    Of a program that dynamo could not capture, the operators that it calls in eager mode.
-    """
+    """The operators of the captured graphs; of a program that cannot be captured, those that it calls in eager mode."""
     checked = check_operators(divergence.trial.ledger, divergence.count, divergence.config, seconds=divergence.seconds)
     failure = divergence.trial.observation.failure
     if failure is not None and failure.stage == DYNAMO:
@@ -214,10 +208,7 @@ OPERATORS = Way("operators, and what takes their kernels' place", _find_operator
 
 
 def prove_operators(ablator: Ablator, divergence: Divergence, *, certain: bool) -> Attribution | None:
-    """The decomposition or fake tensor at fault; None if none is.
-
-    ``certain``: look at what leaves no room for rounding, and at fake tensors, which do not round; else at the rest.
-    """
+    """The decomposition or fake tensor at fault, among those that are ``certain``, as all fakes are, or the rest."""
     found = [each for each in divergence.once(OPERATORS.find) if each.culprit.stage in (DECOMPOSITION, FAKE_TENSOR)]
     chosen = [each for each in found if (each.certain or each.culprit.stage == FAKE_TENSOR) == certain]
     attribution = prove_in_turn(ablator, chosen)

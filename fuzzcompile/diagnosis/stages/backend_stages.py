@@ -43,11 +43,7 @@ _MAX_OPERATORS = 3
 
 
 class Lowering(Stage):
-    """Wrong IR, a library called wrongly, a lowering that raises, or one that lost a check of its operator.
-
-    An omission shows here too: a lowering that raises for an operator that an earlier pass should have replaced. Then
-    the suspect is that pass.
-    """
+    """Wrong IR, a library called wrongly, a lowering that raises or lost a check, an operator that a pass left."""
 
     name = LOWERING
 
@@ -151,10 +147,7 @@ def _attribute_operators(ablator: Ablator, chosen: list[LoweredStep]) -> Attribu
 
 
 def _select_needed(ablator: Ablator, chosen: list[LoweredStep]) -> list[LoweredStep]:
-    """Without the operators that looked wrong and that ATen need not compute for the divergence to go.
-
-    The last one is needed, as the divergence was there without it.
-    """
+    """The operators that ATen has to compute for the divergence to go; the last one is needed in any case."""
     kept = list(chosen)
     for operator in chosen[:-1] if len(chosen) > 2 else ():
         rest = [needed for needed in kept if needed is not operator]
@@ -213,10 +206,7 @@ def _prove_reuse(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
 
 
 class Codegen(Stage):
-    """Wrong code of an operator, a reduction or a loop, in vectors or in scalars; code that does not compile.
-
-    Names, lines and settings are those of the code generator that wrote the kernel.
-    """
+    """Wrong code of an operator, a reduction or a loop, in vectors or in scalars; code that does not compile."""
 
     name = CODEGEN
 
@@ -381,10 +371,7 @@ _WRAPPER = "wrapper"
 
 
 class Runtime(Stage):
-    """Outputs that are wrong, or too few, though all kernels wrote what they should; kernels handed other memory.
-
-    No compile can do without the wrapper, so that nothing here is proved.
-    """
+    """Outputs that are wrong, or too few, though all kernels wrote what they should: nothing can be proved of these."""
 
     name = RUNTIME
     settings = ({"allow_buffer_reuse": False, "inplace_buffers": False},)

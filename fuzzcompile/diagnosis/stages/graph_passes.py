@@ -138,10 +138,7 @@ def prove_rewrites(ablator: Ablator, divergence: Divergence, *, ground: Ground) 
 
 
 def _prove_together(prover: Prover, divergence: Divergence) -> Attribution | None:
-    """Suspects of which no one alone repairs the divergence, but all do; or one that certainly changes the meaning.
-
-    The second is named although something else keeps the result wrong without it.
-    """
+    """Suspects that repair the divergence only together; or one that certainly changes the meaning, all the same."""
     suspects = list_rewrites_on(divergence, Ground.MOVED)
     if len(suspects) > 1 and prover.veto(list(map(_get_label, suspects)), screen=prover.ablator.screens)[1]:
         first, *rest = map(make_rewrite_culprit, suspects)

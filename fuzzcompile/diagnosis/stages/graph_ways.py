@@ -94,10 +94,7 @@ BOUNDARY = Evidence("boundary", lambda trial, count: bool(find_boundaries(trial.
 
 
 def _compare_graphs(divergence: Divergence) -> Iterator[ways.Sides[str]]:
-    """Dynamo's graph and the first graph of the passes, on the inputs of the first call: results, then gradients.
-
-    A decomposition that is certainly another function by itself needs no such look.
-    """
+    """Both graphs on the inputs of the first call, unless a decomposition is certainly another function by itself."""
     decomposed = (each for each in divergence.once(OPERATORS.find) if each.culprit.stage == DECOMPOSITION)
     if not any(each.certain for each in decomposed):
         for call in _iter_crossings(divergence.trial.ledger, divergence.count):
@@ -140,8 +137,11 @@ class _Crossing:
     def pair_outputs(self) -> Iterator[ways.Pair[str]]:
         """The outputs of both graphs in float64, and where a gradient is computed, that it is to be compared too."""
         early, late = self.run_early(double=True), self.run_late(double=True)
-        if early.error is not None or late.error is not None or _mutates(self.given, early.inputs):
+        if early.error is not None or late.error is not None:
             return
+        pairs = zip(self.given, early.inputs, strict=True)
+        if any(before is not after for before, after in pairs if isinstance(before, torch.Tensor)):
+            return  # the graph wrote to an input: AOTAutograd then returns other outputs than replay compares
         joint = self.late.direction == "joint"
         if len(early.outputs) == len(late.outputs) or joint:
             yield ways.Pair(_RESULT, early.outputs, late.outputs)
@@ -199,17 +199,8 @@ def _shows_natively(call: _Crossing, step: float) -> bool:
     return hidden or _measure_change(native.outputs, late_run.outputs) > NATIVE_SHARE * step
 
 
-def _mutates(before: Sequence[Any], after: Sequence[Any]) -> bool:
-    """Return whether the graph wrote to an input: AOTAutograd then returns other outputs than replay compares."""
-    pairs = zip(before, after, strict=True)
-    return any(value is not afterwards for value, afterwards in pairs if isinstance(value, torch.Tensor))
-
-
 def _measure_explained(call: _Crossing, outputs: Sequence[Any]) -> float:
-    """Return the change that float64's rounding explains, or a decomposition's constants held in float32.
-
-    The second is the native run's error, scaled from its dtype to float32.
-    """
+    """The change that float64's rounding explains, or constants in float32: the native error, scaled to that dtype."""
     native, noisy = call.native, [call.run_early(double=True, noise_seed=seed) for seed in NOISE_SEEDS]
     noise = max((_measure_change(outputs, run.outputs) for run in noisy if run.error is None), default=0.0)
     error = 0.0 if native.error is not None else _measure_change(outputs, native.outputs)
@@ -222,7 +213,9 @@ def _measure_gradient_change(call: _Crossing, joint: Sequence[Any]) -> float:
     named = list(zip(names, call.inputs, strict=True))
     primals = [value for name, value in named if name.startswith("primals")]
     tangents = [value for name, value in named if name.startswith("tangents")]
-    if len(primals) != len(call.given) or not all(map(_alike, primals, call.given)):
+    forms = [[getattr(each, "shape", type(each)) for each in values] for values in (primals, call.given)]
+    dtypes = [[getattr(each, "dtype", None) for each in values] for values in (primals, call.given)]
+    if forms[0] != forms[1] or dtypes[0] != dtypes[1]:
         return 0.0
     gradients = call.differentiate_early(tangents)
     step = _measure_change(gradients, joint[-len(primals) :], together=True) if gradients is not None else 0.0
@@ -231,12 +224,6 @@ def _measure_gradient_change(call: _Crossing, joint: Sequence[Any]) -> float:
     moved = call.differentiate_early(tangents, NOISE_SEEDS[0])
     noise = _measure_change(gradients, moved, together=True) if moved is not None else 0.0
     return step if step > AMPLIFIED * noise else 0.0
-
-
-def _alike(primal: Any, given: Any) -> bool:
-    if not isinstance(primal, torch.Tensor) or not isinstance(given, torch.Tensor):
-        return type(primal) is type(given)
-    return primal.shape == given.shape and primal.dtype == given.dtype
 
 
 def _measure_change(before: Sequence[object], after: Sequence[object], *, together: bool = False) -> float:
@@ -325,12 +312,7 @@ def _run_parts(
         details: DetailsJson = {"kind": "values", "differs": differs, "saved": wrong}
         return _word(details, nodes=tuple(wrong), step=max(steps.values()))
 
-    return ways.Sides(ways.walk_pairs(pairs), word, _measure_output)
-
-
-def _measure_output(pair: ways.Pair[str]) -> ways.PartedStep[str] | None:
-    step = relative_change(pair.left, pair.right)
-    return ways.PartedStep(pair, step=step) if step > SEMANTIC_STEP else None
+    return ways.Sides(ways.walk_pairs(pairs), word, ways.measure_values)
 
 
 def _word(details: DetailsJson, nodes: tuple[str, ...] = (), step: float | None = None) -> Found:

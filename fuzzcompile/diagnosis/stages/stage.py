@@ -19,10 +19,7 @@ _MAX_CALLS = 2
 
 @dataclass(frozen=True)
 class Found:
-    """A culprit that a run shows, and the change to a compile that leaves it out, if there is one.
-
-    ``prove`` proves it by compiles. ``certain``: nothing leaves room for rounding.
-    """
+    """A culprit that a run shows, ``certain`` beyond rounding or not; the change to a compile without it; its proof."""
 
     culprit: Culprit
     without: CompileChange | None = None
@@ -95,10 +92,7 @@ class Stage(ABC):
         return prove_in_turn(ablator, found)
 
     def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
-        """Settings that may work around the culprit, the narrowest first; none is tried yet.
-
-        ``given`` are the entries of ``torch._inductor.config`` that the case sets itself.
-        """
+        """Settings that may work around the culprit, the narrowest first; ``given`` are the case's own."""
         own = facts().settings.switching_off
         yield from (own[name] for name in list_names(culprit) if name in own)
         yield from self._narrower(culprit, given)
@@ -139,10 +133,7 @@ def prove_in_turn(ablator: Ablator, found: Sequence[Found]) -> Attribution | Non
 
 
 def attempt_backend(ablator: Ablator, *changes: CompileChange, toggle: str = "") -> bool:
-    """Return whether another backend, which needs no ledger, repairs the divergence.
-
-    ``changes`` are the backend, and further changes; ``toggle`` is what the table of ablations calls them.
-    """
+    """Return whether another backend, which needs no ledger, with further changes repairs the divergence."""
     how = replace(ablator.how.under(*changes), record=False)
     return ablator.attempt(how, toggle or ", ".join(change.text for change in changes))[1]
 

@@ -79,10 +79,7 @@ _CAPTURE_ONLY = Backend("eager")
 
 
 def _find_branch(divergence: Divergence) -> Iterator[Found]:
-    """Operators that the program calls in eager mode alone, or that its captured graph alone calls.
-
-    Only a program that is one graph without random numbers is looked at.
-    """
+    """Operators that a program of one graph, without random numbers, calls in eager mode alone, or its graph alone."""
     ledger = divergence.trial.ledger
     for _, record, inputs in ways.iter_captured(ledger) if len(ledger.frames) == 1 and not ledger.graph_breaks else ():
         snapshot = record.snapshots[0]
@@ -120,11 +117,7 @@ def _find_module(node: fx.Node) -> tuple[str | None, int | None]:
 
 
 def _prove_branch(ablator: Ablator, found: Found) -> Attribution | None:
-    """The branch, proved where one side agrees with the other once it takes the same way.
-
-    Either the captured graph does without the few calls that it alone makes, or eager mode does on the path that dynamo
-    traces.
-    """
+    """The branch, proved where its graph without the few calls of its own, or eager mode on the traced path, agrees."""
     culprit, agrees = found.culprit, ""
     if 0 < len(culprit.nodes) <= _FEW:
         bypassed = BypassedNodes(culprit.nodes)

@@ -142,10 +142,7 @@ def doubt(ablator: Ablator, found: Found) -> Attribution | None:
 
 
 def prove_without(ablator: Ablator, found: Found) -> Attribution | None:
-    """The culprit, proved by a compile that leaves it out.
-
-    A break of the graph moves more than the call at which it is made: one that does not repair clears nothing.
-    """
+    """The culprit, proved by a compile without it; a graph break moves too much to clear anything."""
     if found.without is None:
         return None
     if ablator.attempt_under(found.without)[1]:
