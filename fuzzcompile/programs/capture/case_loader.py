@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -34,6 +34,7 @@ from fuzzcompile.programs.capture.interception import (
     CompiledCallable,
     CompileInterception,
     RecordedCall,
+    make_captured_case,
 )
 from fuzzcompile.programs.capture.script_process import (
     imitate_cuda,
@@ -42,7 +43,7 @@ from fuzzcompile.programs.capture.script_process import (
     set_too_late,
     silence_output,
 )
-from fuzzcompile.programs.capture.state import Ambient, Worlds
+from fuzzcompile.programs.capture.state import Ambient
 from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.case import Arguments, Case
@@ -72,7 +73,6 @@ class _Captured:
 
     record: CompiledCallable
     calls: list[RecordedCall]
-    state: Worlds
     ambient: Ambient
     configs: Mapping[str, Mapping[str, object]]
 
@@ -91,23 +91,17 @@ def load_script(file: CaseFile, device: torch.device, *, call: int | None = None
     captured = run.captured
     if captured is None:
         raise CaseError(run.explain())
-    grad = captured.ambient.grad
-    first, *later = (call.arguments for call in captured.calls)
     inductor, dynamo, functorch = (dict(captured.configs[name]) for name in ("inductor", "dynamo", "functorch"))
-    return Case(
+    recording = captured.ambient.grad == "enabled" and run.mentions_backward
+    return make_captured_case(
+        captured.calls,
+        captured.ambient,
+        replace(captured.record.settings, inductor=inductor, dynamo=dynamo, functorch=functorch),
         name=file.path.stem,
         path=file.path,
         source=file.source,
-        make=lambda: (captured.record.target, first),
-        grad=grad,
-        backward=grad == "enabled" and run.mentions_backward and _differentiable(captured),
-        settings=replace(captured.record.settings, inductor=inductor, dynamo=dynamo, functorch=functorch),
-        calls=later or None,
-        run=None,
-        ambient=captured.ambient.enter,
-        reseed=captured.ambient.random.restore,
-        state=captured.state,
-        notes=tuple(run.notes()),
+        backward=recording and _differentiable(captured),
+        notes=run.notes(),
     )
 
 
@@ -173,7 +167,7 @@ class _Run:
             return
         ambient, configs = Ambient.current(), diff_configs(self._before)
         calls = history.until(record.target, arguments)
-        self.captured = _Captured(record, calls, Worlds([call.world for call in calls]), ambient, configs)
+        self.captured = _Captured(record, calls, ambient, configs)
         raise CallReached
 
     def notes(self) -> list[str]:
@@ -193,8 +187,6 @@ class _Run:
             notes.append(f"{', '.join(held[:4])} may hold what each call changes: --call N judges a later call")
         if self.history[record.number].dropped:
             notes.append("earlier calls with inputs of another kind are left out: their state takes more than 1 GiB")
-        if not all(call.world.complete for call in calls):
-            notes.append("the callable reaches more than 200 000 objects; what lies behind them is not restored")
         notes += set_too_late(self.tree, self.environment)
         if self.rewritten:
             notes.append(f"the script is written for another kind of device and was run on {self.device}")
@@ -296,26 +288,28 @@ def submodule_case(case: Case, path: str, device: torch.device) -> Case:
     if module is None:
         raise CaseError(f"{case.name} has no module {path!r}; {_closest(path, [name for name in modules if name])}")
     watch = _SubmoduleRecorder(module, 1 + len(case.calls or ()))
-    with watch.install():
+    try:
         seen = observe(case, program, program.model if case.run is not None else watch.count_calls(program.model))
+    finally:
+        watch.stop()
     if not watch.calls:
         if seen.failure is not None:
             raise CaseError(f"{case.name} raises in eager before it calls {path} ({seen.failure}); fix the case.")
         raise CaseError(
             f"{case.name} never calls {path}, only things in it or nothing of it; name a module whose forward runs."
         )
-    first, *later = watch.calls
+    (first, ambient), *later = watch.calls
     return replace(
         case,
         name=f"{case.name}:{path}",
         # Objects that a call can change (a key-value cache) are copied anew.
-        make=lambda: (watch.copied, copy_objects(first.arguments)),
-        calls=[call.arguments for call in later] or None,
+        make=lambda: (watch.copied, copy_objects(first)),
+        calls=[arguments for arguments, _ in later] or None,
         run=None,
-        grad=first.ambient.grad,
-        backward=case.backward and first.ambient.grad == "enabled",
-        ambient=first.ambient.enter,
-        reseed=first.ambient.random.restore,
+        grad=ambient.grad,
+        backward=case.backward and ambient.grad == "enabled",
+        ambient=ambient.enter,
+        reseed=ambient.random.restore,
         state=None,
         notes=(*case.notes, f"judged: module {path} alone, on the inputs that it gets in {case.name}"),
     )
@@ -323,12 +317,6 @@ def submodule_case(case: Case, path: str, device: torch.device) -> Case:
 
 class _AllRecorded(BaseException):
     """Unwinds the run once every wanted call is recorded. Not an ``Exception``, because programs catch those."""
-
-
-@dataclass(frozen=True)
-class _Call:
-    arguments: Arguments
-    ambient: Ambient
 
 
 _PLAIN = (torch.Tensor, type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
@@ -341,19 +329,14 @@ class _SubmoduleRecorder:
         self._module = module
         self._wanted = wanted
         self._copier = StorageCopier()  # one for all calls: views of one buffer stay views of one buffer
-        self._handle: RemovableHandle | None = None
+        self._handle = self._watch()
         self._own: dict[int, torch.Tensor] = {}
         self._begun = wanted  # calls of the whole; all of them where they are not counted
         self.copied: nn.Module = module
-        self.calls: list[_Call] = []
+        self.calls: list[tuple[Arguments, Ambient]] = []
 
-    @contextlib.contextmanager
-    def install(self) -> Iterator[None]:
-        self._watch()
-        try:
-            yield
-        finally:
-            self._unwatch()
+    def stop(self) -> None:
+        self._handle.remove()
 
     def count_calls(self, whole: Callable[..., object]) -> Callable[..., object]:
         self._begun = 0
@@ -364,12 +347,8 @@ class _SubmoduleRecorder:
 
         return call
 
-    def _watch(self) -> None:
-        self._handle = self._module.register_forward_pre_hook(self._on_call, prepend=True, with_kwargs=True)
-
-    def _unwatch(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
+    def _watch(self) -> RemovableHandle:
+        return self._module.register_forward_pre_hook(self._on_call, prepend=True, with_kwargs=True)
 
     def _on_call(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         plain = all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((args, kwargs)))
@@ -381,13 +360,13 @@ class _SubmoduleRecorder:
         # Outside of inference mode and autograd, because the copies serve runs of every kind.
         with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
             if not self.calls:
-                self._unwatch()  # or it would be copied with the module
+                self.stop()  # or it would be copied with the module
                 self.copied = self._copy_module()
                 own = ReachedObjects({"": self.copied}).tensors
                 self._own = {id(tensor): own[name] for name, tensor in ReachedObjects({"": module}).tensors.items()}
-                self._watch()
-            call = _Call(copy_objects(map_tensors(self._place, Arguments(args, kwargs))), ambient)
-        self.calls.append(call)
+                self._handle = self._watch()
+            arguments = copy_objects(map_tensors(self._place, Arguments(args, kwargs)))
+        self.calls.append((arguments, ambient))
         if len(self.calls) >= self._wanted:
             raise _AllRecorded
 

@@ -9,6 +9,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import torch
@@ -16,8 +17,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.torch_api import replace_optimize
-from fuzzcompile.programs.capture.state import World
-from fuzzcompile.run.case import Arguments, CompileSettings
+from fuzzcompile.programs.capture.state import Ambient, World, Worlds
+from fuzzcompile.run.case import Arguments, Case, CompileSettings
 from fuzzcompile.run.case_program import place_input
 from fuzzcompile.run.reachable_state import ReachedObjects, is_holder, is_model, name_arguments
 from fuzzcompile.run.tensors import StorageCopier, measure_storages, unwrap
@@ -113,6 +114,41 @@ def _copy_arguments(arguments: Arguments, world: World) -> Arguments:
 
 def _bytes(calls: Sequence[RecordedCall]) -> int:
     return sum(measure_storages([copy for call in calls for copy in call.world.originals()]).values())
+
+
+def make_captured_case(
+    calls: Sequence[RecordedCall],
+    ambient: Ambient,
+    settings: CompileSettings,
+    *,
+    name: str,
+    path: Path,
+    source: str,
+    backward: bool,
+    notes: Sequence[str],
+) -> Case:
+    """The last of some calls, after the earlier ones, as a case that runs in place, on the objects themselves.
+
+    All that they reach is restored before every run.
+    """
+    first, *later = (call.arguments for call in calls)
+    incomplete = ["the callable reaches more than 200 000 objects; what lies behind them is not restored"]
+    complete = all(call.world.complete for call in calls)
+    return Case(
+        name=name,
+        path=path,
+        source=source,
+        make=lambda: (calls[-1].target, first),
+        grad=ambient.grad,
+        backward=backward,
+        settings=settings,
+        calls=later or None,
+        run=None,
+        ambient=ambient.enter,
+        reseed=ambient.random.restore,
+        state=Worlds([call.world for call in calls]),
+        notes=(*notes, *([] if complete else incomplete)),
+    )
 
 
 class CompileArguments(TypedDict, total=False):

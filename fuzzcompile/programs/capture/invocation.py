@@ -18,8 +18,8 @@ from fuzzcompile.compiler.torch_api import AnyCallable, is_compiled, read_compil
 from fuzzcompile.compiler.torch_config import CONFIGS, compile_in_process, list_changed_entries, preserve_config
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.programs.capture.case_loader import runs_own_backward
-from fuzzcompile.programs.capture.interception import CallHistory, name_target, roots_of_call
-from fuzzcompile.programs.capture.state import Ambient, PresentState, Worlds
+from fuzzcompile.programs.capture.interception import CallHistory, make_captured_case, name_target, roots_of_call
+from fuzzcompile.programs.capture.state import Ambient, PresentState
 from fuzzcompile.run.case import Arguments, Case, CompileSettings
 from fuzzcompile.run.reachable_state import ReachedObjects, is_user_file, name_arguments
 from fuzzcompile.run.tensors import list_tensors
@@ -61,22 +61,15 @@ class Invocation:
 
     def case(self) -> Case:
         """The call as a case that runs in place, on the objects themselves, restored before every run."""
-        (call,) = CallHistory().until(self.target, self.arguments)
-        incomplete = "the callable reaches more than 200 000 objects; what lies behind them is not restored"
-        return Case(
+        return make_captured_case(
+            CallHistory().until(self.target, self.arguments),
+            self.ambient,
+            self.settings,
             name=self.name,
             path=Path(self.name),
             source=self.source,
-            make=lambda: (self.target, call.arguments),
-            grad=self.ambient.grad,
             backward=self.backward,
-            settings=self.settings,
-            calls=None,
-            run=None,
-            ambient=self.ambient.enter,
-            reseed=self.ambient.random.restore,
-            state=Worlds([call.world]),
-            notes=self.notes if call.world.complete else (*self.notes, incomplete),
+            notes=self.notes,
         )
 
 

@@ -49,7 +49,9 @@ def _format_fill(input_: Input, shape: tuple[int, ...]) -> str:
     if input_.fill == "randint":
         if input_.dtype is torch.bool:
             return f"torch.rand({sizes or '()'}) > 0.5" if not shape else f"(torch.rand({sizes}) > 0.5)"
-        return f"torch.randint({find_highest(input_) + 1}, ({sizes}{',' if len(shape) == 1 else ''}){kind})"
+        known = input_.values is not None and input_.values.numel() > 0
+        highest = max(1, int(input_.values.max())) if known and input_.values is not None else 1
+        return f"torch.randint({highest + 1}, ({sizes}{',' if len(shape) == 1 else ''}){kind})"
     if input_.fill == "tril":
         return f"torch.ones({sizes}{dtype}).tril()"
     if input_.fill in ("randn", "rand") and not input_.dtype.is_floating_point and not input_.dtype.is_complex:
@@ -68,13 +70,6 @@ def _format_numbers(value: object) -> str:
     return repr(value)
 
 
-def find_highest(input_: Input) -> int:
-    """The largest recorded whole number; 1 if there is none above it."""
-    if input_.values is None or not input_.values.numel():
-        return 1
-    return max(1, int(input_.values.max()))
-
-
 def is_contiguous(input_: Input) -> bool:
     """Return whether the strides are those of a fresh tensor of its shape (where there is more than one element)."""
     return _same_strides(input_.shape, input_.stride, contiguous_strides(input_.shape))
@@ -88,11 +83,7 @@ def make_contiguous(input_: Input) -> Input:
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides, in elements, of a fresh tensor of that shape."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
+    return torch.empty(shape, device="meta").stride()
 
 
 def _same_strides(shape: tuple[int, ...], stride: tuple[int, ...], expected: tuple[int, ...]) -> bool:
@@ -150,9 +141,8 @@ def resize_input(input_: Input, shape: tuple[int, ...]) -> Input:
     if input_.values is None:
         return replace(input_, shape=shape, stride=stride)
     if any(new > old for new, old in zip(shape, input_.shape, strict=True)):
-        return replace(
-            input_, shape=shape, stride=stride, values=None, fill="randn" if input_.fill == "recorded" else input_.fill
-        )
+        fill: Fill = "randn" if input_.fill == "recorded" else input_.fill
+        return replace(input_, shape=shape, stride=stride, values=None, fill=fill)
     cropped = input_.values[tuple(slice(0, size) for size in shape)]
     count = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
     values = torch.empty(count, dtype=input_.dtype).as_strided(shape, stride)
