@@ -13,6 +13,7 @@ from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.stages import CODEGEN, LOWERING, SCHEDULER
 from fuzzcompile.model.verdicts import VALUES
+from fuzzcompile.report.words import WORDS
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.machines import Machines
@@ -102,32 +103,10 @@ def several(texts: Sequence[str], separator: str) -> str:
 
 # What a result depends on, as lines to publish.
 
-# Only these are published, in this order.
-_VERSIONS = {
-    "torch": "PyTorch",
-    "torch_git": "PyTorch commit",
-    "device": "Device",
-    "target": "Device told to the compiler",
-    "device_name": "Device name",
-    "device_capability": "Compute capability",
-    "driver": "Driver",
-    "cuda": "CUDA",
-    "hip": "HIP",
-    "triton": "Triton",
-    "cxx": "C++ compiler",
-    "cpu": "CPU",
-    "cpu_capability": "CPU capability",
-    "cpu_count": "CPUs",
-    "threads": "Threads",
-    "python": "Python",
-    "platform": "Platform",
-    "libc": "libc",
-}
-
 
 def versions(environment: Mapping[str, object]) -> list[tuple[str, str]]:
     """Labels and values of the known parts of an environment (:func:`fuzzcompile.run.device.describe_environment`)."""
-    known = ((label, environment.get(key)) for key, label in _VERSIONS.items())
+    known = ((label, environment.get(key)) for key, label in WORDS["versions"].items())
     return [(label, scrub(str(value))) for label, value in known if value not in (None, "")]
 
 

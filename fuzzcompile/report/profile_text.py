@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
@@ -16,14 +17,8 @@ from fuzzcompile.model.profile_contract import AttentionCallJson, LayerJson, Pro
 from fuzzcompile.report import verdict_text as triaged
 from fuzzcompile.report.circumstances import several
 from fuzzcompile.report.proof import format_number
+from fuzzcompile.report.words import WORDS
 
-_MEANING = {
-    "equal": "both sides return the same values in every layer",
-    "expected_compounding": "rounding explains what each layer adds; the rest of the difference was passed on to it",
-    "jump": "a layer makes an error that rounding does not explain",
-    "unstable_reference": "the reference has no digits to compare: rounding alone, or another run of it, moves its "
-    "output as far",
-}
 _OUTSIDE = "an error that rounding does not explain is made outside of the layers that were looked at"
 _COMPILED = ("inductor", "aot_eager")
 _OPERATOR = ": "  # what stands between a layer and an operator in it
@@ -31,36 +26,23 @@ _TINY = 1e-30  # in place of no rounding at all
 _ROWS = 40  # layers shown
 _CALLS = 6  # calls of attention shown
 _NOTHING = "-"
-# What the columns of the table hold, in their order: keys of a layer, and headings on two lines.
-_COLUMNS = {
-    "size": "size\nRMS",
-    "max_error": "error\nlargest",
-    "rms_error": "\nRMS",
-    "cosine": "\ncosine",
-    "made": "newly\nmade",
-    "noise": "rounding\nhere",
-    "inherited": "\ninherited",
-    "amplification": "ampli-\nfied",
-    "float64_error": "vs float64\nagainst",
-    "reference_float64_error": "\nreference",
-}
 
 
 def print_profile(
     console: Console, profile: ProfileJson, *, name: str | CommandSubject = "CASE", proof: bool = False
 ) -> None:
     """Print a profile, and with ``proof`` that of the culprit that the triage of the layer names."""
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     say(
         f"{profile['case']}: {profile['verdict']}: {meaning(profile)} "
         f"[{profile['against']} against {profile['reference']}, torch {profile['torch']}, {profile['device']}]"
     )
     say(f"  rule: {profile['rule']}")
     console.print(_table(profile))
-    for line in (*_left_out(profile), *remarks(profile), *map(attention_line, profile.get("attention", [])[:_CALLS])):
+    left_out = len(profile.get("layers", [])) - len(_shown(profile))
+    if left_out:
+        say(f"  and {left_out} more layers, which make less for what rounding makes there (--json has all)")
+    for line in (*remarks(profile), *map(attention_line, profile.get("attention", [])[:_CALLS])):
         say(f"  {line}")
     for judged in triages(profile, name):
         say(f"  {judged.what}:")
@@ -71,19 +53,17 @@ def print_profile(
 
 def meaning(profile: ProfileJson) -> str:
     """Explain the profile's verdict in a few words."""
-    return _OUTSIDE if is_outside(profile) else _MEANING.get(profile["verdict"], "")
-
-
-def is_outside(profile: ProfileJson) -> bool:
-    """Return whether the error is made in none of the layers that were looked at."""
-    return profile["verdict"] == "jump" and profile.get("layer") is None
+    is_outside = profile["verdict"] == "jump" and profile.get("layer") is None
+    return _OUTSIDE if is_outside else WORDS["profile_meaning"].get(profile["verdict"], "")
 
 
 def advice(profile: ProfileJson, name: str | CommandSubject) -> str:
     """Advise on the profile; ``name`` is the case's name on a command line."""
     subject = CommandSubject.from_name(name)
     if profile["verdict"] == "jump":
-        return _about_jump(profile, subject)
+        bugs = (judged for judged in triages(profile, subject) if judged.report["is_bug"])
+        bug = next(bugs, None)
+        return _deeper(profile, subject) if bug is None else triaged.advice(bug.report, bug.name)
     if profile["verdict"] == "unstable_reference":
         return (
             "compare something better conditioned: trained weights, real inputs, or float64 on both sides "
@@ -91,23 +71,12 @@ def advice(profile: ProfileJson, name: str | CommandSubject) -> str:
         )
     if profile["verdict"] == "equal":
         return "nothing: the values are the same"
-    text = "nothing to fix"
-    if largest := max((layer.get("max_error") or 0.0 for layer in _of_program(profile)), default=0.0):
+    text, program = "nothing to fix", [x for x in profile.get("layers", []) if x.get("kind") == "program"]
+    if largest := max((layer.get("max_error") or 0.0 for layer in program), default=0.0):
         text += f"; a test of the output has to allow for {triaged.rounded_up(largest)}"
     if profile.get("attention") and not profile["reference"].startswith("sdpa"):
         text += "; --math-only shows how much of it the kernels of attention make (to validate, not for production)"
     return text
-
-
-def _of_program(profile: ProfileJson) -> list[LayerJson]:
-    return [layer for layer in profile.get("layers", []) if layer.get("kind") == "program"]
-
-
-def _about_jump(profile: ProfileJson, subject: CommandSubject) -> str:
-    for judged in triages(profile, subject):
-        if judged.report["is_bug"]:
-            return triaged.advice(judged.report, judged.name)
-    return _deeper(profile, subject)
 
 
 def _deeper(profile: ProfileJson, subject: CommandSubject) -> str:
@@ -160,11 +129,10 @@ def triages(profile: ProfileJson, name: str | CommandSubject) -> list[LayerRepor
 
 def cells(layer: LayerJson) -> dict[str, str]:
     """A layer's numbers as text, by key."""
-    numbers = {key: layer.get(key) for key in _COLUMNS}
-    return {key: _number(key, value) for key, value in numbers.items()}
+    return {key: _format(key, layer.get(key)) for key in WORDS["profile_columns"]}
 
 
-def _number(key: str, value: object) -> str:
+def _format(key: str, value: object) -> str:
     if not isinstance(value, int | float):
         return _NOTHING
     if key == "cosine":
@@ -175,7 +143,7 @@ def _number(key: str, value: object) -> str:
 def _table(profile: ProfileJson) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("  layer", overflow="fold", min_width=12)
-    for heading in _COLUMNS.values():
+    for heading in WORDS["profile_columns"].values():
         table.add_column(heading, justify="right", no_wrap=True)
     for layer in _shown(profile):
         jumps = layer.get("name") == profile.get("layer")
@@ -200,12 +168,6 @@ def _ratio(layer: LayerJson) -> float:
     if layer.get("kind") == "gradient":
         return (layer.get("rms_error") or 0.0) / (layer.get("rounding") or _TINY)
     return (layer.get("made") or 0.0) / (layer.get("noise") or _TINY)
-
-
-def _left_out(profile: ProfileJson) -> Iterator[str]:
-    count = len(profile.get("layers", [])) - len(_shown(profile))
-    if count:
-        yield f"and {count} more layers, which make less for what rounding makes there (--json has all)"
 
 
 def remarks(profile: ProfileJson) -> Iterator[str]:

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION, REWRITING_STAGES
+from fuzzcompile.report.words import WORDS
 
 # What the installed torch's source says of a rewrite: the classes that it shares its code with.
 
@@ -49,39 +50,6 @@ _OPERATORS: dict[type[ast.operator], str] = {
 }
 # Functions of a case file that set it up.
 _SET_UP = {"make", "run", "reference"}
-# What programs call to make, move or view tensors: reports on any operator show it too.
-_EVERYWHERE = {
-    *(
-        "Module",
-        "ModuleList",
-        "Parameter",
-        "Sequential",
-        "Tensor",
-        "append",
-        "arange",
-        "contiguous",
-        "default",
-        "detach",
-    ),
-    *(
-        "double",
-        "empty",
-        "eval",
-        "expand",
-        "flatten",
-        "float",
-        "full",
-        "half",
-        "item",
-        "manual_seed",
-        "no_grad",
-        "ones",
-    ),
-    *("permute", "rand", "randint", "randn", "register_buffer", "reshape", "size", "squeeze", "tensor", "to", "train"),
-    *("transpose", "unsqueeze", "view", "zeros"),
-}
-# Arithmetic and matrix products stand in nearly every program, so that others are more telling.
-_COMMON = {"add", "bmm", "clone", "div", "linear", "matmul", "mm", "mul", "pow", "sub"}
 
 
 @dataclass(frozen=True)
@@ -113,9 +81,11 @@ def most_telling(calls: Iterable[CalledOperator], rewrite: str) -> list[CalledOp
     What every program calls is left out, unless there is nothing else.
     """
     ordered = list(calls)
-    telling = [call for call in ordered if call.name not in _EVERYWHERE] or ordered
+    telling = [call for call in ordered if call.name not in WORDS["search"]["everywhere"]] or ordered
     named = rewrite.lower().replace("_", "")
-    return sorted(telling, key=lambda call: (call.name.replace("_", "") not in named, call.name in _COMMON))
+    return sorted(
+        telling, key=lambda call: (call.name.replace("_", "") not in named, call.name in WORDS["search"]["common"])
+    )
 
 
 def _nodes(module: ast.AST) -> Iterator[ast.AST]:
@@ -132,46 +102,18 @@ def _nodes(module: ast.AST) -> Iterator[ast.AST]:
 def _calls(node: ast.AST) -> Iterator[CalledOperator]:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         yield CalledOperator(_OPERATORS[type(node.op)])
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)) or _is_own(node.func.value):
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return
-    if not node.func.attr.startswith("__"):
+    # An attribute of the module itself has a name that the user chose.
+    is_own = isinstance(node.func.value, ast.Name) and node.func.value.id == "self"
+    if not is_own and not node.func.attr.startswith("__"):
         yield CalledOperator(node.func.attr, tuple(keyword.arg for keyword in node.keywords if keyword.arg))
 
 
-def _is_own(value: ast.expr) -> bool:
-    return isinstance(value, ast.Name) and value.id == "self"
-
-
 _MOST = 3
-# Words by which users describe each kind of fault; the first is asked for, all of them count in the ranking.
-_OF_OUTPUT = {
-    "stride": ("stride", "layout", "contiguous", "memory format"),
-    "alias": ("alias", "aliasing", "mutation", "copy", "clone"),
-    "dtype": ("dtype", "type promotion"),
-    "shape": ("shape", "size"),
-    "nonfinite": ("nan", "inf", "infinity"),
-}
-_OF_VERDICT = {
-    "miscompile": ("incorrect", "wrong", "silent", "silently", "mismatch", "drops", "ignores"),
-    "wrong_gradient": ("gradient", "gradients", "backward"),
-    "nonfinite": _OF_OUTPUT["nonfinite"],
-    "precision_loss": ("precision", "accuracy", "numerical"),
-    "aliasing": _OF_OUTPUT["alias"],
-    "metadata": ("stride", "dtype", "shape"),
-    "compile_error": ("error", "fails", "exception"),
-    "runtime_error": ("error", "fails", "exception"),
-    "accepts_invalid": ("error", "raise", "raises", "validation", "invalid"),
-    "crash": ("segfault", "crash", "segmentation fault"),
-    "timeout": ("hang", "hangs", "timeout"),
-    "nondeterministic": ("nondeterministic", "non-deterministic", "flaky"),
-}
-# Passes that hold many rules, and files of many rules: their names lead everywhere.
+# Passes that hold many rules: their names lead everywhere.
 _NUMBERED_PASS = re.compile(r"pass_pattern_\d+|.*_p(?:re|ost)_pass|passes?_\d+")
 _VARIANT = re.compile(r"(?:_(?:inference|training|half|mask|bs\d+|fp\d+))+$")
-_BROAD_FILES = {
-    *("common", "cpp", "decomposition", "decompositions", "functional", "graph", "ir", "joint_graph", "kernel"),
-    *("lowering", "misc_patterns", "post_grad", "pre_grad", "scheduler", "simd", "triton", "wrapper"),
-}
 _ERROR = re.compile(r"\b([A-Z]\w*(?:Error|Exception)): *")
 # Labels of an operator's rule: ``aten.celu.default``, or ``CppVecOverrides.expm1`` of a code generator.
 _OPERATOR_RULE = re.compile(r"(?:aten|prims|torch|[A-Z]\w*)[.:]+_*(\w+)")
@@ -246,16 +188,17 @@ def _calls_at_fault(report: ReportJson, source: str) -> list[CalledOperator]:
 
 def _place(report: ReportJson) -> Iterator[str]:
     stem = PurePosixPath(str((report.get("culprit") or {}).get("source") or "")).stem
-    if stem.strip("_") not in {"", "init"} and stem not in _BROAD_FILES:
+    if stem.strip("_") not in {"", "init"} and stem not in WORDS["search"]["broad_files"]:
         yield stem
 
 
 def _symptoms(report: ReportJson) -> tuple[str, ...]:
     outputs = (report.get("evidence") or {}).get("outputs") or ()
-    kinds = [_OF_OUTPUT[str(output.get("finding"))] for output in outputs if output.get("finding") in _OF_OUTPUT]
+    words = WORDS["of_output"]
+    kinds = [tuple(words[kind]) for output in outputs if (kind := str(output.get("finding"))) in words]
     if report.get("verdict") in ("metadata", "aliasing") and kinds:
         return kinds[0]
-    return _OF_VERDICT.get(str(report.get("verdict")), ())
+    return tuple(WORDS["of_verdict"].get(str(report.get("verdict")), ()))
 
 
 def _errors(report: ReportJson) -> Iterator[str]:

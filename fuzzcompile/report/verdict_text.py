@@ -28,6 +28,7 @@ from fuzzcompile.report.proof import (
     tried,
     workaround_with_cost,
 )
+from fuzzcompile.report.words import WORDS
 
 # The proof of a culprit as lines for a terminal.
 
@@ -111,38 +112,6 @@ def _state(promise: PromiseJson) -> str:
     return "holds" if promise["holds"] else "BROKEN"
 
 
-_MEANING = {
-    "equal": "compiled equals eager bit for bit",
-    "rounding": "compiled and eager differ by rounding only",
-    "unstable": "eager itself has no correct digits here (ill-conditioned, discontinuous or random)",
-    "precision_casts": "low-precision casts written in the program are elided",
-    "invalid": "eager and compiled both raise",
-    "miscompile": "compiled computes wrong values",
-    "wrong_gradient": "compiled computes wrong gradients",
-    "nonfinite": "compiled is NaN or infinite in other elements than eager and float64",
-    "metadata": "dtype, shape or stride of an output differs",
-    "aliasing": "a mutation or alias that eager shows is lost",
-    "precision_loss": "compiled is far less accurate than eager",
-    "compile_error": "compiling raises, eager runs",
-    "runtime_error": "the compiled program raises, eager runs",
-    "accepts_invalid": "eager raises, compiled runs",
-    "crash": "the process crashed while compiling or running the compiled program",
-    "timeout": "compiling or the compiled program did not end in time",
-    "nondeterministic": "compiled gives different results for the same program",
-}
-_SETTING = "torch._inductor.config.emulate_precision_casts = True"
-_ADVICE = {
-    "equal": "nothing: the bits are the same",
-    "precision_casts": f"nothing, or set {_SETTING} if the casts matter: the results agree then",
-    "invalid": "fix the program: it raises in eager mode too",
-    "unstable": "nothing to report: these inputs amplify rounding; use better conditioned ones, or test in float64",
-}
-# Bugs that may not show in another run.
-_RUN_AGAIN = {
-    "crash": "run it again: if it crashes again, ",
-    "timeout": "run it again with a larger --timeout: if it hangs, ",
-    "nondeterministic": "run it again: if it differs again, ",
-}
 _WIDTH = 120  # where standard output is no terminal
 _ROWS = 12  # wrong outputs shown
 _CLOSE = ("close", "wild")  # by rounding, or without a digit in eager either
@@ -205,7 +174,7 @@ def print_report(
 def meaning(report: ReportJson) -> str:
     """Explain the report's verdict in a few words."""
     broken = broken_promise(report)
-    text = _MEANING.get(report["verdict"], "")
+    text = WORDS["meaning"].get(report["verdict"], "")
     if broken is not None and broken["promise"] == "run_to_run":
         text = "compiled gives other bits from run to run"
     elif broken is not None:
@@ -223,7 +192,7 @@ def advice(report: ReportJson, name: str | CommandSubject) -> str:
     if not report["is_bug"] and read_target(report) is not None and verdict in ("equal", "rounding"):
         return "nothing: of what was looked at, nothing is wrong"
     if not report["is_bug"]:
-        return _about_rounding(report) if verdict == "rounding" else _ADVICE.get(verdict, "nothing")
+        return _about_rounding(report) if verdict == "rounding" else WORDS["advice"].get(verdict, "nothing")
     culprit = report.get("culprit") or {}
     source = culprit.get("source")
     if source and not source.startswith("torch/"):
@@ -239,7 +208,7 @@ def advice(report: ReportJson, name: str | CommandSubject) -> str:
         )
     workaround = format_workaround(report)
     until = f"until it is fixed, use {workaround}; " if workaround else ""
-    again = _RUN_AGAIN.get(verdict, "")
+    again = WORDS["again"].get(verdict, "")
     doubt = "check it first, confidence is low; " if report.get("confidence") == "low" and not again else ""
     subject = CommandSubject.from_name(name)
     minimize = subject.format_command("minimize")

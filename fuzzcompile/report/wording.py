@@ -23,6 +23,7 @@ from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import VALUES, Verdict
 from fuzzcompile.report.circumstances import meaning_for
 from fuzzcompile.report.finding_facts import IssueFacts, ProgramSetting, read_setting
+from fuzzcompile.report.words import WORDS
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.replay.replay_history import History
@@ -134,7 +135,9 @@ class Effect:
 def describe_effect(facts: IssueFacts) -> Effect:
     """Describe the effect: what the compiled program does instead of what eager does."""
     if facts.without_compiler:
-        return Effect(_OF_KERNELS.get(facts.verdict, "gives wrong values"), " for inputs that are not contiguous")
+        return Effect(
+            WORDS["kernel_effect"].get(facts.verdict, "gives wrong values"), " for inputs that are not contiguous"
+        )
     if facts.promise is not None and facts.promise.startswith("fallback_random"):
         return Effect("draws other random numbers than eager", " with `fallback_random = True`")
     if written := _written(facts):
@@ -165,14 +168,6 @@ _PLAIN: dict[str, Effect] = {
     Verdict.CRASH: Effect("crashes the process"),
     Verdict.TIMEOUT: Effect("does not finish", ", where eager does"),
     Verdict.NONDETERMINISTIC: Effect("gives other results from run to run"),
-}
-
-
-# What a kernel does that is wrong by itself; the script compares it with contiguous copies of its inputs.
-_OF_KERNELS: dict[str, str] = {
-    Verdict.RUNTIME_ERROR: "raises",
-    Verdict.CRASH: "crashes the process",
-    Verdict.METADATA: "returns another layout",
 }
 
 
@@ -328,14 +323,6 @@ def _sharing(facts: IssueFacts) -> Effect:
 
 _LONGEST = 140  # characters of a title
 _NAMED = re.compile(r"^\w+ of (?!\d)")  # "mask of bool", "x of shape (1, 2)"; not "size of 1"
-_BENIGN = {
-    Verdict.EQUAL: "eager and compiled agree bit for bit",
-    Verdict.ROUNDING: "eager and compiled differ within what rounding explains",
-    Verdict.UNSTABLE: "ill-conditioned or discontinuous: eager itself has no correct digits there",
-    Verdict.PRECISION_CASTS: "the program's own low-precision casts are left out; with "
-    "`torch._inductor.config.emulate_precision_casts = True` the results agree",
-    Verdict.INVALID: "the program raises in eager and compiled alike",
-}
 
 
 def title(facts: IssueFacts) -> str:
@@ -355,8 +342,7 @@ def summary(facts: IssueFacts) -> str:
 
 def why_not(facts: IssueFacts) -> str:
     """Return the reason why there is nothing to file."""
-    reason = next((text for verdict, text in _BENIGN.items() if verdict == facts.verdict), "it is no bug")
-    return f"no bug: {reason}"
+    return f"no bug: {WORDS['benign'].get(facts.verdict, 'it is no bug')}"
 
 
 def _sentences(facts: IssueFacts) -> Iterator[str]:

@@ -21,7 +21,6 @@ from fuzzcompile.analyses.profile.taps import (
     watched,
 )
 from fuzzcompile.compiler.session import open_plain_session, open_session
-from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import CaseProgram
@@ -57,7 +56,6 @@ class SideRun:
     calls: Calls
     observation: Observation  # the run, with gradients
     exact: SideRun | None = None  # the same in float64; None if this side has no float64 form
-    ledger: Ledger | None = None  # what the compiler did, if one ran
     notes: tuple[str, ...] = ()  # what could not be looked at
 
 
@@ -106,10 +104,9 @@ def run_eagerly(
     return _side_run(collector.calls, observation)
 
 
-def _side_run(calls: Calls, observation: Observation, ledger: Ledger | None = None) -> SideRun:
-    return SideRun(
-        {**calls, (WHOLE, 0): KeptCall(WHOLE, 0, "program", [], returned(observation))}, observation, None, ledger
-    )
+def _side_run(calls: Calls, observation: Observation) -> SideRun:
+    whole = KeptCall(WHOLE, 0, "program", [], returned(observation))
+    return SideRun({**calls, (WHOLE, 0): whole}, observation)
 
 
 def _run_compiled(case: Case, device: torch.device, side: Side, look: Look) -> SideRun:
@@ -122,7 +119,7 @@ def _run_compiled(case: Case, device: torch.device, side: Side, look: Look) -> S
             target = session.compile(program.model)
             observation = observe(case, program, target, describe_failure=session.describe_failure)
             refuse_failed(case, side, observation)
-            native = _side_run(calls_in(events, layers, Keeping(look.budget)), observation, session.ledger)
+            native = _side_run(calls_in(events, layers, Keeping(look.budget)), observation)
             if kept is None:
                 return replace(native, notes=(f"{side} was not run in float64",))
             session.stop_capturing()

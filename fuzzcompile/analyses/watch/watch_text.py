@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import cast
 
 from rich.console import Console
@@ -36,10 +37,7 @@ def step_line(step: StepReport) -> str:
 
 def print_summary(console: Console, summary: Summary) -> None:
     """Print the table of steps, the conclusions, the triage of the first unexplained step, and what to do."""
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     if summary.judged:
         console.print(make_steps_table(summary))
         say("  errors made in the step, against its float64 run, in units of the value's size: compiled/eager;")

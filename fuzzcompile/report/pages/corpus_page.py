@@ -44,18 +44,9 @@ from fuzzcompile.report.finding_facts import IssueFacts
 from fuzzcompile.report.pages.case_page import inline, scrubbed, view_report
 from fuzzcompile.report.verdict_text import name_culprit
 from fuzzcompile.report.wording import title
+from fuzzcompile.report.words import WORDS
 
 # The findings of a corpus as a report lists them: each with its sentence, what became of it, and what to do.
-
-# What each severity does to a user, in a word or two.
-SEVERITIES: dict[str, str] = {
-    Severity.SILENT: "silently wrong",
-    Severity.ERROR: "raises",
-    Severity.ALIASING: "aliasing",
-    Severity.RAISING_LAYOUT: ".view() raises",
-    Severity.LAYOUT: "layout",
-    Severity.ACCEPTS_INVALID: "accepts invalid",
-}
 
 
 @dataclass(frozen=True)
@@ -143,7 +134,7 @@ def _entry(
         stage=str((finding.culprit or {}).get("stage") or UNATTRIBUTED),
         culprit=name_culprit(facts.culprit),
         severity=severity,
-        effect=SEVERITIES.get(severity, severity),
+        effect=WORDS["effect"].get(severity, severity),
         status=group.status if finding.status == "open" and group is not None else finding.status,
         issue=_find_issue(finding.issue or (group.issue if group is not None else None), refusal),
     )
@@ -161,17 +152,6 @@ def _find_issue(text: str | None, refusal: Refusal | None) -> str | None:
 # What matters first about a corpus, in a sentence each.
 
 FIRST = 5  # findings named at the top
-_DOES = {
-    Severity.SILENT: ("is silently wrong", "are silently wrong"),
-    Severity.ERROR: ("raises, crashes or hangs where eager runs", "raise, crash or hang where eager runs"),
-    Severity.ALIASING: ("shares or copies other memory than eager", "share or copy other memory than eager"),
-    Severity.RAISING_LAYOUT: (
-        "returns a layout on which .view() raises",
-        "return a layout on which .view() raises",
-    ),
-    Severity.LAYOUT: ("returns other strides", "return other strides"),
-    Severity.ACCEPTS_INVALID: ("accepts what eager refuses", "accept what eager refuses"),
-}
 
 
 def first(entries: Sequence[FindingEntry]) -> list[FindingEntry]:
@@ -187,7 +167,7 @@ def headlines(entries: Sequence[FindingEntry], summary: Mapping[str, object] | N
     if not entries:
         return
     severities = Counter(entry.severity for entry in entries)
-    parts = [f"{number} {_DOES[word][number != 1]}" for word in Severity if (number := severities[word])]
+    parts = [f"{number} {WORDS['does'][word][number != 1]}" for word in Severity if (number := severities[word])]
     if parts:
         yield f"{', '.join(parts)}."
     fit = sum(entry.refusal is None for entry in entries)
@@ -251,15 +231,6 @@ class Pace:
         return 60 * self.cases / max(self.seconds, 1e-9)
 
 
-_ENDED = {
-    "budget": "its time was up",
-    "max-findings": "it had its findings",
-    "exhausted": "there were no more cases",
-    "failed": "it failed",
-    "interrupted": "it was interrupted",
-}
-
-
 def paces(campaigns: Sequence[StoredCampaign], judgings: Sequence[Judging]) -> list[Pace]:
     """The campaigns with their cases, the latest first."""
     by_campaign = defaultdict[int, list[Judging]](list)
@@ -289,7 +260,7 @@ def _pace(campaign: StoredCampaign, judgings: Sequence[Judging]) -> Pace:
     return Pace(
         campaign,
         identify_compiler(campaign.environment),
-        _ENDED.get(campaign.ended or "", campaign.ended or "killed, or running still"),
+        WORDS["ended"].get(campaign.ended or "", campaign.ended or "killed, or running still"),
         len(judgings),
         sum(judging.screened for judging in judgings),
         seconds,
@@ -383,7 +354,7 @@ def page_of_corpus(contents: Contents, made: datetime, summary: Mapping[str, obj
         headlines=[inline(line) for line in headlines(entries, summary)],
         summary=summary,
         filters=_filters(entries),
-        words=SEVERITIES,
+        words=WORDS["effect"],
         compilers=sorted({*(pace.compiler for pace in ran), *(v for e in entries for v in e.finding.torch_versions)}),
         cases=sum(pace.cases for pace in ran),
         charts=[pace for pace in ran if pace.bars][:_CHARTS],
@@ -429,7 +400,7 @@ class Filter:
 
 
 def _filters(entries: Sequence[FindingEntry]) -> list[Filter]:
-    known = {"severity": list(SEVERITIES), "stage": list(STAGES)}
+    known = {"severity": list(WORDS["effect"]), "stage": list(STAGES)}
     filters = []
     for key in ("severity", "verdict", "stage", "status"):
         counts = Counter(entry.finding.verdict if key == "verdict" else str(getattr(entry, key)) for entry in entries)
