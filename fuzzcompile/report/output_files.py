@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, UsageError
@@ -113,15 +112,12 @@ class EventLog:
         try:
             self._file.write(f"{line}\n")
         except OSError as error:
-            raise EnvironmentUnfit(
-                f"Cannot write {self._path}: {error.strerror}; make room, or leave out --log."
-            ) from error
+            why = f"{error.strerror}; make room, or leave out --log."
+            raise EnvironmentUnfit(f"Cannot write {self._path}: {why}") from error
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._file is not None:
             self._file.close()

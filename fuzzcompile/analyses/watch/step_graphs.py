@@ -142,12 +142,12 @@ def _bytes(input_: Input) -> int:
 
 
 def _reading_safetensors(source: str, name: str, kept: Sequence[Input]) -> str:
-    odd = {input_.name: input_.stride for input_ in kept if input_.stride != _dense(input_.shape)}
     lines = [f'    VALUES = load_file(Path(__file__).with_name("{name}"))']
-    for key, stride in odd.items():
-        shape = next(input_.shape for input_ in kept if input_.name == key)
-        made = f'torch.empty_strided({shape}, {stride}, dtype=VALUES["{key}"].dtype)'
-        lines.append(f'    VALUES["{key}"] = {made}.copy_(VALUES["{key}"])')
+    for input_ in kept:
+        if input_.stride != torch.empty(input_.shape, device="meta").stride():
+            value = f'VALUES["{input_.name}"]'
+            made = f"torch.empty_strided({input_.shape}, {input_.stride}, dtype={value}.dtype)"
+            lines.append(f"    {value} = {made}.copy_({value})")
     text = re.sub(r"^    VALUES = torch\.load\(.*\)$", lambda _: "\n".join(lines), source, flags=re.MULTILINE)
     return text.replace("import torch\n", "import torch\nfrom safetensors.torch import load_file\n", 1)
 
@@ -166,7 +166,3 @@ def layer_at(case: Path, line: int) -> str | None:
     lines = case.read_text(encoding="utf-8").splitlines()
     text = lines[line - 1] if 0 < line <= len(lines) else ""
     return text.rpartition(_IN_LAYER)[2] if _IN_LAYER in text else None
-
-
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return torch.empty(shape, device="meta").stride()

@@ -126,13 +126,16 @@ def _detail(judgement: Judgement, comparisons: Sequence[Comparison]) -> str:
 
 
 def _shown(comparison: Comparison) -> dict[str, object]:
+    numbers = {
+        "max_abs_error_compiled": comparison.max_error_compiled,
+        "max_abs_error_eager": comparison.max_error_eager,
+        "noise_floor": comparison.noise_floor,
+        "scale": comparison.scale,
+    }
     return {
         "name": comparison.name,
         "finding": comparison.finding,
-        "max_abs_error_compiled": _number(comparison.max_error_compiled),
-        "max_abs_error_eager": _number(comparison.max_error_eager),
-        "noise_floor": _number(comparison.noise_floor),
-        "scale": _number(comparison.scale),
+        **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
         "detail": comparison.detail,
     }
 
@@ -156,10 +159,6 @@ def _losses(runs: StepRuns) -> dict[str, float]:
     losses = {run: values.values["loss"][1] for run, values in named.items() if values and "loss" in values.values}
     numbers = {run: float(loss) for run, loss in losses.items() if hasattr(loss, "item")}  # type: ignore[arg-type]
     return {run: loss for run, loss in numbers.items() if math.isfinite(loss)}
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _unseen(runs: StepRuns) -> list[str]:

@@ -75,17 +75,13 @@ class StepValues:
             self.add("outputs", name, leaf)
         self.streams.append(_streams())
 
-    def add_gradients(self, named: Mapping[str, torch.Tensor], when: str) -> None:
+    def add_gradients(self, named: Mapping[str, torch.Tensor], when: str, *, norm_only: bool = False) -> None:
         """Keep the gradients of named tensors, and their norm."""
         graded = {name: tensor.grad for name, tensor in named.items() if tensor.grad is not None}
-        for name, gradient in graded.items():
+        for name, gradient in graded.items() if not norm_only else ():
             self.add("gradients", f"gradient of {name}{when}", gradient)
-        self.add_norm(graded, when)
-
-    def add_norm(self, gradients: Mapping[str, torch.Tensor], when: str) -> None:
-        """Keep the norm of gradients."""
-        if gradients:
-            norms = [torch.linalg.vector_norm(densify(gradient)) for gradient in gradients.values()]
+        if graded:
+            norms = [torch.linalg.vector_norm(densify(gradient)) for gradient in graded.values()]
             self.add("gradient_norm", f"gradient norm{when}", torch.linalg.vector_norm(torch.stack(norms)))
 
     def end(self, reason: str = "") -> None:
@@ -143,15 +139,12 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _streams() -> dict[str, str]:
-    return {
-        "torch": _digest(torch.get_rng_state().numpy().tobytes()),
-        "python": _digest(repr(random.getstate()).encode()),
-        "numpy": _digest(repr(numpy.random.get_state(legacy=False)).encode()),
+    states = {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "python": repr(random.getstate()).encode(),
+        "numpy": repr(numpy.random.get_state(legacy=False)).encode(),
     }
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return {name: hashlib.sha256(state).hexdigest() for name, state in states.items()}
 
 
 def named_state(target: object, arguments: Arguments) -> dict[str, torch.Tensor]:
@@ -197,12 +190,7 @@ class StepRecording:
         if self._accumulated:
             return  # seen already, by its hook or by its watched step()
         self._accumulated = True
-        named = self._held(optimizer)
-        if self._backwards == 1:
-            graded = {name: tensor.grad for name, tensor in named.items() if tensor.grad is not None}
-            self.values.add_norm(graded, " before the optimizer")
-        else:
-            self.values.add_gradients(named, " before the optimizer")
+        self.values.add_gradients(self._held(optimizer), " before the optimizer", norm_only=self._backwards == 1)
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has changed its parameters."""

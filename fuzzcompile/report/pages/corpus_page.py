@@ -353,7 +353,7 @@ def page_of_corpus(contents: Contents, made: datetime, summary: Mapping[str, obj
         first=first(entries),
         headlines=[inline(line) for line in headlines(entries, summary)],
         summary=summary,
-        filters=_filters(entries),
+        filters=list(_filters(entries)),
         words=WORDS["effect"],
         compilers=sorted({*(pace.compiler for pace in ran), *(v for e in entries for v in e.finding.torch_versions)}),
         cases=sum(pace.cases for pace in ran),
@@ -390,36 +390,17 @@ def _list_signatures(summary: Mapping[str, object] | None) -> dict[str, bool] | 
     return {str(line.get("signature")): bool(line.get("new")) for line in lines}
 
 
-@dataclass(frozen=True)
-class Filter:
-    """A property to filter the list by, with its values and how many findings have each."""
-
-    key: str
-    label: str
-    values: Sequence[tuple[str, int]]
-
-
-def _filters(entries: Sequence[FindingEntry]) -> list[Filter]:
+def _filters(entries: Sequence[FindingEntry]) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """Properties to filter the list by, each with its values and how many findings have them."""
     known = {"severity": list(WORDS["effect"]), "stage": list(STAGES)}
-    filters = []
     for key in ("severity", "verdict", "stage", "status"):
         counts = Counter(entry.finding.verdict if key == "verdict" else str(getattr(entry, key)) for entry in entries)
         places = {value: place for place, value in enumerate(known.get(key, []))}
-        values = sorted(counts.items(), key=lambda item: (places.get(item[0], len(places)), -item[1], item[0]))
-        filters.append(Filter(key, key, values))
-    return filters
+        yield key, sorted(counts.items(), key=lambda item: (places.get(item[0], len(places)), -item[1], item[0]))
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Findings by versions of torch; ``left_out`` findings have their answers on their own pages alone."""
-
-    versions: Sequence[str]
-    rows: Sequence[FindingEntry]
-    left_out: int
-
-
-def _grid(entries: Sequence[FindingEntry]) -> Grid:
+def _grid(entries: Sequence[FindingEntry]) -> dict[str, object]:
+    """Findings by versions of torch; those that are left out have their answers on their own pages alone."""
     tried = [entry for entry in entries if entry.history.torch]
     versions = sorted({version for entry in tried for version in entry.history.torch}, key=order)
-    return Grid(versions, tried[:_GRID], max(0, len(tried) - _GRID))
+    return {"versions": versions, "rows": tried[:_GRID], "left_out": max(0, len(tried) - _GRID)}
