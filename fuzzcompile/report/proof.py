@@ -213,9 +213,9 @@ def format_number(value: float | int) -> str:
 def _number(details: Mapping[str, object], key: str) -> float | None:
     """A number of the details; ``non_finite`` beside it names what JSON cannot hold."""
     value = details.get(key)
-    if value is None and key in details and details.get("non_finite"):
-        value = details["non_finite"]
-    return float(value) if isinstance(value, int | float | str) else None
+    if value is None and key in details:
+        value = details.get("non_finite")
+    return float(value) if isinstance(value, int | float | str) and value != "" else None
 
 
 def _text(value: object) -> str:

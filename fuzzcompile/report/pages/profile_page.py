@@ -56,7 +56,10 @@ def _plots(profile: ProfileJson) -> Iterator[tuple[str, Markup]]:
 def _plot(profile: ProfileJson, layers: Sequence[LayerJson], what: str) -> Markup:
     return chart_or_reason(
         [str(layer["name"]) for layer in layers],
-        [_errors(layers), _cosine(layers)],
+        [
+            _errors(layers),
+            Panel("cosine", [Series("cosine", [layer.get("cosine") for layer in layers])], log=False),
+        ],
         axis="layer, in the order of execution",
         about=f"{profile['case']}: {what} of {profile['against']} against {profile['reference']}",
         highlight=_highlight(layers, profile.get("layer")),
@@ -91,10 +94,6 @@ def _relative(layer: LayerJson, key: str) -> float | None:
     if not size:
         return math.inf if value else 0.0
     return value / size
-
-
-def _cosine(layers: Sequence[LayerJson]) -> Panel:
-    return Panel("cosine", [Series("cosine", [layer.get("cosine") for layer in layers])], log=False)
 
 
 def _highlight(layers: Sequence[LayerJson], jump: str | None) -> tuple[int, str] | None:
