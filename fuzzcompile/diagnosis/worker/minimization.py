@@ -18,7 +18,7 @@ from fuzzcompile.diagnosis.causes.search import add_cause
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.probe import Keep, SignatureLock, probe_case
 from fuzzcompile.diagnosis.worker.judge import isolate_process
-from fuzzcompile.diagnosis.worker.minimize_task import MinimizeResult, MinimizeTask, ResumableState
+from fuzzcompile.diagnosis.worker.minimize_task import MinimizeTask, ResumableState
 from fuzzcompile.diagnosis.worker.worker_loss import leave_eager, leave_report
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.errors import FuzzcompileError
@@ -30,7 +30,7 @@ from fuzzcompile.programs.ir.case_source import CaseText, write_source
 from fuzzcompile.programs.ir.evaluation import evaluate, guard_runs
 from fuzzcompile.programs.ir.program import Program
 from fuzzcompile.programs.shrink.minimize import minimize as reduce_case
-from fuzzcompile.programs.shrink.outcome import ProbeResult, Recipe
+from fuzzcompile.programs.shrink.outcome import MinimizeResult, ProbeResult, Recipe
 from fuzzcompile.programs.shrink.search import Capture, MinimizeJob, SearchBudget, capture_graph_programs, write_out
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.pool.worker import get_current_device
@@ -67,7 +67,7 @@ def minimize(task: MinimizeTask) -> MinimizeResult:
         budget = SearchBudget(0)
     job = make_job(task.source, task.report, task.recipe, for_issue=True)
     with guard_runs(tools.asker.guard_eager):
-        return MinimizeResult.from_outcome(reduce_case(job, tools, budget, tally=asked.tally), task.source)
+        return reduce_case(job, tools, budget, tally=asked.tally)
 
 
 def make_job(

@@ -12,7 +12,7 @@ from typing import Self
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.judge_task import NamedFunction
 from fuzzcompile.model.signatures import hash_source
-from fuzzcompile.programs.shrink.outcome import MinimizeOutcome, Recipe, SearchTally
+from fuzzcompile.programs.shrink.outcome import MinimizeResult, Recipe, SearchTally
 from fuzzcompile.run.pool.worker import leave
 
 # The answers of a minimizing worker, kept in case it dies: a candidate that killed it is not tried again.
@@ -92,8 +92,6 @@ def _read(left: Mapping[str, str]) -> tuple[SearchTally, list[str]]:
 # Seconds that a minimization needs after its search: to judge and confirm the reproducer and to make the script for an
 # issue (11 to 14 s of processor time, measured), to judge and confirm it only; and the shortest search worth beginning.
 CONCLUDING, CONFIRMING, LEAST_SEARCH = 25.0, 12.0, 10.0
-# Candidates with recipes that failed in another way, of one reduction.
-_MAX_OTHERS = 4
 
 
 @dataclass(frozen=True)
@@ -121,39 +119,6 @@ class MinimizeTask:
     def resume(self, left: Mapping[str, str]) -> MinimizeTask:
         """Return the same minimization, continued from the state of a worker that had taken over ``self.left``."""
         return replace(self, left=left)
-
-
-@dataclass(frozen=True)
-class MinimizeResult(MinimizeOutcome):
-    """The outcome of reducing ``original``; of ``others``, a few."""
-
-    report: ReportJson
-    original: str = ""
-
-    @classmethod
-    def from_outcome(cls, outcome: MinimizeOutcome, original: str) -> MinimizeResult:
-        """The outcome of reducing ``original``."""
-        return cls(**{**vars(outcome), "others": outcome.others[:_MAX_OTHERS], "original": original})
-
-    @property
-    def lines_before(self) -> int:
-        """Lines of the original."""
-        return len(self.original.splitlines())
-
-    @property
-    def lines_after(self) -> int:
-        """Lines of the reproducer."""
-        return len(self.reproducer.splitlines())
-
-    @property
-    def tests(self) -> int:
-        """Compiles and screens that the search took."""
-        return self.tally.tests
-
-    @property
-    def other_sources(self) -> tuple[str, ...]:
-        """The sources of all candidates that failed in another way: secondary findings, to be judged."""
-        return tuple(self.tally.others.values())
 
 
 MINIMIZE: Callable[[MinimizeTask], MinimizeResult] = NamedFunction("fuzzcompile.diagnosis.worker.minimization:minimize")

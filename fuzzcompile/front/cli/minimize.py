@@ -29,9 +29,9 @@ from fuzzcompile.model.hints import CommandSubject
 if TYPE_CHECKING:
     from fuzzcompile.corpus.records import StoredReproducer
     from fuzzcompile.corpus.store import Store
-    from fuzzcompile.diagnosis.worker.minimize_task import MinimizeResult
     from fuzzcompile.front.commands.minimize import MinimizeSubject
     from fuzzcompile.fuzz.campaign.budget import BudgetClock
+    from fuzzcompile.programs.shrink.outcome import MinimizeResult
     from fuzzcompile.programs.shrink.search import SearchProgress
     from fuzzcompile.report.output_files import EventLog
 

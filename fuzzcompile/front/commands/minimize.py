@@ -19,7 +19,7 @@ from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.probe import Keep, SignatureLock
 from fuzzcompile.diagnosis.worker.local_pool import LEAST_THREADS, open_pool
 from fuzzcompile.diagnosis.worker.minimization import Answer, CandidateLost, CandidateTools, make_job, run_eagerly
-from fuzzcompile.diagnosis.worker.minimize_task import CONCLUDING, CONFIRMING, LEAST_SEARCH, MinimizeResult
+from fuzzcompile.diagnosis.worker.minimize_task import CONCLUDING, CONFIRMING, LEAST_SEARCH
 from fuzzcompile.diagnosis.worker.worker_loss import choose_loss_verdict, make_start_error, read_left
 from fuzzcompile.front.commands.triage import triage_files
 from fuzzcompile.fuzz.recipe import GeneratedRecipe, read_recipe
@@ -34,7 +34,7 @@ from fuzzcompile.programs.ir.case_source import write_source
 from fuzzcompile.programs.ir.evaluation import guard_runs
 from fuzzcompile.programs.ir.program import Program
 from fuzzcompile.programs.shrink.minimize import minimize as reduce_case
-from fuzzcompile.programs.shrink.outcome import SearchTally
+from fuzzcompile.programs.shrink.outcome import MinimizeResult, SearchTally
 from fuzzcompile.programs.shrink.search import SearchBudget, SearchProgress
 from fuzzcompile.report.finding_facts import IssueFacts
 from fuzzcompile.run.device import describe_environment, resolve_device
@@ -228,7 +228,7 @@ def minimize(
         pool.kill_workers()
     if state is not None and outcome.finished:
         state.unlink(missing_ok=True)
-    return MinimizeResult.from_outcome(outcome, subject.source)
+    return outcome
 
 
 def read_state(state: Path, subject: MinimizeSubject) -> SearchTally:

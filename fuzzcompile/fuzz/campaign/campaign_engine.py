@@ -26,7 +26,7 @@ from fuzzcompile.corpus.records import (
     public_id,
 )
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.diagnosis.worker.minimize_task import MinimizeResult, can_resume
+from fuzzcompile.diagnosis.worker.minimize_task import can_resume
 from fuzzcompile.diagnosis.worker.worker_loss import (
     LossMeaning,
     choose_loss_verdict,
@@ -72,6 +72,7 @@ from fuzzcompile.model.lost_worker import make_unjudged_record
 from fuzzcompile.model.severity import rank
 from fuzzcompile.model.stages import REWRITING_STAGES
 from fuzzcompile.model.verdicts import CoverageCount, Verdict
+from fuzzcompile.programs.shrink.outcome import MinimizeResult
 from fuzzcompile.report.verdict_text import name_culprit
 from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fuzzcompile.diagnosis.worker.minimize_task import MinimizeResult
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.certificates import Certification
 from fuzzcompile.fuzz.cluster.cluster_state import Change, ClusterState
 from fuzzcompile.fuzz.focus.focus_request import FocusTally
 from fuzzcompile.model.severity import Severity
+from fuzzcompile.programs.shrink.outcome import MinimizeResult
 
 
 @dataclass(frozen=True)

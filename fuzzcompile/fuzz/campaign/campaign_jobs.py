@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fuzzcompile.diagnosis.worker.local_pool import ATTRIBUTION_SHARE
-from fuzzcompile.diagnosis.worker.minimize_task import MINIMIZE, MinimizeResult, MinimizeTask
+from fuzzcompile.diagnosis.worker.minimize_task import MINIMIZE, MinimizeTask
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, GeneratorSource
 from fuzzcompile.fuzz.campaign.focus_steering import FocusSource
@@ -22,6 +22,7 @@ from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.custom import LoadedCustom
 from fuzzcompile.model.focus_plan import FocusPlan, FocusWatch
 from fuzzcompile.model.judge_task import JUDGE, JudgeResult, JudgeTask
+from fuzzcompile.programs.shrink.outcome import MinimizeResult
 from fuzzcompile.run.pool.worker_pool import TaskPool
 
 # The settings of a campaign.

@@ -13,7 +13,6 @@ from fuzzcompile.corpus.records import Finding, Reproducer, StoredReproducer
 from fuzzcompile.corpus.replay.replay_history import history
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.corpus.transactions import Mark, get_status
-from fuzzcompile.diagnosis.worker.minimize_task import MinimizeResult
 from fuzzcompile.fuzz.campaign.campaign_events import (
     CampaignTally,
     CaseJudged,
@@ -30,6 +29,7 @@ from fuzzcompile.fuzz.cluster.cluster_state import SchedulerBack, SchedulerLost,
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.versions import __version__
+from fuzzcompile.programs.shrink.outcome import MinimizeResult
 from fuzzcompile.report.ci_formats import Scanned
 from fuzzcompile.report.ci_formats import sarif as sarif_log
 from fuzzcompile.report.filing import INDEX, find_refusal, make_entry, with_entry

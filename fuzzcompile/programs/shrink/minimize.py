@@ -20,7 +20,7 @@ from fuzzcompile.programs.shrink.conclusion import (
     find_neighbour,
     show,
 )
-from fuzzcompile.programs.shrink.outcome import DrawnSource, MinimizeOutcome, SearchTally
+from fuzzcompile.programs.shrink.outcome import DrawnSource, MinimizeResult, SearchTally
 from fuzzcompile.programs.shrink.search import (
     CandidateTests,
     Capture,
@@ -192,6 +192,8 @@ def _start_search(
     raise LostBug("no graph that dynamo captures shows the bug when it runs alone")
 
 
+# Candidates with recipes that failed in another way, of one reduction.
+_MOST_OTHERS = 4
 # Share of the budget for the recipe; the rest is for the graph.
 _RECIPE_SHARE = 0.5
 
@@ -203,7 +205,7 @@ def minimize(
     *,
     tally: SearchTally | None = None,
     on_progress: Callable[[SearchProgress], None] | None = None,
-) -> MinimizeOutcome:
+) -> MinimizeResult:
     """Reduce a case to a smaller one with the signature that ``tools`` are locked to.
 
     The budget bounds the search; building and confirming the reproducer come on top. With the ``tally`` of an earlier
@@ -229,7 +231,7 @@ class _Minimiser:
     drawn: dict[str, DrawnSource] = field(default_factory=dict)
     captured: dict[Capture, list[Program]] = field(default_factory=dict)
 
-    def run(self) -> MinimizeOutcome:
+    def run(self) -> MinimizeResult:
         start = time.monotonic()
         self.best, self.report = self.job.source, self.job.report
         if self.questions.tally.thorough:
@@ -406,7 +408,7 @@ class _Minimiser:
     def _is_smaller(self, source: str, program: Program) -> bool:
         return is_smaller(source, program, self.best, self.captured.get("static", []))
 
-    def _build_outcome(self, start: float, before: int | None) -> MinimizeOutcome:
+    def _build_outcome(self, start: float, before: int | None) -> MinimizeResult:
         if self.how == "text" and self.job.is_case and not can_build_reproducer(self.best, self.report):
             self.best, self.report, self.how = self.job.source, self.job.report, "as found"
             self.note = "the reduced text cannot be run as a script"
@@ -416,7 +418,8 @@ class _Minimiser:
             tally, budget = self.questions.tally, self.questions.budget
             neighbour = find_neighbour(self.program, self.tools, tally, budget, screen=self.screened)
         shown = self._show_result(neighbour)
-        return MinimizeOutcome(
+        others = [self.drawn[digest] for digest in self.questions.tally.others if digest in self.drawn]
+        return MinimizeResult(
             source=self.best,
             report=self.report,
             reproducer=shown.reproducer,
@@ -431,10 +434,11 @@ class _Minimiser:
             finished=self.finished,
             operators_before=before,
             operators=self.program.size[0] if self.program is not None and self.how == "graph" else before,
-            others=tuple(self.drawn[digest] for digest in self.questions.tally.others if digest in self.drawn),
+            others=tuple(others[:_MOST_OTHERS]),
             interrupted=self.interrupted,
             shown=shown.plain,
             program_key=program_key(self.best),
+            original=self.job.source,
         )
 
     def _show_result(self, neighbour: str | None) -> ReproducerResult:

@@ -79,12 +79,12 @@ class SearchTally:
 
 
 @dataclass(frozen=True)
-class MinimizeOutcome:
-    """A small case, its own report, and the reproducer built from it.
+class MinimizeResult:
+    """A small case made of ``original``, its own report, and the reproducer built from it.
 
     ``how`` is "recipe", "graph", "text" or "as found"; ``changed`` is false if nothing smaller was found. ``note`` is
     one sentence for the user. ``operators_before`` and ``operators`` count calls of torch functions in the captured
-    graphs (None: not captured). ``others`` are generated cases that show other bugs; ``tally`` has all such sources.
+    graphs (None: not captured). ``others`` are a few generated cases with other bugs; ``tally`` has all such sources.
     The result of an ``interrupted`` search is neither judged again nor confirmed. ``shown`` is the script for an issue
     and what it showed, ``program_key`` identifies the program of ``source`` up to names; None where they were not made.
     """
@@ -107,3 +107,24 @@ class MinimizeOutcome:
     interrupted: bool = False
     shown: ShownJson | None = None
     program_key: str | None = None
+    original: str = ""
+
+    @property
+    def lines_before(self) -> int:
+        """Lines of the original."""
+        return len(self.original.splitlines())
+
+    @property
+    def lines_after(self) -> int:
+        """Lines of the reproducer."""
+        return len(self.reproducer.splitlines())
+
+    @property
+    def tests(self) -> int:
+        """Compiles and screens that the search took."""
+        return self.tally.tests
+
+    @property
+    def other_sources(self) -> tuple[str, ...]:
+        """The sources of all candidates that failed in another way: secondary findings, to be judged."""
+        return tuple(self.tally.others.values())

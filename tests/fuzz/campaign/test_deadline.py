@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from rich.console import Console
 
 from fuzzcompile.corpus.records import Campaign, CaseRecord
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.diagnosis.worker.minimize_task import MinimizeResult, MinimizeTask
+from fuzzcompile.diagnosis.worker.minimize_task import MinimizeTask
 from fuzzcompile.fuzz.campaign import campaign_run
 from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget, format_progress
 from fuzzcompile.fuzz.campaign.campaign_display import print_summary
@@ -31,7 +31,7 @@ from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.judge_task import JudgeResult
-from fuzzcompile.programs.shrink.outcome import MinimizeOutcome, SearchTally
+from fuzzcompile.programs.shrink.outcome import MinimizeResult, SearchTally
 
 TORCH = "2.13.0"
 ENVIRONMENT = {"torch": TORCH, "device": "cpu"}
@@ -71,7 +71,7 @@ class Workers(Executor):
             self.running += isinstance(task, MinimizeTask)
             self.most_minimized = max(self.most_minimized, self.running)
         elif isinstance(task, MinimizeTask):
-            outcome = MinimizeOutcome(
+            outcome = MinimizeResult(
                 task.source,
                 task.report,
                 "repro\n",
@@ -87,7 +87,7 @@ class Workers(Executor):
                 None,
                 None,
             )
-            future.set_result(MinimizeResult.from_outcome(outcome, task.source))
+            future.set_result(replace(outcome, original=task.source))
         else:
             future.set_result(JudgeResult(_bug(task.source)))
         return future

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from fuzzcompile.corpus.records import Campaign, CaseRecord
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.diagnosis.worker.minimize_task import MinimizeResult, ResumableState
+from fuzzcompile.diagnosis.worker.minimize_task import ResumableState
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.campaign_display import print_summary
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
@@ -29,7 +29,7 @@ from fuzzcompile.model.errors import EnvironmentUnfit, MachineUnfit
 from fuzzcompile.model.judge_task import JudgeResult, JudgeTask
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import CoverageCount
-from fuzzcompile.programs.shrink.outcome import MinimizeOutcome, SearchTally
+from fuzzcompile.programs.shrink.outcome import MinimizeResult, SearchTally
 from fuzzcompile.run.pool.worker import WorkerCrashed
 
 TORCH = "2.13.0"
@@ -235,10 +235,10 @@ class Buggy(Executor):
         self.reduced += 1
         minor = task.report["verdict"] == "accepts_invalid"
         report = wrong(f"{PLACE}:check" if minor else f"{PLACE}:dtype", verdict=task.report["verdict"])
-        outcome = MinimizeOutcome(
+        outcome = MinimizeResult(
             "x = 1\n", report, "repro\n", True, "", None, "graph", True, "", SearchTally(), 1.0, True, None, None
         )
-        future.set_result(MinimizeResult.from_outcome(outcome, task.source))
+        future.set_result(replace(outcome, original=task.source))
         return future
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from fuzzcompile.corpus.records import Campaign
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.diagnosis.worker.minimize_task import MinimizeResult, MinimizeTask
+from fuzzcompile.diagnosis.worker.minimize_task import MinimizeTask
 from fuzzcompile.front.commands.minimize import store_secondary_findings
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
@@ -20,7 +21,7 @@ from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.judge_task import JudgeResult
-from fuzzcompile.programs.shrink.outcome import MinimizeOutcome, SearchTally
+from fuzzcompile.programs.shrink.outcome import MinimizeResult, SearchTally
 
 KNOWN = Path(__file__).parents[2] / "known_issues"
 TORCH = "2.13.0"
@@ -49,11 +50,11 @@ class Answers(Executor):
         future: Future[Any] = Future()
         if isinstance(task, MinimizeTask):
             others = tuple(f"# other {number}\n" for number in range(3)) if "found" in task.source else ()
-            outcome = MinimizeOutcome(
+            outcome = MinimizeResult(
                 task.source, task.report, task.source, True, "", None, "as found", False, "",
                 SearchTally(others=dict(zip(others, others, strict=True))), 1.0, True, None, None,
             )  # fmt: skip
-            future.set_result(MinimizeResult.from_outcome(outcome, task.source))
+            future.set_result(replace(outcome, original=task.source))
             return future
         source = task.source
         self.judged.append(source)

@@ -24,7 +24,7 @@ from fuzzcompile.programs.scripts.reproducer import ReproducerConfirmation
 from fuzzcompile.programs.shrink import conclusion
 from fuzzcompile.programs.shrink.conclusion import find_neighbour
 from fuzzcompile.programs.shrink.minimize import minimize
-from fuzzcompile.programs.shrink.outcome import MinimizeOutcome, ProbeResult, SearchTally
+from fuzzcompile.programs.shrink.outcome import MinimizeResult, ProbeResult, SearchTally
 from fuzzcompile.programs.shrink.search import MinimizeJob, SearchBudget, SearchProgress, same_bug
 
 KNOWN = Path(__file__).parents[2] / "known_issues"
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 of_2_13 = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="a bug of torch 2.13")
 
 
-def minimized(path: Path, report: dict, progress: list[SearchProgress] | None = None) -> MinimizeOutcome:
+def minimized(path: Path, report: dict, progress: list[SearchProgress] | None = None) -> MinimizeResult:
     tools = CandidateTools(LocalAsker(), SignatureLock.of(report), report)
     seen = progress if progress is not None else []
     job = make_job(path.read_text(), report, None)
@@ -41,7 +41,7 @@ def minimized(path: Path, report: dict, progress: list[SearchProgress] | None = 
 
 
 @pytest.fixture(scope="module")
-def attention(triaged) -> tuple[MinimizeOutcome, list[SearchProgress]]:
+def attention(triaged) -> tuple[MinimizeResult, list[SearchProgress]]:
     progress: list[SearchProgress] = []
     path = KNOWN / "issue_195320.py"
     return minimized(path, triaged(path), progress), progress
@@ -67,7 +67,7 @@ def test_the_product_shows_the_bug_alone_and_is_the_same_bug(attention):
 
 
 @pytest.fixture(scope="module")
-def accepted(triaged) -> MinimizeOutcome:
+def accepted(triaged) -> MinimizeResult:
     path = KNOWN / "issue_195579.py"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conclusion, "confirm_reproducer", lambda text: ReproducerConfirmation(1, text, True))
@@ -182,7 +182,7 @@ def runs(source: str) -> bool:
     return True
 
 
-def run(tools: Tools, **more: object) -> MinimizeOutcome:
+def run(tools: Tools, **more: object) -> MinimizeResult:
     return minimize(MinimizeJob(SOURCE, REPORT), tools, SearchBudget(300), **more)
 
 
