@@ -71,14 +71,7 @@ def _versions(history: History, seen: str) -> Iterator[str]:
     if history.fixed_in:
         yield f"It is fixed in {history.fixed_in}."
     elif newest and newest != first:
-        yield f"On {newest}, the newest tried, {_NEWEST.get(history.torch[newest], 'there was no answer')}."
-
-
-_NEWEST: dict[str, str] = {
-    ReplayStatus.FAILING: "it is still there",
-    ReplayStatus.DIFFERENT: "the program fails in another way",
-    ReplayStatus.FLAKY: "it shows in some runs",
-}
+        yield f"On {newest}, the newest tried, {WORDS['newest'].get(history.torch[newest], 'there was no answer')}."
 
 
 def _where(facts: IssueFacts, setting: ProgramSetting) -> str:
@@ -104,16 +97,6 @@ def _device(facts: IssueFacts) -> str:
 _ERROR = 90  # characters of an error's message in a title
 _NAMESPACES = re.compile(r"(?:[A-Za-z_]\w*::)+")
 _DTYPE = re.compile(r"\b(?:b?float|u?int|complex)\d+\w*|\bbool\b")
-# What a change of an input's layout takes away, as an adjective; the first that the text calls.
-_LAYOUTS = {
-    "transpose": "transposed",
-    ".mT": "transposed",
-    ".T": "transposed",
-    ".t()": "transposed",
-    "permute": "permuted",
-    "expand": "expanded",
-    "[": "sliced",
-}
 
 
 # Names of values, not of functions, attributes or keywords.
@@ -158,17 +141,7 @@ def describe_effect(facts: IssueFacts) -> Effect:
     }
     if facts.verdict in special:
         return special[Verdict(facts.verdict)](facts)
-    return _PLAIN.get(facts.verdict, Effect("behaves differently"))
-
-
-_PLAIN: dict[str, Effect] = {
-    Verdict.WRONG_GRADIENT: Effect("gives wrong gradients"),
-    Verdict.PRECISION_LOSS: Effect("loses precision"),
-    Verdict.ALIASING: Effect("changes other tensors than in eager"),
-    Verdict.CRASH: Effect("crashes the process"),
-    Verdict.TIMEOUT: Effect("does not finish", ", where eager does"),
-    Verdict.NONDETERMINISTIC: Effect("gives other results from run to run"),
-}
+    return Effect(*WORDS["plain_effect"].get(facts.verdict, ("behaves differently",)))
 
 
 def describe_condition(facts: IssueFacts) -> str:
@@ -178,7 +151,7 @@ def describe_condition(facts: IssueFacts) -> str:
     if kind == "layout" and str(cause.get("after") or "").endswith((".clone()", ".contiguous()")):
         return ""  # of a value inside the program, which the repair that is quoted shows
     if kind == "layout":
-        form = next((word for text, word in _LAYOUTS.items() if text in before), "non-contiguous")
+        form = next((word for text, word in WORDS["layout_form"].items() if text in before), "non-contiguous")
         return f" for {'an' if form[0] in 'aeiou' else 'a'} {form} input"
     if kind == "sharing" and before.isidentifier():
         return " when one tensor is used twice"
