@@ -49,8 +49,6 @@ class CompileChange:
 
 @dataclass(frozen=True)
 class _NameChange(CompileChange):
-    """A change that is said in one name."""
-
     name: str
     form: ClassVar[str]
 
@@ -61,8 +59,6 @@ class _NameChange(CompileChange):
 
 @dataclass(frozen=True)
 class _ListChange(CompileChange):
-    """A change of each of several rewrites, operators or nodes; two of a kind change what either does."""
-
     names: tuple[str, ...]
     form: ClassVar[str]
 
@@ -76,8 +72,6 @@ class _ListChange(CompileChange):
 
 @dataclass(frozen=True)
 class _EntriesChange(CompileChange):
-    """Entries of a config of torch, which go before the case's own."""
-
     entries: Mapping[str, object]
     config: ClassVar[str]
 
@@ -137,15 +131,11 @@ class BypassedNodes(_ListChange):
 
 @dataclass(frozen=True)
 class InductorSettings(_EntriesChange):
-    """Entries of ``torch._inductor.config``, which go before the case's own options.
+    """Entries of ``torch._inductor.config``, which go before the case's own options."""
 
-    Attributes:
-        name: what the table of ablations calls them; the entries themselves by default.
-        needs_code: whether they change generated code alone.
-    """
-
+    # what the table of ablations calls them; the entries themselves by default
     name: str = field(default="", compare=False)
-    needs_code: bool = field(default=False, compare=False)
+    needs_code: bool = field(default=False, compare=False)  # whether they change generated code alone
     config = "inductor"
 
     @property
@@ -184,12 +174,9 @@ class TracingSettings(_EntriesChange):
 
 @dataclass(frozen=True)
 class Veto(_ListChange):
-    """Rewrites that are refused (:func:`fuzzcompile.compiler.watch.rule_labels.is_vetoed`).
+    """Rewrites that are refused (:func:`fuzzcompile.compiler.watch.rule_labels.is_vetoed`)."""
 
-    Attributes:
-        shown: the rewrites as the table of ablations names them; the names themselves by default.
-    """
-
+    # the rewrites as the table of ablations names them; the names themselves by default
     shown: str = field(default="", compare=False)
 
     @property

@@ -46,8 +46,7 @@ _custom_code = _CustomCode()
 def install_custom(custom: Custom) -> None:
     """Import what the user named and have every compile of this process use it, in place of what was installed before.
 
-    Raises:
-        UsageError: something cannot be imported, is no pass or backend, or leaves open which stage is to run it.
+    UsageError says what cannot be imported, is no pass or backend, or leaves open which stage is to run it.
     """
     for each in _custom_code.passes:
         setattr(load_config("inductor"), each.setting, None)
@@ -97,7 +96,7 @@ def list_loaded() -> tuple[LoadedCustom, ...]:
 def apply_backend(settings: CompileSettings) -> CompileSettings:
     """The settings of a case under the backend in force.
 
-    A backend that does not take options or a mode gets neither; as entries of Inductor's config they act where it calls
+    A backend that takes no options or mode gets neither; as entries of Inductor's config they act where it calls
     Inductor.
     """
     backend = _custom_code.backend
@@ -147,7 +146,6 @@ def _resolve_backend(named: ObjectPath | str) -> str | Callable[..., object]:
 
 
 def _takes_options(backend: Any) -> bool:
-    """Return whether a backend can be given options and a mode."""
     if isinstance(backend, str):
         backend = torch._dynamo.lookup_backend(backend)
     try:
@@ -172,12 +170,10 @@ _DEPTH = 4  # a manager of passes, its list, a pass, its tables
 
 
 class InstalledPass(CustomGraphPass):
-    """A pass of the user's own as it stands in Inductor's config.
+    """A pass of the user's own (a table of patterns, or what is called with a graph) as it stands in Inductor's config.
 
-    Args:
-        custom: how it was named; its stage is known.
-        given: a table of patterns, or what is called with a graph.
-        ending: what follows the name in Python that gives it to the config: a call, the method of a table, or nothing.
+    ``ending`` is what follows its name in Python that gives it to the config: a call, the method of a table, or
+    nothing.
     """
 
     def __init__(self, custom: CustomPass, given: PatternMatcherPass | Callable[..., object], ending: str = "") -> None:
@@ -259,11 +255,7 @@ if _AWARE is not None:
 
 
 def load_pass(custom: CustomPass) -> InstalledPass:
-    """Import a pass and make it one that Inductor's config can hold.
-
-    Raises:
-        UsageError: it cannot be imported, is no pass, or leaves open which stage is to run it.
-    """
+    """Import a pass and make it one that Inductor's config can hold; UsageError says why it cannot be."""
     given, ending = import_target(custom.target, "--pass"), ""
     if inspect.isclass(given):
         ending = _CALL_ENDING
@@ -348,6 +340,5 @@ def _list_held_values(value: object) -> Iterable[object]:
 
 
 def _list_entries(tables: Iterable[PatternMatcherPass]) -> list[PatternEntry]:
-    """The entries of the tables, each once."""
     every = (entry for table in tables for entries in table.patterns.values() for entry in entries)
     return list({id(entry): entry for entry in every}.values())

@@ -21,12 +21,9 @@ from fuzzcompile.model.errors import UsageError, format_message
 
 
 def import_target(target: ObjectPath, option: str) -> object:
-    """The object that ``target`` names, for the ``option`` of the command line.
+    """The object that ``target`` names, for the ``option`` of the command line; UsageError says what is wrong with it.
 
     A module is looked for in the working directory first, a file's imports in its own folder.
-
-    Raises:
-        UsageError: it cannot be imported, or has no such attribute.
     """
     try:
         value: object = _import_module(target)
@@ -142,7 +139,6 @@ def _record_registration(original: Function) -> Function:
 
 
 def _list_table_entries(tables: Any) -> list[object]:
-    """The entries of one table or several."""
     if isinstance(tables, (list, tuple)):
         return [entry for table in tables for entry in _list_table_entries(table)]
     patterns = getattr(tables, "patterns", tables)

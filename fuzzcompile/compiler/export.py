@@ -40,9 +40,8 @@ _REFUSES = re.compile(r"(not|un|n't) ?support|only supports?|data.dependent|assi
 class ExportError(Exception):
     """Exporting, or compiling what was exported, raised ``inner_exception``.
 
-    Attributes:
-        stage: the stage of the compiler that raised it, unless the ledger knows better.
-        refused: the reason, where this is a documented limit of export and no fault; else None.
+    ``stage`` is that of the compiler, unless the ledger knows better; ``refused`` the reason, where this is a
+    documented limit of export and no fault.
     """
 
     def __init__(self, error: Exception, stage: str) -> None:
@@ -61,19 +60,12 @@ def _find_refusal(error: BaseException | None) -> str | None:
 
 @dataclass(frozen=True)
 class ExportSession:
-    """Settings for exporting and compiling programs.
+    """Settings for exporting and compiling programs."""
 
-    Attributes:
-        path: ``export`` or ``aoti``.
-        dynamic: sizes are symbols (``Dim.AUTO``) wherever export does not have to specialise them.
-        options: entries of Inductor's config for AOTInductor.
-        recorder: gets the compiles, and the calls of the compiled programs.
-    """
-
-    path: str
-    dynamic: bool
-    options: Mapping[str, object]
-    recorder: Recorder
+    path: str  # ``export`` or ``aoti``
+    dynamic: bool  # sizes are symbols (``Dim.AUTO``) wherever export does not have to specialise them
+    options: Mapping[str, object]  # entries of Inductor's config for AOTInductor
+    recorder: Recorder  # gets the compiles, and the calls of the compiled programs
 
     def wrap_model(self, model: Callable[..., object]) -> ExportedCallable:
         """The callable that stands for ``model``; nothing is exported before it is called."""
@@ -88,11 +80,7 @@ class ExportedCallable:
         self._programs: list[_ExportedProgram] = []
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        """Run the program, exported if there is none for such inputs yet.
-
-        Raises:
-            NotExported: exporting or compiling it failed.
-        """
+        """Run the program, exported if there is none for such inputs yet; ExportError if that failed."""
         program = next((program for program in self._programs if program.accepts(args, kwargs)), None)
         if program is None:
             program = _build_program(self._exporting, self._model, args, kwargs)
@@ -113,7 +101,6 @@ class _ExportedProgram:
     run: Callable[..., object]
 
     def accepts(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-        """Return whether the program was exported for such inputs."""
         if self.kind != _make_input_key(args, kwargs, sized=not self.dynamic):
             return False
         try:
@@ -124,14 +111,11 @@ class _ExportedProgram:
 
 
 class _FunctionModule(nn.Module):
-    """A function as the module that export asks for."""
-
     def __init__(self, function: Callable[..., object]) -> None:
         super().__init__()
         self.function = function
 
     def forward(self, *args: object, **kwargs: object) -> object:
-        """Call the function."""
         return self.function(*args, **kwargs)
 
 

@@ -44,7 +44,6 @@ def find_read_only(graph: fx.Graph) -> list[int]:
 
 
 def _iterate_written(node: fx.Node, target: torch._ops.OpOverload) -> Iterator[fx.Node]:
-    """The arguments that a call writes to."""
     for position, argument in enumerate(target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
@@ -89,14 +88,10 @@ class ReplayResult:
 def replay_graph(
     snapshot: Snapshot, inputs: Sequence[object], *, double: bool, noise_seed: int | None = None
 ) -> ReplayResult:
-    """Run ``snapshot`` on copies of ``inputs``, natively or (``double``) in float64.
+    """Run ``snapshot`` on copies of ``inputs``, natively or (``double``) with inputs, constants and dtypes in float64.
 
-    Args:
-        snapshot: a graph at ATen level or at torch level.
-        inputs: values of its placeholders, in order; copied storage by storage before the run, apart from large ones
-            that the graph only reads.
-        double: cast inputs, constants and every named low-precision dtype to float64.
-        noise_seed: move every operator's result by up to one ulp.
+    Large inputs that the graph only reads are not copied. ``noise_seed`` moves every operator's result by up to one
+    ulp.
     """
     arguments = _copy_arguments(snapshot, inputs, double=double)
     versions = [_get_version(argument) for argument in arguments]
@@ -157,7 +152,6 @@ class _GivenStorages:
         }
 
     def restore_view(self, output: object) -> object:
-        """The view of a captured tensor that ``output`` is, if it is one of an argument."""
         if is_streamed(output):
             return unstream(output)
         if not _is_strided_tensor(output) or not output.numel():
@@ -198,14 +192,7 @@ def differentiate_graph(
 ) -> list[object] | None:
     """Gradients of a torch-level graph in float64, by autograd, one per input (None for those without).
 
-    Args:
-        snapshot: a graph at torch level.
-        inputs: values of its placeholders; those that require gradients are differentiated.
-        tangents: gradients of the outputs that require one, in order.
-        noise_seed: move every operator's result by up to one ulp.
-
-    Returns:
-        The gradients, or None if the graph cannot be differentiated so.
+    ``tangents`` are gradients of the outputs that require one, in order. None if the graph cannot be differentiated so.
     """
     arguments = copy_tree(list(inputs), double=True)
     seed_everything(_REPLAY_SEED)
@@ -288,17 +275,14 @@ def _settle(value: object) -> object:
 
 
 def _get_version(value: object) -> int:
-    """Return the number of in-place writes to a tensor."""
     return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
 
 
 class GraphReplayer(fx.Interpreter):
     """Interprets a snapshot; a lowering pattern's opaque node runs what the pattern replaced.
 
-    Args:
-        snapshot: the graph.
-        keep: whether :attr:`values` keeps the value of each node.
-        on_node: called in place of each node, with a function that runs it; what it returns is the node's value.
+    With ``keep``, :attr:`values` has the value of each node. ``on_node`` is called in place of each node, with a
+    function that runs it; what it returns is the node's value.
     """
 
     def __init__(self, snapshot: Snapshot, *, keep: bool = False, on_node: OnNode | None = None) -> None:

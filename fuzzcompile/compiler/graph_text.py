@@ -138,7 +138,6 @@ def _format_node(node: fx.Node) -> str:
 
 
 def _format_argument(value: object) -> str:
-    """An argument: nodes by name, everything else as Python writes it."""
     if isinstance(value, fx.Node):
         return value.name
     if isinstance(value, (list, tuple)):
@@ -177,9 +176,6 @@ def dump_ledger(ledger: Ledger, folder: Path) -> None:
     """Write ``index.md``, and a folder for each graph and stage: the graph at its start, and each rewrite.
 
     ``folder`` is made if need be; files of the same names are replaced.
-
-    Raises:
-        OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lines = ["# What the compiler did", "", *_write_summary(ledger)]
@@ -217,7 +213,6 @@ def _write_summary(ledger: Ledger) -> Iterator[str]:
 
 
 def _dump_record(frame: Frame, record: GraphRecord, folder: Path, name: str) -> Iterator[str]:
-    """Write one record's files, and yield its part of the index."""
     inside = folder / name
     inside.mkdir(exist_ok=True)
     yield f"### {record.stage}, {record.direction}"

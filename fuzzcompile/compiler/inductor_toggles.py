@@ -43,7 +43,6 @@ _FUSIONS = facts().fusions
 
 
 def _make_pass_toggle(entry: str, name: str, summary: str, normalisation: str) -> InductorToggle:
-    """Make the toggle of a pattern pass that the config's ``entry`` switches on, behind the normalisation."""
     passes: dict[str, dict[str, int]] = {normalisation: {}, name: {}}
     options = ((entry, passes),)
     return InductorToggle(name, summary, options, acts_on="rejoined_parts")
@@ -253,14 +252,12 @@ def add_prerequisites(settings: Settings) -> Settings:
 
 
 def _drop_present(value: object, before: object) -> object:
-    """A dictionary without the keys that are set already."""
     if not isinstance(value, dict) or not isinstance(before, dict):
         return value
     return {key: inner for key, inner in value.items() if key not in before}
 
 
 def _sets_wanted(options: Mapping[str, object], entry: str, value: object) -> bool:
-    """Return whether a toggle's options set the wanted value."""
     mine = options.get(entry)
     return isinstance(value, dict) and isinstance(mine, Mapping) and bool(value) and list(mine)[-1] in value
 

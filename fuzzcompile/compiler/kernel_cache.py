@@ -26,9 +26,6 @@ def share_kernel_cache() -> dict[str, str]:
 
     The folder is that of ``torch._inductor.runtime.cache_dir_utils.default_cache_dir``, which is not called because
     importing it takes seconds. Plain torch keeps precompiled headers there, wherever the user has kernels kept.
-
-    Raises:
-        EnvironmentUnfit: kernels cannot be kept there; torch cannot even be imported then.
     """
     default = Path(tempfile.gettempdir(), f"torchinductor_{_get_user()}")
     kernels = Path(os.environ.get(_VARIABLE) or default)

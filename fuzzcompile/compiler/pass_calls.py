@@ -30,28 +30,18 @@ IsPass = Callable[[types.FunctionType], bool]
 
 @dataclass(frozen=True)
 class PassCall:
-    """A place where a stage runs a pass.
-
-    Attributes:
-        name: the name under which the pass runs.
-        target: the function or pattern table; None if only a compile determines it.
-        when: the conditions around the call, as source.
-        on: whether none of them fails under the present settings; those that depend on a graph count as fulfilled.
-    """
+    """A place where a stage runs a pass."""
 
     name: str
-    target: object
-    when: tuple[str, ...]
-    on: bool
+    target: object  # the function or pattern table; None if only a compile determines it
+    when: tuple[str, ...]  # the conditions around the call, as source
+    on: bool  # whether none of them fails under the present settings; those that depend on a graph count as fulfilled
 
 
 def list_pass_calls(function: Callable[..., object], is_table: IsTable, is_pass: IsPass) -> list[PassCall]:
     """The passes that ``function`` runs, each once, in the order of its source; those inside passes are included.
 
-    Args:
-        function: the function of a stage, or of a pass. Without its source the result is empty.
-        is_table: recognises a table of patterns.
-        is_pass: recognises a function that changes the graph that it is given.
+    ``is_table`` recognises a table of patterns, ``is_pass`` a function that changes the graph that it is given.
     """
     calls: dict[tuple[str, int], PassCall] = {}
     for call in _PassReader(function, is_table, is_pass, 0).read():
@@ -79,8 +69,6 @@ class _Conditions:
 
 
 class _PassReader:
-    """Reads one function."""
-
     def __init__(self, function: Callable[..., object], is_table: IsTable, is_pass: IsPass, depth: int) -> None:
         self.function: Callable[..., object] = inspect.unwrap(function)
         self.is_table, self.is_pass = is_table, is_pass
@@ -184,7 +172,6 @@ class _PassReader:
             yield PassCall(inner.name, inner.target, tuple(when), inner.on and conditions.may_hold)
 
     def _read_observed_name(self, node: ast.expr) -> str | None:
-        """The name under which a ``GraphTransformObserver(gm, name)`` runs its pass."""
         if not isinstance(node, ast.Call) or _get_called_name(node) != _PASSES.observer or len(node.args) < 2:
             return None
         name = self._resolve(node.args[1])
@@ -215,7 +202,6 @@ class _PassReader:
         return None
 
     def _bind_list(self, statement: ast.stmt) -> None:
-        """Remember a list of names, which a later loop may run over."""
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
             return
         listed = self._resolve_list(statement.value)
@@ -244,7 +230,6 @@ class _PassReader:
                 self.names[alias.asname or alias.name] = getattr(module, alias.name)
 
     def _evaluate_condition(self, test: ast.expr) -> bool | None:
-        """Return whether a condition holds under the present settings; None if it depends on more than these."""
         if isinstance(test, ast.BoolOp):
             parts = [self._evaluate_condition(part) for part in test.values]
             decided = isinstance(test.op, ast.Or)

@@ -64,32 +64,20 @@ Kind = Literal["pass", "pattern", "decomposition", "lowering", "setting"]
 
 @dataclass(frozen=True)
 class KnownRule:
-    """One thing that can be named as a culprit, switched or vetoed.
-
-    Attributes:
-        stage: its stage.
-        kind: what it is.
-        name: the name that a ledger gives it.
-        pass_name: the pass that runs a pattern; a pass's own name.
-        source: the file that defines it, relative to the folder that holds torch; None if that is not known.
-        line: the line in that file.
-        on: whether it runs under the present settings; None if that depends on the program.
-        when: the condition under which it runs, as source; of a setting, its present value.
-        default: torch's own value of a setting.
-        changed: whether a setting has another value than torch's own.
-        made_of: what torch holds of it: the entries of a pattern, the function or class of a pass or operator.
-    """
+    """One thing that can be named as a culprit, switched or vetoed."""
 
     stage: str
     kind: Kind
-    name: str
-    pass_name: str | None = None
+    name: str  # the name that a ledger gives it
+    pass_name: str | None = None  # the pass that runs a pattern; a pass's own name
+    # the file that defines it, relative to the folder that holds torch; None if that is not known
     source: str | None = None
     line: int | None = None
-    on: bool | None = None
-    when: str = ""
-    default: str | None = None
+    on: bool | None = None  # whether it runs under the present settings; None if that depends on the program
+    when: str = ""  # the condition under which it runs, as source; of a setting, its present value
+    default: str | None = None  # torch's own value of a setting
     changed: bool = False
+    # what torch holds of it: the entries of a pattern, the function or class of a pass or operator
     made_of: tuple[object, ...] = field(default=(), repr=False, compare=False)
 
 
@@ -119,8 +107,6 @@ def list_known_rules(device: torch.device) -> list[KnownRule]:
 
 
 class _StageRules:
-    """The passes and patterns of one stage."""
-
     def __init__(self, stage: str, source: StageSource) -> None:
         self.stage, self.switch = stage, source.switch
         self.functions = list(_import_functions(source.functions))
@@ -152,8 +138,6 @@ class _StageRules:
         return [*rows, *self._list_group_batch_fusions(fusions)]
 
     def _list_pass_calls(self) -> list[PassCall]:
-        """The calls of passes, each once, where it stands last."""
-
         def is_pass(function: Callable[..., object]) -> bool:
             return function.__name__ in list_plain_passes()  # asked anew each time: reading a function loads modules
 
@@ -215,7 +199,6 @@ def _find_inner_tables(function: object, run: Collection[int]) -> list[PatternMa
 
 
 def _import_functions(names: Collection[str]) -> Iterator[Callable[..., object]]:
-    """The functions ``module:name``, as far as this torch has them."""
     for place in names:
         module, _, name = place.partition(":")
         function = getattr(importlib.import_module(module), name, None)
@@ -224,7 +207,6 @@ def _import_functions(names: Collection[str]) -> Iterator[Callable[..., object]]
 
 
 def _find_tables(module: Mapping[str, object]) -> dict[str, PatternMatcherPass]:
-    """The pattern tables that a module knows by name, alone or in a list or dictionary."""
     tables: dict[str, PatternMatcherPass] = {}
     for name, value in module.items():
         if is_pattern_table(value):
@@ -237,7 +219,6 @@ def _find_tables(module: Mapping[str, object]) -> dict[str, PatternMatcherPass]:
 
 
 def _list_custom_rules() -> Iterator[KnownRule]:
-    """The user's own passes of this process, with the patterns of their tables."""
     for own in list_passes():
         label = own.make_label(own.place)
         made_of = () if own.is_table else (own.given,)
@@ -258,7 +239,6 @@ def _list_partitioners() -> Iterator[KnownRule]:
 
 
 def _list_operator_rules() -> Iterator[KnownRule]:
-    """Operators that have a decomposition or a lowering of Inductor's own."""
     tables: tuple[tuple[str, Kind, str, str], ...] = (
         (DECOMPOSITION, "decomposition", "torch._inductor.decomposition", "decompositions"),
         (LOWERING, "lowering", "torch._inductor.lowering", "lowerings"),

@@ -33,8 +33,6 @@ _DROPOUT = "dropout_p"
 
 
 class _RegisteredPattern(TypedDict):
-    """Torch's registration of a variant, as far as it is used here."""
-
     search_fn: Callable[..., object]
     trace_fn: Callable[..., object]
     example_inputs: Sequence[torch.Tensor]
@@ -43,21 +41,13 @@ class _RegisteredPattern(TypedDict):
 
 @dataclass(frozen=True)
 class PatternVariant:
-    """One registered variant of a pattern, in a form that can be called.
-
-    Attributes:
-        name: the name that torch gives it.
-        function: its search function.
-        inputs: examples of the tensors; only shapes, strides and dtypes matter.
-        scalars: the other arguments, by name.
-        training: whether it is compiled with gradients.
-    """
+    """One registered variant of a pattern, in a form that can be called."""
 
     name: str
     function: Callable[..., object]
-    inputs: tuple[torch.Tensor, ...]
-    scalars: Mapping[str, float]
-    training: bool
+    inputs: tuple[torch.Tensor, ...]  # examples of the tensors; only shapes, strides and dtypes matter
+    scalars: Mapping[str, float]  # the other arguments, by name
+    training: bool  # whether it is compiled with gradients
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -81,11 +71,7 @@ class VariantResult:
 
 
 def read_variants(device: torch.device) -> list[PatternVariant]:
-    """Every variant that the installed torch has for ``device``, in the order in which they are registered.
-
-    Raises:
-        EnvironmentUnfit: this torch has no such list, or one of another form.
-    """
+    """Every variant that this torch has for ``device``, in order; EnvironmentUnfit where they are not found."""
     initialise_patterns(device)
     try:
         module = importlib.import_module(_MODULE)

@@ -76,21 +76,14 @@ C = TypeVar("C", bound=CompileChange)
 
 @dataclass(frozen=True)
 class Compilation:
-    """One way to compile a case: what is changed, and what is watched.
+    """One way to compile a case: what is changed, and what is watched."""
 
-    Attributes:
-        changes: what is done in another way than the case asks, at most one of each kind; see :meth:`under`.
-        record: keep a ledger with snapshots.
-        screen: interpret the graphs instead of generating code.
-        kernels: keep the IR of every graph and what its kernels write.
-        timed: measure the run time of what was compiled.
-    """
-
+    # what is done in another way than the case asks, at most one of each kind; see :meth:`under`
     changes: tuple[CompileChange, ...] = ()
-    record: bool = True
-    screen: bool = False
-    kernels: bool = False
-    timed: bool = False
+    record: bool = True  # keep a ledger with snapshots
+    screen: bool = False  # interpret the graphs instead of generating code
+    kernels: bool = False  # keep the IR of every graph and what its kernels write
+    timed: bool = False  # measure the run time of what was compiled
 
     def under(self, *changes: CompileChange) -> Compilation:
         """The same compile with further changes, each together with an earlier one of its kind."""
@@ -210,7 +203,6 @@ def open_plain_session(settings: CompileSettings, how: Compilation | None = None
 
 @contextlib.contextmanager
 def _apply_settings(settings: CompileSettings) -> Iterator[None]:
-    """The case's own settings; dynamo is reset before and after."""
     torch._dynamo.reset()
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch_config("inductor", {**settings.inductor, "fallback_random": True}))
@@ -313,11 +305,7 @@ class CompileSession:
 
 
 def check_settings(settings: CompileSettings) -> None:
-    """Refuse settings that the installed torch does not have.
-
-    Raises:
-        CaseError: naming the option, config entry or mode.
-    """
+    """Raise CaseError for settings that the installed torch does not have."""
     if settings.backend != "inductor":
         return  # its options are its own
     wanted = {"inductor": settings.options, "dynamo": settings.dynamo, "functorch": settings.functorch}
@@ -359,7 +347,6 @@ def _is_compiler_error(error: BaseException) -> bool:
 
 
 def _find_root_cause(error: BaseException) -> BaseException:
-    """The exception that the compiler's own wrappers (BackendCompilerFailed, InductorError…) carry."""
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, BaseException) and inner is not error:
         return _find_root_cause(inner)

@@ -37,16 +37,12 @@ Transform = Callable[[ast.Module], ast.Module]
 
 @dataclass
 class FunctionExchange:
-    """The functions of a file that a change concerns, with their code before and after.
+    """The functions of a file that a change concerns, with their code before and after."""
 
-    Attributes:
-        file: the file, relative to `ROOT`.
-        exchanged: each live function, its own code and the changed code.
-        strangers: live functions of the file whose code is not that of its source; they keep it.
-    """
-
-    file: str
+    file: str  # the file, relative to `ROOT`
+    # each live function, its own code and the changed code
     exchanged: list[tuple[types.FunctionType, types.CodeType, types.CodeType]] = field(default_factory=list)
+    # live functions of the file whose code is not that of its source; they keep it
     strangers: list[str] = field(default_factory=list)
 
     def install(self) -> None:
@@ -63,13 +59,9 @@ class FunctionExchange:
 def recompile_file(file: str, change: Transform, constants: Mapping[str, object] | None = None) -> FunctionExchange:
     """Compile ``file`` with ``change`` applied to its tree, without installing anything.
 
-    Args:
-        file: relative to `ROOT`; its module is imported if need be.
-        change: gets the tree, which it may change in place; must keep every function and lambda, and the order of them.
-        constants: objects that stand in the changed code where the tree has these strings as constants.
-
-    Raises:
-        UsageError: there is no such module, it cannot be imported or parsed, or the change removes a function.
+    ``change`` may change the tree in place, and must keep every function and lambda, and the order of them.
+    ``constants`` are objects that stand in the changed code where the tree has these strings. UsageError says what
+    cannot be done.
     """
     path = ROOT / file
     _import_file(file)
@@ -91,11 +83,7 @@ def recompile_file(file: str, change: Transform, constants: Mapping[str, object]
 
 
 def parse_file(file: str) -> ast.Module:
-    """The syntax tree of a file, relative to `ROOT`.
-
-    Raises:
-        UsageError: it cannot be read or parsed.
-    """
+    """The syntax tree of a file, relative to `ROOT`; UsageError where it cannot be read or parsed."""
     try:
         return ast.parse((ROOT / file).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError) as error:
@@ -152,19 +140,10 @@ def _find_live_functions(path: str) -> list[types.FunctionType]:
 def replace_code(
     file: str, start: Position, end: Position, text: str, reached: Callable[[], object]
 ) -> FunctionExchange:
-    """The functions of a file with one expression or statement replaced.
+    """The functions of a file with one expression or statement replaced by ``text`` (empty: dropped).
 
-    Names that the old code reads or binds stay known to the new one, so that closures keep their cells.
-
-    Args:
-        file: relative to `ROOT`.
-        start: where the expression or statement starts: a line, from 1, and a column in bytes, from 0.
-        end: where it ends.
-        text: Python code for its place; empty to drop a statement.
-        reached: called each time the replacement is evaluated.
-
-    Raises:
-        UsageError: nothing stands at that place, the change removes a function, or no live function runs that code.
+    Names that the old code reads or binds stay known to the new one, so that closures keep their cells. ``reached`` is
+    called each time the replacement is evaluated.
     """
     replacing = _CodeReplacer(start, end, text)
     result = recompile_file(file, replacing.visit, {_REACHED: reached})
@@ -195,7 +174,6 @@ class _CodeReplacer(ast.NodeTransformer):
 
 
 def _make_mentions(node: ast.stmt) -> ast.stmt:
-    """A statement that reads and binds the names that ``node`` does."""
     bound = {
         part.id for part in _iterate_own_nodes(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
     }
@@ -234,32 +212,20 @@ _Function = TypeVar("_Function", ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class LineProbe:
-    """A statement of a function, or a branch of an expression (``b`` in ``a and b``), that notes its execution.
+    """A statement of a function, or a branch of an expression (``b`` in ``a and b``), that notes its execution."""
 
-    Attributes:
-        span: its lines; of a statement with a body, those of the header.
-        start: where it starts.
-        end: where it ends, its body included.
-    """
-
-    span: Span
+    span: Span  # its lines; of a statement with a body, those of the header
     start: Position
-    end: Position
+    end: Position  # where it ends, its body included
 
 
 @dataclass
 class LineWatch:
-    """Probes in the functions that hold some lines.
+    """Probes in the functions that hold some lines."""
 
-    Attributes:
-        probes: all of them, by number.
-        reached: the numbers of those reached since the last :meth:`clear`.
-        unwatched: functions and files that cannot be watched, and why.
-    """
-
-    probes: list[LineProbe] = field(default_factory=list)
-    reached: set[int] = field(default_factory=set)
-    unwatched: list[str] = field(default_factory=list)
+    probes: list[LineProbe] = field(default_factory=list)  # all of them, by number
+    reached: set[int] = field(default_factory=set)  # the numbers of those reached since the last :meth:`clear`
+    unwatched: list[str] = field(default_factory=list)  # functions and files that cannot be watched, and why
 
     def clear(self) -> None:
         """Forget what was reached."""
@@ -370,7 +336,6 @@ class _ProbeTransformer(ast.NodeTransformer):
 
 
 def _find_header_end(statement: ast.stmt) -> int:
-    """The last line of a statement without its body."""
     within: list[ast.stmt | ast.pattern] = [
         *getattr(statement, "body", []),
         *(case.pattern for case in getattr(statement, "cases", [])),
@@ -427,7 +392,6 @@ def _observe(watch: FocusWatch, ledger: Ledger, probes: LineWatch | None) -> Foc
 
 
 def _list_called_operators(ledger: Ledger) -> set[str]:
-    """The operators that the graphs of a compile called, before and after every rewrite."""
     snapshots = (shot for frame in ledger.frames for record in frame.records for shot in record.snapshots)
     return {get_target_name(target) for snapshot in snapshots for target in snapshot.called_targets}
 

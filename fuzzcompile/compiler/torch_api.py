@@ -47,10 +47,7 @@ def is_compiled(value: object) -> bool:
 def read_compile_settings(value: object) -> CompileSettings | None:
     """The arguments of ``torch.compile`` behind ``value``; None if it is not compiled.
 
-    A mode is given as the options that it stands for: torch keeps no more of it.
-
-    Raises:
-        LookupError: this torch keeps them elsewhere.
+    A mode is given as the options that it stands for: torch keeps no more of it. LookupError where torch keeps none.
     """
     call = _find_compiled_call(value)
     if call is None and unwrap_compiled(value) is value:
@@ -78,12 +75,10 @@ def read_compile_settings(value: object) -> CompileSettings | None:
 
 
 def _find_compiled_call(value: object) -> object:
-    """The compiled call of a module that was compiled in place."""
     return vars(value).get("_compiled_call_impl") if isinstance(value, nn.Module) else None
 
 
 def _find_context(function: object) -> object:
-    """The context that a compiled function closes over."""
     if not isinstance(function, types.FunctionType):
         return None
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)

@@ -99,11 +99,8 @@ _ELF_HEADER = struct.Struct("<4sBBBBB7xHHIQQQIHHHHHH")
 def compile_in_process(threads: int = 1) -> None:
     """Keep Inductor's compile jobs in this process, unless the user set another number of threads.
 
-    A pool of compile workers of its own would outlive time limits and multiply with ours.
-
-    Args:
-        threads: how many C++ compilers may run at a time. Only for the CPU: more than one thread means processes to
-            Triton.
+    A pool of compile workers of its own would outlive time limits and multiply with ours. More than one thread, each
+    with a C++ compiler, is only for the CPU: it means processes to Triton.
     """
     if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
         import torch._inductor.config as inductor_config
@@ -245,9 +242,6 @@ def list_toggles(conditions: Mapping[str, Collection[str]]) -> Iterator[ConfigTo
     """The settings in the conditions around each stage's passes, and those that the facts list for the stage.
 
     Each is given once, under its first stage; settings that the installed torch does not have are left out.
-
-    Args:
-        conditions: the conditions of each stage, as source.
     """
     config = importlib.import_module("torch._inductor.config")
     entries: Mapping[str, object] = getattr(config, "_config", {})

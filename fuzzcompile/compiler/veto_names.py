@@ -19,17 +19,11 @@ _RULE = re.compile(rb"def (?:(\w+)\(\s*(?:graph|gm|graph_module|match)\b|(\w+_pa
 
 @dataclass(frozen=True)
 class PassSources:
-    """Names in the files of torch's passes.
+    """Names in the files of torch's passes."""
 
-    Attributes:
-        words: every identifier.
-        stems: beginnings of names that are made when torch runs.
-        rules: functions that look like passes and patterns.
-    """
-
-    words: frozenset[str]
-    stems: tuple[str, ...]
-    rules: frozenset[str]
+    words: frozenset[str]  # every identifier
+    stems: tuple[str, ...]  # beginnings of names that are made when torch runs
+    rules: frozenset[str]  # functions that look like passes and patterns
 
 
 def find_package_folder(package: str) -> Path | None:
@@ -68,13 +62,10 @@ def _decode_names(names: set[bytes]) -> frozenset[str]:
 
 
 def matches_veto(rewrite: str, base: str, name: str) -> bool:
-    """Return whether ``name`` means a rewrite.
+    """Return whether ``name`` means a rewrite, whose name without its variant is ``base``.
 
-    Args:
-        rewrite: the name of the rewrite.
-        base: that name without its variant (:func:`fuzzcompile.compiler.watch.rule_labels.get_base_name`).
-        name: the name itself, a leading part that ends at an underscore or at the end, a glob, or ``=`` and the name
-            with or without its variant.
+    ``name`` is that name itself, a leading part that ends at an underscore or at the end, a glob, or ``=`` and the name
+    with or without its variant.
     """
     if name.startswith("="):
         return name[1:] in (rewrite, base)

@@ -175,9 +175,8 @@ def wrap_materialize(materialize: Callable[..., Any]) -> Callable[..., Any]:
 class LaunchMemory:
     """The memory that one launch may touch: the storages of its tensors.
 
-    Attributes:
-        notes: sentences about accesses outside of it, once each.
-        widest: elements of the largest access of one program so far.
+    ``notes`` says once each what was accessed outside of it; ``widest`` counts the elements of the largest access of
+    one program so far.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -205,7 +204,6 @@ class LaunchMemory:
         return valid
 
     def _holds(self, low: int, high: int) -> bool:
-        """Return whether one storage holds all bytes from ``low`` to before ``high``."""
         place = bisect.bisect_right(self._starts, low) - 1
         return place >= 0 and high <= self._ends[place]
 

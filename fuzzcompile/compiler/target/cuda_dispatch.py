@@ -92,8 +92,6 @@ def _widest(tensors: Sequence[torch.Tensor]) -> torch.dtype:
 
 
 def _cast_to(choose: Callable[[Sequence[torch.Tensor]], torch.dtype]) -> Callable[[OpOverload], Kernel]:
-    """A policy that casts arguments to the dtype chosen for those that autocast casts."""
-
     def make_kernel(operator: OpOverload) -> Kernel:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             tensors = [value for value in pytree.tree_leaves((args, kwargs)) if _is_cast(value)]
@@ -249,7 +247,6 @@ def _list_next_nodes(node: Node) -> list[Node]:
 
 
 def _count_dependencies(roots: Sequence[Node]) -> dict[Node, int]:
-    """Count the edges that lead to each node that can be reached."""
     counts = dict.fromkeys(roots, 0)
     pending = list(counts)
     while pending:
@@ -296,7 +293,6 @@ def _call_node(node: Any, gradients: list[torch.Tensor | None]) -> list[torch.Te
 
 
 def _fit_gradient(gradient: torch.Tensor, metadata: Any) -> torch.Tensor:
-    """A gradient in the shape and dtype of the tensor that it belongs to."""
     if tuple(gradient.shape) != tuple(metadata.shape):
         gradient = gradient.sum_to_size(metadata.shape)
     return gradient if gradient.dtype == metadata.dtype else gradient.to(metadata.dtype)

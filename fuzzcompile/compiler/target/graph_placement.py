@@ -152,8 +152,6 @@ def _move_values(graph: fx.Graph) -> None:
 
 
 class _Propagation(fx.Interpreter):
-    """Computes the value of each node on the target and writes it down."""
-
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> object:
         value = super().get_attr(target, args, kwargs)
         mode = _find_backend_mode()
@@ -306,12 +304,9 @@ def replace_devices(values: T) -> T:
 
 
 def call_on_cpu(operator: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    """Call an operator of a target's graph with arguments on the CPU.
+    """Call an operator of a target's graph with arguments on the CPU; NotOnCpu where there is no way to compute it.
 
     What the CPU lacks is computed by a reference; where it lacks only half precision, in float32, rounded once.
-
-    Raises:
-        NotOnCpu: there is no way to compute the operator on the CPU.
     """
     args, kwargs = replace_devices(args), replace_devices(kwargs)
     called, why = _find_way(operator)

@@ -56,17 +56,10 @@ def interpret_triton(
     templates: bool = False,
     limits: LaunchLimits | None = None,
 ) -> Iterator[None]:
-    """Interpret the Triton kernels that are compiled or launched in the block, which covers both.
+    """Interpret the Triton kernels that are compiled for ``target`` or launched in the block, which covers both.
 
-    Args:
-        target: the device that the kernels are made for.
-        log: sources, launches and refusals are written here.
-        order: the order in which the programs of each grid run.
-        templates: take the first Triton template where a GPU would time it against a library call.
-        limits: what one launch may cost; without it, the default.
-
-    Raises:
-        NotInterpreted: (in the block) a kernel that cannot be interpreted was launched.
+    Sources, launches and refusals are written to ``log``. With ``templates``, the first Triton template is taken where
+    a GPU would time it against a library call. Launching a kernel that cannot be interpreted raises NotInterpreted.
     """
     from fuzzcompile.compiler.target import kernel_launch  # imports Triton
 

@@ -281,11 +281,7 @@ def _check_assertion(condition: Any, message: str) -> None:
 
 
 def call(function: TritonFunction, *args: Any, **kwargs: Any) -> Any:
-    """Call a Triton function from a kernel that is running, as ``JITFunction.__call__`` would.
-
-    Raises:
-        RuntimeError: no kernel is running.
-    """
+    """Call a Triton function from a kernel that is running, as ``JITFunction.__call__`` would."""
     if not _depth:
         raise RuntimeError("Cannot call @triton.jit'd outside of the scope of a kernel")
     if function.__name__ == _BARRIER and _meetings:
@@ -304,18 +300,11 @@ def run_kernel(
     *,
     manner: RunManner = RunManner.TOGETHER,
 ) -> tuple[str, ...]:
-    """Run every program of the kernel ``name`` with the body ``function``, and return notes on the run.
+    """Run every program of a kernel, whose body is ``function``, and return notes on the run.
 
-    Args:
-        name: of the kernel, for messages.
-        function: the body of the Triton function.
-        arguments: by parameter; tensors of the CPU are written to.
-        signature: Triton types by parameter (``*fp32``, ``i32``); a parameter without one, or with ``constexpr``, is
-            passed as it is if it is a constant, and takes the type of its value otherwise.
-        grid: programs in each dimension.
-        order: which program runs first.
-        limits: what the kernel may cost.
-        manner: how the programs run beside each other; backward they do not run together.
+    ``signature`` has Triton types by parameter (``*fp32``, ``i32``); an argument without one, or with ``constexpr``, is
+    passed as it is if it is a constant, and takes the type of its value otherwise. Tensors are those of the CPU, and
+    written to. Backward, programs do not run together.
 
     Raises:
         KernelTooLarge: there are more programs than ``limits`` allows, or they took longer.
@@ -349,8 +338,6 @@ def run_kernel(
 
 @dataclasses.dataclass
 class _KernelRun:
-    """One launch whose arguments are the interpreter's."""
-
     name: str
     body: TritonFunction
     given: Mapping[str, object]

@@ -59,7 +59,6 @@ def _launch_inductor(session: InterpreterSession, tuner: Any, *args: Any, stream
 
 
 def _find_constants(tuner: Any) -> dict[str, object]:
-    """Values that the kernel is specialised on and that its wrapper does not pass."""
     names = tuner.fn.arg_names
     signature = tuner.triton_meta["signature"]
     constants = tuner.triton_meta.get("constants", {})
@@ -124,8 +123,6 @@ def _find_manner(source: str) -> RunManner:
 
 
 def _keep_source(session: InterpreterSession, original: Callable[..., Any]) -> Callable[..., Any]:
-    """``AsyncCompile.triton`` that writes down what it is given."""
-
     def triton(compiler: Any, kernel_name: str, source_code: str, *args: Any, **kwargs: Any) -> Any:
         session.log.sources[kernel_name] = source_code
         return original(compiler, kernel_name, source_code, *args, **kwargs)

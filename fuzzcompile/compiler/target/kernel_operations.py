@@ -70,7 +70,6 @@ def _compute_shift(builder: Any, left: Any, right: Any) -> Any:
 
 
 def _multiply_high(builder: Any, left: Any, right: Any) -> Any:
-    """The upper half of the product of unsigned integers."""
     bits = left.data.itemsize * 8
     unsigned = np.dtype(f"uint{bits}")
     wide = object if bits == 64 else np.dtype(f"uint{2 * bits}")  # Python's integers, where NumPy has none so wide

@@ -104,8 +104,7 @@ static c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::CUDA, &gua
 def build_guard() -> Path | None:
     """The library, built if it was not yet; None for a build of torch that has a guard of its own.
 
-    Raises:
-        EnvironmentUnfit: there is no C++ compiler, or it fails.
+    EnvironmentUnfit says that there is no C++ compiler, or that it fails.
     """
     if torch.version.cuda is not None or torch.version.hip is not None:
         return None

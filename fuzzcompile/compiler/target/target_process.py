@@ -64,8 +64,6 @@ _HIP = "6.4.0"
 
 
 class _IdleStream:
-    """A stream on which nothing runs."""
-
     cuda_stream = 0
     device = None
 
@@ -86,7 +84,6 @@ class _NoDeviceGuard(contextlib.nullcontext[None]):
 
 
 def _make_properties(target: Target) -> types.SimpleNamespace:
-    """Return the result of ``torch.cuda.get_device_properties`` for the target."""
     return types.SimpleNamespace(
         name=target.product,
         major=target.capability[0],
@@ -354,11 +351,7 @@ def interpret_own_kernels() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interpret_kernels(log: KernelLog, *, order: ProgramOrder, templates: bool) -> Iterator[None]:
-    """Run kernels that are compiled for the target in this block; change nothing in a process without one.
-
-    What they did is written to ``log``. ``order`` says which program of a kernel runs first, ``templates`` whether a
-    matrix template stands where a device would time it against a library.
-    """
+    """Run kernels that are compiled for the target in this block (:func:`interpret_triton`), if there is a target."""
     target = current_target()
     if target is None:
         yield
@@ -433,7 +426,5 @@ def _trace_function(
 
 
 class _CpuInterpreter(fx.Interpreter):
-    """Runs a graph of the target on the CPU."""
-
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         return call_on_cpu(target, args, kwargs)

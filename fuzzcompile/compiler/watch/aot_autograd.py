@@ -60,14 +60,8 @@ def find_contradictions(
 ) -> Iterator[str]:
     """Yield, in a few words each, facts about inputs and outputs that a run of the graph shows and the analysis denies.
 
-    Args:
-        said: the analysis of that graph.
-        snapshot: the graph.
-        inputs: values of its placeholders, in order; copied before the run.
-        grad: whether the program has gradients.
-
-    Raises:
-        Exception: whatever the graph raises.
+    ``inputs`` are values of the graph's placeholders; ``grad`` says whether the program has gradients. What the graph
+    raises is raised.
     """
     given = copy_tree(list(inputs))
     kept = copy_tree([value.detach() if isinstance(value, torch.Tensor) else value for value in given])
@@ -165,8 +159,6 @@ def make_plain_partitioning() -> Mapping[str, object] | None:
             return None
 
         class DefaultPartition(CustomPartitionerFn):
-            """AOTAutograd's default partition."""
-
             def __call__(
                 self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
             ) -> tuple[fx.GraphModule, fx.GraphModule]:

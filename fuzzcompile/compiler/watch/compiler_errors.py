@@ -49,9 +49,8 @@ def find_raise_place(error: BaseException) -> tuple[str | None, int | None, str 
 def list_raise_frames(error: BaseException) -> tuple[tuple[str, int, str], ...]:
     """Return the innermost frames of the compiler that its error came through, innermost first: file, line, function.
 
-    They are those of its first cause that has any. Code that only hands calls on, or that the compiler generated, is
-    passed over; at most three are given. A generated program that raised by itself has none: its caller has
-    finished its work.
+    They are at most three of its first cause that has any, without code that only hands calls on or that was generated.
+    A generated program that raised by itself has none: its caller has finished its work.
     """
     if find_generated_place(error) is not None:
         return ()
@@ -149,11 +148,7 @@ _STOPPED = {
 
 
 def describe_machine_fault(error: BaseException) -> str:
-    """Return the fault of the machine that made a compile fail, and its remedy; empty if there is none.
-
-    Args:
-        error: the exception without the wrappers of the compiler.
-    """
+    """Return the fault of the machine behind an error (the root cause), and its remedy; empty if there is none."""
     name = type(error).__name__
     if isinstance(error, OSError):
         return _describe_errno(error.errno or 0, str(error.filename or ""))

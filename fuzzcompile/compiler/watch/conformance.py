@@ -21,45 +21,37 @@ from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.compiler.watch import patch_table
 from fuzzcompile.compiler.watch.ledger import Ledger, ProbeLedgers, format_reason
 from fuzzcompile.compiler.watch.patch_table import AnyPatch
-from fuzzcompile.compiler.watch.torch_patch import install_patches, switched_off
+from fuzzcompile.compiler.watch.torch_patch import REPLACEMENT, install_patches, switched_off
 from fuzzcompile.model.facts import is_in_known_range
 from fuzzcompile.run.case import CompileSettings
 
 # Programs that the probes of the patches compile, and passes that leave a mark in their graphs.
 
 
-class TrainedModule(nn.Module):
-    """A sine with a parameter and a constant."""
-
+class _TrainedModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.full((5,), 0.5))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run it."""
         return torch.sin(x) * self.weight * torch.ones(5)
 
 
-class FrozenModule(nn.Module):
-    """A convolution, whose weights have a layout, and arithmetic on a parameter, which can be folded."""
-
+class _FrozenModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.convolution, self.scale = nn.Conv2d(2, 4, 3), nn.Parameter(torch.ones(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run it."""
         result: torch.Tensor = torch.sin(self.convolution(x)) * (self.scale * 2)
         return result
 
 
-def run_inference(x: torch.Tensor) -> torch.Tensor:
-    """Sine, cosine and a constant."""
+def _run_inference(x: torch.Tensor) -> torch.Tensor:
     return torch.cos(torch.sin(x) * torch.ones(5))
 
 
-def first_probe(graph: fx.Graph) -> None:
-    """A user's pass that marks the graph before its gradients with a multiplication by one."""
+def _first_probe(graph: fx.Graph) -> None:
     _multiply_by_one(graph, torch.sin, torch.mul)
 
 
@@ -68,8 +60,7 @@ def last_probe(graph: fx.Graph) -> None:
     _multiply_by_one(graph, torch.ops.aten.sin.default, torch.ops.aten.mul.Tensor)
 
 
-def dead_probe(graph: fx.Graph) -> None:
-    """A user's pass that runs another one over the module, and leaves dead code behind."""
+def _dead_probe(graph: fx.Graph) -> None:
     observer = importlib.import_module("torch.fx.passes.graph_transform_observer").GraphTransformObserver
     observer(graph.owning_module, "module_probe").apply_gm_pass(module_probe)
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
@@ -100,8 +91,7 @@ def doubled_sine(match: Any, x: fx.Node) -> None:
     match.replace_by_example(lambda x: torch.sin(x) * 2, [x])
 
 
-def pattern_probe(graph: fx.Graph) -> None:
-    """A user's pass that runs a table of patterns of its own."""
+def _pattern_probe(graph: fx.Graph) -> None:
     matcher = importlib.import_module("torch._inductor.pattern_matcher")
     table = matcher.PatternMatcherPass()
     pattern = matcher.CallFunction(torch.ops.aten.sin.default, matcher.KeywordArg("x"))
@@ -109,12 +99,11 @@ def pattern_probe(graph: fx.Graph) -> None:
     table.apply(graph)
 
 
-def run_activation(x: torch.Tensor) -> torch.Tensor:
-    """The same with an activation that has a decomposition."""
-    return nn.functional.silu(run_inference(x))
+def _run_activation(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.silu(_run_inference(x))
 
 
-def run_several_kernels(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _run_several_kernels(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Two loops that can be fused, a reduction, an activation and a matrix product."""
     return torch.exp(x), torch.cos(x), x.sum(-1), nn.functional.silu(x), x @ x
 
@@ -160,7 +149,6 @@ def probe_patches() -> dict[str, str]:
 
 
 def _try_patch(patch: AnyPatch, findings: ProbeLedgers | None) -> str | None:
-    """Return the fault of a patch that this torch has a place for; None if it holds."""
     try:
         wrong = patch.check_parameters()
         if wrong is not None or findings is None:
@@ -186,23 +174,15 @@ def _compile_without_failing_patches() -> ProbeLedgers | None:
 
 
 def _find_root_cause(error: BaseException) -> BaseException:
-    """The exception that those of the compiler carry."""
     inner = getattr(error, "inner_exception", None)
     return _find_root_cause(inner) if isinstance(inner, BaseException) and inner is not error else error
 
 
 def _find_patches(error: BaseException) -> set[str]:
-    """The patches whose replacement was called last before the exception rose."""
-    frames = [frame.f_code.co_qualname for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for name in reversed(frames):
-        guilty = {patch.name for patch in patch_table.PATCHES if name.startswith(_name_replacement(patch))}
-        if guilty:
-            return guilty
-    return set()
-
-
-def _name_replacement(patch: AnyPatch) -> str:
-    return f"{patch.wrap.__qualname__}.<locals>"
+    names = {patch.name for patch in patch_table.PATCHES}
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    called = [frame.f_locals["patch"].name for frame in frames if frame.f_code.co_qualname == REPLACEMENT]
+    return set([name for name in called if name in names][-1:])
 
 
 @functools.cache
@@ -219,39 +199,38 @@ def _compile_programs() -> ProbeLedgers:
     findings = ProbeLedgers()
     initialise_patterns(torch.device("cpu"))
     x = torch.linspace(-1, 1, 15).reshape(3, 5)
-    marks = {"pre_grad_custom_pass": first_probe, "post_grad_custom_post_pass": last_probe}
-    pattern = {"joint_custom_pre_pass": pattern_probe}
+    marks = {"pre_grad_custom_pass": _first_probe, "post_grad_custom_post_pass": last_probe}
+    pattern = {"joint_custom_pre_pass": _pattern_probe}
     joint = CompileSettings(functorch={"joint_custom_pass": joint_probe})
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), _silence_advice():
         torch.manual_seed(0)
         how = Compilation((InductorSettings({**marks, **pattern}),), screen=True)
         with _record_compile(findings, "trained", how, joint) as compiled:
-            torch.autograd.backward(compiled(TrainedModule())(x.clone().requires_grad_()).sum())
+            torch.autograd.backward(compiled(_TrainedModule())(x.clone().requires_grad_()).sum())
         with torch.no_grad():
-            how = Compilation((InductorSettings({"joint_custom_post_pass": dead_probe, "dce": True}),), screen=True)
+            how = Compilation((InductorSettings({"joint_custom_post_pass": _dead_probe, "dce": True}),), screen=True)
             with _record_compile(findings, "inferred", how) as compiled:
-                compiled(run_inference)(x)
+                compiled(_run_inference)(x)
             how = Compilation((InductorSettings({"freezing": True}),), screen=True)
             with _record_compile(findings, "frozen", how) as compiled:
-                compiled(FrozenModule().eval())(torch.ones(1, 2, 5, 5))
+                compiled(_FrozenModule().eval())(torch.ones(1, 2, 5, 5))
             without = Veto(("doubled_sine",)), Undecomposed(("aten.silu.default",))
             how = Compilation((InductorSettings(pattern), *without), screen=True)
             with _record_compile(findings, "vetoed", how) as compiled:
-                findings.vetoed_is_right = torch.allclose(compiled(run_activation)(x), run_activation(x))
+                findings.vetoed_is_right = torch.allclose(compiled(_run_activation)(x), _run_activation(x))
             _generate_code(findings)
     findings.metadata = _compute_fake_shape(findings.vetoed)
     return findings
 
 
 def _generate_code(findings: ProbeLedgers) -> None:
-    """The compiles up to C++."""
     x = torch.linspace(-1, 1, 256).reshape(16, 16)
     fusion = {"_post_fusion_custom_pass": fusion_probe}
     for name, control, config in (("generated", Control(), fusion), ("changed", _CHANGES, {})):
         with _record_compile(
             findings, name, Compilation((Lowered(control), InductorSettings(config)), kernels=True)
         ) as compiled:
-            compiled(run_several_kernels)(x)
+            compiled(_run_several_kernels)(x)
 
 
 def _compute_fake_shape(ledger: Ledger) -> tuple[int, ...]:

@@ -27,21 +27,14 @@ _LONGEST = 200
 
 @dataclass(frozen=True)
 class Unseen:
-    """Something that was not watched, or not done although it was asked for.
+    """Something that was not watched, or not done although it was asked for."""
 
-    Attributes:
-        what: name of the patch, or of the step of the watching, that did not work.
-        why: the reason, as an exception's type and message.
-        stages: the stages (:mod:`fuzzcompile.model.stages`) of which something was missed.
-        shows: what it would have shown, as the subject of a sentence in the plural ("rewrites of the joint graph").
-        harmless: whether no verdict and no culprit can depend on it.
-    """
-
-    what: str
-    why: str
-    stages: tuple[str, ...]
+    what: str  # name of the patch, or of the step of the watching, that did not work
+    why: str  # the reason, as an exception's type and message
+    stages: tuple[str, ...]  # the stages (:mod:`fuzzcompile.model.stages`) of which something was missed
+    # what it would have shown, as the subject of a sentence in the plural ("rewrites of the joint graph")
     shows: str = ""
-    harmless: bool = False
+    harmless: bool = False  # whether no verdict and no culprit can depend on it
 
     def __str__(self) -> str:
         text = f"not watched: {self.what} ({self.why})"
@@ -224,21 +217,13 @@ class MetadataAnalysis:
 
 @dataclass(frozen=True)
 class ChangedTangent:
-    """A tangent that the copy changed.
+    """A tangent that the copy changed."""
 
-    Attributes:
-        shape: of the tangent, before and behind the copy.
-        strides: of the copy.
-        before: the tangent.
-        after: its copy, in contiguous memory.
-        line: of the function that copies, in its file.
-    """
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    before: torch.Tensor
-    after: torch.Tensor
-    line: int | None
+    shape: tuple[int, ...]  # of the tangent, before and behind the copy
+    strides: tuple[int, ...]  # of the copy
+    before: torch.Tensor  # the tangent
+    after: torch.Tensor  # its copy, in contiguous memory
+    line: int | None  # of the function that copies, in its file
 
 
 @dataclass
@@ -329,24 +314,17 @@ class Ledger:
 
 @dataclass
 class ProbeLedgers:
-    """Records of the probes' compiles (:mod:`~fuzzcompile.compiler.watch.conformance` holds the programs).
-
-    Attributes:
-        trained, inferred, frozen: graphs of a training step, of inference and of a module whose parameters are frozen.
-        vetoed: a compile with a pattern vetoed, and ``aten.silu`` not decomposed.
-        generated: a compile up to generated C++, with the values of its kernels.
-        changed: the same with every change that a proof of a culprit in code generation asks for.
-        vetoed_is_right: whether the vetoed compile gave the right result.
-        metadata: what a fake tensor says of an operator whose description is wrong and whose kernel is to be asked.
-    """
+    """Records of the probes' compiles (:mod:`~fuzzcompile.compiler.watch.conformance` holds the programs)."""
 
     trained: Ledger = field(default_factory=Ledger)
     inferred: Ledger = field(default_factory=Ledger)
     frozen: Ledger = field(default_factory=Ledger)
-    vetoed: Ledger = field(default_factory=Ledger)
-    generated: Ledger = field(default_factory=Ledger)
+    vetoed: Ledger = field(default_factory=Ledger)  # a compile with a pattern vetoed, and ``aten.silu`` not decomposed
+    generated: Ledger = field(default_factory=Ledger)  # a compile up to generated C++, with the values of its kernels
+    # the same with every change that a proof of a culprit in code generation asks for
     changed: Ledger = field(default_factory=Ledger)
-    vetoed_is_right: bool = False
+    vetoed_is_right: bool = False  # whether the vetoed compile gave the right result
+    # what a fake tensor says of an operator whose description is wrong and whose kernel is to be asked
     metadata: tuple[int, ...] = ()
 
     def list_ledgers(self) -> Sequence[Ledger]:

@@ -182,7 +182,6 @@ def _iterate_own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _make_unchanged_result(function: Function, graph: fx.Graph | fx.GraphModule) -> object:
-    """Return the result that ``function`` gives where it changes nothing."""
     kind = _find_result_kind(function)
     return {"nothing": None, "number": 0, "graph": graph}.get(kind, _NO_RESULT)
 
@@ -312,7 +311,6 @@ class _WatchedEntry:
         entry.extra_check, entry.apply = self, self.apply  # type: ignore[method-assign]
 
     def restore(self) -> None:
-        """Give the entry back what was its own."""
         self._entry.extra_check = self.__wrapped_check__
         if self._own is None:
             del self._entry.__dict__["apply"]
@@ -348,8 +346,6 @@ class _WatchedEntry:
         return accepted
 
     def apply(self, match: Match, graph: fx.Graph, node: fx.Node) -> None:
-        """Apply the rewrite and record it."""
-
         def run(attempt: Function) -> None:
             self._recorder.apply_pattern(self.get_label(), match, node, lambda: attempt(match, graph, node))
 

@@ -262,7 +262,6 @@ class Recorder(BlameRecorder):
         self._begin(outer)
 
     def _begin(self, opened: _OpenStage) -> None:
-        """Record what follows apart, from the graph as it stands."""
         opened.record = GraphRecord(opened.record.stage, opened.record.direction)
         if self.frame is not None:
             self.frame.records.append(opened.record)

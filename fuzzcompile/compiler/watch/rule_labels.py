@@ -31,8 +31,8 @@ _SITE = re.compile(r'File "([^"]+)", line (\d+)')
 def make_entry_label(entry: Any, stage: str, pass_name: str | None) -> Label:
     """Label of a pattern matcher entry.
 
-    Replacement patterns go by their registered name where torch gives one, else by their search function,
-    which the check's closure holds; graph and lowering patterns go by their handler.
+    Replacement patterns go by their registered name where torch gives one, else by their search function, which the
+    check's closure holds; graph and lowering patterns go by their handler.
     """
     function = _find_search_function(entry) or getattr(entry, "handler", None)
     name = getattr(entry, "pattern_name", None) or _get_function_name(function) or _make_pattern_name(entry)
@@ -210,11 +210,9 @@ def is_explained(stage: str, rewrite: str) -> bool:
 
 
 def run_explained(check: Callable[..., object], match: object) -> tuple[bool, str]:
-    """Run a check on a match.
+    """Run a check on a match: whether it accepts, and if not the failed condition, as ``is_valid: ... (a.py:17)``.
 
-    Returns:
-        Whether it accepts, and if not the condition that failed: ``is_valid_addmm_fusion: ... (post_grad.py:1785)``.
-        Empty where a debugger or a coverage tool traces this thread already, or the check answered without ``False``.
+    That is empty where a debugger or a coverage tool traces this thread already, or the check gave no ``False``.
     """
     if sys.gettrace() is not None:
         return bool(check(match)), ""
@@ -270,7 +268,6 @@ def _format_statement(file: str, line: int) -> str:
 
 
 def _find_statement(file: str, line: int) -> ast.stmt | None:
-    """The innermost statement that has the line."""
     met = [node for node in _parse_nodes(file) if isinstance(node, ast.stmt) and _contains_line([node], line)]
     return max(met, key=lambda node: node.lineno, default=None)
 

@@ -85,6 +85,8 @@ def _run_passes(module: fx.GraphModule, example_inputs: Sequence[torch.Tensor], 
 
 def wrap_compile_fx(recorder: Recorder, original: Function) -> Function:
     """The backend's entry: one captured graph, from dynamo to the callable that runs it."""
+    from torch._dynamo.exc import RestartAnalysis
+    from torch._inductor.compile_fx import compile_fx_inner
 
     def compile_fx(model: object, example_inputs: object, *args: object, **kwargs: object) -> object:
         if recorder.frame is not None:  # Inductor calls itself with other settings: still the same graph
@@ -92,7 +94,7 @@ def wrap_compile_fx(recorder: Recorder, original: Function) -> Function:
         frame = Frame(len(recorder.ledger.frames))
         recorder.ledger.frames.append(frame)
         recorder.capture_parameters(frame, _list_parameters(model))
-        inner = cast(Function, kwargs.pop("inner_compile", None) or _get_inner_compile())
+        inner = cast(Function, kwargs.pop("inner_compile", None) or compile_fx_inner)
         if recorder.screen:
             inner = functools.partial(compile_screened, opaque=recorder.opaque)
         recorder.frame = frame
@@ -100,7 +102,7 @@ def wrap_compile_fx(recorder: Recorder, original: Function) -> Function:
             with describe_target():
                 inputs = move_to_target(model, example_inputs)
                 compiled = original(model, inputs, *args, inner_compile=_watch_inner(recorder, frame, inner), **kwargs)
-        except _get_restart_analysis():  # dynamo throws this attempt away and captures the graph anew
+        except RestartAnalysis:  # dynamo throws this attempt away and captures the graph anew
             recorder.ledger.frames.pop()
             raise
         finally:
@@ -134,18 +136,6 @@ def _list_parameters(model: object) -> list[torch.Tensor]:
         return []
     named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     return [tensor for _, tensor in named]
-
-
-def _get_restart_analysis() -> type[BaseException]:
-    from torch._dynamo.exc import RestartAnalysis
-
-    return RestartAnalysis
-
-
-def _get_inner_compile() -> Function:
-    from torch._inductor.compile_fx import compile_fx_inner
-
-    return compile_fx_inner
 
 
 def _watch_inner(recorder: Recorder, frame: Frame, inner: Function) -> Function:
@@ -227,22 +217,30 @@ def _capture_calls(recorder: Recorder, function: Function, calls: list[CallInput
 # -- stages -----------------------------------------------------------------------------------------
 
 
-def _get_returned_graph(module: fx.GraphModule, result: object) -> object:
-    return result
+def _find_result(module: fx.GraphModule, result: object) -> object:
+    """The graph that a stage returns, alone or first of several things."""
+    return result[0] if isinstance(result, tuple) else result
 
 
-def _get_given_graph(module: fx.GraphModule, result: object) -> object:
+def _find_given(module: fx.GraphModule, result: object) -> object:
+    """The graph that a stage was given, and works on in place."""
     return module
 
 
 def _make_stage_wrapper(
-    name: str, final: Callable[[fx.GraphModule, object], object]
+    stage: str, find_graph: Callable[[fx.GraphModule, object], object], position: int = 0
 ) -> Callable[[Recorder, Function], Function]:
+    """A wrapper that records a stage, whose graph is the argument at that position."""
+
     def wrap(recorder: Recorder, original: Function) -> Function:
-        def passes(module: fx.GraphModule, *args: object, **kwargs: object) -> object:
-            with recorder.record_stage(name, module) as finish:
-                result = original(module, *args, **kwargs)
-                finish(final(module, result))
+        def passes(*args: object, **kwargs: object) -> object:
+            module = cast(fx.GraphModule, args[position])
+            direction = recorder.direction
+            if stage == JOINT_GRAPH:  # or the only graph, where nothing is differentiated
+                direction = "joint" if has_tangents(module) else "inference"
+            with recorder.set_direction(direction), recorder.record_stage(stage, module) as finish:
+                result = original(*args, **kwargs)
+                finish(find_graph(module, result))
             return result
 
         return passes
@@ -250,37 +248,16 @@ def _make_stage_wrapper(
     return wrap
 
 
-wrap_pre_grad = _make_stage_wrapper(PRE_GRAD, _get_returned_graph)
+wrap_pre_grad = _make_stage_wrapper(PRE_GRAD, _find_result)
 """The passes over dynamo's graph."""
-wrap_post_grad = _make_stage_wrapper(POST_GRAD, _get_given_graph)
+wrap_joint_graph = _make_stage_wrapper(JOINT_GRAPH, _find_result)
+"""The passes over the joint graph."""
+wrap_post_grad = _make_stage_wrapper(POST_GRAD, _find_given)
 """The passes over a graph that will be lowered."""
-wrap_weights_layout = _make_stage_wrapper(FREEZING, _get_given_graph)
+wrap_freezing = _make_stage_wrapper(FREEZING, _find_result, position=1)
+"""``freeze(dynamo_graph, graph, inputs)``: what Inductor does once parameters are constants."""
+wrap_weights_layout = _make_stage_wrapper(FREEZING, _find_given)
 """Weights of convolutions get the layout that the kernels want, before they are frozen."""
-
-
-def wrap_joint(recorder: Recorder, original: Function) -> Function:
-    """The passes over the joint graph, or over the only graph where nothing is differentiated."""
-
-    def passes(module: fx.GraphModule, *args: object, **kwargs: object) -> object:
-        direction: Direction = "joint" if has_tangents(module) else "inference"
-        with recorder.set_direction(direction), recorder.record_stage(JOINT_GRAPH, module) as finish:
-            result = original(module, *args, **kwargs)
-            finish(result)
-        return result
-
-    return passes
-
-
-def wrap_freezing(recorder: Recorder, original: Function) -> Function:
-    """``freeze(dynamo_graph, graph, inputs)``: what Inductor does once parameters are constants."""
-
-    def freeze(dynamo_graph: object, module: fx.GraphModule, *args: object, **kwargs: object) -> object:
-        with recorder.record_stage(FREEZING, module) as finish:
-            result = original(dynamo_graph, module, *args, **kwargs)
-            finish(result[0] if isinstance(result, tuple) else result)
-        return result
-
-    return freeze
 
 
 def wrap_frozen_parameters(recorder: Recorder, original: Function) -> Function:
@@ -318,9 +295,6 @@ def wrap_partition(recorder: Recorder, original: Function) -> Function:
 _EXACT = 4
 
 
-# -- decompositions ---------------------------------------------------------------------------------
-
-
 def count_decompositions(ledger: Ledger, original: Function) -> Function:
     """Have every decomposition that Inductor hands to AOTAutograd count its calls."""
 
@@ -355,15 +329,12 @@ def _count_calls(operator: OpOverload, function: Function) -> Function:
     return decompose
 
 
-# -- lowerings --------------------------------------------------------------------------------------
-
-
 def count_lowerings(ledger: Ledger, original: Function) -> Function:
     """Count lowerings, and calls of operators that have none."""
 
     def call_function(graph: GraphLowering, target: Function, args: object, kwargs: object) -> object:
         result = original(graph, target, args, kwargs)
-        if _is_overload(target):
+        if hasattr(target, "_schema") and hasattr(target, "_overloadname"):
             from torch._inductor.lowering import lowerings
 
             fallback = getattr(lowerings.get(target), "_is_fallback_handler", False)
@@ -371,13 +342,6 @@ def count_lowerings(ledger: Ledger, original: Function) -> Function:
         return result
 
     return call_function
-
-
-def _is_overload(target: object) -> bool:
-    return hasattr(target, "_schema") and hasattr(target, "_overloadname")
-
-
-# -- kernels ----------------------------------------------------------------------------------------
 
 
 def count_kernels(ledger: Ledger, original: Function) -> Function:
@@ -406,7 +370,8 @@ def describe_kernel(node: BaseSchedulerNode) -> str:
         name = getattr(node.node, "python_kernel_name", None) or type(node.node).__name__
         return f"extern({str(name).removeprefix('torch.ops.').removeprefix('extern_kernels.')})"
     counts = Counter(_describe_loop(part) for part in inner if not type(part).__name__.startswith("NopKernel"))
-    parts = [name if count == 1 else f"{name}*{_round_count(count)}" for name, count in sorted(counts.items())]
+    rounded = {name: count if count <= _EXACT else 1 << (count - 1).bit_length() for name, count in counts.items()}
+    parts = [name if count == 1 else f"{name}*{count}" for name, count in sorted(rounded.items())]
     special = kind not in ("SchedulerNode", "FusedSchedulerNode")
     shape = " + ".join(parts)
     return f"{kind.removesuffix('SchedulerNode')}: {shape}" if special and shape else shape
@@ -420,7 +385,3 @@ def _describe_loop(node: BaseSchedulerNode) -> str:
         return f"{type(buffer).__name__}({type(template).__name__})" if template else type(buffer).__name__
     reduction = getattr(data, "reduction_type", None)
     return f"{type(data).__name__}({reduction})" if reduction else type(data).__name__
-
-
-def _round_count(count: int) -> int:
-    return count if count <= _EXACT else 1 << (count - 1).bit_length()

@@ -80,33 +80,25 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Patch(Attribute, Generic[W]):
-    """A function of torch that is replaced while a compile is watched.
+    """A function of torch that is replaced while a compile is watched."""
 
-    Attributes:
-        name: what doctor and reports call it.
-        stages: the stages of the compiler (:mod:`fuzzcompile.model.stages`) that it serves.
-        shows: what is not seen without it, as the subject of a sentence in the plural.
-        wrap: makes the replacement, given what watches and the original. What it raises by itself never reaches the
-            compile: see :func:`run_contained`.
-        probe: what is wrong with the patch on this torch, by what a few small compiles recorded; it gives None if the
-            patch holds. There is none where the function runs only on CUDA, or only when something fails.
-        takes: the first parameters of the function, as the wrapper relies on them.
-        members: of a family of functions, a patch for each; ``attribute`` describes them.
-        under: entries of Inductor's config without any of which the patched function has nothing to do.
-        harmless: whether no verdict and no culprit can depend on it.
-    """
-
-    name: str
-    stages: tuple[str, ...]
-    shows: str
+    name: str  # what doctor and reports call it
+    stages: tuple[str, ...]  # the stages of the compiler (:mod:`fuzzcompile.model.stages`) that it serves
+    shows: str  # what is not seen without it, as the subject of a sentence in the plural
     module: str
     attribute: str
+    # makes the replacement, given what watches and the original. What it raises by itself never reaches the compile:
+    # see :func:`run_contained`
     wrap: Callable[[W, OriginalCall], Function]
+    # what is wrong with the patch on this torch, by what a few small compiles recorded; it gives None if the patch
+    # holds. There is none where the function runs only on CUDA, or only when something fails
     probe: PatchProbe | None = None
-    takes: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()  # the first parameters of the function, as the wrapper relies on them
+    # of a family of functions, a patch for each; ``attribute`` describes them
     members: Callable[[W], Sequence[Patch[W]]] | None = None
+    # entries of Inductor's config without any of which the patched function has nothing to do
     under: tuple[str, ...] = ()
-    harmless: bool = False
+    harmless: bool = False  # whether no verdict and no culprit can depend on it
 
     def check_parameters(self) -> str | None:
         """Return how the function's parameters differ from those that the wrapper relies on; None if they fit."""
@@ -127,6 +119,8 @@ class Patch(Attribute, Generic[W]):
         return Unseen(self.name, why, self.stages, self.shows, self.harmless)
 
 
+REPLACEMENT = "_install_patch.<locals>.replacement"
+"""Name of the code that stands in the place of a patched function; its local ``patch`` is the :class:`Patch`."""
 switched_off: dict[str, str] = {}
 """Patches that failed their probe on this torch (see :mod:`fuzzcompile.compiler.watch.conformance`), and how."""
 
