@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 import logging
 import os
@@ -13,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, exc
+from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import postgres, sqlite
 from fuzzcompile.corpus.location import POSTGRES, describe
@@ -24,6 +24,8 @@ from fuzzcompile.corpus.records import CorpusError, CorpusGone
 if TYPE_CHECKING:
     import psycopg
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # Cuts connections to a server that does not answer any more: stopped, frozen, or behind a network that lost it.
 
@@ -41,45 +43,45 @@ class Watch:
         # When the server was last known to be there, by connection.
         self._waiting: dict[psycopg.Connection[Any], float] = {}
         self._thread: threading.Thread | None = None
-        event.listen(engine, "before_cursor_execute", self._statement_sent)
-        event.listen(engine, "after_cursor_execute", self._answered)
-        event.listen(engine, "commit", self._sent)
-        event.listen(engine, "rollback", self._sent)
+        for sending in ("before_cursor_execute", "commit", "rollback"):
+            event.listen(engine, sending, self._sent)
+        event.listen(engine, "after_cursor_execute", lambda connection, *_: self._forget(_driver(connection)))
         for ending in ("checkin", "invalidate"):
             event.listen(engine, ending, self._forget)
 
-    def _statement_sent(self, connection: Connection, *_: object) -> None:
-        self._sent(connection)
-
-    def _sent(self, connection: Connection) -> None:
+    def _sent(self, connection: Connection, *_: object) -> None:
         if connection.invalidated:
             return
-        driver = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
         with self._lock:
-            self._waiting[driver] = time.monotonic()
+            self._waiting[_driver(connection)] = time.monotonic()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="corpus-liveness", daemon=True)
                 self._thread.start()
-
-    def _answered(self, connection: Connection, *_: object) -> None:
-        self._forget(connection.connection.driver_connection)
 
     def _forget(self, driver: object, *_: object) -> None:
         with self._lock:
             self._waiting.pop(cast("psycopg.Connection[Any]", driver), None)
 
     def _watch(self) -> None:
-        """Run while anything waits: a thread that finds nothing to do ends."""
+        """Run while anything waits; cut what has waited long for a server that is gone."""
         while True:
             time.sleep(_EVERY)
             with self._lock:
                 if not self._waiting:
                     self._thread = None
                     return
-                silent = any(time.monotonic() - since > SILENT_SECONDS for since in self._waiting.values())
-            if silent:
-                asked, alive = time.monotonic(), self._answers()
-                self._settle(asked, alive=alive)
+                asked = time.monotonic()
+                silent = [driver for driver, since in self._waiting.items() if asked - since > SILENT_SECONDS]
+            alive = self._answers() if silent else True
+            with self._lock:
+                for driver in silent:
+                    if self._waiting.get(driver, asked) > asked - SILENT_SECONDS:
+                        continue  # it has answered, or is asked something else
+                    if alive:
+                        self._waiting[driver] = asked
+                    else:
+                        del self._waiting[driver]
+                        _cut(driver)
 
     def _answers(self) -> bool:
         """Return whether the server takes a further connection, or refuses it with a word of its own."""
@@ -93,24 +95,16 @@ class Watch:
             return "FATAL" in str(error)
         return True
 
-    def _settle(self, asked: float, *, alive: bool) -> None:
-        """Cut what has waited long for a server that is gone; let it wait on for one that is there."""
-        with self._lock:
-            silent = [driver for driver, since in self._waiting.items() if asked - since > SILENT_SECONDS]
-            for driver in silent:
-                if alive:
-                    self._waiting[driver] = asked
-                else:
-                    del self._waiting[driver]
-                    _cut(driver)
+
+def _driver(connection: Connection) -> psycopg.Connection[Any]:
+    return cast("psycopg.Connection[Any]", connection.connection.driver_connection)
 
 
 def _cut(driver: psycopg.Connection[Any]) -> None:
     """Let the thread that waits for the connection find it closed."""
-    if driver.closed:
-        return
-    with suppress(OSError), socket.socket(fileno=os.dup(driver.fileno())) as line:
-        line.shutdown(socket.SHUT_RDWR)
+    if not driver.closed:
+        with suppress(OSError), socket.socket(fileno=os.dup(driver.fileno())) as line:
+            line.shutdown(socket.SHUT_RDWR)
 
 
 def connect(url: URL, *, migrating: bool = False) -> Engine:
@@ -210,98 +204,92 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _SOON = ("starting up", "shutting down", "recovery mode", "not yet accepting", "too many clients", "connection slots")
 _log = logging.getLogger(__name__)
 
-Kind = TypeVar("Kind")
-Method = TypeVar("Method", bound=Callable[..., object])
 
+def keep_trying(call: Callable[[], T], corpus: str, patience: float, *, opening: bool = False) -> T:
+    """Call a function, which is one transaction, again and again until the server that was lost is back.
 
-class Patient(Protocol):
-    """Calls that wait for a lost server: the corpus's location, and the seconds to wait."""
-
-    patience: float
-
-    @property
-    def location(self) -> str:
-        """The corpus, as messages name it."""
-
-
-def waiting(method: Method) -> Method:
-    """Let a method, which is one transaction, be called again until the server that was lost is back.
+    When ``opening`` a corpus, only a server that says that it is starting or stopping, or is overrun, is waited for: at
+    first, a wrong name is likelier than a server that will be there soon.
 
     Raises:
         CorpusError: it was not back within ``patience`` seconds.
     """
-
-    @functools.wraps(method)
-    def call(self: Patient, *args: Any, **kwargs: Any) -> object:
-        outage: Outage | None = None
-        while True:
-            try:
-                result = method(self, *args, **kwargs)
-            except CorpusGone as gone:
-                outage = outage or Outage(self.location, self.patience)
-                outage.wait(gone)
-            else:
-                if outage is not None:
-                    outage.end()
-                return result
-
-    return cast(Method, call)
-
-
-def survives_outages(kind: type[Kind]) -> type[Kind]:
-    """Let every public method of a class wait (`waiting`), but for generators: what these call waits."""
-    for name, method in list(vars(kind).items()):
-        if inspect.isfunction(method) and not name.startswith("_") and not inspect.isgeneratorfunction(method):
-            setattr(kind, name, waiting(method))
-    return kind
-
-
-def once_it_is_up(opened: Callable[[], None], location: str, patience: float) -> None:
-    """Call a function, again and again while the server says that it is starting or stopping, or is overrun.
-
-    Another outage ends it at once: at first, a wrong name is likelier than a server that will be there soon.
-    """
-    outage = Outage(location, patience)
+    began, pause, announced = 0.0, _FIRST_PAUSE, False
     while True:
         try:
-            return opened()
+            result = call()
         except CorpusGone as gone:
-            if not any(words in str(gone) for words in _SOON):
+            if opening and not any(words in str(gone) for words in _SOON):
                 raise
-            outage.wait(gone)
-
-
-class Outage:
-    """A server that is not there since now."""
-
-    def __init__(self, location: str, patience: float) -> None:
-        self._location, self._patience = location, patience
-        self._began, self._pause, self._announced = time.monotonic(), _FIRST_PAUSE, False
-
-    def wait(self, gone: CorpusGone) -> None:
-        """Wait a little, longer each time; say so once it has taken long.
-
-        Raises:
-            CorpusError: it has taken too long.
-        """
-        waited = time.monotonic() - self._began
-        if waited >= self._patience:
-            raise CorpusError(f"{str(gone).rstrip('.')} (waited for {_seconds(waited)}).") from gone
-        if waited + self._pause >= ANNOUNCED_SECONDS and not self._announced:
-            self._announced = True
-            _log.warning(
-                "The corpus %s does not answer; waiting up to %s for it ...", self._location, _seconds(self._patience)
-            )
-        time.sleep(min(self._pause, self._patience - waited))
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-
-    def end(self) -> None:
-        """Say that the server is back, if it was said that it is not there."""
-        if self._announced:
-            _log.warning(
-                "The corpus %s answers again after %s.", self._location, _seconds(time.monotonic() - self._began)
-            )
+            began = began or time.monotonic()
+            waited = time.monotonic() - began
+            if waited >= patience:
+                raise CorpusError(f"{str(gone).rstrip('.')} (waited for {_seconds(waited)}).") from gone
+            if waited + pause >= ANNOUNCED_SECONDS and not announced:
+                announced = True
+                _log.warning("The corpus %s does not answer; waiting up to %s for it ...", corpus, _seconds(patience))
+            time.sleep(min(pause, patience - waited))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        else:
+            if announced:
+                _log.warning("The corpus %s answers again after %s.", corpus, _seconds(time.monotonic() - began))
+            return result
 
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+
+
+class Transacting:
+    """Calls of an open corpus, each of which is one transaction, made again after an outage.
+
+    ``patience`` are the seconds that a lost server is waited for.
+    """
+
+    def __init__(self, engine: Engine, patience: float = 0.0) -> None:
+        self._engine, self.patience = engine, patience
+        self._reading, self._writing = reading(engine), writing(engine)
+
+    @property
+    def location(self) -> str:
+        """The path, or the URL without its password: what to show, and to give to ``--corpus``."""
+        return describe(self._engine.url)
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """Yield a session that sees one state of the corpus; an outage ends it."""
+        with explained_errors(self._engine.url), Session(self._reading) as session:
+            yield session
+
+    def write(self, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What a function of a session returns, once what it wrote is on the disk."""
+
+        def call() -> T:
+            with explained_errors(self._engine.url), Session(self._writing) as session, session.begin():
+                return function(session, *args, **kwargs)
+
+        return keep_trying(call, self.location, self.patience)
+
+
+def reads(method: Callable[Concatenate[Any, Session, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Give a method a session that sees one state of the corpus."""
+
+    @functools.wraps(method)
+    def call(self: Transacting, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        def once() -> T:
+            with self.read() as session:
+                return method(self, session, *args, **kwargs)
+
+        return keep_trying(once, self.location, self.patience)
+
+    return call
+
+
+def writes(method: Callable[Concatenate[Any, Session, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Give a method a session with the write lock, and commit what it did."""
+
+    @functools.wraps(method)
+    def call(self: Transacting, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.write(functools.partial(method, self), *args, **kwargs)
+
+    return call

@@ -5,19 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from fuzzcompile.corpus.records import (
-    CorpusError,
-    Finding,
-    FolderTakenError,
-    Related,
-    Reproducer,
-    StoredReplay,
-    Umbrella,
-)
+from fuzzcompile.corpus.reader import Reader
+from fuzzcompile.corpus.records import CorpusError, Finding, FolderTakenError, Reproducer, StoredReplay
 
 REPORT_FILE = "finding.json"
 SOURCE_FILES = ("case.py", "repro.py", "neighbour.py")
@@ -26,40 +18,30 @@ SAID = ("signature", "status", "issue", "note", "umbrella", "severity", "verdict
 _OF_REPRODUCER = ("sha256", "lines", "kind", "confirmed", "torch", "report", "program", "shown", "environment")
 
 
-@dataclass(frozen=True)
-class Exported:
-    """All that is exported of a finding: nothing else of its corpus is needed to import it elsewhere.
+def export(store: Reader, finding: Finding, folder: Path) -> list[Path]:
+    """Write case, reproducer, its passing neighbour and report of a finding into a folder; return the paths.
 
-    ``names`` are the signatures that it has and had; ``original`` is the finding of which it is a duplicate.
-    """
-
-    finding: Finding
-    names: Sequence[str]
-    reproducer: Reproducer | None
-    environment: Mapping[str, object]
-    related: Sequence[Related]
-    replays: Sequence[StoredReplay]
-    umbrella: Umbrella | None
-    original: Finding | None
-
-
-def export(exported: Exported, folder: Path) -> list[Path]:
-    """Write case, reproducer, its passing neighbour and report into a folder; return the paths.
-
-    Only files that an earlier export of this finding wrote, unchanged since, are replaced.
+    Nothing else of its corpus is needed to import it elsewhere. Only files that an earlier export of this finding
+    wrote, unchanged since, are replaced.
 
     Raises:
         FolderTakenError: the folder holds other files of these names.
         CorpusError: the folder cannot be written.
     """
-    finding, sources = exported.finding, _sources(exported.finding, exported.reproducer)
-    files = {name: text.encode(errors="surrogatepass") for name, text in sources}
-    summary = _summary(exported) | {"files": {name: _sha256(data) for name, data in files.items()}}
+    reproducer, names = store.best_reproducer(finding.id), store.names_of(finding.id)
+    scripts = (None, None) if reproducer is None else (reproducer.source, reproducer.neighbour)
+    sources = zip(SOURCE_FILES, (finding.source, *scripts), strict=True)
+    files = {name: text.encode(errors="surrogatepass") for name, text in sources if text is not None}
+    summary = _summary(store, finding, reproducer, names)
+    summary["files"] = {name: _sha256(data) for name, data in files.items()}
     report = json.dumps(summary, indent=2, allow_nan=False) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        earlier = _earlier_export(exported, folder)
-        _refuse_foreign_files(finding, folder, files, earlier)
+        earlier = _earlier_export(finding, names, folder)
+        for name in files.keys() | earlier.keys():
+            path, own = folder / name, (earlier.get(name), _sha256(files.get(name, b"")))
+            if path.exists() and _sha256(path.read_bytes()) not in own:
+                raise _taken(finding, path)
         for name in earlier.keys() - files.keys():
             (folder / name).unlink(missing_ok=True)
         # The report comes last: it says what the folder holds.
@@ -72,23 +54,16 @@ def export(exported: Exported, folder: Path) -> list[Path]:
     return [folder / name for name in [*files, REPORT_FILE]]
 
 
-def _sources(finding: Finding, reproducer: Reproducer | None) -> Iterator[tuple[str, str]]:
-    yield "case.py", finding.source
-    if reproducer is not None:
-        yield "repro.py", reproducer.source
-        if reproducer.neighbour is not None:
-            yield "neighbour.py", reproducer.neighbour
-
-
-def _summary(exported: Exported) -> dict[str, object]:
-    finding, reproducer, group = exported.finding, exported.reproducer, exported.umbrella
+def _summary(store: Reader, finding: Finding, reproducer: Reproducer | None, names: Sequence[str]) -> dict[str, object]:
+    group = store.umbrella(finding.umbrella)
+    original = None if finding.duplicate_of is None else store.finding(finding.duplicate_of)
     return {
         "schema": 2,
         "id": finding.public_id,
-        "names": list(exported.names),
+        "names": list(names),
         **{name: getattr(finding, name) for name in SAID},
         "umbrella_mark": None if group is None else vars(group),
-        "duplicate_of": None if exported.original is None else exported.original.signature,
+        "duplicate_of": None if original is None else original.signature,
         "first_seen": finding.first_seen.isoformat(),
         "last_seen": finding.last_seen.isoformat(),
         "searched": finding.searched and finding.searched.isoformat(),
@@ -98,10 +73,10 @@ def _summary(exported: Exported) -> dict[str, object]:
         "case_sha256": finding.source_sha256,
         "drawn_from": finding.drawn_from,
         "features": list(finding.features),
-        "environment": dict(exported.environment),
+        "environment": store.environment_of(finding.id),
         "reproducer": reproducer and {name: getattr(reproducer, name) for name in _OF_REPRODUCER},
-        "related": [vars(link) for link in exported.related],
-        "replays": [_replay(replay) for replay in exported.replays],
+        "related": [vars(link) for link in store.related(finding.id)],
+        "replays": [_replay(replay) for replay in store.replays(finding.id)],
         "report": finding.report,
     }
 
@@ -111,7 +86,7 @@ def _replay(replay: StoredReplay) -> dict[str, object]:
     return {**kept, "runs": list(replay.runs), "created": replay.created.isoformat()}
 
 
-def _earlier_export(exported: Exported, folder: Path) -> dict[str, str]:
+def _earlier_export(finding: Finding, names: Sequence[str], folder: Path) -> dict[str, str]:
     """Names and hashes of the files that an earlier export of this finding wrote into the folder."""
     path = folder / REPORT_FILE
     try:
@@ -120,21 +95,11 @@ def _earlier_export(exported: Exported, folder: Path) -> dict[str, str]:
         return {}
     except ValueError:
         earlier = None
-    if not isinstance(earlier, dict) or earlier.get("signature") not in exported.names:
-        raise _taken(exported.finding, path)
+    if not isinstance(earlier, dict) or earlier.get("signature") not in names:
+        raise _taken(finding, path)
     files = earlier.get("files")
     # Anyone may have edited the file: only names that an export writes count.
     return {name: files[name] for name in SOURCE_FILES if name in files} if isinstance(files, dict) else {}
-
-
-def _refuse_foreign_files(finding: Finding, folder: Path, files: dict[str, bytes], earlier: dict[str, str]) -> None:
-    for name in files.keys() | earlier.keys():
-        path = folder / name
-        if path.exists() and _sha256(path.read_bytes()) not in (
-            earlier.get(name),
-            _sha256(files.get(name, b"")),
-        ):
-            raise _taken(finding, path)
 
 
 def _taken(finding: Finding, path: Path) -> FolderTakenError:

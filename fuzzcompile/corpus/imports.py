@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import merge, transactions
@@ -111,12 +111,7 @@ def exports_in_zip(archive: zipfile.ZipFile) -> Iterator[Export]:
         beside = {file: members.get(str(path.with_name(file))) for file in (REPORT_FILE, *SOURCE_FILES)}
         try:
             files = {file: archive.read(info) for file, info in beside.items() if info is not None}
-        except (
-            zipfile.BadZipFile,
-            zlib.error,
-            RuntimeError,
-            NotImplementedError,
-        ):  # damaged, encrypted, or packed anew
+        except (zipfile.BadZipFile, zlib.error, RuntimeError):  # damaged, encrypted, or packed in an unknown way
             files = {}
         yield Export(str(path.parent), files)
 
@@ -360,12 +355,11 @@ def put_copies(session: Session, runs: Sequence[tuple[RunRow, CaseRow, str | Non
     """Store runs of another corpus, as far as they are not there; return what has come with them."""
     now = replace(copied)  # what an outage undoes is done again, and counted once
     for run, case, signature in runs:
-        put_copy(session, run, case, signature, now)
+        _put_copy(session, run, case, signature, now)
     return now
 
 
-def put_copy(session: Session, run: RunRow, case: CaseRow, signature: str | None, copied: Copied) -> None:
-    """Store a run of another corpus, unless it is there."""
+def _put_copy(session: Session, run: RunRow, case: CaseRow, signature: str | None, copied: Copied) -> None:
     copied.of += 1
     # A case passes for one that is here by its hash: that of what it holds, whatever the other corpus says.
     sha256 = content_hash(case.source) if case.source else case.sha256
@@ -383,11 +377,6 @@ def put_copy(session: Session, run: RunRow, case: CaseRow, signature: str | None
         screened=run.screened, created=run.created, signature=signature, imported=not copied.trusted,
     )  # fmt: skip
     copied.runs, copied.cases = copied.runs + 1, copied.cases + fresh
-
-
-def list_findings(other: Session) -> Iterator[FindingRow]:
-    """The findings of the other corpus, oldest first."""
-    yield from other.scalars(select(FindingRow).order_by(FindingRow.id))
 
 
 def put_finding(session: Session, other: Session, row: FindingRow, *, trusted: bool) -> Arrived:
@@ -432,11 +421,6 @@ def put_groups(session: Session, other: Session) -> None:
     for row in other.scalars(select(UmbrellaRow)):
         if session.get(UmbrellaRow, row.name) is None:
             session.add(UmbrellaRow(**_columns(row)))
-
-
-def number_of_runs(other: Session) -> int:
-    """Count the runs of the other corpus."""
-    return other.scalar(select(func.count()).select_from(RunRow)) or 0
 
 
 def find_original(other: Session, row: FindingRow) -> str | None:

@@ -33,15 +33,10 @@ class Machines:
 
     Machines are compared with those that share torch, device and target: a place is all of these. What a campaign found
     with another compiler (its vetoes, plants or passes) says nothing, nor does what a corpus that is not trusted tells
-    of further machines.
-
-    Attributes:
-        shown: the places that showed it, as far as they are known.
-        judged: those where its case or its best reproducer was judged in full, whatever verdict was reached.
-        clean: the machines that found it right where another one shows it, and they do not.
-        under: the torches, devices and targets under which it was seen.
-        processors: the types of CPU that showed it, or of GPU where one ran.
-        clean_processors: the types that found it right and never showed it.
+    of further machines. ``shown`` are the places that showed it, ``judged`` those where its case or its best reproducer
+    was judged in full; ``clean`` are machines that found it right where another one shows it, and they do not.
+    ``under`` are the torches, devices and targets under which it was seen. ``processors`` are the types of CPU that
+    showed it, or of GPU where one ran, ``clean_processors`` those that found it right and never showed it.
     """
 
     shown: frozenset[Place] = frozenset()
@@ -149,13 +144,7 @@ def changed_campaigns(session: Session) -> set[int]:
 def machines_by_finding(
     session: Session, chosen: Sequence[ColumnElement[bool]], hits: Mapping[int, Hits]
 ) -> defaultdict[int, Machines]:
-    """Map each finding to the machines on which it was seen and judged.
-
-    Args:
-        session: a transaction.
-        chosen: what the findings fulfil; nothing for all of them.
-        hits: where each finding was hit.
-    """
+    """Map each finding that fulfils the conditions (none: all) to the machines on which it was seen and judged."""
     details = dict(session.execute(select(EnvironmentRow.id, EnvironmentRow.details)).all())
     reproduced, judged = _reproduced(session, chosen), _judged(session, chosen)
     found: defaultdict[int, Machines] = defaultdict(Machines)

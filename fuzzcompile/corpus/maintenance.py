@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import QueryableAttribute, Session
 
-from fuzzcompile.corpus.connection import connect, size, writing
+from fuzzcompile.corpus.connection import connect, explained_errors, size, writing
 from fuzzcompile.corpus.location import describe
 from fuzzcompile.corpus.models import (
     CampaignRow,
@@ -71,13 +71,13 @@ def bring_up_to_date(engine: Engine, *, create: bool) -> None:
     Raises:
         CorpusError: it is not a corpus, or one that this version can neither read nor upgrade.
     """
-    with engine.connect() as connection:
-        tables = set(inspect(connection).get_table_names())
-        revision = read_revision(connection)
-    if revision == HEAD:
-        return
-    _refuse_unusable(engine.url, revision, bool(tables - {VERSION_TABLE}), create)
-    upgrade(engine.url)
+    with explained_errors(engine.url):
+        with engine.connect() as connection:
+            tables = set(inspect(connection).get_table_names())
+            revision = read_revision(connection)
+        if revision != HEAD:
+            _refuse_unusable(engine.url, revision, bool(tables - {VERSION_TABLE}), create)
+            upgrade(engine.url)
 
 
 def upgrade(url: URL) -> None:

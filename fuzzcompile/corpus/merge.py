@@ -113,15 +113,10 @@ def _of_place(session: Session, signature: str) -> list[FindingRow]:
 
 
 def speaks_for(signature: str, reproduced: Mapping[str, object], judged: Mapping[str, object]) -> bool:
-    """Return whether a finding shows the report on its confirmed reproducer, rather than that on its best run.
+    """Tell whether a finding shows the report on its confirmed reproducer, rather than that ``judged`` on its best run.
 
     It does, so that all that is said of it is about the script that is shown. Only a report that lost the place in the
     compiler on the way, where the run proved it, gives way.
-
-    Args:
-        signature: the finding's.
-        reproduced: the report on the reproducer.
-        judged: the report on the best run.
     """
     if not reproduced.get("is_bug"):
         return False
@@ -174,11 +169,7 @@ def settle(
 ) -> tuple[FindingRow, tuple[int, ...]]:
     """Refine the finding by what its confirmed reproducer showed, and merge it with those that are the same bug.
 
-    Args:
-        session: the transaction.
-        finding: the finding.
-        reproducer: one of its reproducers.
-        anew: the reproducer was the finding's own and was judged again, so that its signature is the finding's.
+    ``anew``: the reproducer was the finding's own and was judged again, so that its signature is the finding's.
 
     Returns:
         The finding that is left, and the ids of those that vanished into it.
@@ -213,12 +204,9 @@ def belongs_apart(session: Session, finding: FindingRow, reproducer: ReproducerR
 
 
 def move_apart(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> tuple[FindingRow, bool]:
-    """Give a reproducer of another cause, and the runs of its case, to the finding of that cause.
+    """Give a reproducer of another cause, and the runs of its case, to the finding of that cause, which may be new.
 
     It stays, and is never the best, where neither that finding nor the case is known.
-
-    Returns:
-        The finding of the reproducer, and whether it is new.
     """
     signature = _signature(reproducer) or finding.signature
     target = session.scalar(select(FindingRow).where(FindingRow.signature == signature))

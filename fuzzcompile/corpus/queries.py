@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, TypeVar, cast
 from uuid import uuid4
@@ -15,7 +15,6 @@ from sqlalchemy.orm import QueryableAttribute, Session
 
 from fuzzcompile.corpus.machines import Hits, changed_campaigns, machines_by_finding
 from fuzzcompile.corpus.models import (
-    Base,
     CaseRow,
     CoverageRow,
     EnvironmentRow,
@@ -27,17 +26,12 @@ from fuzzcompile.corpus.models import (
     RunRow,
 )
 from fuzzcompile.corpus.records import (
-    CaseRecord,
     Coverage,
     Finding,
     FindingSummary,
     Related,
-    Replay,
     Reproducer,
-    StoredCampaign,
-    StoredCoverage,
     StoredReplay,
-    Umbrella,
     UnknownFindingError,
     UntrustedError,
     public_id,
@@ -174,11 +168,8 @@ def _changed(result: object) -> int:
 _FINDINGS_NAMED = 10
 # With more findings than this, a list of their ids is slower than reading of all.
 _MOST_NAMED = 500
-# The records whose fields are columns of one row, but for those that are given beside it.
-Stored = TypeVar(
-    "Stored", CaseRecord, Finding, FindingSummary, Related, Replay, Reproducer, StoredCampaign, StoredCoverage,
-    StoredReplay, Umbrella,
-)  # fmt: skip
+Stored = TypeVar("Stored")
+Value = TypeVar("Value")
 
 
 def finding_id(session: Session, name: str | int) -> int:
@@ -225,12 +216,8 @@ def collect_details(session: Session, environment_id: int | None) -> dict[str, o
 def make_record(kind: type[Stored], row: object, **given: object) -> Stored:
     """The record of a row: its fields are columns, except for those that are ``given``."""
     # Each record spells its columns' types once more; what mypy cannot compare, the tests of the corpus do.
-    columns: dict[str, Any] = {name: getattr(row, name) for name in _names(kind) - given.keys()}
+    columns = {field.name: getattr(row, field.name) for field in fields(cast(Any, kind)) if field.name not in given}
     return kind(**columns | given)
-
-
-def _names(kind: type[Stored]) -> set[str]:
-    return {field.name for field in fields(kind)}
 
 
 def list_conditions(status: str | None, campaign_id: int | None) -> list[ColumnElement[bool]]:
@@ -247,10 +234,9 @@ _BEST = (ReproducerRow, FindingRow.best_reproducer_id == ReproducerRow.id)
 
 def summary_records(session: Session, *conditions: ColumnElement[bool]) -> list[FindingSummary]:
     """The findings that fulfil all conditions, without reports and sources, oldest first."""
-    columns = [getattr(FindingRow, name) for name in _names_of_columns(FindingRow) if name != "evidence"]
     query = (
         select(
-            *columns,
+            *(column for column in FindingRow.__table__.columns if column.key != "evidence"),
             ReproducerRow.lines,
             ReproducerRow.confirmed,
             CaseRow.imported.label("case_imported"),
@@ -262,72 +248,53 @@ def summary_records(session: Session, *conditions: ColumnElement[bool]) -> list[
         .order_by(FindingRow.id)
     )
     rows = session.execute(query).all()
-    wanted = [row.id for row in rows] if conditions else None
-    seen, (drawn, hits) = _environments_by_finding(session, wanted), _hits_by_finding(session, wanted)
-    machines = machines_by_finding(session, conditions, hits)
-    return [
-        make_record(
-            FindingSummary,
-            row,
-            **_beside(row.duplicate_of_id, seen[row.id], drawn[row.id], row.lines, row.confirmed),
-            machines=machines[row.id],
-            trusted=is_trusted(row.case_imported, row.reproducer_imported),
+    details = dict(session.execute(select(EnvironmentRow.id, EnvironmentRow.details)).all())
+    seen = _seen_by_finding(session, [row.id for row in rows] if conditions else None)
+    machines = machines_by_finding(session, conditions, {key: found.hits for key, found in seen.items()})
+    found = []
+    for row in rows:
+        environments = [details[key] for key in seen[row.id].environments]
+        found.append(
+            make_record(
+                FindingSummary,
+                row,
+                duplicate_of=None if row.duplicate_of_id is None else public_id(row.duplicate_of_id),
+                torch_versions=tuple(dict.fromkeys(str(each["torch"]) for each in environments)),
+                devices=tuple(dict.fromkeys(map(_compiled_for, environments))),
+                reproducer_lines=row.lines,
+                drawn_from=drawn_from(seen[row.id].features),
+                machines=machines[row.id],
+                trusted=is_trusted(row.case_imported, row.reproducer_imported),
+            )
         )
-        for row in rows
-    ]
-
-
-def _names_of_columns(kind: type[Base]) -> list[str]:
-    return [column.key for column in kind.__table__.columns]
+    return found
 
 
 def finding_records(session: Session, *conditions: ColumnElement[bool]) -> list[Finding]:
     """The findings that fulfil all conditions, oldest first."""
     query = (
-        select(FindingRow, RunRow.report, CaseRow, ReproducerRow)
+        select(FindingRow.speaks_by_reproducer, FindingRow.evidence, RunRow.report, CaseRow, ReproducerRow)
         .join(RunRow, FindingRow.best_run_id == RunRow.id)
         .outerjoin(CaseRow, FindingRow.case_id == CaseRow.id)
         .outerjoin(*_BEST)
         .where(*conditions)
         .order_by(FindingRow.id)
     )
-    rows = session.execute(query).all()
-    wanted = [row.id for row, *_ in rows] if conditions else None
-    seen, (drawn, hits) = _environments_by_finding(session, wanted), _hits_by_finding(session, wanted)
-    machines = machines_by_finding(session, conditions, hits)
     found = []
-    for row, of_run, case, best in rows:
-        report = (best.report if row.speaks_by_reproducer else of_run) or {}
-        of_best = (None, None) if best is None else (best.lines, best.confirmed)
-        beside = _beside(row.duplicate_of_id, seen[row.id], drawn[row.id], *of_best)
-        beside["machines"] = machines[row.id]
-        beside["trusted"] = is_trusted(case is not None and case.imported, best is not None and best.imported)
-        program = case or best
-        source = {
+    summaries = summary_records(session, *conditions)
+    for summary, row in zip(summaries, session.execute(query), strict=True):
+        speaks, evidence, of_run, case, best = row
+        report, program = (best.report if speaks else of_run) or {}, case or best
+        whole: dict[str, Any] = {
+            "evidence": evidence,
+            "report": report,
+            "culprit": report.get("culprit"),
             "source": program.source,
             "source_sha256": program.sha256,
             "features": tuple(case.features) if case else (),
         }
-        found.append(make_record(Finding, row, **beside, **source, report=report, culprit=report.get("culprit")))
+        found.append(Finding(**vars(summary) | whole))
     return found
-
-
-def _beside(
-    duplicate_of_id: int | None,
-    environments: list[dict[str, object]],
-    features: list[list[str]],
-    lines: int | None,
-    confirmed: bool | None,
-) -> dict[str, object]:
-    """Return the fields of a finding's record besides its columns."""
-    return {
-        "duplicate_of": None if duplicate_of_id is None else public_id(duplicate_of_id),
-        "torch_versions": tuple(dict.fromkeys(str(details["torch"]) for details in environments)),
-        "devices": tuple(dict.fromkeys(map(_compiled_for, environments))),
-        "reproducer_lines": lines,
-        "confirmed": confirmed,
-        "drawn_from": drawn_from(features),
-    }
 
 
 def reproducer_record(session: Session, row: ReproducerRow) -> Reproducer:
@@ -341,11 +308,10 @@ def environment_of_runs(session: Session, row: FindingRow, shown: ReproducerRow 
     if shown is None:
         run = session.get_one(RunRow, row.best_run_id)
         return collect_details(session, run.environment_id) or {}
-    seen = [
-        details for details in _environments_by_finding(session, [row.id])[row.id] if details["torch"] == shown.torch
-    ]
+    seen = [collect_details(session, key) or {} for key in _seen_by_finding(session, [row.id])[row.id].environments]
     device = (shown.report or {}).get("device")
-    return next((dict(details) for details in seen), {"torch": shown.torch, "device": device})
+    alike = (details for details in seen if details["torch"] == shown.torch)
+    return next(alike, {"torch": shown.torch, "device": device})
 
 
 def first_reached(session: Session, compiler: str) -> dict[int, int]:
@@ -354,45 +320,34 @@ def first_reached(session: Session, compiler: str) -> dict[int, int]:
     return dict(session.execute(select(first, func.count()).where(CoverageRow.torch == compiler).group_by(first)).all())
 
 
-def _environments_by_finding(
-    session: Session, wanted: Sequence[int] | None = None
-) -> dict[int, list[dict[str, object]]]:
-    """The environments in which each finding, or each of those wanted, was hit, in the order in which they did."""
-    by_finding: dict[int, list[dict[str, object]]] = defaultdict(list)
-    details = dict(session.execute(select(EnvironmentRow.id, EnvironmentRow.details)).all())
-    every = wanted is None or len(wanted) > _MOST_NAMED
-    chosen = RunRow.finding_id.is_not(None) if every else RunRow.finding_id.in_(wanted or ())
-    rows = session.execute(
-        select(RunRow.finding_id, RunRow.environment_id)
-        .where(chosen)
-        .group_by(RunRow.finding_id, RunRow.environment_id)
-        .order_by(func.min(RunRow.id))
-    )
-    for key, environment in rows:
-        if key is not None:  # for the type checker: the query leaves these out
-            by_finding[key].append(details[environment])
-    return by_finding
+@dataclass
+class _Seen:
+    """The features of the cases that showed a finding, the environments in which they did, and which hits count."""
+
+    features: list[list[str]] = field(default_factory=list)
+    environments: dict[int, None] = field(default_factory=dict)
+    hits: Hits = field(default_factory=Hits)
 
 
-def _hits_by_finding(
-    session: Session, wanted: Sequence[int] | None = None
-) -> tuple[dict[int, list[list[str]]], dict[int, Hits]]:
-    """Of each finding, or of each of those wanted: the features of the cases that showed it, and where that counts."""
-    drawn: dict[int, list[list[str]]] = defaultdict(list)
-    hits: dict[int, Hits] = defaultdict(Hits)
+def _seen_by_finding(session: Session, wanted: Sequence[int] | None = None) -> dict[int, _Seen]:
+    """The runs that hit each finding, or each of those wanted, the first first."""
+    seen: dict[int, _Seen] = defaultdict(_Seen)
     changed = changed_campaigns(session)
     every = wanted is None or len(wanted) > _MOST_NAMED
     chosen = RunRow.finding_id.is_not(None) if every else RunRow.finding_id.in_(wanted or ())
     of_run = (RunRow.finding_id, RunRow.id, RunRow.environment_id, RunRow.campaign_id, RunRow.token)
     query = select(*of_run, CaseRow.features, CaseRow.imported).join(CaseRow, RunRow.case_id == CaseRow.id)
-    for key, run, environment, campaign, token, features, imported in session.execute(query.where(chosen)):
+    for key, run, environment, campaign, token, features, imported in session.execute(
+        query.where(chosen).order_by(RunRow.id)
+    ):
         if key is None:  # for the type checker: the query leaves these out
             continue
-        drawn[key].append(features)
+        seen[key].features.append(features)
+        seen[key].environments[environment] = None
         if campaign not in changed:
-            found = hits[key].claimed if imported or is_claim(token) else hits[key].own
-            found[environment] = min(run, found.get(environment, run))
-    return drawn, hits
+            hits = seen[key].hits.claimed if imported or is_claim(token) else seen[key].hits.own
+            hits.setdefault(environment, run)
+    return seen
 
 
 def _compiled_for(environment: Mapping[str, object]) -> str:
@@ -452,70 +407,47 @@ class Overview:
 def overview(session: Session) -> Overview:
     """Read it all."""
     details = dict(session.execute(select(EnvironmentRow.id, EnvironmentRow.details)).all())
-    findings = finding_records(session)
-    return Overview(
-        sorted(findings, key=lambda finding: finding.place),
-        _best_reproducers(session, details),
-        _environments(session, details),
-        _related(session),
-        _replays(session),
-        _former(session),
-        _judgings(session),
-    )
-
-
-def _best_reproducers(session: Session, details: Mapping[int, Mapping[str, object]]) -> dict[int, Reproducer]:
-    query = (
+    scripts = (
         select(FindingRow.id, ReproducerRow, CaseRow.sha256)
-        .join(ReproducerRow, FindingRow.best_reproducer_id == ReproducerRow.id)
+        .join(*_BEST)
         .outerjoin(CaseRow, ReproducerRow.case_id == CaseRow.id)
     )
-    return {
-        finding: make_record(Reproducer, row, case_sha256=case, environment=details.get(row.environment_id or 0))
-        for finding, row, case in session.execute(query)
-    }
+    related = session.scalars(select(RelatedRow).order_by(RelatedRow.score.desc(), RelatedRow.id))
+    replays = session.scalars(select(ReplayRow).order_by(ReplayRow.id))
+    judgings = select(RunRow.campaign_id, RunRow.created, RunRow.screened).where(RunRow.campaign_id.is_not(None))
+    return Overview(
+        sorted(finding_records(session), key=lambda finding: finding.place),
+        {
+            key: make_record(Reproducer, row, case_sha256=case, environment=details.get(row.environment_id or 0))
+            for key, row, case in session.execute(scripts)
+        },
+        _environments(session, details),
+        _group((row.finding_id, make_record(Related, row)) for row in related),
+        _group((row.finding_id, make_record(StoredReplay, row, runs=tuple(row.runs))) for row in replays),
+        _group(session.execute(select(FormerNameRow.finding_id, FormerNameRow.signature)).tuples()),
+        [
+            Judging(campaign, moment, screened)
+            for campaign, moment, screened in session.execute(judgings.order_by(RunRow.created, RunRow.id))
+            if campaign is not None  # for the type checker: the query leaves these out
+        ],
+    )
 
 
 def _environments(session: Session, details: Mapping[int, Mapping[str, object]]) -> dict[int, Mapping[str, object]]:
     """That of the reproducer's report where it speaks for the finding, else that of the best run."""
     query = (
         select(FindingRow.id, FindingRow.speaks_by_reproducer, ReproducerRow.environment_id, RunRow.environment_id)
-        .outerjoin(ReproducerRow, FindingRow.best_reproducer_id == ReproducerRow.id)
+        .outerjoin(*_BEST)
         .outerjoin(RunRow, FindingRow.best_run_id == RunRow.id)
     )
-    chosen = dict[int, Mapping[str, object]]()
-    for key, speaks, of_script, of_run in session.execute(query):
-        environment = (of_script if speaks else None) or of_run
-        if environment is not None:
-            chosen[key] = details[environment]
-    return chosen
+    chosen = (
+        (key, (of_script if speaks else None) or of_run) for key, speaks, of_script, of_run in session.execute(query)
+    )
+    return {key: details[environment] for key, environment in chosen if environment is not None}
 
 
-def _related(session: Session) -> dict[int, list[Related]]:
-    by_finding = defaultdict[int, list[Related]](list)
-    for row in session.scalars(select(RelatedRow).order_by(RelatedRow.score.desc(), RelatedRow.id)):
-        by_finding[row.finding_id].append(make_record(Related, row))
-    return dict(by_finding)
-
-
-def _replays(session: Session) -> dict[int, list[StoredReplay]]:
-    by_finding = defaultdict[int, list[StoredReplay]](list)
-    for row in session.scalars(select(ReplayRow).order_by(ReplayRow.id)):
-        by_finding[row.finding_id].append(replace(make_record(StoredReplay, row), runs=tuple(row.runs)))
-    return dict(by_finding)
-
-
-def _former(session: Session) -> dict[int, list[str]]:
-    by_finding = defaultdict[int, list[str]](list)
-    for finding, signature in session.execute(select(FormerNameRow.finding_id, FormerNameRow.signature)):
-        by_finding[finding].append(signature)
-    return dict(by_finding)
-
-
-def _judgings(session: Session) -> list[Judging]:
-    query = select(RunRow.campaign_id, RunRow.created, RunRow.screened).where(RunRow.campaign_id.is_not(None))
-    return [
-        Judging(campaign, moment, screened)
-        for campaign, moment, screened in session.execute(query.order_by(RunRow.created, RunRow.id))
-        if campaign is not None  # for the type checker: the query leaves these out
-    ]
+def _group(pairs: Iterable[tuple[int, Value]]) -> dict[int, list[Value]]:
+    grouped = defaultdict[int, list[Value]](list)
+    for finding, value in pairs:
+        grouped[finding].append(value)
+    return dict(grouped)

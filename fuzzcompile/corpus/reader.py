@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import maintenance, transactions
-from fuzzcompile.corpus.connection import explained_errors, integrity, reading, survives_outages
+from fuzzcompile.corpus.connection import Transacting, integrity, reads
 from fuzzcompile.corpus.fleet import Fleet, fleet
-from fuzzcompile.corpus.location import describe
 from fuzzcompile.corpus.maintenance import Stats
 from fuzzcompile.corpus.merge import find_finding
 from fuzzcompile.corpus.models import (
@@ -78,16 +76,10 @@ _LEAST_DIGITS, _WHOLE = 6, 64
 
 @dataclass(frozen=True)
 class JudgedRun:
-    """One time that a case was judged.
+    """One time that a case was judged: the report, and where.
 
-    Attributes:
-        report: the report, as ``triage --json`` prints it.
-        environment: where.
-        conditions: the campaign's vetoes, hashes of plants, and own passes; None outside a campaign.
-        screened: whether no code was generated.
-        finding: the public id of the finding that it hit.
-        place: the stream and the place there; None for a case beside a stream.
-        created: when it was stored.
+    ``conditions`` are the campaign's vetoes, hashes of plants, and own passes, ``place`` the stream and the place
+    there; None for a case that no campaign or no stream had. ``finding`` is the public id of the one that it hit.
     """
 
     report: ReportJson
@@ -150,84 +142,71 @@ def _run(run: RunRow, environment: dict[str, object], settings: dict[str, object
     )
 
 
-@survives_outages
-class Reader:
-    """The reading half of a `Store`. A finding is named by id (3, "3", "F3"), signature, or beginning of one.
+class Reader(Transacting):
+    """The reading half of a `Store`. A finding is named by id (3, "3", "F3"), signature, or beginning of one."""
 
-    A server that is lost during a call is waited for, ``patience`` seconds at most.
-    """
-
-    def __init__(self, engine: Engine, patience: float = 0.0) -> None:
-        self.patience = patience
-        self._engine = engine
-        self._reading = reading(engine)
-
-    @property
-    def location(self) -> str:
-        """The path, or the URL without its password: what to show, and to give to ``--corpus``."""
-        return describe(self._engine.url)
-
-    def campaigns(self) -> list[StoredCampaign]:
+    @reads
+    def campaigns(self, session: Session) -> list[StoredCampaign]:
         """Every campaign, oldest first."""
         query = (
             select(CampaignRow, EnvironmentRow.details)
             .join(EnvironmentRow, CampaignRow.environment_id == EnvironmentRow.id)
             .order_by(CampaignRow.id)
         )
-        with self._read() as session:
-            return [
-                make_record(StoredCampaign, row, environment=details, settings=transactions.asked(row.settings))
-                for row, details in session.execute(query)
-            ]
+        return [
+            make_record(StoredCampaign, row, environment=details, settings=transactions.asked(row.settings))
+            for row, details in session.execute(query)
+        ]
 
-    def part(self, campaign_id: int) -> int:
+    @reads
+    def part(self, session: Session, campaign_id: int) -> int:
         """The part of its stream that a campaign judges (`fuzzcompile.corpus.transactions`)."""
-        with self._read() as session:
-            return session.scalar(select(CampaignRow.part).where(CampaignRow.id == campaign_id)) or 0
+        return session.scalar(select(CampaignRow.part).where(CampaignRow.id == campaign_id)) or 0
 
-    def living(self) -> set[int]:
+    @reads
+    def living(self, session: Session) -> set[int]:
         """The ids of the campaigns that run, as far as the corpus can tell, but for this process's."""
-        with self._read() as session:
-            return {row.id for row in transactions.living(session, transactions.present(session))}
+        return {row.id for row in transactions.living(session, transactions.present(session))}
 
-    def news(self, compiler: str, since: Since | None) -> News:
+    @reads
+    def news(self, session: Session, compiler: str, since: Since | None) -> News:
         """Return the records stored since (`fuzzcompile.corpus.queries`)."""
-        with self._read() as session:
-            return news(session, compiler, since)
+        return news(session, compiler, since)
 
-    def recorded_indices(self, stream: str) -> set[int]:
+    @reads
+    def recorded_indices(self, session: Session, stream: str) -> set[int]:
         """The places of a stream that were judged, by this campaign or an earlier one."""
         query = select(RunRow.stream_index).where(RunRow.stream == stream)
-        with self._read() as session:
-            return {index for index in session.scalars(query) if index is not None}
+        return {index for index in session.scalars(query) if index is not None}
 
-    def has_source(self, sha256: str, stream: str | None = None) -> bool:
+    @reads
+    def has_source(self, session: Session, sha256: str, stream: str | None = None) -> bool:
         """Return whether a case of that hash was judged, in ``stream`` or (None) in any."""
         query = select(RunRow.id).join(CaseRow, RunRow.case_id == CaseRow.id).where(CaseRow.sha256 == sha256)
         if stream is not None:
             query = query.where(RunRow.stream == stream)
-        with self._read() as session:
-            return session.scalar(query.limit(1)) is not None
+        return session.scalar(query.limit(1)) is not None
 
-    def case(self, sha256: str) -> CaseRecord | None:
+    @reads
+    def case(self, session: Session, sha256: str) -> CaseRecord | None:
         """The stored case of that hash, with its recipe but without its place; None where there is none."""
-        with self._read() as session:
-            row = session.scalar(select(CaseRow).where(CaseRow.sha256 == sha256))
-            if row is None:
-                return None
-            tuples = {name: tuple(getattr(row, name)) for name in ("idioms", "near_misses", "features")}
-            return make_record(CaseRecord, row, stream=None, index=None, **tuples)
+        row = session.scalar(select(CaseRow).where(CaseRow.sha256 == sha256))
+        if row is None:
+            return None
+        tuples = {name: tuple(getattr(row, name)) for name in ("idioms", "near_misses", "features")}
+        return make_record(CaseRecord, row, stream=None, index=None, **tuples)
 
-    def judged(self, name: str) -> JudgedCase:
+    @reads
+    def judged(self, session: Session, name: str) -> JudgedCase:
         """The case whose hash begins with ``name``, and every time that it was judged.
 
         Raises:
             UnknownFindingError: there is none, or more than one.
         """
-        with self._read() as session:
-            return judged_case(session, name)
+        return judged_case(session, name)
 
-    def stream_runs(self, stream: str, compiler: str, latest: int | None = None) -> list[StreamRun]:
+    @reads
+    def stream_runs(self, session: Session, stream: str, compiler: str, latest: int | None = None) -> list[StreamRun]:
         """The judged cases of a stream in its order, each once, and what each was the first to reach.
 
         With ``latest``, only so many, those that were stored last.
@@ -241,16 +220,16 @@ class Reader:
             .order_by(RunRow.stream_index, RunRow.id)
         )
         opening = select(func.min(RunRow.id)).where(RunRow.is_bug).group_by(RunRow.finding_id)
-        with self._read() as session:
-            firsts, opened = first_reached(session, compiler), set(session.scalars(opening))
-            runs: dict[int, StreamRun] = {}
-            for index, run, case, screened, features in session.execute(query):
-                if index is None:  # for the type checker: the query leaves these out
-                    continue
-                runs[index] = StreamRun(index, tuple(features), screened, firsts.get(case, 0), run in opened)
-            return list(runs.values())
+        firsts, opened = first_reached(session, compiler), set(session.scalars(opening))
+        runs: dict[int, StreamRun] = {}
+        for index, run, case, screened, features in session.execute(query):
+            if index is None:  # for the type checker: the query leaves these out
+                continue
+            runs[index] = StreamRun(index, tuple(features), screened, firsts.get(case, 0), run in opened)
+        return list(runs.values())
 
-    def seeds(self, compiler: str, profile: Mapping[str, object], *, limit: int = 64) -> list[Seed]:
+    @reads
+    def seeds(self, session: Session, compiler: str, profile: Mapping[str, object], *, limit: int = 64) -> list[Seed]:
         """Generated cases of that profile that were first to reach something; most first, then oldest first."""
         reached = select(CoverageRow.first_case_id).where(CoverageRow.torch == compiler)
         query = (
@@ -259,16 +238,18 @@ class Reader:
             .where(CaseRow.choices.is_not(None), CaseRow.id.in_(reached))
             .order_by(CaseRow.id, RunRow.id)
         )
-        with self._read() as session:
-            firsts = first_reached(session, compiler)
-            seeds: dict[int, Seed] = {}
-            for key, sha256, choices, spec, report in session.execute(query):
-                if choices is not None and (spec or {}).get("profile") == profile:
-                    step = cast("ReportJson", report).get("evidence", {}).get("float64_step")
-                    seeds[key] = Seed(sha256, choices, firsts[key], step)
+        firsts = first_reached(session, compiler)
+        seeds: dict[int, Seed] = {}
+        for key, sha256, choices, spec, report in session.execute(query):
+            if choices is not None and (spec or {}).get("profile") == profile:
+                step = cast("ReportJson", report).get("evidence", {}).get("float64_step")
+                seeds[key] = Seed(sha256, choices, firsts[key], step)
         return sorted(seeds.values(), key=lambda seed: -seed.firsts)[:limit]
 
-    def coverage(self, compiler: str | None = None, *, until: datetime | None = None) -> list[StoredCoverage]:
+    @reads
+    def coverage(
+        self, session: Session, compiler: str | None = None, *, until: datetime | None = None
+    ) -> list[StoredCoverage]:
         """Return the rewrites, decompositions, lowerings and kernels that every compiler reached, or one alone.
 
         With ``until``, only what was first reached by a case that campaigns had judged by then; a case that was judged
@@ -281,157 +262,145 @@ class Reader:
         if until is not None:
             judged = select(RunRow.case_id).where(RunRow.campaign_id.is_not(None)).group_by(RunRow.case_id)
             query = query.where(CoverageRow.first_case_id.in_(judged.having(func.max(RunRow.created) <= until)))
-        with self._read() as session:
-            rows = session.execute(query.order_by(CoverageRow.torch, *identity))
-            return [make_record(StoredCoverage, row, first_case_sha256=sha256) for row, sha256 in rows]
+        rows = session.execute(query.order_by(CoverageRow.torch, *identity))
+        return [make_record(StoredCoverage, row, first_case_sha256=sha256) for row, sha256 in rows]
 
+    @reads
     def counters(
-        self, stream: str | None = None, *, compiler: str | None = None, until: datetime | None = None
+        self, session: Session, stream: str | None = None, *, compiler: str | None = None, until: datetime | None = None
     ) -> Counters:
         """Counts over all runs, or those of one stream, by one compiler, or by campaigns until a moment."""
         chosen = [] if stream is None else [RunRow.stream == stream]
         if compiler is not None:
-            chosen.append(RunRow.environment_id.in_(self._environments(compiler)))
+            rows = session.execute(select(EnvironmentRow.id, EnvironmentRow.details))
+            alike = [key for key, details in rows if identify_compiler(details) == compiler]
+            chosen.append(RunRow.environment_id.in_(alike))
         if until is not None:
             chosen += [RunRow.campaign_id.is_not(None), RunRow.created <= until]
         by_verdict = (
             select(RunRow.verdict, func.count()).where(*chosen).group_by(RunRow.verdict).order_by(RunRow.verdict)
         )
-        with self._read() as session:
-            verdicts = dict(session.execute(by_verdict).all())
-            cases = count_distinct(session, RunRow.case_id, chosen)
-            findings = count_distinct(session, RunRow.finding_id, chosen)
+        verdicts = dict(session.execute(by_verdict).all())
+        cases = count_distinct(session, RunRow.case_id, chosen)
+        findings = count_distinct(session, RunRow.finding_id, chosen)
         return Counters(cases, sum(verdicts.values()), verdicts, findings)
 
-    def findings(self, status: str | None = None, *, campaign_id: int | None = None) -> list[Finding]:
+    @reads
+    def findings(self, session: Session, status: str | None = None, *, campaign_id: int | None = None) -> list[Finding]:
         """All findings, or those of a status or hit by a campaign; oldest first."""
-        with self._read() as session:
-            return finding_records(session, *list_conditions(status, campaign_id))
+        return finding_records(session, *list_conditions(status, campaign_id))
 
-    def unreduced(self) -> dict[str, str]:
+    @reads
+    def unreduced(self, session: Session) -> dict[str, str]:
         """The public ids and signatures of the open findings without a reproducer; no case is looked at."""
         query = select(FindingRow.id, FindingRow.signature).where(
             FindingRow.status == "open", FindingRow.best_reproducer_id.is_(None)
         )
-        with self._read() as session:
-            return {public_id(key): signature for key, signature in session.execute(query.order_by(FindingRow.id))}
+        return {public_id(key): signature for key, signature in session.execute(query.order_by(FindingRow.id))}
 
-    def findings_named(self, signatures: Collection[str]) -> list[Finding]:
+    @reads
+    def findings_named(self, session: Session, signatures: Collection[str]) -> list[Finding]:
         """The findings of these signatures, oldest first."""
-        with self._read() as session:
-            return finding_records(session, FindingRow.signature.in_(signatures))
+        return finding_records(session, FindingRow.signature.in_(signatures))
 
-    def summaries(self, status: str | None = None, *, campaign_id: int | None = None) -> list[FindingSummary]:
+    @reads
+    def summaries(
+        self, session: Session, status: str | None = None, *, campaign_id: int | None = None
+    ) -> list[FindingSummary]:
         """The same findings without reports and sources, which take long to read; the worst first."""
-        with self._read() as session:
-            found = summary_records(session, *list_conditions(status, campaign_id))
+        found = summary_records(session, *list_conditions(status, campaign_id))
         return sorted(found, key=lambda finding: finding.place)
 
-    def finding(self, name: str | int) -> Finding:
+    @reads
+    def finding(self, session: Session, name: str | int) -> Finding:
         """The finding called ``name``; a finding that was merged into another is that other one.
 
         Raises:
             UnknownFindingError: there is none, or more than one; the message lists what there is.
         """
-        with self._read() as session:
-            return finding_records(session, FindingRow.id == finding_id(session, name))[0]
+        return finding_records(session, FindingRow.id == finding_id(session, name))[0]
 
-    def finding_of(self, signature: str) -> str | None:
+    @reads
+    def finding_of(self, session: Session, signature: str) -> str | None:
         """The public id of the finding that a report of this signature would be a hit of, if there is one."""
-        with self._read() as session:
-            row = find_finding(session, signature)
-            return None if row is None else public_id(row.id)
+        row = find_finding(session, signature)
+        return None if row is None else public_id(row.id)
 
-    def names_of(self, finding: str | int) -> list[str]:
+    @reads
+    def names_of(self, session: Session, finding: str | int) -> list[str]:
         """The signatures of a finding: its own, then those that it had, and those of findings merged into it."""
-        with self._read() as session:
-            row = session.get_one(FindingRow, finding_id(session, finding))
-            former = (
-                select(FormerNameRow.signature).where(FormerNameRow.finding_id == row.id).order_by(FormerNameRow.id)
-            )
-            return list(dict.fromkeys([row.signature, *session.scalars(former)]))
+        row = session.get_one(FindingRow, finding_id(session, finding))
+        former = select(FormerNameRow.signature).where(FormerNameRow.finding_id == row.id).order_by(FormerNameRow.id)
+        return list(dict.fromkeys([row.signature, *session.scalars(former)]))
 
-    def environment_of(self, finding: str | int) -> dict[str, object]:
+    @reads
+    def environment_of(self, session: Session, finding: str | int) -> dict[str, object]:
         """The environment in which a finding's report was made; what is known of it, if it was not stored."""
-        with self._read() as session:
-            row = session.get_one(FindingRow, finding_id(session, finding))
-            best = shown_reproducer(session, row)
-            key = best.environment_id if best is not None else None
-            return collect_details(session, key) or environment_of_runs(session, row, best)
+        row = session.get_one(FindingRow, finding_id(session, finding))
+        best = shown_reproducer(session, row)
+        key = best.environment_id if best is not None else None
+        return collect_details(session, key) or environment_of_runs(session, row, best)
 
-    def best_reproducer(self, finding: str | int) -> Reproducer | None:
+    @reads
+    def best_reproducer(self, session: Session, finding: str | int) -> Reproducer | None:
         """A confirmed one before others, then one of the worst severity, then the shortest."""
-        with self._read() as session:
-            row = session.get_one(FindingRow, finding_id(session, finding))
-            best = None if row.best_reproducer_id is None else session.get_one(ReproducerRow, row.best_reproducer_id)
-            return None if best is None else reproducer_record(session, best)
+        row = session.get_one(FindingRow, finding_id(session, finding))
+        best = None if row.best_reproducer_id is None else session.get_one(ReproducerRow, row.best_reproducer_id)
+        return None if best is None else reproducer_record(session, best)
 
-    def reproducers(self, finding: str | int) -> list[Reproducer]:
+    @reads
+    def reproducers(self, session: Session, finding: str | int) -> list[Reproducer]:
         """Every reproducer of a finding, oldest first."""
-        with self._read() as session:
-            key = finding_id(session, finding)
-            rows = session.scalars(
-                select(ReproducerRow).where(ReproducerRow.finding_id == key).order_by(ReproducerRow.id)
-            )
-            return [reproducer_record(session, row) for row in rows]
+        key = finding_id(session, finding)
+        rows = session.scalars(select(ReproducerRow).where(ReproducerRow.finding_id == key).order_by(ReproducerRow.id))
+        return [reproducer_record(session, row) for row in rows]
 
-    def replays(self, finding: str | int | None = None) -> list[StoredReplay]:
+    @reads
+    def replays(self, session: Session, finding: str | int | None = None) -> list[StoredReplay]:
         """The replays of one finding or (None) of all, oldest first."""
         query = select(ReplayRow).order_by(ReplayRow.id)
-        with self._read() as session:
-            if finding is not None:
-                query = query.where(ReplayRow.finding_id == finding_id(session, finding))
-            return [make_record(StoredReplay, row, runs=tuple(row.runs)) for row in session.scalars(query)]
+        if finding is not None:
+            query = query.where(ReplayRow.finding_id == finding_id(session, finding))
+        return [make_record(StoredReplay, row, runs=tuple(row.runs)) for row in session.scalars(query)]
 
-    def related(self, finding: str | int) -> list[Related]:
+    @reads
+    def related(self, session: Session, finding: str | int) -> list[Related]:
         """The public reports that a search found for a finding, the likeliest first."""
-        with self._read() as session:
-            key = finding_id(session, finding)
-            query = select(RelatedRow).where(RelatedRow.finding_id == key).order_by(RelatedRow.score.desc())
-            return [make_record(Related, row) for row in session.scalars(query)]
+        key = finding_id(session, finding)
+        query = select(RelatedRow).where(RelatedRow.finding_id == key).order_by(RelatedRow.score.desc())
+        return [make_record(Related, row) for row in session.scalars(query)]
 
-    def umbrellas(self) -> list[Umbrella]:
+    @reads
+    def umbrellas(self, session: Session) -> list[Umbrella]:
         """The groups that findings are in or of which a person said something, by name."""
         names = select(FindingRow.umbrella).where(FindingRow.umbrella.is_not(None)).distinct()
-        with self._read() as session:
-            marked = {row.name: make_record(Umbrella, row) for row in session.scalars(select(UmbrellaRow))}
-            known = sorted({*filter(None, session.scalars(names)), *marked})
-            return [marked.get(name) or Umbrella(name) for name in known]
+        marked = {row.name: make_record(Umbrella, row) for row in session.scalars(select(UmbrellaRow))}
+        known = sorted({*filter(None, session.scalars(names)), *marked})
+        return [marked.get(name) or Umbrella(name) for name in known]
 
-    def umbrella(self, name: str | None) -> Umbrella | None:
+    @reads
+    def umbrella(self, session: Session, name: str | None) -> Umbrella | None:
         """The group of that name, and what a person said of it; None for no name."""
         if name is None:
             return None
-        with self._read() as session:
-            row = session.get(UmbrellaRow, name)
-            return Umbrella(name) if row is None else make_record(Umbrella, row)
+        row = session.get(UmbrellaRow, name)
+        return Umbrella(name) if row is None else make_record(Umbrella, row)
 
-    def _environments(self, compiler: str) -> list[int]:
-        """The environments of one compiler."""
-        with self._read() as session:
-            rows = session.execute(select(EnvironmentRow.id, EnvironmentRow.details))
-            return [key for key, details in rows if identify_compiler(details) == compiler]
-
-    def stats(self) -> Stats:
+    @reads
+    def stats(self, session: Session) -> Stats:
         """Return the counts of the corpus."""
-        with self._read() as session:
-            return maintenance.stats(session)
+        return maintenance.stats(session)
 
-    def overview(self) -> Overview:
+    @reads
+    def overview(self, session: Session) -> Overview:
         """All that a report on the corpus shows of findings and cases."""
-        with self._read() as session:
-            return overview(session)
+        return overview(session)
 
-    def fleet(self, at: datetime | None = None) -> Fleet:
+    @reads
+    def fleet(self, session: Session, at: datetime | None = None) -> Fleet:
         """Return the fleet at a moment; by default at the present of the corpus's server."""
-        with self._read() as session:
-            return fleet(session, at or present(session))
+        return fleet(session, at or present(session))
 
     def integrity(self) -> str:
         """``ok``, or what is wrong with the database."""
         return integrity(self._engine)
-
-    @contextmanager
-    def _read(self) -> Iterator[Session]:
-        with explained_errors(self._engine.url), Session(self._reading) as session:
-            yield session

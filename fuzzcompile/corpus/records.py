@@ -239,13 +239,10 @@ class FindingSummary:
     """One root cause, as lists show it; what it says is that of one report (`Finding`).
 
     ``devices`` are the kinds of device for which programs that hit it were compiled: ``cpu``, ``cuda`` or a target.
-    ``severity`` is a word of `fuzzcompile.model.severity.Severity`. ``status``, ``issue``, ``note`` and
-    ``duplicate_of`` (a
-    public id) are what a person said; ``searched`` is when reports on it were last searched for, with which
-    ``queries``. ``reproducer_lines`` and ``confirmed`` tell of the best reproducer; None where there is none.
-    ``drawn_from`` is what `fuzzcompile.corpus.queries.drawn_from` says. ``trusted`` tells whether its programs may be
-    run
-    (`fuzzcompile.corpus.queries`), ``machines`` where it was seen.
+    ``status``, ``issue``, ``note`` and ``duplicate_of`` (a public id) are what a person said; ``searched`` is when
+    reports on it were last searched for, with which ``queries``. ``reproducer_lines`` and ``confirmed`` tell of the
+    best reproducer, if there is one. ``drawn_from`` is what `fuzzcompile.corpus.queries.drawn_from` says, ``trusted``
+    whether its programs may be run, ``machines`` where it was seen.
     """
 
     id: int

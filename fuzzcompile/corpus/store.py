@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
-from sqlalchemy import Engine
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import export as exporting
 from fuzzcompile.corpus import imports, maintenance, transactions
 from fuzzcompile.corpus import queries as trusting
-from fuzzcompile.corpus.connection import (
-    connect,
-    explained_errors,
-    once_it_is_up,
-    shrink,
-    survives_outages,
-    waiting,
-    writing,
-)
+from fuzzcompile.corpus.connection import connect, keep_trying, shrink, writes
 from fuzzcompile.corpus.imports import Arrived, Copied, Export, original_in, put_export, settle_duplicates
 from fuzzcompile.corpus.location import describe, find_file, require_file, resolve
 from fuzzcompile.corpus.maintenance import Freed, bring_up_to_date
-from fuzzcompile.corpus.models import CampaignRow
+from fuzzcompile.corpus.models import CampaignRow, FindingRow, RunRow
 from fuzzcompile.corpus.queries import finding_id
 from fuzzcompile.corpus.reader import Reader
 from fuzzcompile.corpus.records import (
@@ -52,21 +43,12 @@ if TYPE_CHECKING:
     from fuzzcompile.model.contract import ReportJson
 
 
-Written = TypeVar("Written")
-Arguments = ParamSpec("Arguments")
-
-
-@survives_outages
 class Store(Reader):
     """An open corpus. Each call is one transaction: once it has returned, a kill loses nothing of it.
 
     A call that is made again, because the server was lost meanwhile, stores nothing twice. Threads may share a store,
     and processes may open the same corpus; a process that was forked opens its own.
     """
-
-    def __init__(self, engine: Engine, patience: float = 0.0) -> None:
-        super().__init__(engine, patience)
-        self._writing = writing(engine)
 
     @classmethod
     def open(
@@ -87,7 +69,7 @@ class Store(Reader):
         waits = float(str(read_settings().find_value("patience"))) if patience is None else patience
         engine = connect(url)
         try:
-            once_it_is_up(lambda: _checked(engine, create), describe(url), waits)
+            keep_trying(lambda: bring_up_to_date(engine, create=create), describe(url), waits, opening=True)
         except BaseException:  # an interrupt must not leave connections open either
             engine.dispose()
             raise
@@ -105,23 +87,23 @@ class Store(Reader):
 
     def start_campaign(self, campaign: Campaign) -> int:
         """Store that a campaign begins; return its row's id."""
-        return self._stored(transactions.put_campaign, campaign, uuid4().hex)
+        return self.write(transactions.put_campaign, campaign, uuid4().hex)
 
-    def heartbeat(self, campaign_id: int, counters: Mapping[str, object]) -> int:
+    @writes
+    def heartbeat(self, session: Session, campaign_id: int, counters: Mapping[str, object]) -> int:
         """Keep the counters of a running campaign, so that a killed one still shows them.
 
         Returns:
             The part of its stream that it judges from now on (`fuzzcompile.corpus.transactions`).
         """
-        with self._write() as session:
-            return transactions.hear(session, _campaign(session, campaign_id), counters)
+        return transactions.hear(session, _campaign(session, campaign_id), counters)
 
-    def finish_campaign(self, campaign_id: int, counters: Mapping[str, object], ended: Ended) -> None:
+    @writes
+    def finish_campaign(self, session: Session, campaign_id: int, counters: Mapping[str, object], ended: Ended) -> None:
         """Store how a campaign ended."""
-        with self._write() as session:
-            row = _campaign(session, campaign_id)
-            row.counters, row.ended = transactions.plain(counters), ended
-            row.last_heard = row.finished = transactions.present(session)
+        row = _campaign(session, campaign_id)
+        row.counters, row.ended = transactions.plain(counters), ended
+        row.last_heard = row.finished = transactions.present(session)
 
     def record(
         self,
@@ -141,57 +123,55 @@ class Store(Reader):
         Raises:
             ValueError: a bug has no signature, the environment no torch, or a number is NaN or infinite.
         """
-        return self._stored(
+        return self.write(
             transactions.put_run, campaign_id, case, environment, report, coverage,
             screened=screened, token=token or uuid4().hex,
         )  # fmt: skip
 
+    @writes
     def add_reproducer(
-        self, finding: str | int, reproducer: Reproducer, *, replaces: str | None = None
+        self, session: Session, finding: str | int, reproducer: Reproducer, *, replaces: str | None = None
     ) -> StoredReproducer:
         """Store a reproducer of a finding; a script that is already stored is updated.
 
         A confirmed one settles what the finding is: a coarse signature becomes the refined one of its report, and
         findings that are thereby seen to be the same bug are merged. The answer says which finding is left.
-
-        Args:
-            finding: what it shows.
-            reproducer: the script, and what was seen of it.
-            replaces: the hash of the finding's own script or case, if that was judged anew to make this one; what it
-                shows now is what the finding is, whatever its signature was.
+        ``replaces`` is the hash of the finding's own script or case, if that was judged anew to make this one; what it
+        shows now is what the finding is, whatever its signature was.
         """
-        with self._write() as session:
-            return transactions.put_reproducer(session, finding_id(session, finding), reproducer, replaces)
+        return transactions.put_reproducer(session, finding_id(session, finding), reproducer, replaces)
 
-    def mark(self, name: str, mark: Mark) -> tuple[str, Mark]:
+    @writes
+    def mark(self, session: Session, name: str, mark: Mark) -> tuple[str, Mark]:
         """Store what a person says of a finding or a group of them; return its name, and all that is said of it now.
 
         Raises:
             UsageError: there is no such finding or group, or a finding would be a duplicate of itself.
         """
-        with self._write() as session:
-            return put_mark(session, name, mark)
+        return put_mark(session, name, mark)
 
-    def trust(self, findings: Iterable[str | int] | None) -> int:
+    @writes
+    def trust(self, session: Session, findings: Iterable[str | int] | None) -> int:
         """Trust what commands run of these findings, or (None) all that the corpus holds; how many sources were marked.
 
         Raises:
             UnknownFindingError: there is no such finding; nothing is trusted then.
         """
-        with self._write() as session:
-            if findings is None:
-                return trusting.trust_all(session)
-            return sum(trusting.trust(session, finding_id(session, name)) for name in findings)
+        if findings is None:
+            return trusting.trust_all(session)
+        return sum(trusting.trust(session, finding_id(session, name)) for name in findings)
 
     def add_replay(self, finding: str | int, replay: Replay) -> None:
         """Store that a finding's reproducer was run again."""
         made = transactions.now()
-        self._stored(lambda session: transactions.put_replay(session, finding_id(session, finding), replay, made))
+        self.write(lambda session: transactions.put_replay(session, finding_id(session, finding), replay, made))
 
-    def keep_related(self, finding: str | int, related: Sequence[Related], queries: Sequence[str]) -> None:
+    @writes
+    def keep_related(
+        self, session: Session, finding: str | int, related: Sequence[Related], queries: Sequence[str]
+    ) -> None:
         """Store the public reports on a finding that ``queries`` led to, in place of those of an earlier search."""
-        with self._write() as session:
-            transactions.put_related(session, finding_id(session, finding), related, queries)
+        transactions.put_related(session, finding_id(session, finding), related, queries)
 
     def export(self, finding: str | int, folder: str | os.PathLike[str]) -> list[Path]:
         """Write ``case.py``, ``repro.py``, ``neighbour.py`` (as far as there are such) and ``finding.json``.
@@ -199,18 +179,7 @@ class Store(Reader):
         Raises:
             FolderTakenError: the folder holds files that are not of this finding.
         """
-        stored = self.finding(finding)
-        exported = exporting.Exported(
-            stored,
-            self.names_of(stored.id),
-            self.best_reproducer(stored.id),
-            self.environment_of(stored.id),
-            self.related(stored.id),
-            self.replays(stored.id),
-            self.umbrella(stored.umbrella),
-            None if stored.duplicate_of is None else self.finding(stored.duplicate_of),
-        )
-        return exporting.export(exported, Path(folder))
+        return exporting.export(self, self.finding(finding), Path(folder))
 
     def take(self, exports: Iterable[Export], *, trusted: bool = False) -> Iterator[Arrived]:
         """Store exported findings, each in a transaction of its own, and say what became of it.
@@ -221,45 +190,43 @@ class Store(Reader):
         originals: list[tuple[str, str | None]] = []
         for export in exports:
             try:
-                arrived = self._stored(put_export, export, trusted=trusted)
+                arrived = self.write(put_export, export, trusted=trusted)
             except ValueError as error:
                 arrived = Arrived(export.name, "refused", why=str(error))
             else:
                 originals.append(original_in(export))
             yield arrived
-        self._stored(settle_duplicates, originals)
+        self.write(settle_duplicates, originals)
 
     def copy(
         self, other: Store, on_progress: Callable[[Copied, int], object], *, trusted: bool = False
     ) -> Iterator[Arrived]:
         """Store everything of another corpus; each chunk of runs and each finding is a transaction of its own.
 
-        Args:
-            other: the corpus to read.
-            on_progress: called after each chunk of runs with what has come, and how many runs there are.
-            trusted: its programs may be run here; otherwise they are marked (`fuzzcompile.corpus.queries`).
+        ``on_progress`` is called after each chunk with what has come, and how many runs there are. Unless ``trusted``,
+        its programs are marked (`fuzzcompile.corpus.queries`).
         """
         if other.location == self.location:
             raise UsageError(f"{other.location} is the corpus itself: name another to import from.")
         before = {finding.id for finding in self.summaries()}
-        with other._read() as source:
-            copied, total = Copied(trusted), imports.number_of_runs(source)
-            self._stored(imports.put_campaigns, source, copied)
+        with other.read() as source:
+            copied, total = Copied(trusted), source.scalar(select(func.count()).select_from(RunRow)) or 0
+            self.write(imports.put_campaigns, source, copied)
             last = 0
             while runs := imports.runs_after(source, last):
-                copied = self._stored(imports.put_copies, runs, copied)
+                copied = self.write(imports.put_copies, runs, copied)
                 last = runs[-1][0].id
                 source.expunge_all()
                 on_progress(copied, total)
             yield from self._copy_findings(source, before, trusted=trusted)
-            self._stored(imports.put_coverage, source)
-            self._stored(imports.put_groups, source)
+            self.write(imports.put_coverage, source)
+            self.write(imports.put_groups, source)
 
     def _copy_findings(self, source: Session, before: set[int], *, trusted: bool) -> Iterator[Arrived]:
         originals = list[tuple[str, str | None]]()
-        for row in list(imports.list_findings(source)):
+        for row in source.scalars(select(FindingRow).order_by(FindingRow.id)).all():
             try:
-                arrived = self._stored(imports.put_finding, source, row, trusted=trusted)
+                arrived = self.write(imports.put_finding, source, row, trusted=trusted)
             except ValueError as error:
                 arrived = Arrived(f"{public_id(row.id)} {row.signature}", "refused", why=str(error))
             else:
@@ -267,39 +234,17 @@ class Store(Reader):
                 known = any(arrived.finding == public_id(key) for key in before)
                 arrived = replace(arrived, how="known" if known else "new")
             yield arrived
-        self._stored(settle_duplicates, originals)
+        self.write(settle_duplicates, originals)
 
     def collect(self, before: datetime, *, dry: bool = False) -> Freed:
         """Drop what clean cases hold that were last judged before a moment (`fuzzcompile.corpus.maintenance.collect`).
 
         An SQLite file gets smaller only then; PostgreSQL uses the space again.
         """
-        with self._write() as session:
-            freed = maintenance.collect(session, before, dry=dry)
+        freed = self.write(maintenance.collect, before, dry=dry)
         if not dry:
             shrink(self._engine)
         return freed
-
-    @waiting
-    def _stored(
-        self,
-        function: Callable[Concatenate[Session, Arguments], Written],
-        *args: Arguments.args,
-        **kwargs: Arguments.kwargs,
-    ) -> Written:
-        """What a function of a session returns, once what it wrote is on the disk."""
-        with self._write() as session:
-            return function(session, *args, **kwargs)
-
-    @contextmanager
-    def _write(self) -> Iterator[Session]:
-        with explained_errors(self._engine.url), Session(self._writing) as session, session.begin():
-            yield session
-
-
-def _checked(engine: Engine, create: bool) -> None:
-    with explained_errors(engine.url):
-        bring_up_to_date(engine, create=create)
 
 
 def _campaign(session: Session, campaign_id: int) -> CampaignRow:

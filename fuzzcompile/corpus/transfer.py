@@ -15,15 +15,15 @@ import tempfile
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, Row, Select, Table, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Engine, Row, Select, Table, bindparam, func, insert, select, update
 
-from fuzzcompile.corpus.connection import connect, explained_errors, is_server, once_it_is_up, reading, waiting, writing
+from fuzzcompile.corpus.connection import connect, explained_errors, is_server, keep_trying, reading, writing
 from fuzzcompile.corpus.imports import Export, exports_in_folder, exports_in_zip
 from fuzzcompile.corpus.location import describe, find_file, require_file, resolve
 from fuzzcompile.corpus.maintenance import COPYING, HEAD, bring_up_to_date, make_anew, read_state, restamp
@@ -73,13 +73,11 @@ class Transferred:
 
 
 def transfer(source: str, target: str | None, on_progress: OnProgress) -> Transferred:
-    """Copy the corpus at ``source`` to ``target``, or go on with a copy of it.
+    """Copy the corpus at ``source`` to ``target``, both paths or URLs, or go on with a copy of it.
 
-    Args:
-        source: a path or URL; what is there is only read, in one state.
-        target: a path or URL of an empty database, of none yet, or of a copy that was begun; None for that of the
-            settings.
-        on_progress: called with a table, how many of its rows are there, and how many there will be.
+    The source is only read, in one state. The target is an empty database, none yet, or a copy that was begun; None for
+    that of the settings. ``on_progress`` is called with a table, how many of its rows are there, and how many there
+    will be.
 
     Raises:
         UsageError: both are the same corpus, or ``target`` holds something else.
@@ -92,7 +90,9 @@ def transfer(source: str, target: str | None, on_progress: OnProgress) -> Transf
         if (path := find_file(url)) is not None:
             require_file(path, create=create)
     with ExitStack() as stack:
-        ours, theirs = (stack.enter_context(_opened(url)) for url in (given, wanted))
+        ours, theirs = (connect(url) for url in (given, wanted))
+        for engine in (ours, theirs):
+            stack.callback(engine.dispose)
         return _Transfer(ours, theirs, on_progress).run()
 
 
@@ -103,33 +103,22 @@ class _Transfer:
         self._source, self._target, self._on_progress = source, target, on_progress
         self._done = Transferred(describe(source.url), describe(target.url))
         self._begun = False  # by this call, which may begin again after an outage
-        self.patience = float(str(read_settings().find_value("patience")))
-
-    @property
-    def location(self) -> str:
-        """Both places, for messages."""
-        return f"{self._done.source} or {self._done.target}"
 
     def run(self) -> Transferred:
         """Copy what is missing."""
-        for engine, create in ((self._source, False), (self._target, True)):
-            once_it_is_up(lambda: self._open(engine, create=create), describe(engine.url), self.patience)  # noqa: B023
-        self._copy()
+        patience = float(str(read_settings().find_value("patience")))
+        both = f"{self._done.source} or {self._done.target}"
+        keep_trying(lambda: bring_up_to_date(self._source, create=False), self._done.source, patience, opening=True)
+        keep_trying(lambda: read_state(self._target), self._done.target, patience, opening=True)
+        keep_trying(self._copy, both, patience)
         return self._done
 
-    def _open(self, engine: Engine, *, create: bool) -> None:
-        with explained_errors(engine.url):
-            if create:
-                read_state(engine)
-            else:
-                bring_up_to_date(engine, create=False)
-
-    @waiting
     def _copy(self) -> None:
         with explained_errors(self._source.url), reading(self._source).connect() as source:
             if is_server(self._source):  # a slow target is no reason to lose the state that is read
                 source.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
-            mark = f"{COPYING}{_digest(self._done.source)[:8]}{_fingerprint(source)[:16]}"
+            place = hashlib.sha256(self._done.source.encode()).hexdigest()
+            mark = f"{COPYING}{place[:8]}{_fingerprint(source)[:16]}"
             with explained_errors(self._target.url):
                 self._begin(mark)
                 for table in Base.metadata.sorted_tables:
@@ -148,30 +137,27 @@ class _Transfer:
                 raise UsageError(f"{self._done.target} is being copied into from another corpus: name another place.")
             self._done.restarted, self._done.resumed, self._done.copied = True, False, 0
         elif state == HEAD:
-            self._refuse_unless_empty()
+            with self._target.connect() as target:
+                filled = any(target.execute(select(table).limit(1)).first() for table in Base.metadata.sorted_tables)
+            if filled:
+                importing = format_command("corpus", "import", self._done.source, corpus=self._done.target)
+                raise UsageError(
+                    f"{self._done.target} holds a corpus: `{importing}` adds one to another; a copy needs an empty "
+                    "place."
+                )
         elif state is not None:
             raise UsageError(f"{self._done.target} holds another version's corpus: name another place.")
         self._begun = True
         make_anew(self._target.url, mark)
 
-    def _refuse_unless_empty(self) -> None:
-        with self._target.connect() as target:
-            filled = any(target.execute(select(table).limit(1)).first() for table in Base.metadata.sorted_tables)
-        if filled:
-            importing = format_command("corpus", "import", self._done.source, corpus=self._done.target)
-            raise UsageError(
-                f"{self._done.target} holds a corpus: `{importing}` adds one to another; a copy needs an empty place."
-            )
-
     def _copy_table(self, source: Connection, table: Table, mark: str) -> None:
         total = self._read(source, select(func.count()).select_from(table))[0][0]
         self._done.rows[table.name] = total
-        there = -1
-        while there != 0:
-            there = self._copy_chunk(source, table, mark)
-            self._done.copied += there
-            if there:
-                self._on_progress(table.name, self._number(table), total)
+        while copied := self._copy_chunk(source, table, mark):
+            self._done.copied += copied
+            with self._target.connect() as target:
+                there = target.scalar(select(func.count()).select_from(table)) or 0
+            self._on_progress(table.name, there, total)
 
     def _copy_chunk(self, source: Connection, table: Table, mark: str) -> int:
         """Copy the next rows of a table in a transaction; return how many there were."""
@@ -194,10 +180,6 @@ class _Transfer:
         with explained_errors(self._source.url):
             return source.execute(query).all()
 
-    def _number(self, table: Table) -> int:
-        with self._target.connect() as target:
-            return target.scalar(select(func.count()).select_from(table)) or 0
-
     def _finish(self, source: Connection, mark: str) -> None:
         """Set the references that were left out, compare, and let the target be a corpus."""
         with writing(self._target).begin() as target:
@@ -207,8 +189,8 @@ class _Transfer:
                 rows = self._read(source, select(table.c.id, *(table.c[column] for column in columns)))
                 setting = update(table).where(table.c.id == bindparam("key"))
                 setting = setting.values({column: bindparam(f"to_{column}") for column in columns})
+                keys = ("key", *(f"to_{column}" for column in columns))
                 if rows:
-                    keys = ("key", *(f"to_{column}" for column in columns))
                     target.execute(setting, [dict(zip(keys, row, strict=True)) for row in rows])
             for table in Base.metadata.sorted_tables:
                 if target.scalar(select(func.count()).select_from(table)) != self._done.rows[table.name]:
@@ -226,15 +208,6 @@ class _Transfer:
             raise CorpusError(f"Another process has changed {self._done.target} meanwhile: run the copy again.")
 
 
-@contextmanager
-def _opened(url: URL) -> Iterator[Engine]:
-    engine = connect(url)
-    try:
-        yield engine
-    finally:
-        engine.dispose()
-
-
 def _fingerprint(connection: Connection) -> str:
     """What tells one state of a corpus from another."""
     digest = hashlib.sha256()
@@ -247,10 +220,6 @@ def _fingerprint(connection: Connection) -> str:
     return digest.hexdigest()
 
 
-def _digest(value: str) -> str:
-    return hashlib.sha256(value.encode()).hexdigest()
-
-
 # What is imported from: a folder or a zip of exports, or another corpus, here or behind a URL.
 
 _SQLITE = b"SQLite format 3\0"
@@ -258,18 +227,17 @@ _SECONDS = 60.0
 
 
 @contextlib.contextmanager
-def opened(location: str, into: Path | None) -> Iterator[Sequence[Export] | Iterator[Export] | Store]:
+def opened(location: str, into: Path | None) -> Iterator[Iterable[Export] | Store]:
     """The exports, or the other corpus, at a path or URL; another corpus is only read, even where its schema is older.
 
-    Args:
-        location: a folder, a file, the URL of a file, or that of a database server.
-        into: the file of the corpus that imports, if it is one: it is not its own source.
+    ``location`` is a folder, a file, the URL of a file, or that of a database server; ``into`` is the file of the
+    corpus that imports, if it is one: it is not its own source.
 
     Raises:
         UsageError: nothing there can be imported.
         CorpusError: what is there cannot be read.
     """
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         if location.startswith(("http://", "https://")):
             path = _download(location, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fuzzcompile-"))))
         elif "://" in location:
@@ -277,22 +245,20 @@ def opened(location: str, into: Path | None) -> Iterator[Sequence[Export] | Iter
             return
         else:
             path = Path(location).expanduser()
-        yield _opened_path(path, location, into, stack)
+        yield _open_path(path, location, into, stack)
 
 
-def _opened_path(
-    path: Path, location: str, into: Path | None, stack: contextlib.ExitStack
-) -> Sequence[Export] | Iterator[Export] | Store:
+def _open_path(path: Path, location: str, into: Path | None, stack: ExitStack) -> Iterable[Export] | Store:
     if path.is_dir():
-        exports = list(exports_in_folder(path))
-        database = path / FILE_NAME
-        if exports or not database.is_file():
-            return exports if exports else _nothing(f"{location} holds no finding.json, in itself or below")
-        path = database
+        exports, path = list(exports_in_folder(path)), path / FILE_NAME
+        if exports:
+            return exports
+        if not path.is_file():
+            raise _nothing(f"{location} holds no finding.json, in itself or below")
     if not path.is_file():
-        _nothing(f"There is no {location}")
+        raise _nothing(f"There is no {location}")
     if into is not None and into.exists() and path.samefile(into):
-        _nothing(f"{location} is the corpus itself")
+        raise _nothing(f"{location} is the corpus itself")
     try:
         with path.open("rb") as file:
             is_database = file.read(len(_SQLITE)) == _SQLITE
@@ -300,12 +266,12 @@ def _opened_path(
             return stack.enter_context(_copy_source(path, stack))
         return exports_in_zip(stack.enter_context(zipfile.ZipFile(path)))
     except zipfile.BadZipFile:
-        return _nothing(f"{location} is neither a corpus nor a zip of exports")
+        raise _nothing(f"{location} is neither a corpus nor a zip of exports") from None
     except OSError as error:
         raise CorpusError(f"{location} cannot be read ({error.strerror}): name another file.") from error
 
 
-def _copy_source(path: Path, stack: contextlib.ExitStack) -> Store:
+def _copy_source(path: Path, stack: ExitStack) -> Store:
     """A corpus opened in a copy: opening may bring the schema up to date, and the other's owner may not want that."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fuzzcompile-")))
     copy = folder / FILE_NAME
@@ -332,5 +298,5 @@ def _download(url: str, folder: Path) -> Path:
     return path
 
 
-def _nothing(why: str) -> Sequence[Export]:
-    raise UsageError(f"{why}: name a folder or a zip of exported findings, or another corpus.")
+def _nothing(why: str) -> UsageError:
+    return UsageError(f"{why}: name a folder or a zip of exported findings, or another corpus.")

@@ -75,7 +75,7 @@ def test_kill_9_while_the_schema_is_made(tmp_path: Path) -> None:
         "from sqlalchemy import event, Engine;"
         "event.listen(Engine, 'after_cursor_execute', lambda *a: 'CREATE TABLE runs' in a[2]"
         " and os.kill(os.getpid(), signal.SIGKILL));"
-        "from fuzzcompile.corpus import Store; Store.open(sys.argv[1])"
+        "from fuzzcompile.corpus.store import Store; Store.open(sys.argv[1])"
     )
     done = subprocess.run([sys.executable, "-c", program, str(corpus)], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL

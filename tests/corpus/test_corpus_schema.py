@@ -119,7 +119,7 @@ def test_a_corpus_of_the_newest_revision_opens(tmp_path: Path) -> None:
     with sqlite3.connect(path) as stamped:
         assert stamped.execute(f"select version_num from {VERSION_TABLE}").fetchall() == [(HEAD,)]
     assert ScriptDirectory.from_config(configuration()).get_current_head() == HEAD
-    program = f"import sys; from fuzzcompile.corpus import Store; Store.open({str(path)!r}); print(*sys.modules)"
+    program = f"import sys; from fuzzcompile.corpus.store import Store; Store.open({str(path)!r}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "sqlalchemy" in done.stdout.split() and "alembic" not in done.stdout.split()
 

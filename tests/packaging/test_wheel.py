@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 SCRIPT = """
 import fuzzcompile, sys
 from pathlib import Path
-from fuzzcompile.corpus import Store
+from fuzzcompile.corpus.store import Store
 from fuzzcompile.model.facts import find_facts, list_known_versions
 from fuzzcompile.fuzz.generation.cases import draw_case_at
 from fuzzcompile.fuzz.generation.profile import Profile

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE, CompletedProcess, TimeoutExpired
 
 from filelock import FileLock, Timeout
 from packaging.version import InvalidVersion, Version
@@ -29,13 +29,16 @@ from fuzzcompile.run.subprocesses import capture_output
 
 # pip, run for another environment: what it installs, which releases it knows, what it says when it cannot.
 
-_QUIET = {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 _STDERR = 2
-_KNOWN = re.compile(r"from versions: (.*)\)")
 
 
 class NotFound(EnvironmentUnfit):
     """pip finds no such version."""
+
+
+def _run_pip(*arguments: str | Path, stdout: int = PIPE, **variables: str) -> CompletedProcess[str]:
+    environment = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", **variables}
+    return capture_output([sys.executable, "-m", "pip", *arguments], environment=environment, stdout=stdout)
 
 
 def install(python: Path, requirements: Sequence[str], options: Sequence[str], folder: Path) -> None:
@@ -46,11 +49,18 @@ def install(python: Path, requirements: Sequence[str], options: Sequence[str], f
         EnvironmentUnfit: pip failed otherwise; one sentence says why.
     """
     # What is installed here is the cache: pip's own would hold the same gigabytes again.
-    command: list[str | Path] = [sys.executable, "-m", "pip"]
-    command += ["--python", python, "install", "--no-cache-dir", *options, *requirements]
-    done = capture_output(command, environment=_QUIET | {"TMPDIR": str(folder)}, stdout=_STDERR)
-    if done.returncode:
-        raise _explain_pip_error(requirements[0], done.stderr)
+    arguments: list[str | Path] = ["--python", python, "install", "--no-cache-dir", *options, *requirements]
+    done = _run_pip(*arguments, stdout=_STDERR, TMPDIR=str(folder))
+    if not done.returncode:
+        return
+    requirement, here = requirements[0], ".".join(map(str, sys.version_info[:2]))
+    if "No matching distribution found" not in done.stderr:
+        raise EnvironmentUnfit(f"pip cannot install {requirement}: {_reason(done.stderr)}.")
+    known = _parse_versions(re.search(r"from versions: (.*)\)", done.stderr))
+    if not known:
+        raise NotFound(f"pip finds no torch for Python {here}: check the network and pip's index.")
+    finals = [version.public for version in known if not version.is_prerelease] or [str(known[-1])]
+    raise NotFound(f"pip finds no {requirement} for Python {here}, only versions from {finals[0]} to {finals[-1]}.")
 
 
 def versions(options: Sequence[str] = ()) -> list[Version]:
@@ -59,33 +69,17 @@ def versions(options: Sequence[str] = ()) -> list[Version]:
     Raises:
         EnvironmentUnfit: pip finds none, or is not there.
     """
-    done = capture_output([sys.executable, "-m", "pip", "index", "versions", *options, "torch"], environment=_QUIET)
+    done = _run_pip("index", "versions", *options, "torch")
     listed = re.search(r"^Available versions: (.*)$", done.stdout, re.M)
     if listed is None:
         raise EnvironmentUnfit(f"pip lists no versions of torch: {_reason(done.stderr)}.")
-    return sorted(_parsed(listed[1]))
+    return _parse_versions(listed)
 
 
-def _explain_pip_error(requirement: str, said: str) -> EnvironmentUnfit:
-    python = ".".join(map(str, sys.version_info[:2]))
-    if "No matching distribution found" not in said:
-        return EnvironmentUnfit(f"pip cannot install {requirement}: {_reason(said)}.")
-    listed = _KNOWN.search(said)
-    known = sorted(_parsed(listed[1])) if listed is not None else []
-    if not known:
-        return NotFound(f"pip finds no torch for Python {python}: check the network and pip's index.")
-    finals = [version.public for version in known if not version.is_prerelease] or [str(known[-1])]
-    return NotFound(f"pip finds no {requirement} for Python {python}, only versions from {finals[0]} to {finals[-1]}.")
-
-
-def _parsed(listed: str) -> list[Version]:
-    parsed = []
-    for text in listed.split(","):
-        try:
-            parsed.append(Version(text.strip()))
-        except InvalidVersion:  # "none", and versions from before there was a standard
-            continue
-    return parsed
+def _parse_versions(listed: re.Match[str] | None) -> list[Version]:
+    """Read the versions that pip lists; others are "none", and versions from before there was a standard."""
+    texts = [] if listed is None else listed[1].split(",")
+    return sorted(version for text in texts if (version := _version(text.strip())) is not None)
 
 
 def _reason(said: str) -> str:
@@ -119,11 +113,7 @@ class Torch:
 
 
 def torch_at_hand() -> Torch:
-    """The torch of this environment.
-
-    Raises:
-        EnvironmentUnfit: it cannot be imported.
-    """
+    """The torch of this environment (`find_torch`)."""
     return find_torch(Path(sys.executable))
 
 
@@ -136,10 +126,9 @@ def find_torch(python: Path) -> Torch:
     with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
         try:
             done = capture_output([python, "-c", _ASK], folder=Path(folder), seconds=_SECONDS)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise EnvironmentUnfit(
-                f"{python} does not run as a Python interpreter ({type(error).__name__})."
-            ) from error
+        except (OSError, TimeoutExpired) as error:
+            why = type(error).__name__
+            raise EnvironmentUnfit(f"{python} does not run as a Python interpreter ({why}).") from error
     try:
         version, git = json.loads(done.stdout.strip().rpartition("\n")[2])
     except ValueError as error:
@@ -187,7 +176,8 @@ def check(asked: str) -> None:
     Raises:
         UsageError: it is neither a version nor ``nightly`` nor a path.
     """
-    if asked != _NIGHTLY and _version(asked) is None and not _is_path(asked):
+    is_path = os.sep in asked or asked.startswith(("~", ".")) or (asked != "" and Path(asked).exists())
+    if asked != _NIGHTLY and _version(asked) is None and not is_path:
         raise UsageError(f"--torch {asked}: write a version such as 2.13.0, nightly, or the path of an environment.")
 
 
@@ -198,10 +188,15 @@ def obtain(asked: str, say: Say) -> Torch:
         EnvironmentUnfit: it cannot be had; one sentence says why.
     """
     check(asked)
-    version = _version(asked)
     if asked == _NIGHTLY:
-        return _made(_newest_nightly(), say)
-    return _made(Release(version), say) if version is not None else _of_path(Path(asked).expanduser())
+        return _obtain_release(_newest_nightly(), say)
+    if (version := _version(asked)) is not None:
+        return _obtain_release(Release(version), say)
+    path = Path(asked).expanduser()
+    python = path / "bin" / "python" if path.is_dir() else path
+    if not python.exists():
+        raise EnvironmentUnfit(f"There is no Python at {path}: give the folder of an environment, or its executable.")
+    return find_torch(python.absolute())
 
 
 def is_made(version: Version) -> bool:
@@ -228,17 +223,6 @@ def _version(asked: str) -> Version | None:
         return None
 
 
-def _is_path(asked: str) -> bool:
-    return os.sep in asked or asked.startswith(("~", ".")) or (asked != "" and Path(asked).exists())
-
-
-def _of_path(path: Path) -> Torch:
-    python = path / "bin" / "python" if path.is_dir() else path
-    if not python.exists():
-        raise EnvironmentUnfit(f"There is no Python at {path}: give the folder of an environment, or its executable.")
-    return find_torch(python.absolute())
-
-
 def _newest_nightly() -> Release:
     index = os.environ.get(NIGHTLY_INDEX)
     options = ("--pre", *(("--index-url", index) if index else ()))
@@ -257,13 +241,17 @@ def _folder(version: Version) -> Path:
     return cache() / f"torch-{name}-py{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def _made(release: Release, say: Say) -> Torch:
-    """The environment of a release, made unless it stands."""
+def _obtain_release(release: Release, say: Say) -> Torch:
     folder = _folder(release.version)
-    with _locked(folder, say), _explained(folder):
-        torch = _standing(folder, say)
-        if torch is not None:
-            return torch
+    with _locked(folder, say):
+        try:
+            if (folder / _MARKER).is_file():
+                torch = find_torch(folder / "bin" / "python")
+                (folder / _MARKER).touch()
+                return torch
+        except EnvironmentUnfit as error:
+            say(f"The environment {folder.name} is broken and will be made anew: {error}")
+        shutil.rmtree(folder, ignore_errors=True)
         if release.version.is_devrelease:
             _remove_unused_nightlies(say)
         try:
@@ -273,70 +261,44 @@ def _made(release: Release, say: Say) -> Torch:
             raise
 
 
-def _standing(folder: Path, say: Say) -> Torch | None:
-    """The torch of a finished environment; None if there is none, and what is left of one has been removed."""
-    marker = folder / _MARKER
-    try:
-        if marker.is_file():
-            torch = find_torch(_python(folder))
-            marker.touch()
-            return torch
-    except EnvironmentUnfit as error:
-        say(f"The environment {folder.name} is broken and will be made anew: {error}")
-    shutil.rmtree(folder, ignore_errors=True)
-    return None
-
-
 def _make(release: Release, folder: Path, say: Say) -> Torch:
-    temporary = folder / "tmp"
+    temporary, python = folder / "tmp", folder / "bin" / "python"
     for number, (requirement, gigabytes) in enumerate(release.builds, 1):
-        _check_disk(requirement, gigabytes)
+        free = free_bytes()
+        if free < gigabytes * _GB:
+            raise NoDisk(
+                f"{requirement} needs {gigabytes} GB in {cache()}, and {free / _GB:.1f} GB are free: "
+                f"make room, or set {VARIABLE} to a folder on another disk."
+            )
         if number == 1:
-            say(f"Making an environment with torch {release.version} in {folder} ({free_bytes() / _GB:.0f} GB free).")
-            _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
+            say(f"Making an environment with torch {release.version} in {folder} ({free / _GB:.0f} GB free).")
+            done = capture_output([sys.executable, "-m", "venv", "--without-pip", folder])
+            if done.returncode:
+                said = (done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2]
+                raise EnvironmentUnfit(f"`-m venv` failed: {said or 'it says nothing'}.")
             temporary.mkdir()
         try:
-            install(_python(folder), [requirement], release.options, temporary)
+            install(python, [requirement], release.options, temporary)
             break
         except NotFound as error:
             if number == len(release.builds):
                 raise
             say(f"{error} Next: the default build, which takes up to {DEFAULT_GB} GB.")
-    _add_extras(release, folder, temporary, say)
+    # What some releases need and do not depend on; builds before 2.3 do not load NumPy 2.
+    extras = ["numpy<2" if release.version < Version("2.3") else "numpy", "setuptools"]
+    try:
+        install(python, extras, (), temporary)
+    except EnvironmentUnfit as error:
+        say(f"torch {release.version} is there without {' and '.join(extras)}, which some scripts need: {error}")
     shutil.rmtree(temporary, ignore_errors=True)
-    torch = find_torch(_python(folder))
+    torch = find_torch(python)
     (folder / _MARKER).write_text(json.dumps({"torch": torch.version, "torch_git": torch.git}), encoding="utf-8")
     return torch
 
 
-def _add_extras(release: Release, folder: Path, temporary: Path, say: Say) -> None:
-    """What some releases need and do not depend on; builds before 2.3 do not load NumPy 2."""
-    extras = ["numpy<2" if release.version < Version("2.3") else "numpy", "setuptools"]
-    try:
-        install(_python(folder), extras, (), temporary)
-    except EnvironmentUnfit as error:
-        say(f"torch {release.version} is there without {' and '.join(extras)}, which some scripts need: {error}")
-
-
-def _check_disk(requirement: str, gigabytes: int) -> None:
-    free = free_bytes()
-    if free < gigabytes * _GB:
-        raise NoDisk(
-            f"{requirement} needs {gigabytes} GB in {cache()}, and {free / _GB:.1f} GB are free: "
-            f"make room, or set {VARIABLE} to a folder on another disk."
-        )
-
-
-def _run(command: Sequence[str]) -> None:
-    done = capture_output(command)
-    if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2]
-        raise EnvironmentUnfit(f"`{' '.join(map(str, command[1:3]))}` failed: {said or 'it says nothing'}.")
-
-
 @contextmanager
 def _locked(folder: Path, say: Say) -> Iterator[None]:
-    """No other process makes or removes this environment meanwhile."""
+    """No other process makes or removes this environment meanwhile; an error of the disk is explained."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder.with_name(f".{folder.name}.lock"))
@@ -345,26 +307,14 @@ def _locked(folder: Path, say: Say) -> Iterator[None]:
         except Timeout:
             say(f"Waiting for another process that makes {folder.name}.")
             lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
     except OSError as error:
-        raise _unwritable(folder, error) from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-
-
-def _unwritable(folder: Path, error: OSError) -> EnvironmentUnfit:
-    return EnvironmentUnfit(
-        f"{folder.parent} cannot be used ({error.strerror}): set {VARIABLE} to a folder that can be written."
-    )
+        raise EnvironmentUnfit(
+            f"{folder.parent} cannot be used ({error.strerror}): set {VARIABLE} to a folder that can be written."
+        ) from error
 
 
 def _remove_unused_nightlies(say: Say) -> None:
@@ -372,7 +322,3 @@ def _remove_unused_nightlies(say: Say) -> None:
         if time.time() - marker.stat().st_mtime > _UNUSED:
             say(f"Removing {marker.parent.name}, a nightly that was not used for a day.")
             shutil.rmtree(marker.parent, ignore_errors=True)
-
-
-def _python(folder: Path) -> Path:
-    return folder / "bin" / "python"

@@ -15,12 +15,12 @@ import signal
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import get_args
 
 from fuzzcompile.corpus.records import Finding, Replay, Reproducer, Status
@@ -128,10 +128,14 @@ def read(ended: Ended, expected: Expected) -> Run:
 
 
 def _read(ended: Ended, expected: Expected) -> tuple[ReplayStatus, str]:
-    if ended.status is None:
-        return _hung(ended, expected)
-    if ended.status < 0:
-        return _killed(ended, expected)
+    if ended.status is None or ended.status < 0:
+        signals = {-member.value: member.name for member in signal.Signals}
+        how, why = _CRASH, f"ended by {signals.get(ended.status or 0, f'signal {-(ended.status or 0)}')}"
+        if ended.status is None:
+            how, why = _TIMEOUT, f"still running after {ended.seconds:.0f} s"
+        if expected.verdict == how:
+            return ReplayStatus.FAILING, why
+        return (ReplayStatus.DIFFERENT if _COMPILED.search(ended.output) else ReplayStatus.ERRORED), why
     said = next((line for line in ended.output.splitlines() if line.startswith(BUG)), None)
     if ended.status == 1 and said is not None:
         return _shown(ended.output, expected, said)
@@ -187,22 +191,6 @@ def _lacks(eager: str, expected: Expected) -> bool:
     """Return whether eager raises because this torch lacks what the program calls, and not as it did then."""
     kind, recorded = eager.partition(":")[0], expected.error.partition(":")[0]
     return kind != recorded and (kind in _ABSENT or _UNFIT.search(eager) is not None)
-
-
-def _hung(ended: Ended, expected: Expected) -> tuple[ReplayStatus, str]:
-    why = f"still running after {ended.seconds:.0f} s"
-    if expected.verdict == _TIMEOUT:
-        return ReplayStatus.FAILING, why
-    return (ReplayStatus.DIFFERENT if _COMPILED.search(ended.output) else ReplayStatus.ERRORED), why
-
-
-def _killed(ended: Ended, expected: Expected) -> tuple[ReplayStatus, str]:
-    number = -(ended.status or 0)
-    names = {member.value: member.name for member in signal.Signals}
-    why = f"ended by {names.get(number, f'signal {number}')}"
-    if expected.verdict == _CRASH:
-        return ReplayStatus.FAILING, why
-    return (ReplayStatus.DIFFERENT if _COMPILED.search(ended.output) else ReplayStatus.ERRORED), why
 
 
 def _raised(output: str, otherwise: str) -> tuple[ReplayStatus, str]:
@@ -300,17 +288,16 @@ class Subject:
 def subjects(store: Store, selection: Sequence[str] = ()) -> list[Subject]:
     """The selected findings, the worst first.
 
-    Args:
-        store: the corpus.
-        selection: ids (F3), signatures, their beginnings or globs of them, and KEY=VALUE with the key severity,
-            status, stage or umbrella. Those of one key are alternatives, and so are names; each key given must hold.
+    ``selection`` are ids (F3), signatures, their beginnings or globs of them, and KEY=VALUE with the key severity,
+    status, stage or umbrella. Those of one key are alternatives, and so are names; each key given must hold.
 
     Raises:
         UsageError: something was selected that the corpus does not have.
     """
     chosen = selected(store.findings(), selection)
     replayed = [Subject(finding, store.best_reproducer(finding.id)) for finding in chosen]
-    return sorted(replayed, key=lambda subject: (_rank(subject.severity), subject.finding.id))
+    worst = {severity: severity.rank for severity in Severity}
+    return sorted(replayed, key=lambda each: (worst.get(each.severity, len(worst)), each.finding.id))  # type: ignore[arg-type]
 
 
 def selected(findings: Sequence[Finding], selection: Sequence[str]) -> list[Finding]:
@@ -320,10 +307,6 @@ def selected(findings: Sequence[Finding], selection: Sequence[str]) -> list[Find
         key, ids = _named(findings, text)
         wanted.setdefault(key, set()).update(ids)
     return [finding for finding in findings if all(finding.id in ids for ids in wanted.values())]
-
-
-def _rank(bad: Severity | None) -> int:
-    return len(Severity) if bad is None else bad.rank
 
 
 def _named(findings: Sequence[Finding], text: str) -> tuple[str, set[int]]:
@@ -358,14 +341,10 @@ def _by_key(findings: Sequence[Finding], key: str, value: str) -> Iterator[int]:
     return (finding.id for finding in findings if read(finding) == value)
 
 
-def _stage(finding: Finding) -> str | None:
-    return (finding.culprit or {}).get("stage")
-
-
 _KEYS: dict[str, Callable[[Finding], str | None]] = {
     "severity": lambda finding: finding.severity or rate_severity(finding.report),
     "status": lambda finding: finding.status,
-    "stage": _stage,
+    "stage": lambda finding: (finding.culprit or {}).get("stage"),
     "umbrella": lambda finding: finding.umbrella,
 }
 # The keys whose words are fixed; the others' are those that the corpus has.
@@ -375,7 +354,6 @@ _WORDS: dict[str, Sequence[str]] = {"severity": list(Severity), "status": get_ar
 # Replays of many findings on one torch: each several times, several at a time.
 
 _KEPT = 4000  # characters of output that are stored
-_WAIT = 0.5
 
 
 @dataclass(frozen=True)
@@ -402,15 +380,13 @@ def replay_on(torch: Torch, subjects: Sequence[Subject], settings: Settings) -> 
 
     Kernels are kept for the later runs, in a folder of this call. Graphs are not: each run compiles anew.
     """
-    stop, caches = threading.Event(), _Caches()
+    stop, free = threading.Event(), SimpleQueue[Path]()
     executor = ThreadPoolExecutor(settings.jobs, thread_name_prefix="replay")
-
-    def task(subject: Subject) -> Result:
-        return _replayed(torch, subject, settings, caches, stop)
-
-    with caches:
+    with tempfile.TemporaryDirectory(prefix="fuzzcompile-torchinductor-", ignore_cleanup_errors=True) as root:
         try:
-            yield from _as_completed([executor.submit(task, subject) for subject in subjects])
+            asked = [executor.submit(_replay, torch, subject, settings, Path(root), free, stop) for subject in subjects]
+            for future in as_completed(asked):
+                yield future.result()
         finally:  # also where the caller goes no further, and on Ctrl-C
             stop.set()
             executor.shutdown(cancel_futures=True)
@@ -424,23 +400,26 @@ def judged(runs: Sequence[Run]) -> ReplayStatus:
     return statuses.pop() if len(statuses) == 1 else ReplayStatus.FLAKY
 
 
-def _replayed(torch: Torch, subject: Subject, settings: Settings, caches: _Caches, stop: threading.Event) -> Result:
+def _replay(
+    torch: Torch, subject: Subject, settings: Settings, root: Path, free: SimpleQueue[Path], stop: threading.Event
+) -> Result:
     reproducer = subject.reproducer
     if reproducer is None:
         raise ValueError(f"{subject.finding.public_id} has no reproducer")
     runs: list[Run] = []
     seconds = 0.0
     while len(runs) < settings.runs and not any(run.status is ReplayStatus.NOT_RUN for run in runs):
-        with caches.lent() as folder:
-            ended = run_script(
-                torch.python, reproducer.source, _environment(folder, settings), timeout=settings.timeout, stop=stop
-            )
+        with _lend_cache(root, free) as folder:
+            environment = _environment(folder, settings)
+            ended = run_script(torch.python, reproducer.source, environment, timeout=settings.timeout, stop=stop)
             if ended.status is None or ended.status < 0:  # it may have left a truncated kernel
                 shutil.rmtree(folder, ignore_errors=True)
         seconds += ended.seconds
         runs.append(read(ended, subject.expected))
     status = judged(runs)
-    decisive = _decisive(runs, status)
+    # The last run of that status; of a flaky reproducer the last that did not pass.
+    wanted = [run for run in runs if run.status is status]
+    decisive = (wanted or [run for run in runs if run.status is not ReplayStatus.FIXED])[-1]
     replay = Replay(
         reproducer.sha256,
         torch.version,
@@ -451,14 +430,6 @@ def _replayed(torch: Torch, subject: Subject, settings: Settings, caches: _Cache
         round(seconds, 2),
     )
     return Result(subject, replay, scrub(decisive.why))
-
-
-def _decisive(runs: Sequence[Run], status: ReplayStatus) -> Run:
-    """The last run of that status; of a flaky reproducer the last that did not pass."""
-    wanted = [run for run in runs if run.status is status] or [
-        run for run in runs if run.status is not ReplayStatus.FIXED
-    ]
-    return wanted[-1]
 
 
 def _environment(cache: Path, settings: Settings) -> dict[str, str]:
@@ -473,37 +444,14 @@ def _environment(cache: Path, settings: Settings) -> dict[str, str]:
     return variables | hidden
 
 
-def _as_completed(futures: Sequence[Future[Result]]) -> Iterator[Result]:
-    """Like ``concurrent.futures.as_completed``, and open to Ctrl-C all the time."""
-    left = set(futures)
-    while left:
-        done, left = wait(left, timeout=_WAIT, return_when=FIRST_COMPLETED)
-        for future in done:
-            yield future.result()
-
-
-class _Caches:
-    """Folders for compiled kernels, each lent to one script at a time, so that a killed one spoils only its own."""
-
-    def __enter__(self) -> _Caches:
-        self._root = tempfile.mkdtemp(prefix="fuzzcompile-torchinductor-")
-        self._free: deque[Path] = deque()
-        self._made = 0
-        self._lock = threading.Lock()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        shutil.rmtree(self._root, ignore_errors=True)
-
-    @contextmanager
-    def lent(self) -> Iterator[Path]:
-        with self._lock:
-            if not self._free:
-                self._made += 1
-                self._free.append(Path(self._root, f"torchinductor-{self._made}"))
-            folder = self._free.pop()
-        try:
-            yield folder
-        finally:
-            with self._lock:
-                self._free.append(folder)
+@contextmanager
+def _lend_cache(root: Path, free: SimpleQueue[Path]) -> Iterator[Path]:
+    """Yield a folder for compiled kernels; one script at a time has it, so that a killed one spoils only its own."""
+    try:
+        folder = free.get_nowait()
+    except Empty:
+        folder = Path(tempfile.mkdtemp(prefix="torchinductor-", dir=root))
+    try:
+        yield folder
+    finally:
+        free.put(folder)

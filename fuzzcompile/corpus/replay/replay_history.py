@@ -54,12 +54,9 @@ def public(torch: str) -> str:
 class History:
     """The answers of all versions that were tried, each by its public number (``2.13.0``), the oldest first.
 
-    Attributes:
-        torch: the status on each version, by its latest replay.
-        affected_since: the oldest version on which it fails; None if it fails on none.
-        fixed_in: the first version after the last failing one on which it passes, if any.
-        newest: the newest version that was tried.
-        earlier_not_tried: no version older than ``affected_since`` gave an answer, so that it may fail on those too.
+    ``torch`` is the status on each by its latest replay. The bug fails since ``affected_since`` (the oldest on which it
+    does), and passes again in ``fixed_in``; with ``earlier_not_tried`` no older version gave an answer, so that it may
+    fail on those too.
     """
 
     torch: dict[str, str]
@@ -103,16 +100,11 @@ def is_affected(replay: Replay) -> bool:
 
 
 def is_regression(finding: Finding, replay: Replay, earlier: Sequence[Replay]) -> bool:
-    """Return whether ``replay`` shows a bug that was fixed by then.
+    """Return whether ``replay`` shows a bug that was fixed by then; ``earlier`` are the other replays, oldest first.
 
     It was if a person marked it so, or if the latest replay on the same torch passed, or, where there is none, that on
     the nearest older one: but only if the bug is older than that torch, as a bug that is new in a version was never
     fixed before it. A mark says nothing of versions before one that is known to have the fix.
-
-    Args:
-        finding: what was replayed.
-        replay: the new result.
-        earlier: the finding's other replays, oldest first.
     """
     if not is_failing(replay):
         return False

@@ -137,13 +137,7 @@ def _id(record: Record) -> str:
 
 
 def table(records: Records, command: str, today: date) -> str:
-    """The page: how it was made, the table with the worst first, and what gave no answer.
-
-    Args:
-        records: what was found out.
-        command: the command line, for whoever wants to make it again.
-        today: when it was made.
-    """
+    """The page: how it was made, with which command, the table with the worst first, and what gave no answer."""
     return "\n".join(_lines(records, command, today)) + "\n"
 
 

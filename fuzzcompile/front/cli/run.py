@@ -19,9 +19,9 @@ from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 if TYPE_CHECKING:
     from fuzzcompile.fuzz.campaign.budget import BudgetClock
     from fuzzcompile.fuzz.campaign.campaign_events import Finished
-    from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignSettings
     from fuzzcompile.fuzz.campaign.campaign_outputs import CampaignOutputs
     from fuzzcompile.fuzz.campaign.campaign_run import CampaignWorkers
+    from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
     from fuzzcompile.fuzz.campaign.case_sources import CaseSource
     from fuzzcompile.fuzz.focus.focus_request import FocusRequest
 

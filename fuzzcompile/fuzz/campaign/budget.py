@@ -45,13 +45,7 @@ class CampaignBudget:
 
 @dataclass(frozen=True)
 class BudgetClock:
-    """The time of a budget, counted from the start of the command, so that starting the workers is included.
-
-    Attributes:
-        budget: the budget that the clock counts against.
-        started: the value of ``now()`` when the command was started.
-        now: a monotonic clock, in seconds.
-    """
+    """The time of a budget, counted from the start of the command, so that starting the workers is included."""
 
     budget: CampaignBudget
     started: float = field(default_factory=time.monotonic)

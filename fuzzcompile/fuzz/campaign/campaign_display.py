@@ -97,13 +97,9 @@ def format_starting(workers: int) -> str:
 def print_summary(
     console: Console, summary: Finished, typed: Mapping[str, object] | None = None, *, judges: bool = True
 ) -> None:
-    """Print the results of a campaign, and the commands to type next.
+    """Print the results of a campaign, and the commands to type next, with the options ``typed``.
 
-    Args:
-        console: the console to print to.
-        summary: the results.
-        typed: the options that the campaign ran under (:meth:`fuzzcompile.model.conditions.Conditions.options`).
-        judges: True if the campaign judged cases; otherwise it minimized findings of the corpus.
+    Without ``judges``, it minimized findings of the corpus.
     """
     asked = {**(typed or {}), "corpus": summary.corpus}
     tally = summary.tally

@@ -52,14 +52,21 @@ from fuzzcompile.fuzz.campaign.campaign_events import (
     Trouble,
     WorkerActivity,
 )
-from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignJob, CampaignSettings, JobQueue, Result
 from fuzzcompile.fuzz.campaign.campaign_outputs import keep_reproducer, write_draft
+from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, GeneratorSource
 from fuzzcompile.fuzz.campaign.certificates import Certificate
 from fuzzcompile.fuzz.campaign.focus_steering import FocusSource, FocusSteering
 from fuzzcompile.fuzz.campaign.leftovers import ConfirmationQueue, Leftovers, list_unreduced
-from fuzzcompile.fuzz.campaign.steering import CoverageExchange, PlaceOutcome, Steering, collect_items, sort_own_last
-from fuzzcompile.fuzz.campaign.work_queue import WorkQueue, list_first_pending
+from fuzzcompile.fuzz.campaign.steering import (
+    CoverageExchange,
+    PlaceOutcome,
+    Steering,
+    StreamSteering,
+    collect_items,
+    sort_own_last,
+)
+from fuzzcompile.fuzz.campaign.work_queue import CampaignJob, Result, WorkQueue, list_first_pending
 from fuzzcompile.fuzz.focus.focus_request import FOCUS, FocusTally
 from fuzzcompile.fuzz.generation.cases import GeneratedCase
 from fuzzcompile.model.contract import ReportJson, read_target
@@ -259,17 +266,11 @@ _MOST_UNFIT = 4
 
 
 class CampaignEngine:
-    """Runs one campaign.
+    """Runs one campaign, which is the row ``campaign`` in the corpus.
 
-    Args:
-        settings: the settings of the campaign.
-        store: the open corpus.
-        executor: runs judging and minimizing.
-        environment: the environment that results depend on (:func:`fuzzcompile.run.device.describe_environment`).
-        campaign: the campaign's row in the corpus.
-        clock: runs from the start of the command; from now on by default.
-        describe_workers: returns the activity of the executor's workers, for display only.
-        cluster: the executor again, if it is a cluster, whose workers come and go.
+    Results depend on ``environment`` (:func:`fuzzcompile.run.device.describe_environment`). ``clock`` runs from the
+    start of the command; ``describe_workers`` tells the activity of the executor's workers, for display only;
+    ``cluster`` is the executor again, if it is one, whose workers come and go.
     """
 
     def __init__(
@@ -290,14 +291,12 @@ class CampaignEngine:
         self._cluster = cluster
         self._clock = clock or BudgetClock(settings.budget)
         self._bookkeeping = Bookkeeping(settings, store, campaign, environment, self._clock)
-        self._jobs = JobQueue(settings, executor, campaign)
         reach = cluster.environments if cluster is not None else lambda: [environment]
         confirming = None if any(settings.conditions.values()) else ConfirmationQueue(store, reach)
-        part, self._exchange = (
-            store.part(campaign),
-            CoverageExchange(store, self._bookkeeping.compiler, self._needs_no_proof),
-        )
-        self._work = WorkQueue(settings, store, self._jobs, self._make_steering(part), self._clock, confirming, part)
+        self._exchange = CoverageExchange(store, self._bookkeeping.compiler, self._needs_no_proof)
+        part = store.part(campaign)
+        steering = self._make_steering(part)
+        self._work = WorkQueue(settings, store, executor, campaign, steering, self._clock, confirming, part)
         self._work.known |= {
             (f.signature, Verdict(f.verdict).kind) for f in store.findings() if self._needs_no_proof(f)
         }
@@ -334,9 +333,9 @@ class CampaignEngine:
         )
         try:
             while self._clock.remaining > 0.0:
-                if not self._work.fill(enough=self._has_enough) and not self._jobs:
+                if not self._work.fill(enough=self._has_enough) and self._work.is_idle:
                     break
-                for future, job in self._jobs.collect_ended(min(_TICK, self._clock.remaining)):
+                for future, job in self._work.collect_ended(min(_TICK, self._clock.remaining)):
                     yield from self._settle(future, job)
                 if (part := self._bookkeeping.heartbeat(self._collect_leftovers)) is not None:
                     self._work.take_part(part)
@@ -369,10 +368,10 @@ class CampaignEngine:
         limit = self.settings.max_findings
         return limit is not None and len(self._bookkeeping.new) >= limit
 
-    def _make_steering(self, part: int) -> Steering | FocusSteering:
+    def _make_steering(self, part: int) -> StreamSteering:
         """Return the stream's steering, in the state in which earlier campaigns on this corpus left it."""
         settings, compiler = self.settings, self._bookkeeping.compiler
-        steering: Steering | FocusSteering = (
+        steering: StreamSteering = (
             FocusSteering(settings.source, settings.seed, settings.mix)
             if isinstance(settings.source, FocusSource)
             else Steering(settings.case_source, settings.seed, settings.mix, settings.strategy)
@@ -395,7 +394,7 @@ class CampaignEngine:
         try:
             result = future.result()
         except WorkerStartFailed as error:
-            self._jobs.remember(future, job)
+            self._work.remember(future, job)
             raise make_start_error(error) from error
         except WorkerStopped:
             return

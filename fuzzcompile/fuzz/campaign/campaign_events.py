@@ -140,12 +140,9 @@ class FindingLine:
 class RemainingWork:
     """The work that is left when a campaign is over.
 
-    Attributes:
-        cases: cases that were cut off; the next campaign on this stream judges them first.
-        bugs: how many of them had shown a bug.
-        waiting: findings of the corpus that have no reproducer yet.
-        findings: all findings of the corpus.
-        foreign: further findings without a reproducer; they come from another corpus and are run once trusted.
+    ``cases`` were cut off, ``bugs`` of which had shown a bug; the next campaign on this stream judges them first.
+    ``waiting`` of the corpus's ``findings`` have no reproducer yet; ``foreign`` others come from another corpus and are
+    run once trusted.
     """
 
     cases: int = 0
@@ -159,12 +156,10 @@ class RemainingWork:
 class Finished:
     """The campaign is over. ``ended`` is ``budget``, ``max-findings``, ``exhausted``, ``interrupted`` or ``failed``.
 
-    ``why`` names what the machine lacks, if that ended the campaign.
-    ``findings`` are those that its cases hit, the worst first.
-    ``target`` is the device that the compiler was told, if it was not the one that ran.
-    ``certified`` are the certificates of the user's own passes and backend.
-    ``source`` is the account of the source of the cases.
-    ``focus`` is how often each aim of a focus matched; None for a campaign without one.
+    ``why`` names what the machine lacks, if that ended it. ``findings`` are those that its cases hit, the worst first.
+    ``target`` is the device that the compiler was told, if it was not the one that ran. ``certified`` are the
+    certificates of the user's own passes and backend, ``source`` is the account of the source of the cases, ``focus``
+    how often each aim of a focus matched.
     """
 
     ended: str

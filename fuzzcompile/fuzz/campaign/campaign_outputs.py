@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fuzzcompile.corpus.records import Finding, Reproducer, StoredReproducer
+from fuzzcompile.corpus.records import Reproducer, StoredReproducer
 from fuzzcompile.corpus.replay.replay_history import history
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.corpus.transactions import Mark, get_status
 from fuzzcompile.fuzz.campaign.campaign_events import (
-    CampaignTally,
     CaseJudged,
     Event,
-    FindingFound,
     FindingReduced,
     FindingsMerged,
     Finished,
     Started,
     Tick,
-    Trouble,
 )
-from fuzzcompile.fuzz.cluster.cluster_state import SchedulerBack, SchedulerLost, WorkerJoined, WorkerLost, WorkerRefused
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.versions import __version__
@@ -41,16 +38,9 @@ from fuzzcompile.report.output_files import EventLog, check_writable, write_whol
 def keep_reproducer(
     store: Store, finding: str, minimized: MinimizeResult, environment: Mapping[str, object] | None = None
 ) -> StoredReproducer:
-    """Store the reproducer of ``finding`` (its public id, signature or the beginning of one).
+    """Store the reproducer of ``finding``, minimized in ``environment``; return the finding that has it now.
 
-    Args:
-        store: the open corpus.
-        finding: the finding that was minimized.
-        minimized: the result.
-        environment: where it was minimized, if that is known (`fuzzcompile.run.device.describe_environment`).
-
-    Returns:
-        The finding that has the reproducer now: findings that turn out to be the same bug are merged.
+    Findings that turn out to be the same bug are merged.
     """
     return store.add_reproducer(
         finding,
@@ -161,8 +151,6 @@ def format_entry(event: Event) -> tuple[str, Mapping[str, object]]:
             return "campaign_started", {**vars(event), "budget": str(event.budget)}
         case CaseJudged():
             return "case_judged", {**vars(event), "seconds": round(event.seconds, 3)}
-        case FindingFound():
-            return "finding_found", vars(event)
         case FindingReduced():
             small = event.minimized
             reduced = {"lines_before": small.lines_before, "lines": small.lines_after, "confirmed": small.confirmed}
@@ -170,40 +158,23 @@ def format_entry(event: Event) -> tuple[str, Mapping[str, object]]:
             return "finding_reduced", {"finding": event.finding, **reduced, **spent}
         case FindingsMerged():
             return "findings_merged", {"finding": event.finding, "merged": list(event.merged)}
-        case Trouble():
-            return "trouble", vars(event)
-        case WorkerJoined():
-            return "worker_joined", vars(event)
-        case WorkerLost():
-            return "worker_lost", vars(event)
-        case WorkerRefused():
-            return "worker_refused", vars(event)
-        case SchedulerLost():
-            return "scheduler_lost", vars(event)
-        case SchedulerBack():
-            return "scheduler_back", vars(event)
         case Tick():
-            cluster = {} if event.cluster is None else {"cluster": vars(event.cluster)}
-            return "progress", {**_format_counters(event.tally), **cluster}
+            tally, cluster = event.tally, {} if event.cluster is None else {"cluster": vars(event.cluster)}
+            rounded = {"verdicts": dict(tally.verdicts), "seconds": round(tally.seconds, 1)}
+            return "progress", {**vars(tally), **rounded, **cluster}
         case Finished():
             return "campaign_finished", event.to_json()
-
-
-def _format_counters(tally: CampaignTally) -> dict[str, object]:
-    return {**vars(tally), "verdicts": dict(tally.verdicts), "seconds": round(tally.seconds, 1)}
+        case _:  # "trouble", "worker_joined" and so on
+            return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower(), vars(event)
 
 
 # The files that a campaign writes besides the corpus: its log, its summary, its findings as SARIF.
 
 
 class CampaignOutputs(contextlib.ExitStack):
-    """The requested files of one campaign; all are checked before the campaign starts.
+    """The requested files of one campaign: log, SARIF of the findings that it hit, and summary; all are checked before.
 
-    Args:
-        log: the file to which each event is appended when it happens.
-        sarif: the file for the findings that the campaign hit.
-        summary: the file for `Finished.to_json`, written whole at the end, after an interrupt too.
-        location: the location of the corpus.
+    The summary is written whole at the end, after an interrupt too; ``location`` is that of the corpus.
 
     Raises:
         UsageError: a file cannot be written.
@@ -241,13 +212,12 @@ class CampaignOutputs(contextlib.ExitStack):
 
     def _collect_scanned(self, finished: Finished) -> list[Scanned]:
         with Store.open(self._location, create=False) as store:
-            return [_scan_finding(store, store.finding(line.finding)) for line in finished.findings]
-
-
-def _scan_finding(store: Store, finding: Finding) -> Scanned:
-    """Return a finding with its reproducer, or with its best case as long as there is none."""
-    best = store.best_reproducer(finding.id)
-    report, source = finding.report, finding.source
-    if best is not None and best.report is not None:
-        report, source = best.report, best.source
-    return Scanned(Path(f"{finding.public_id}.py"), report, finding=finding.public_id, content=source)
+            scanned = []
+            for line in finished.findings:
+                finding, best = store.finding(line.finding), store.best_reproducer(line.finding)
+                report, source = finding.report, finding.source
+                if best is not None and best.report is not None:
+                    report, source = best.report, best.source
+                name = finding.public_id
+                scanned.append(Scanned(Path(f"{name}.py"), report, finding=name, content=source))
+            return scanned

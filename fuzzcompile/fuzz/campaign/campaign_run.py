@@ -6,7 +6,6 @@ import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from concurrent.futures import TimeoutError as NotInTime
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from fuzzcompile.corpus.records import Campaign, CorpusError
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.worker.local_pool import open_pool
-from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
-from fuzzcompile.fuzz.campaign.budget import BudgetClock, format_duration
+from fuzzcompile.fuzz.campaign.budget import BudgetClock
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
 from fuzzcompile.fuzz.campaign.campaign_events import Event, Finished, WorkerActivity
-from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignSettings
+from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
 from fuzzcompile.fuzz.campaign.case_sources import (
     GeneratorSource,
     VariationSource,
+    await_answer,
     fit_profile,
     open_tables,
 )
@@ -40,7 +39,6 @@ from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.versions import __version__, installed_torch
 from fuzzcompile.programs.edits.pattern_program import PatternProgram
 from fuzzcompile.run.plants import check_plants
-from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed
 from fuzzcompile.run.pool.worker_pool import TaskPool
 from fuzzcompile.run.subprocesses import sigterm_interrupts
 
@@ -133,13 +131,11 @@ class CampaignWorkers:
                 given and no operator is aimed at.
             EnvironmentUnfit: no worker answers within the budget, or the tables cannot be imported.
         """
-        asked = replace(question, target=self.conditions.target)
-        try:
-            plan = self.pool.schedule(FOCUS, (asked,), label="look up the focus").result(timeout=clock.timeout)
-        except NotInTime as error:
-            raise EnvironmentUnfit("No worker had said what the focus means when the budget was over.") from error
-        except WorkerFailed as error:
-            raise EnvironmentUnfit(f"Looking up the focus, the worker {error}.") from error
+        asked = self.pool.schedule(
+            FOCUS, (replace(question, target=self.conditions.target),), label="look up the focus"
+        )
+        late = "No worker had said what the focus means when the budget was over."
+        plan = await_answer(asked, clock, late, "Looking up the focus, the worker {error}.")
         generator = GeneratorSource(fit_profile(profile, self.surroundings.lacks, self.conditions.target))
         operators = [aim.label for aim in plan.reachable if aim.kind == "operator"]
         if sweeps and not operators:
@@ -205,18 +201,13 @@ def start_workers(conditions: Conditions, workers: int, budget: BudgetClock) -> 
     pool = open_pool(conditions, workers)
     try:
         told = pool.schedule(DESCRIBE, (conditions.target,), label="describe the machine")
-        try:
-            around = told.result(timeout=budget.timeout)
-        except NotInTime as error:
-            raise EnvironmentUnfit(
-                f"No worker had started after {format_duration(budget.elapsed)}, when the budget was over: "
-                "importing torch and "
-                "registering its patterns takes longer than that here. Give more."
-            ) from error
-        except WorkerStartFailed as error:
-            raise make_start_error(error) from error
-        except WorkerFailed as error:
-            raise EnvironmentUnfit(f"The first worker {error}; run `{hints.format_command('doctor')}`.") from error
+        late = (
+            "No worker had started after {elapsed}, when the budget was over: importing torch and registering its "
+            "patterns takes longer than that here. Give more."
+        )
+        around = await_answer(
+            told, budget, late, f"The first worker {{error}}; run `{hints.format_command('doctor')}`."
+        )
         yield CampaignWorkers(pool, conditions, workers, around)
     finally:
         pool.kill_workers()
@@ -228,12 +219,8 @@ def join_workers(
 ) -> Iterator[CampaignWorkers]:
     """Join a cluster, and wait for a first worker that fits; at the end of the block, leave it.
 
-    Args:
-        address: the cluster.
-        conditions: how cases run.
-        most: how many cases to submit at once; None for as many as its workers take.
-        budget: the campaign's.
-        torch: the version that workers must have; None for the one that most of them have.
+    ``most`` cases are submitted at once (None: as many as its workers take); its workers must have ``torch`` (None: the
+    version that most of them have).
 
     Raises:
         EnvironmentUnfit: Dask is not installed, no scheduler answers, or no worker fits within a minute or the budget.
@@ -256,14 +243,10 @@ def survey_case(path: Path, conditions: Conditions, budget: BudgetClock) -> Vari
         EnvironmentUnfit: there is no such device, no worker can be started, or the budget ends before it has answered.
     """
     with open_pool(replace(conditions, plants=(), custom=Custom()), 1) as pool:
-        try:
-            return VariationSource(pool.submit(SURVEY, str(path)).result(timeout=budget.timeout))
-        except NotInTime as error:
-            raise EnvironmentUnfit(f"{path} had not run in eager mode when the budget was over. Give more.") from error
-        except WorkerStartFailed as error:
-            raise make_start_error(error) from error
-        except WorkerFailed as error:
-            raise CaseError(f"{path} cannot be varied: in eager mode it {error}; fix it first.") from error
+        survey = pool.submit(SURVEY, str(path))
+        late = f"{path} had not run in eager mode when the budget was over. Give more."
+        lost = f"{path} cannot be varied: in eager mode it {{error}}; fix it first."
+        return VariationSource(await_answer(survey, budget, late, lost, CaseError))
 
 
 def _has_failed(future: Future[tuple[PatternProgram, ...]]) -> bool:

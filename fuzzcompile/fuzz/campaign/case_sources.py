@@ -11,15 +11,15 @@ from concurrent.futures import TimeoutError as NotInTime
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
-from fuzzcompile.fuzz.campaign.budget import BudgetClock
+from fuzzcompile.fuzz.campaign.budget import BudgetClock, format_duration
 from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at, from_choices
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.fuzz.opinfo_cells import CellSource, OpInfoCell, OpInfoOperator, order_cells
 from fuzzcompile.fuzz.worker_tasks import LIST_OPERATORS, WRITE_CELLS
-from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError
 from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed
 from fuzzcompile.run.pool.worker_pool import WorkerPool
 
@@ -35,14 +35,10 @@ _CANDIDATES_APART = 10**12
 class DrawnCase:
     """A case to be judged.
 
-    Attributes:
-        source: the program.
-        origin: ``generated``, ``mutated``, ``varied``, ``opinfo``, ``user`` or ``reduction``.
-        features: names that steering can prefer: idioms, operators, choices.
-        choices: the recipe of a generated case; empty for one that cannot be drawn again.
-        spec: the description of how the case was made, as the corpus keeps it.
-        idioms: the idioms of a generated case.
-        near_misses: its near misses, or the operators of a variation.
+    ``origin`` is ``generated``, ``mutated``, ``varied``, ``opinfo``, ``user`` or ``reduction``. ``features`` are names
+    that steering can prefer: idioms, operators, choices. ``choices`` are the recipe of a generated case, empty for one
+    that cannot be drawn again; ``spec`` says how the case was made, as the corpus keeps it. ``near_misses`` are a
+    generated case's, or the operators of a variation.
     """
 
     source: str
@@ -198,6 +194,28 @@ def fit_installed_torch(profile: Profile, target: str | None = None) -> Profile:
     return fit_profile(profile, list_lacking(target), target)
 
 
+T = TypeVar("T")
+
+
+def await_answer(
+    asked: Future[T], budget: BudgetClock, late: str, lost: str, kind: type[FuzzcompileError] = EnvironmentUnfit
+) -> T:
+    """Return a worker's answer within the budget.
+
+    Raises:
+        EnvironmentUnfit: the budget ends first (``late``, which may name the ``{elapsed}`` time), or no worker starts.
+        FuzzcompileError: of that ``kind``, if the worker is ``lost`` over it, in words that name the ``{error}``.
+    """
+    try:
+        return asked.result(timeout=budget.timeout)
+    except NotInTime as error:
+        raise EnvironmentUnfit(late.replace("{elapsed}", format_duration(budget.elapsed))) from error
+    except WorkerStartFailed as error:
+        raise make_start_error(error) from error
+    except WorkerFailed as error:
+        raise kind(lost.replace("{error}", str(error))) from error
+
+
 # Cases from torch's own tables of operators, which a separate process writes one batch ahead.
 
 _BATCH = 8
@@ -282,12 +300,9 @@ class OperatorSweep(RecipelessSource):
         except WorkerStartFailed as error:
             raise make_start_error(error) from error
         except WorkerFailed:
-            return self._write_alone(self.cells[index])
-
-    def _write_alone(self, cell: OpInfoCell) -> CellSource:
-        """Write a cell alone whose batch cost a worker."""
-        try:
-            return self.write([cell]).result()[0]
+            pass
+        try:  # alone, as its batch cost a worker
+            return self.write([self.cells[index]]).result()[0]
         except WorkerStartFailed as error:
             raise make_start_error(error) from error
         except WorkerFailed:
@@ -298,12 +313,9 @@ class OperatorSweep(RecipelessSource):
 def open_tables(only: Sequence[str] = ()) -> Iterator[Callable[[int, BudgetClock], OperatorSweep]]:
     """Start a process that reads torch's tables; importing them changes torch, so nothing may be judged there.
 
-    Args:
-        only: names of operators; all by default.
-
     Returns:
-        A function of seed and budget that returns the sweep over these operators. It raises EnvironmentUnfit if the
-        tables cannot be imported or the budget ends first, and UsageError for a name that no operator has.
+        A function of seed and budget that returns the sweep over the operators of these names, or over all. It raises
+        EnvironmentUnfit if the tables cannot be imported or the budget ends first, and UsageError for an unknown name.
     """
     with WorkerPool(1, time_limit=_SECONDS, environment={"OMP_NUM_THREADS": "1"}) as pool:
         listed = pool.schedule(
@@ -311,16 +323,8 @@ def open_tables(only: Sequence[str] = ()) -> Iterator[Callable[[int, BudgetClock
         )
 
         def sweep(seed: int, budget: BudgetClock) -> OperatorSweep:
-            try:
-                operators = listed.result(budget.timeout)
-            except NotInTime as error:
-                raise EnvironmentUnfit(
-                    "Torch's operators were not listed when the budget was over. Give more."
-                ) from error
-            except WorkerStartFailed as error:
-                raise make_start_error(error) from error
-            except WorkerFailed as error:
-                raise EnvironmentUnfit(f"The process that lists torch's operators {error}.") from error
+            late = "Torch's operators were not listed when the budget was over. Give more."
+            operators = await_answer(listed, budget, late, "The process that lists torch's operators {error}.")
             return OperatorSweep(operators, seed, lambda cells: pool.submit(WRITE_CELLS, cells), tuple(only))
 
         try:

@@ -98,12 +98,7 @@ class Certificate:
         return any(count.outcome == "fired" for count in own)
 
     def certify(self, findings: Sequence[FindingSummary], cases: int) -> Certification:
-        """Return the certificate at the end of the campaign.
-
-        Args:
-            findings: those that the campaign hit.
-            cases: how many cases it judged.
-        """
+        """Return the certificate at the end of a campaign that judged so many cases and hit these findings."""
         own = {finding.public_id: finding.verdict for finding in findings if self._is_culprit(finding.culprit)}
         open_ones = {
             finding.public_id: finding.verdict

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 import random
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fuzzcompile.compiler.inductor_toggles import Settings, merge_settings
 from fuzzcompile.corpus.records import Seed, StreamRun
-from fuzzcompile.corpus.transactions import PLACES, find_part
+from fuzzcompile.corpus.transactions import PLACES
 from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, EndlessSource, GeneratorSource
-from fuzzcompile.fuzz.campaign.steering import Item, Mix, PlaceOutcome, mutate
+from fuzzcompile.fuzz.campaign.steering import Item, PlaceOutcome, StreamSteering, mutate
 from fuzzcompile.fuzz.focus.focus_request import FOCUS
 from fuzzcompile.model.focus_plan import FocusAim, FocusPlan
 from fuzzcompile.programs.edits.near_miss_edits import draw_near_miss
@@ -104,11 +104,9 @@ _PATIENCE = 24
 class FocusSource(EndlessSource):
     """The source of cases for a focus.
 
-    Attributes:
-        plan: the aims of the focus.
-        generator: draws cases that then run under the settings of an aim.
-        programs: programs made for the rules; further ones may be added while the campaign runs.
-        sweeps: cases of torch's own tables for the operators among the aims, by label.
+    ``generator`` draws cases that then run under the settings of an aim; ``programs`` were made for the rules, and
+    further ones may be added while the campaign runs; ``sweeps`` are cases of torch's own tables for operators, by
+    label.
     """
 
     plan: FocusPlan
@@ -229,24 +227,21 @@ class _AimProgress:
 
 
 @dataclass
-class FocusSteering:
+class FocusSteering(StreamSteering):
     """Fills the places of a stream with a focus: chooses the next aim, and the way in which its case is drawn.
 
-    It prefers the ways of drawing that made the aim fire or be refused, and the aims that matched least. Results may
-    arrive in any order; they are learned by blocks of places.
+    It prefers the ways of drawing that made the aim fire or be refused, and the aims that matched least. Coverage of
+    other campaigns says little about an aim.
     """
 
     source: FocusSource
-    seed: int
-    mix: Mix = "mixed"
     _progress: dict[str, _AimProgress] = field(default_factory=dict)
-    _waiting: dict[int, PlaceOutcome] = field(default_factory=dict)
-    _block: int = 0
+    block: ClassVar[int] = BLOCK
 
     def __post_init__(self) -> None:
         self._progress = {aim.label: _AimProgress() for aim in self.source.plan.reachable}
 
-    def resume(self, seen: Iterable[object], past: Iterable[StreamRun], seeds: Iterable[Seed]) -> None:
+    def resume(self, seen: Iterable[Item], past: Iterable[StreamRun], seeds: Iterable[Seed]) -> None:
         """Count the earlier cases of this stream as tried; the corpus does not store for each whether it matched."""
         for run in past:
             aim, arm = _read_arm(run.features)
@@ -263,7 +258,7 @@ class FocusSteering:
         )
 
     def at(self, index: int) -> tuple[DrawnCase, bool]:
-        """Return the case for a place in the stream, and whether to screen it first."""
+        """Draw a case for one of the aims."""
         self._learn_blocks(index)
         rng = random.Random(f"fuzzcompile focused steering {self.seed} {index}")
         full = rng.random()
@@ -271,13 +266,6 @@ class FocusSteering:
         case = self._draw_case(aim, index, rng)
         share = aim.full_share if self.mix == "mixed" else float(self.mix == "full")
         return case, full >= share
-
-    def add_reached(self, items: Set[Item]) -> None:
-        """Do nothing: coverage of other campaigns says little about an aim."""
-
-    def learn(self, index: int, outcome: PlaceOutcome) -> None:
-        """Keep the result of the case at a place until its block is learned."""
-        self._waiting[index] = outcome
 
     def _choose_aim(self, index: int, rng: random.Random) -> FocusAim:
         aims = self.source.plan.reachable
@@ -318,16 +306,6 @@ class FocusSteering:
         """Sample the promise of an arm from its counts, so that rarely tried arms get tried (Thompson sampling)."""
         known = progress.arms[arm]
         return rng.betavariate(_PRIOR[arm] + known.hits, 1.0 + known.tried - known.hits)
-
-    def _learn_blocks(self, index: int) -> None:
-        block, part = index // BLOCK, find_part(index)
-        if block <= self._block and part == find_part(self._block * BLOCK):
-            return
-        self._block = block
-        for place in sorted(
-            place for place in self._waiting if place < (block - 1) * BLOCK or find_part(place) != part
-        ):
-            self._apply(self._waiting.pop(place))
 
     def _apply(self, outcome: PlaceOutcome) -> None:
         label, arm = _read_arm(outcome.drawn.features)

@@ -106,11 +106,7 @@ def list_left_cases(store: Store, stream: str, campaign: int) -> list[LeftCase]:
 def list_left_findings(store: Store, settings: Mapping[str, object], environment: Mapping[str, object]) -> list[str]:
     """Return the findings that earlier campaigns left to be minimized, worst first.
 
-    Args:
-        store: the open corpus.
-        settings: of the calling campaign, as the corpus keeps them: only campaigns with the same vetoes, plants and
-            passes and backend of the user's own count.
-        environment: in which the calling campaign runs.
+    Only campaigns with the same vetoes, plants, passes and backend in their ``settings`` count.
     """
     living = store.living()
     alike = [
@@ -184,10 +180,7 @@ class PendingConfirmation:
 class ConfirmationQueue:
     """Hands out the confirmations that wait in a corpus, at a small share of the cases.
 
-    Args:
-        store: the open corpus.
-        reach: returns the environments in which the campaign's cases are judged now, one for each machine.
-        now: a clock, in seconds.
+    ``reach`` returns the environments in which the campaign's cases are judged now, one for each machine.
     """
 
     def __init__(

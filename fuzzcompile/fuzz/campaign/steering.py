@@ -16,7 +16,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fuzzcompile.corpus.records import Finding, Seed, StreamRun
 from fuzzcompile.corpus.store import Store
@@ -136,12 +136,58 @@ class _Yield:
 
 
 @dataclass
-class Steering:
-    """Fills the places of one stream. Results may arrive in any order; they are learned by place."""
+class StreamSteering:
+    """Fills the places of one stream. Results may arrive in any order; they are learned by blocks, one block late."""
 
     source: CaseSource
     seed: int
     mix: Mix = "mixed"
+    _waiting: dict[int, PlaceOutcome] = field(default_factory=dict, init=False)
+    _block: int = field(default=0, init=False)
+    block: ClassVar[int] = BLOCK
+
+    @property
+    def is_seeking(self) -> bool:
+        """True if minimizing has to wait, because an aim has not matched yet."""
+        return False
+
+    def resume(self, seen: Iterable[Item], past: Iterable[StreamRun], seeds: Iterable[Seed]) -> None:
+        """Restore the state from the corpus: all items reached, and this stream's earlier cases."""
+
+    def at(self, index: int) -> tuple[DrawnCase, bool] | None:
+        """Return the case for a place in the stream, and whether to screen it first; None if there is none."""
+        raise NotImplementedError
+
+    def add_reached(self, items: Set[Item]) -> None:
+        """Add the items that other campaigns reached: they are no longer new."""
+
+    def learn(self, index: int, outcome: PlaceOutcome) -> None:
+        """Keep the result of the case at a place until its block is learned."""
+        self._waiting[index] = outcome
+
+    def _learn_blocks(self, index: int) -> None:
+        """Learn from the places before the last whole block."""
+        block, part = index // self.block, find_part(index)
+        if part != find_part(self._block * self.block):  # its blocks are counted from here
+            self._block = block - 1
+        if block <= self._block:
+            return
+        for _ in range(min(block - self._block, 100)):
+            self._forget()
+        self._block = block
+        ended = [place for place in self._waiting if place < (block - 1) * self.block or find_part(place) != part]
+        for place in sorted(ended):
+            self._apply(self._waiting.pop(place))
+
+    def _forget(self) -> None: ...
+
+    def _apply(self, outcome: PlaceOutcome) -> None: ...
+
+
+@dataclass
+class Steering(StreamSteering):
+    """Chooses among cases by what their features have found."""
+
     strategy: Strategy = field(default_factory=Strategy)
     seen: set[Item] = field(default_factory=set)
     _features: defaultdict[str, _Yield] = field(default_factory=lambda: defaultdict(_Yield))
@@ -150,11 +196,9 @@ class Steering:
     _pairs: set[tuple[str, str]] = field(default_factory=set)
     _wholes: set[frozenset[str]] = field(default_factory=set)
     _parents: list[RecipeParent] = field(default_factory=list)
-    _waiting: dict[int, PlaceOutcome] = field(default_factory=dict)
-    _block: int = 0
 
     def resume(self, seen: Iterable[Item], past: Iterable[StreamRun], seeds: Iterable[Seed]) -> None:
-        """Restore the state from the corpus: all items reached, and this stream's earlier cases."""
+        """Credit the features of earlier cases, and take over the recipes worth mutating."""
         self.seen |= set(seen)
         block = 0
         for run in past:
@@ -169,13 +213,8 @@ class Steering:
         self._block = block
         self._parents += [RecipeParent(seed.choices, float(seed.firsts), seed.float64_step or 0.0) for seed in seeds]
 
-    @property
-    def is_seeking(self) -> bool:
-        """False: no case is more urgent than another."""
-        return False
-
     def at(self, index: int) -> tuple[DrawnCase, bool] | None:
-        """Return the case for a place in the stream, and whether to screen it first; None if there is none."""
+        """Draw candidates, or mutate a recipe, and choose the most promising."""
         self._learn_blocks(index)
         rng = random.Random(f"fuzzcompile steering {self.seed} {index}")
         full = rng.random()  # drawn in every mix, so that the draws after it are the same
@@ -184,12 +223,8 @@ class Steering:
         return None if drawn is None else (drawn, full >= self.full_share(drawn.kind))
 
     def add_reached(self, items: Set[Item]) -> None:
-        """Add the items that other campaigns reached: they are no longer new."""
+        """Count these items as seen."""
         self.seen |= items
-
-    def learn(self, index: int, outcome: PlaceOutcome) -> None:
-        """Keep the result of the case at a place until its block is learned."""
-        self._waiting[index] = outcome
 
     def full_share(self, kind: str = "") -> float:
         """Return the share of the cases of a kind that are judged in full at once."""
@@ -257,21 +292,6 @@ class Steering:
 
     # -- learning ---------------------------------------------------------------------------------
 
-    def _learn_blocks(self, index: int) -> None:
-        """Learn from the places before the last whole block."""
-        block, part = index // BLOCK, find_part(index)
-        if part != find_part(self._block * BLOCK):  # its blocks are counted from here
-            self._block = block - 1
-        if block <= self._block:
-            return
-        for _ in range(min(block - self._block, 100)):
-            self._forget()
-        self._block = block
-        for place in sorted(
-            place for place in self._waiting if place < (block - 1) * BLOCK or find_part(place) != part
-        ):
-            self._apply(self._waiting.pop(place))
-
     def _apply(self, outcome: PlaceOutcome) -> None:
         new = outcome.items - self.seen
         self.seen |= new
@@ -337,10 +357,7 @@ def _list_pairs(features: Sequence[str]) -> set[tuple[str, str]]:
 class CoverageExchange:
     """Merges coverage and proofs of other campaigns into this one; each call reads only entries that are new.
 
-    Args:
-        store: the open corpus.
-        compiler: only coverage under the same compiler counts (`fuzzcompile.corpus.records.identify_compiler`).
-        needs_no_proof: returns whether a further hit of a finding would prove nothing new.
+    Only coverage under the same ``compiler`` counts (`fuzzcompile.corpus.records.identify_compiler`).
     """
 
     def __init__(self, store: Store, compiler: str, needs_no_proof: Callable[[Finding], bool]) -> None:

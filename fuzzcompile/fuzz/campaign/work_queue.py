@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TypeVar
 
 from fuzzcompile.corpus.records import Ended, Finding
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.diagnosis.worker.minimize_task import CONCLUDING, LEAST_SEARCH
+from fuzzcompile.diagnosis.worker.local_pool import ATTRIBUTION_SHARE
+from fuzzcompile.diagnosis.worker.minimize_task import CONCLUDING, LEAST_SEARCH, MINIMIZE, MinimizeTask
 from fuzzcompile.diagnosis.worker.worker_loss import read_left
 from fuzzcompile.fuzz.campaign.budget import BudgetClock
-from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignJob, CampaignSettings, JobQueue
+from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase
 from fuzzcompile.fuzz.campaign.leftovers import (
     ConfirmationQueue,
@@ -26,9 +29,14 @@ from fuzzcompile.fuzz.campaign.leftovers import (
     list_pending,
     load_case,
 )
-from fuzzcompile.fuzz.campaign.steering import Item, PlaceOutcome, list_places
+from fuzzcompile.fuzz.campaign.steering import StreamSteering, list_places
+from fuzzcompile.fuzz.recipe import read_recipe
 from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.focus_plan import FocusWatch
+from fuzzcompile.model.judge_task import JUDGE, JudgeResult, JudgeTask
 from fuzzcompile.model.severity import rank
+from fuzzcompile.programs.shrink.outcome import MinimizeResult
+from fuzzcompile.run.pool.worker_pool import TaskPool
 
 # Division of the workers' time: between judging and minimizing, and between judging and proving.
 
@@ -88,12 +96,9 @@ class TimeShares:
         return min(MOST, max(LEAST, gain / (gain + self._judging.rate)))
 
     def may_minimize(self, running: int, workers: int, seconds: float) -> bool:
-        """Return whether one more minimization may begin while cases are judged.
+        """Return whether one more minimization may begin beside those ``running`` while cases are judged.
 
-        Args:
-            running: the number of running minimizations.
-            workers: the number of workers. If the share of minimizing is less than one worker, it takes turns.
-            seconds: worker seconds spent so far on the cases that are being judged.
+        ``seconds`` are worker seconds spent so far on these cases. A share of less than one worker takes turns.
         """
         own = self.minimization_share * workers
         if own >= 1.0:
@@ -116,66 +121,85 @@ _LOOK_EVERY = 120.0
 # A source that has drawn this many known programs in a row counts as exhausted.
 _REPEATED = 2000
 
+Result = JudgeResult | MinimizeResult
+_Task = TypeVar("_Task")
 
-class CaseSteering(Protocol):
-    """Fills the places of a stream."""
+# Once less is left, no case is begun: even a screen takes half a second.
+_LEAST_CASE = 1.0
+# Seconds between two looks for what other campaigns left.
+_LOOK_EVERY = 120.0
+# A source that has drawn this many known programs in a row counts as exhausted.
+_REPEATED = 2000
+# Seconds that minimizing a finding may take beyond its search, to confirm the reproducer.
+_CONFIRMING_SECONDS = 240.0
+
+
+@dataclass
+class CampaignJob:
+    """A case that is judged; or, with ``minimizes``, the finding whose case is minimized, and its ``report``.
+
+    ``index`` is the place in the stream (None for a secondary candidate). ``token`` is the same whenever and wherever
+    the job is done, so that it is stored once. ``left`` holds the intermediate results that its worker has left so far
+    (:func:`fuzzcompile.run.pool.worker.leave`), or one that was lost over it. ``environment`` is the environment of the
+    result, where that is not the same for the whole campaign.
+    """
+
+    case: DrawnCase
+    index: int | None
+    token: str | None = None
+    left: dict[str, str] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+    retry: bool = False
+    minimizes: str | None = None
+    report: ReportJson | None = None
+    screen: bool = False
+    environment: Mapping[str, object] | None = None
 
     @property
-    def is_seeking(self) -> bool:
-        """True if minimizing has to wait, because an aim has not matched yet."""
+    def name(self) -> str:
+        """The name of the case in reports."""
+        return f"case_{self.case.sha256[:12]}"
 
-    def at(self, index: int) -> tuple[DrawnCase, bool] | None:
-        """Return the case for a place in the stream, and whether to screen it first; None if there is none."""
+    @property
+    def place(self) -> int:
+        """The place in the stream as events report it; -1 for a case outside of the stream."""
+        return self.index if self.index is not None else -1
 
-    def add_reached(self, items: Set[Item]) -> None:
-        """Add the items that other campaigns reached."""
-
-    def learn(self, index: int, outcome: PlaceOutcome) -> None:
-        """Learn from the result of the case at a place."""
-
-
-@dataclass(frozen=True)
-class PendingReduction:
-    """A finding to minimize, and the case and report to start from; ``left`` as for `JobQueue.minimize`."""
-
-    finding: str
-    case: DrawnCase
-    report: ReportJson
-    left: Mapping[str, str] = field(default_factory=dict)
+    @property
+    def seconds(self) -> float:
+        """Seconds that the job has been running."""
+        return time.monotonic() - self.started
 
 
 class WorkQueue:
     """Keeps the workers busy until the budget is spent, and then lists the unfinished work.
 
-    ``shares`` decides how much of the workers' time goes into minimizing while cases are judged.
-
-    Args:
-        settings: the settings of the campaign.
-        store: the open corpus.
-        jobs: the running jobs.
-        steering: draws cases.
-        clock: the budget.
-        confirming: hands out findings of other machines to judge here; None for none.
-        part: the part of the stream that this campaign judges (`fuzzcompile.corpus.transactions`).
+    ``shares`` decides how much of the workers' time goes into minimizing while cases are judged; ``known`` are the
+    signatures and kinds of bug that need no further proof. ``campaign`` is its row in the corpus, ``part`` the part of
+    the stream that it judges (`fuzzcompile.corpus.transactions`), and ``confirming`` hands out findings of other
+    machines.
     """
 
     def __init__(
         self,
         settings: CampaignSettings,
         store: Store,
-        jobs: JobQueue,
-        steering: CaseSteering,
+        executor: Executor,
+        campaign: int,
+        steering: StreamSteering,
         clock: BudgetClock,
         confirming: ConfirmationQueue | None = None,
         part: int = 0,
     ) -> None:
-        self.settings, self.store, self.jobs, self.steering, self.clock = settings, store, jobs, steering, clock
+        self.settings, self.store, self.executor = settings, store, executor
+        self.campaign, self.steering, self.clock = campaign, steering, clock
         self._confirming = confirming
         self.ended: Ended = "budget"
         self.known: set[tuple[str, str]] = set()
         self.shares = TimeShares()
+        self._running: dict[Future[Result], CampaignJob] = {}
         self._secondary: deque[DrawnCase] = deque()
-        self._reductions: dict[str, PendingReduction] = {}
+        self._reductions: dict[str, CampaignJob] = {}
         self._left: deque[LeftCase] = deque()
         self._placed: set[int | None] = set()
         self._looked = -math.inf
@@ -186,6 +210,16 @@ class WorkQueue:
         self.take_part(part)
         self._submitted = 0
         self._exhausted = False
+
+    @property
+    def capacity(self) -> int:
+        """The number of jobs that keep all workers busy; in a cluster it changes as workers come and go."""
+        return self.executor.capacity if isinstance(self.executor, TaskPool) else self.settings.workers
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no job runs."""
+        return not self._running
 
     def take_part(self, part: int) -> None:
         """Continue with this part of the stream."""
@@ -200,7 +234,7 @@ class WorkQueue:
         if not self.settings.judges or time.monotonic() - self._looked < _LOOK_EVERY:
             return
         self._looked = time.monotonic()
-        others = list_left_cases(self.store, self.settings.stream, self.jobs.campaign)
+        others = list_left_cases(self.store, self.settings.stream, self.campaign)
         found = [left for left in others if left.case.sha256 not in self._inherited]
         self._left += found
         self._placed |= {left.index for left in found}
@@ -212,7 +246,7 @@ class WorkQueue:
         Returns:
             True if there may be more work once a worker is idle.
         """
-        while len(self.jobs) < self.jobs.capacity:
+        while len(self._running) < self.capacity:
             judging = self._wants_more(enough=enough)
             begun = self._begin_reduction(judging=judging) or self._begin_secondary()
             if not (begun or (judging and (self._begin_confirmation() or self._begin()))):
@@ -251,20 +285,17 @@ class WorkQueue:
 
     def _draw_next(self) -> LeftCase | None:
         """Draw the next program of the stream that was not judged yet; return None if there seems to be no other."""
-        for index in self._list_places():
+        # To the end of the stream, or until it has repeated itself long enough.
+        for index in itertools.islice(self._indices, _REPEATED if self.settings.case_source.size is None else None):
             chosen = self.steering.at(index)
             if chosen is None:
                 continue
             case, screen = chosen
             if not self.store.has_source(case.sha256, self.settings.stream) and not any(
-                job.case.sha256 == case.sha256 for job in self.jobs
+                job.case.sha256 == case.sha256 for job in self._running.values()
             ):
                 return LeftCase(case, index, screen)
         return None
-
-    def _list_places(self) -> Iterable[int]:
-        """Return the places to try: to the end of the stream, or until it has repeated itself long enough."""
-        return itertools.islice(self._indices, _REPEATED if self.settings.case_source.size is None else None)
 
     def judge(
         self,
@@ -275,9 +306,27 @@ class WorkQueue:
         screen: bool = False,
         not_on: Collection[str] = (),
     ) -> None:
-        """Submit a case; the bugs in ``known`` need no further proof. ``not_on`` as for `JobQueue.judge`."""
-        proof = self.shares.proof
-        self.jobs.judge(case, index, self.known, retry=retry, screen=screen, proof=proof, not_on=not_on)
+        """Submit a case; ``index`` is its place in the stream, None for a secondary candidate.
+
+        ``retry``: it has cost a worker before. It would show nothing new on the machines ``not_on``
+        (`TaskPool.schedule`).
+        """
+        # A place is judged once by all campaigns, anything else once by each: another campaign may draw another program
+        # at the same place, and judge the same program on another machine.
+        place = f"{self.settings.stream} #{index}" if index is not None else f"campaign {self.campaign}"
+        token = hashlib.sha256(f"{place} {case.sha256} {'again' if retry else 'first'}".encode()).hexdigest()
+        job = CampaignJob(case, index, token, retry=retry, screen=screen)
+        task = JudgeTask(
+            path=f"{job.name}.py",
+            source=case.source,
+            vetoes=self.settings.vetoes,
+            known=tuple(sorted(self.known)),
+            seconds=ATTRIBUTION_SHARE * self.settings.case_seconds * self.shares.proof,
+            screen=screen,
+            watch=self.settings.focus.watch if self.settings.focus is not None else FocusWatch(),
+        )
+        label = f"judge #{index}" if index is not None else "judge a secondary candidate"
+        self._submit(JUDGE, task, label, job, not_on=not_on)
 
     def judge_later(self, case: DrawnCase) -> None:
         """Queue a secondary candidate, unless the corpus knows its source."""
@@ -303,8 +352,12 @@ class WorkQueue:
     def minimize_later(
         self, finding: str, case: DrawnCase, report: ReportJson, left: Mapping[str, str] | None = None
     ) -> None:
-        """Queue the minimization of a finding; the worst finding is minimized first."""
-        self._reductions[finding] = PendingReduction(finding, case, report, left or {})
+        """Queue the minimization of a finding; the worst finding is minimized first.
+
+        ``left`` holds the intermediate results of a worker that was lost over it (`MinimizeTask.left`).
+        """
+        waiting = CampaignJob(case, None, minimizes=finding, report=report, left=dict(left or {}))
+        self._reductions[finding] = waiting
 
     def minimize_stored(self, finding: Finding) -> None:
         """Queue the minimization of a finding as the corpus stores it."""
@@ -312,36 +365,78 @@ class WorkQueue:
 
     def _begin_reduction(self, *, judging: bool) -> bool:
         seconds = min(self.settings.minimize_seconds, self.clock.remaining - CONCLUDING)
-        running = {job.minimizes for job in self.jobs if job.minimizes is not None}
+        running = {job.minimizes for job in self._running.values() if job.minimizes is not None}
         free = [waiting for name, waiting in self._reductions.items() if name not in running]
         if not free or seconds < LEAST_SEARCH or (judging and not self._may_minimize(len(running))):
             return False
         worst = min(free, key=lambda waiting: rank(waiting.report))
-        del self._reductions[worst.finding]
-        self.jobs.minimize(worst.finding, worst.case, worst.report, seconds, worst.left)
+        del self._reductions[str(worst.minimizes)]
+        assert worst.report is not None
+        recipe = read_recipe(worst.case.choices, worst.case.spec)
+        task = MinimizeTask(
+            worst.case.source, worst.report, recipe, seconds, vetoes=self.settings.vetoes, left=dict(worst.left)
+        )
+        worst.started = time.monotonic()
+        self._submit(MINIMIZE, task, f"minimize {worst.minimizes}", worst, limit=seconds + _CONFIRMING_SECONDS)
         return True
 
     def _may_minimize(self, running: int) -> bool:
         """Return whether a minimization may begin while cases are judged."""
-        judging = sum(job.seconds for job in self.jobs if job.minimizes is None)
-        return not self.steering.is_seeking and self.shares.may_minimize(running, self.jobs.capacity, judging)
+        judging = sum(job.seconds for job in self._running.values() if job.minimizes is None)
+        return not self.steering.is_seeking and self.shares.may_minimize(running, self.capacity, judging)
 
     def rename(self, vanished: list[str], finding: str) -> None:
         """Replace findings that were merged into another by that one."""
-        for job in self.jobs:
+        for job in self._running.values():
             if job.minimizes in vanished:
                 job.minimizes = finding
         for name in vanished:
             self._reductions.pop(name, None)  # the finding that is left has a reproducer
 
+    # -- running jobs -----------------------------------------------------------------------------
+
+    def _submit(
+        self,
+        function: Callable[[_Task], Result],
+        task: _Task,
+        label: str,
+        job: CampaignJob,
+        *,
+        limit: float | None = None,
+        not_on: Collection[str] = (),
+    ) -> None:
+        if isinstance(self.executor, TaskPool):
+            future = self.executor.schedule(
+                function, (task,), label=label, time_limit=limit, on_left=job.left.__setitem__, not_on=not_on
+            )
+        else:
+            future = self.executor.submit(function, task)
+        self._running[future] = job
+
+    def collect_ended(self, timeout: float) -> Iterator[tuple[Future[Result], CampaignJob]]:
+        """Wait for ``timeout`` seconds at most, and yield the jobs that have ended; each is forgotten when yielded."""
+        if not self._running:  # a cluster has lost its workers, and others may come
+            time.sleep(timeout)
+        done, _ = wait(self._running, timeout=timeout, return_when=FIRST_COMPLETED)
+        for future in done:
+            job = self._running.pop(future)
+            if isinstance(self.executor, TaskPool):
+                job.environment = self.executor.environment_of(future)
+            yield future, job
+
+    def remember(self, future: Future[Result], job: CampaignJob) -> None:
+        """Keep a job that no worker could run, so that it is left to the next campaign."""
+        self._running[future] = job
+
     # -- the end ----------------------------------------------------------------------------------
 
     def collect_leftovers(self, given_up: set[str]) -> Leftovers:
         """Return the running and waiting work, which the next campaign has to do if this one ends now."""
-        cases = [*(_make_left_case(job) for job in self.jobs if job.minimizes is None and not job.retry), *self._left]
+        running = [job for job in self._running.values() if job.minimizes is None and not job.retry]
+        cases = [*map(_make_left_case, running), *self._left]
         cases += [LeftCase(case, None) for case in self._secondary]
         without = self.store.unreduced()
-        waiting = {*self._reductions, *(job.minimizes for job in self.jobs if job.minimizes is not None)}
+        waiting = {*self._reductions, *(job.minimizes for job in self._running.values() if job.minimizes is not None)}
         return Leftovers(
             cases,
             [signature for name, signature in without.items() if name in waiting],

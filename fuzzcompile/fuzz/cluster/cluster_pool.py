@@ -49,13 +49,10 @@ class ClusterPool(TaskPool):
 
     Args:
         address: the scheduler, or workers that are started here.
-        conditions: how cases run.
+        conditions: how cases run. UsageError for a file that they name and that cannot be sent.
         torch: the version that workers must have; None for the one that most of them have.
         most: how many tasks to have submitted at once; None for what the workers take.
         opens: opens the pool of a Dask worker (`HostCharter.opens`).
-
-    Raises:
-        UsageError: a file that the conditions name cannot be sent.
     """
 
     def __init__(
@@ -83,10 +80,7 @@ class ClusterPool(TaskPool):
         self._keeping = asyncio.run_coroutine_threadsafe(self._membership.keep(), self._loop)
 
     def wait_for_worker(self, timeout: float | None = None) -> WorkerDescription:
-        """Wait for a first worker, and return where it runs.
-
-        Args:
-            timeout: seconds; by default one minute, and more while a worker starts its processes.
+        """Wait for a first worker, a minute by default and more while one starts its processes; return where it runs.
 
         Raises:
             EnvironmentUnfit: no scheduler answers, or no worker fits; the message says what the workers lack.

@@ -123,9 +123,8 @@ class ClusterMember:
 class Dispatcher:
     """Sends tasks to members and settles their futures.
 
-    Args:
-        doubt: called with a member that could not run a task, the error of its start if there is one, and True if
-            the worker is gone. It drops the member.
+    ``doubt`` is called with a member that could not run a task, the error of its start if there is one, and True if the
+    worker is gone. It drops the member.
     """
 
     def __init__(self, doubt: Callable[[ClusterMember, Exception | None, bool], None]) -> None:

@@ -154,13 +154,8 @@ class Membership:
     """Keeps the members of a campaign, each Dask worker in a task of its own (`_attend`).
 
     ``first`` is how the first member describes its surroundings, or the error after which no task will run any more,
-    which is ``broken`` from then on. ``changes`` have not been reported yet; ``refused`` says why, by address.
-
-    Args:
-        address: the scheduler.
-        charter: the charter of each worker, before its slots and share are filled in.
-        wanted: which workers the campaign takes.
-        any_device: True if cases may run on any device.
+    which is ``broken`` from then on. ``changes`` have not been reported yet; ``refused`` says why, by address. The
+    ``charter`` of each worker has its slots and share filled in; with ``any_device``, cases may run on any.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from fuzzcompile.corpus.transactions import PLACES, find_part
 from fuzzcompile.fuzz.campaign import campaign_engine
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
-from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignSettings
+from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
 from fuzzcompile.fuzz.campaign.steering import CoverageExchange, list_places, sort_own_last
 from fuzzcompile.fuzz.generation.profile import Profile

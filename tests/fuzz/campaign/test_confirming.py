@@ -16,7 +16,7 @@ from fuzzcompile.corpus.store import Store
 from fuzzcompile.corpus.transactions import Mark
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
-from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignSettings
+from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
 from fuzzcompile.fuzz.campaign.leftovers import ConfirmationQueue
 from fuzzcompile.fuzz.generation.profile import Profile

@@ -25,7 +25,7 @@ from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget, format
 from fuzzcompile.fuzz.campaign.campaign_display import print_summary
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
 from fuzzcompile.fuzz.campaign.campaign_events import Finished
-from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignSettings
+from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.conditions import Conditions

@@ -19,8 +19,8 @@ from fuzzcompile.diagnosis.worker.minimize_task import ResumableState
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.campaign_display import print_summary
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
-from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignSettings
 from fuzzcompile.fuzz.campaign.campaign_run import run_campaign
+from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
 from fuzzcompile.fuzz.campaign.steering import UNIFORM, Strategy
 from fuzzcompile.fuzz.generation.profile import Profile

@@ -16,7 +16,7 @@ from fuzzcompile.diagnosis.worker.minimize_task import MinimizeTask
 from fuzzcompile.front.commands.minimize import store_secondary_findings
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
-from fuzzcompile.fuzz.campaign.campaign_jobs import CampaignSettings
+from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.conditions import Conditions
