@@ -41,17 +41,6 @@ OTHER_MEANINGS = {
     "programs/edits/near_miss_edits.py": {"freezing"},  # the entry
     "programs/edits/pattern_program.py": {"dynamo", "freezing"},  # the key of the settings, and the entry
     "programs/shrink/search.py": {"freezing"},  # the entry
-    # Words that titles of PyTorch's issues have, and names of files that say nothing.
-    "report/search_terms.py": {
-        "dynamo",
-        "pre_grad",
-        "functionalization",
-        "decomposition",
-        "joint_graph",
-        "post_grad",
-        "lowering",
-        "scheduler",
-    },
     "run/case.py": {"dynamo"},  # the key of the settings
     "diagnosis/decision.py": {"freezing"},  # the entry
     "diagnosis/stages/stage_table.py": {"freezing"},  # the entry
