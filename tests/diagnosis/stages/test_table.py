@@ -41,7 +41,7 @@ OTHER_MEANINGS = {
     "programs/edits/near_miss_edits.py": {"freezing"},  # the entry
     "programs/edits/pattern_program.py": {"dynamo", "freezing"},  # the key of the settings, and the entry
     "programs/shrink/search.py": {"freezing"},  # the entry
-    # Names of files that say nothing in a search.
+    # Words that titles of PyTorch's issues have.
     "report/search_terms.py": {"dynamo", "functionalization", "decomposition"},
     "run/case.py": {"dynamo"},  # the key of the settings
     "diagnosis/decision.py": {"freezing"},  # the entry
