@@ -29,9 +29,10 @@ from fuzzcompile.fuzz.rules.rule_programs import (
     runs_in_eager,
     write_statements,
 )
-from fuzzcompile.fuzz.rules.skeleton_sources import PatternReader, Unwritable, record_calls
+from fuzzcompile.fuzz.rules.skeleton_sources import PatternReader, record_calls
 from fuzzcompile.model.facts import facts
 from fuzzcompile.programs.edits.near_miss_edits import apply_edit
+from fuzzcompile.programs.ir.tracing import Untranslatable
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -83,7 +84,7 @@ def test_any_arguments_are_those_of_the_schema():
 
 def test_operators_on_packed_weights_are_not_called_with_anything():
     pattern = CallFunction(torch.ops.mkldnn._linear_pointwise.default, *(Arg() for _ in range(6)))
-    with pytest.raises(Unwritable, match="called by the compiler alone"):
+    with pytest.raises(Untranslatable, match="called by the compiler alone"):
         PatternReader(random.Random(0)).read_pattern(pattern)
 
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import itertools
-import math
 import operator
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.compile_changes import InductorSettings
@@ -28,8 +23,8 @@ from fuzzcompile.compiler.session import Compilation, check_settings, open_sessi
 from fuzzcompile.compiler.watch.ledger import Label, Ledger
 from fuzzcompile.fuzz.rules.code_mentions import CodeMentions, find_mentions, list_rule_settings
 from fuzzcompile.fuzz.rules.hole_values import FilledSkeleton, fill_skeleton, name_operands, recast_operands
-from fuzzcompile.fuzz.rules.skeleton import ArgumentHole, CallResult, CallSkeleton, RuleCall
-from fuzzcompile.fuzz.rules.skeleton_sources import Unwritable, draw_skeleton, draw_variant, has_pattern
+from fuzzcompile.fuzz.rules.skeleton import ArgumentHole, CallResult, RuleCall
+from fuzzcompile.fuzz.rules.skeleton_sources import draw_skeleton, draw_variant, has_pattern, record_calls
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.model.stages import LOWERING
 from fuzzcompile.programs.casefiles.case_module import load_case
@@ -41,7 +36,9 @@ from fuzzcompile.programs.edits.pattern_program import (
     PatternProgram,
     render_pattern_program,
 )
-from fuzzcompile.run.case import Case
+from fuzzcompile.programs.ir.case_source import Writer
+from fuzzcompile.programs.ir.program import Ref, Statement, map_leaves
+from fuzzcompile.programs.ir.tracing import OPERATORS, Untranslatable, find_public_name
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.runs import observe
 
@@ -50,119 +47,53 @@ __all__ = ["make_rule_programs"]
 
 # Calls as lines of Python.
 
-_SIGNS = {
-    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/", operator.floordiv: "//",
-    operator.matmul: "@", operator.pow: "**", operator.mod: "%", operator.and_: "&", operator.or_: "|",
-    operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=",
-    operator.iadd: "+", operator.imul: "*",
-}  # fmt: skip
+# What a program can spell.
+_LITERALS = (
+    int, float, complex, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
 
 
 def write_statements(filled: FilledSkeleton) -> Iterator[str]:
     """One assignment a call; results are named ``t0``, ``t1`` and so on.
 
     Raises:
-        Unwritable: a function has no name under torch.
+        Untranslatable: a function has no name under torch, or a value no literal.
     """
+    writer = Writer(set())
     for index, call in enumerate(filled.skeleton.calls):
-        yield f"t{index} = {_write_call(call, filled)}"
+        yield writer.line(_make_statement(f"t{index}", call, filled), used=True)
+
+
+def _make_statement(name: str, call: RuleCall, filled: FilledSkeleton) -> Statement:
+    def fill(leaf: object) -> object:
+        if isinstance(leaf, ArgumentHole):
+            return map_leaves(fill, filled.values[leaf])
+        if isinstance(leaf, CallResult):
+            return Ref(f"t{leaf.index}")
+        if isinstance(leaf, Operand):
+            return Ref(leaf.name)
+        if not isinstance(leaf, _LITERALS):
+            raise Untranslatable(f"a {type(leaf).__name__} has no literal")
+        return leaf
+
+    args, kwargs = map_leaves(fill, (call.args, call.kwargs))
+    if isinstance(call.target, str):
+        return Statement(name, "method", call.target, args, kwargs)
+    if call.target is operator.getitem:
+        return Statement(name, "getitem", "", args)
+    target: Any = call.target
+    own = getattr(target, "__name__", "")
+    if own in OPERATORS and getattr(operator, own) is target:
+        # An augmented assignment would bind the old name.
+        return Statement(name, "operator", OPERATORS[{"iadd": "add", "imul": "mul"}.get(own, own)], args)
+    return Statement(name, "function", find_public_name(target), args, kwargs)
 
 
 def list_operands(filled: FilledSkeleton) -> list[Operand]:
     """The operands of the program, in the order of their names, each once."""
-    found: dict[str, Operand] = {}
-
-    def collect(value: object) -> None:
-        if isinstance(value, Operand):
-            found[value.name] = value
-        elif isinstance(value, (list, tuple)):
-            for inner in value:
-                collect(inner)
-
-    for call in filled.skeleton.calls:
-        for hole in call.list_holes():
-            collect(filled.values[hole])
+    values = [filled.values[hole] for call in filled.skeleton.calls for hole in call.list_holes()]
+    found = {leaf.name: leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Operand)}
     return sorted(found.values(), key=lambda operand: int(operand.name[1:]))
-
-
-def _write_call(call: RuleCall, filled: FilledSkeleton) -> str:
-    args = [_write_value(argument, filled) for argument in call.args]
-    kwargs = [f"{name}={_write_value(value, filled)}" for name, value in call.kwargs.items()]
-    if isinstance(call.target, str):
-        return f"{args[0]}.{call.target}({', '.join([*args[1:], *kwargs])})"
-    if call.target is operator.getitem:
-        return f"{args[0]}[{args[1]}]"
-    if call.target in _SIGNS and len(args) == 2:
-        return f"{args[0]} {_SIGNS[call.target]} {args[1]}"
-    return f"{write_function_name(call.target)}({', '.join([*args, *kwargs])})"
-
-
-def _write_value(value: Any, filled: FilledSkeleton) -> str:
-    if isinstance(value, ArgumentHole):
-        return _write_value(filled.values[value], filled)
-    if isinstance(value, CallResult):
-        return f"t{value.index}"
-    if isinstance(value, Operand):
-        return value.name
-    if isinstance(value, (list, tuple)):
-        inner = ", ".join(_write_value(part, filled) for part in value)
-        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
-    return write_literal(value)
-
-
-def write_literal(value: Any) -> str:
-    """A value as an expression.
-
-    Raises:
-        Unwritable: it has none.
-    """
-    if isinstance(value, float) and not math.isfinite(value):
-        return f'float("{value}")'
-    if isinstance(value, torch.device):
-        return f'torch.device("{value}")'
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return repr(value)
-    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-        return str(value)
-    if value is Ellipsis:
-        return "..."
-    if isinstance(value, slice):
-        return f"slice({value.start}, {value.stop}, {value.step})"
-    if isinstance(value, complex):
-        return repr(value)
-    raise Unwritable(f"a {type(value).__name__} has no literal")
-
-
-def write_function_name(target: Any) -> str:
-    """An expression that names a function where ``torch`` and ``F`` are known.
-
-    Raises:
-        Unwritable: it is none of torch's.
-    """
-    if isinstance(target, torch._ops.OpOverload):
-        namespace, _, name = target._schema.name.partition("::")
-        return f"torch.ops.{namespace}.{name}.{target._overloadname}"
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return f"torch.ops.{target._qualified_op_name.replace('::', '.')}"
-    name = getattr(target, "__name__", "")
-    for owner, prefix in ((torch, "torch."), (functional, "F."), (builtins, "")):
-        if getattr(owner, name, None) is target:
-            return f"{prefix}{name}"
-    if getattr(torch.functional, name, None) is target:
-        return f"torch.functional.{name}"
-    module = str(getattr(target, "__module__", "") or "")
-    for prefix in ("torch._C._nn", "torch.special", "torch.linalg", "torch.fft"):
-        owner = _resolve_path(prefix)
-        if getattr(owner, name, None) is target:
-            return f"{prefix}.{name}"
-    raise Unwritable(f"{module}.{name} is no function of torch")
-
-
-def _resolve_path(path: str) -> Any:
-    value: Any = torch
-    for part in path.split(".")[1:]:
-        value = getattr(value, part, None)
-    return value
 
 
 # Programs that a user's own replacement patterns search for: the search function over its example inputs.
@@ -176,7 +107,7 @@ def iter_searched_programs(rule: KnownRule) -> Iterator[PatternProgram]:
     for example in filter(None, map(find_example, rule.made_of)):
         filled = _fill_example(example)
         if filled is not None:
-            with contextlib.suppress(Unwritable):
+            with contextlib.suppress(Untranslatable):
                 yield PatternProgram(
                     stage=rule.stage,
                     rule=rule.name,
@@ -190,61 +121,18 @@ def iter_searched_programs(rule: KnownRule) -> Iterator[PatternProgram]:
 
 
 def _fill_example(example: PatternExample) -> FilledSkeleton | None:
+    inputs: list[Any] = [
+        torch.zeros(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+        for value in example.inputs
+    ]
     try:
-        skeleton, holes = _make_skeleton(_trace_example(example))
-    except Exception:  # user code, traced in two ways: what it raises says only that no program comes of it
+        filled = record_calls(example.function, inputs, example.scalars, training=False)
+    except Exception:  # user code: what it raises says only that no program comes of it
         return None
-    tensors = [value for value in example.inputs if isinstance(value, torch.Tensor)]
-    if len(tensors) != len(holes):
-        return None
-    values: dict[ArgumentHole, object] = {
-        hole: Operand("", tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-        for hole, tensor in zip(holes, tensors, strict=True)
-    }
-    filled = FilledSkeleton(skeleton, values)
-    floating = [value for value in values.values() if isinstance(value, Operand) and value.floating]
-    same = {value.dtype for value in floating}
+    dtypes = {value.dtype for value in filled.values.values() if isinstance(value, Operand) and value.floating}
     # As it is registered, if that runs; a mixture of dtypes is left as it is.
-    runs = recast_operands(filled, same.pop()) if len(same) == 1 else filled
+    runs = recast_operands(filled, dtypes.pop()) if len(dtypes) == 1 else filled
     return None if runs is None else name_operands(runs)
-
-
-def _trace_example(example: PatternExample) -> fx.GraphModule:
-    """The search function as a graph over its tensors: of torch's functions, or of operators where that fails."""
-    if all(map(torch.is_tensor, example.inputs)) and not example.scalars:
-        with contextlib.suppress(Exception):  # it looks at sizes, say
-            return fx.symbolic_trace(example.function)
-
-    def over_tensors(*tensors: torch.Tensor) -> object:
-        given = iter(tensors)
-        arguments = [next(given) if isinstance(value, torch.Tensor) else value for value in example.inputs]
-        return example.function(*arguments, **example.scalars)
-
-    tensors = [value for value in example.inputs if isinstance(value, torch.Tensor)]
-    return make_fx(over_tensors)(*(torch.zeros(value.shape, dtype=value.dtype) for value in tensors))
-
-
-def _make_skeleton(module: fx.GraphModule) -> tuple[CallSkeleton, list[ArgumentHole]]:
-    """The calls of a graph, and a hole for each of its inputs."""
-    skeleton, values = CallSkeleton(), dict[fx.Node, ArgumentHole | CallResult]()
-
-    def resolve(arguments: Any) -> Any:
-        return pytree.tree_map(lambda leaf: values[leaf] if isinstance(leaf, fx.Node) else leaf, arguments)
-
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = ArgumentHole(node.name, "Tensor")
-        elif node.op in ("call_function", "call_method"):
-            values[node] = skeleton.append(RuleCall(node.target, resolve(tuple(node.args)), resolve(dict(node.kwargs))))
-        elif node.op == "output":
-            skeleton.returns = _list_returned(resolve(node.args))
-        else:
-            raise Unwritable(f"the search function holds a {node.op}")
-    return skeleton.finish(), [hole for hole in values.values() if isinstance(hole, ArgumentHole)]
-
-
-def _list_returned(returned: Sequence[object]) -> list[int]:
-    return list(dict.fromkeys(leaf.index for leaf in pytree.tree_leaves(returned) if isinstance(leaf, CallResult)))
 
 
 # Whether a program makes its rule fire, seen in a compile without code generation.
@@ -278,15 +166,18 @@ def runs_in_eager(program: PatternProgram) -> bool:
 
 def compile_program(program: PatternProgram, device: torch.device) -> RuleTrial:
     """Compile a program up to code generation, as a screened case is."""
-    with _load_as_case(program) as case, silence_torch():
+    how = Compilation(
+        (InductorSettings({"fallback_random": bool(program.settings.get("fallback_random", True))}),), screen=True
+    )
+    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder, silence_torch():
+        path = Path(folder, "pattern.py")
+        path.write_text(render_pattern_program(program), encoding="utf-8")
         try:
+            case = load_case(path)
             check_settings(case.settings)
             built = build(case, device)
         except (CaseError, MemoryError) as error:
             return RuleTrial(frozenset(), frozenset(), trouble=str(error))
-        how = Compilation(
-            (InductorSettings({"fallback_random": bool(program.settings.get("fallback_random", True))}),), screen=True
-        )
         with open_session(case.settings, how) as session:
             observed = observe(case, built, session.compile(built.model), describe_failure=session.describe_failure)
             failure = observed.failure
@@ -311,17 +202,7 @@ def _make_trial(ledger: Ledger, trouble: str | None) -> RuleTrial:
 
 
 def _label_names(label: Label) -> set[tuple[str, str]]:
-    """A rule, and the pass that runs it."""
     return {(label.stage, label.rewrite), (label.stage, label.pass_name or label.rewrite)}
-
-
-@contextlib.contextmanager
-def _load_as_case(program: PatternProgram) -> Iterator[Case]:
-    """The program as a loaded case."""
-    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
-        path = Path(folder, "pattern.py")
-        path.write_text(render_pattern_program(program), encoding="utf-8")
-        yield load_case(path)
 
 
 # Draws in a row without a new program, after which there is taken to be none.
@@ -338,11 +219,7 @@ def make_rule_programs(
 ) -> list[PatternProgram]:
     """Programs for one rule: those that it changed, else those in which it fired, else those that may come near it.
 
-    Args:
-        rule: a pattern, a pass, an operator with a decomposition or a lowering, as the catalogue lists it.
-        device: where the programs run.
-        seconds: how long to look; two thirds for programs that the rule changes, the rest for near misses of them.
-        enough: how many such programs to look for.
+    Looks for ``enough`` of them for two thirds of the ``seconds``, and then for near misses of them.
     """
     begun = time.monotonic()
     ranked: tuple[list[PatternProgram], ...] = ([], [], [])
@@ -388,7 +265,7 @@ def iter_candidates(rule: KnownRule, device: torch.device) -> Iterator[PatternPr
             return
         barren += 1
         rng = random.Random(f"{rule.stage} {rule.name} {number}")
-        with contextlib.suppress(Unwritable):
+        with contextlib.suppress(Untranslatable):
             filled = _draw_filling(rule, code, rng, last)
             last = filled or last
             program = None if filled is None else _make_program(rule, name_operands(filled), dict(settings), rng)
@@ -401,7 +278,7 @@ def iter_candidates(rule: KnownRule, device: torch.device) -> Iterator[PatternPr
 def _draw_filling(
     rule: KnownRule, code: CodeMentions, rng: random.Random, last: FilledSkeleton | None
 ) -> FilledSkeleton | None:
-    """Another filling; in a third of the draws the last one in another dtype, which costs no search."""
+    """Another filling; in some draws the last one in another dtype, which costs no search."""
     own, dtype = draw_variant(rule, rng), rng.choice(_DTYPES)
     if last is not None and own is None and rng.random() < 0.3:
         return recast_operands(last, dtype)
@@ -415,11 +292,14 @@ def _make_program(
         settings["freezing"] = True
     if filled.skeleton.draws and rng.random() < 0.5:
         settings["fallback_random"] = False
+    origin: Origin = "pattern" if has_pattern(rule) else "pass"
+    if rule.kind in ("decomposition", "lowering"):
+        origin = "operator"
     return PatternProgram(
         stage=rule.stage,
         rule=rule.name,
         pass_name=rule.pass_name,
-        origin=_make_origin(rule),
+        origin=origin,
         operands=tuple(_assign_roles(filled, rng) if settings.get("freezing") else list_operands(filled)),
         statements=tuple(write_statements(filled)),
         returns=tuple(f"t{index}" for index in filled.skeleton.returns),
@@ -428,14 +308,8 @@ def _make_program(
     )
 
 
-def _make_origin(rule: KnownRule) -> Origin:
-    if rule.kind in ("decomposition", "lowering"):
-        return "operator"
-    return "pattern" if has_pattern(rule) else "pass"
-
-
 def _assign_roles(filled: FilledSkeleton, rng: random.Random) -> list[Operand]:
-    """The operands, those that a rule knows as weights as parameters; or all but one."""
+    """The operands, of which those are parameters that a rule knows as weights, or all but one."""
     tensors = list_operands(filled)
     weights = {value.name for hole, value in filled.values.items() if isinstance(value, Operand) and hole.weight}
     if not weights or rng.random() < 0.4:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -16,9 +16,8 @@ class ArgumentHole:
     """An argument that the rule leaves open; the same hole in several places stands for one value.
 
     ``kind`` is what a schema calls its type (``Tensor``, ``int[]``; empty if nothing says), ``first`` a value to try
-    before all others, ``like`` the hole whose value has the same form; a
-    ``parameter`` is the schema's own name where the rule has another; a
-    ``weight`` has to be a constant of the graph, as freezing makes it of parameters.
+    before all others, ``like`` the hole whose value has the same form, ``parameter`` the schema's own name where the
+    rule has another. A ``weight`` has to be a constant of the graph, as freezing makes it of parameters.
     """
 
     name: str = ""
@@ -56,6 +55,11 @@ class RuleCall:
         """The holes among the arguments, each once."""
         return list(dict.fromkeys(leaf for leaf in self.iter_leaves() if isinstance(leaf, ArgumentHole)))
 
+    def map_leaves(self, change: Callable[[object], object]) -> RuleCall:
+        """The call with other arguments."""
+        args, kwargs = pytree.tree_map(change, (self.args, self.kwargs))
+        return RuleCall(self.target, args, kwargs)
+
 
 @dataclass
 class CallSkeleton:
@@ -77,19 +81,19 @@ class CallSkeleton:
     @property
     def draws(self) -> bool:
         """Return whether some call draws random numbers."""
-        return any(_is_random(call.target) for call in self.calls)
+        parts = ("dropout", "rand", "bernoulli", "normal_", "uniform")
+        targets = [call.target for call in self.calls]
+        return any(
+            torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+            or any(part in (target if isinstance(target, str) else getattr(target, "__name__", "")) for part in parts)
+            for target in targets
+        )
 
     def finish(self) -> CallSkeleton:
         """Return what is read by no call, if nothing is returned yet."""
         read = {leaf.index for call in self.calls for leaf in call.iter_leaves() if isinstance(leaf, CallResult)}
         self.returns = self.returns or [index for index in range(len(self.calls)) if index not in read]
         return self
-
-
-def _is_random(target: object) -> bool:
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    seeded = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
-    return seeded or any(part in name for part in ("dropout", "rand", "bernoulli", "normal_", "uniform"))
 
 
 # What a call takes: names and types of its arguments, from the operator's schema or the function's signature.
@@ -126,46 +130,30 @@ def annotate_holes(call: RuleCall, rng: random.Random) -> None:
     """Give the holes of a call the names and types of the parameters that they stand for; add those that must be."""
     parameters = list_parameters(call.target, None if call.anything else len(call.args), rng)
     if call.anything:
-        _give_arguments(call, parameters, rng)
+        # Holes for what it needs and, in half of the calls, for some of what it may leave out.
+        positional = [parameter for parameter in parameters if not parameter.keyword]
+        needed = sum(not parameter.optional for parameter in positional)
+        given = positional[: needed if rng.random() < 0.5 else rng.randint(needed, len(positional))]
+        call.args = tuple(ArgumentHole(p.name, p.kind) for p in given)
+        call.kwargs = {p.name: ArgumentHole(p.name, p.kind) for p in parameters if p.keyword and not p.optional}
+        call.anything = False
         return
     by_name = {parameter.name: parameter for parameter in parameters}
     pairs = [*zip(call.args, parameters, strict=False)]
     pairs += [(value, by_name[name]) for name, value in call.kwargs.items() if name in by_name]
     for value, parameter in pairs:
-        for inner, kind in _iter_typed_holes(value, parameter.kind):
-            inner.kind = inner.kind or kind
-            inner.parameter = inner.parameter or _find_quantised_prefix(call.target) + parameter.name
-            inner.name = inner.name if _is_telling_name(inner.name) else parameter.name
-
-
-def _give_arguments(call: RuleCall, parameters: list[CallParameter], rng: random.Random) -> None:
-    """Holes for what a call needs and, in half of the calls, for some of what it may leave out."""
-    positional = [parameter for parameter in parameters if not parameter.keyword]
-    needed = sum(not parameter.optional for parameter in positional)
-    given = positional[: needed if rng.random() < 0.5 else rng.randint(needed, len(positional))]
-    call.args = tuple(ArgumentHole(p.name, p.kind) for p in given)
-    call.kwargs = {p.name: ArgumentHole(p.name, p.kind) for p in parameters if p.keyword and not p.optional}
-    call.anything = False
-
-
-def _iter_typed_holes(value: object, kind: str) -> Iterator[tuple[ArgumentHole, str]]:
-    if isinstance(value, ArgumentHole):
-        yield value, kind
-    elif isinstance(value, (list, tuple)):
-        element = kind.removeprefix("Optional[").removeprefix("List[").rstrip("]")
-        for inner in value:
-            yield from _iter_typed_holes(inner, element)
+        element = parameter.kind.removeprefix("Optional[").removeprefix("List[").rstrip("]")
+        for inner in pytree.tree_leaves(value):
+            if isinstance(inner, ArgumentHole):
+                inner.kind = inner.kind or (parameter.kind if inner is value else element)
+                inner.parameter = inner.parameter or _find_quantised_prefix(call.target) + parameter.name
+                inner.name = parameter.name if inner.name in ("", "arg") else inner.name
 
 
 def _find_quantised_prefix(target: object) -> str:
-    """What stands before the names of the parameters of (de)quantising operators, whose arguments belong together."""
+    """The prefix of the parameters of (de)quantising operators, whose arguments belong together."""
     name = target._schema.name if isinstance(target, torch._ops.OpOverload) else ""
     return next((f"{what}." for what in ("dequantize", "quantize") if f"::{what}_" in name), "")
-
-
-def _is_telling_name(name: str) -> bool:
-    """Return whether a pattern's own name for an argument may say what it is."""
-    return bool(name) and name != "arg"
 
 
 def _iter_schema(overload: torch._ops.OpOverload) -> Iterator[CallParameter]:
@@ -175,13 +163,10 @@ def _iter_schema(overload: torch._ops.OpOverload) -> Iterator[CallParameter]:
 
 
 def _iter_signature(signature: inspect.Signature) -> Iterator[CallParameter]:
-    for name, parameter in signature.parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        kind = _read_annotation(str(parameter.annotation), parameter.default)
-        yield CallParameter(
-            name, kind, parameter.default is not parameter.empty, parameter.kind is parameter.KEYWORD_ONLY
-        )
+    for name, own in signature.parameters.items():
+        if own.kind not in (own.VAR_POSITIONAL, own.VAR_KEYWORD):
+            kind = _read_annotation(str(own.annotation), own.default)
+            yield CallParameter(name, kind, own.default is not own.empty, own.kind is own.KEYWORD_ONLY)
 
 
 def _read_annotation(annotation: str, default: object) -> str:
@@ -194,22 +179,15 @@ def _read_annotation(annotation: str, default: object) -> str:
 
 
 def _list_overloads(target: object) -> list[torch._ops.OpOverload]:
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    module = "" if isinstance(target, str) else str(getattr(target, "__module__", "") or "")
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return _list_packet_overloads(target)
-    if not name or module.startswith(("torch.nn", "_operator")):
-        return []
-    packet = getattr(torch.ops.aten, name, None)
-    return (
-        []
-        if packet is None
-        else [overload for overload in _list_packet_overloads(packet) if "out" not in str(overload)]
-    )
-
-
-def _list_packet_overloads(packet: torch._ops.OpOverloadPacket) -> list[torch._ops.OpOverload]:
-    return [getattr(packet, name) for name in packet._overload_names]
+    packet = target
+    if not isinstance(target, torch._ops.OpOverloadPacket):
+        name = target if isinstance(target, str) else getattr(target, "__name__", "")
+        module = "" if isinstance(target, str) else str(getattr(target, "__module__", "") or "")
+        if not name or module.startswith(("torch.nn", "_operator")):
+            return []
+        packet = getattr(torch.ops.aten, name, None)
+    overloads = [getattr(packet, name) for name in getattr(packet, "_overload_names", ())]
+    return [overload for overload in overloads if packet is target or "out" not in str(overload)]
 
 
 def _can_take(parameters: list[CallParameter], given: int | None) -> bool:

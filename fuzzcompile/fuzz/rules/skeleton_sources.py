@@ -19,6 +19,7 @@ from fuzzcompile.fuzz.rules.hole_values import FilledSkeleton
 from fuzzcompile.fuzz.rules.skeleton import ArgumentHole, CallResult, CallSkeleton, RuleCall, annotate_holes
 from fuzzcompile.model.stages import DECOMPOSITION, FREEZING, LOWERING, PARTITION, PRE_GRAD
 from fuzzcompile.programs.edits.pattern_program import Operand
+from fuzzcompile.programs.ir.tracing import Untranslatable
 from fuzzcompile.run.pool.worker import get_current_device
 
 # A registered pattern as calls with holes.
@@ -29,17 +30,10 @@ _INTERNAL = ("mkldnn", "onednn", "mkl::", "quantized::", "fbgemm", "c10d", "symm
 ReplacementProducer = Callable[[CallSkeleton, object, Sequence[object]], CallResult | None]
 
 
-class Unwritable(Exception):
-    """A pattern has a part that no program can spell: a module called, a kind of expression that is not known."""
-
-
 class PatternReader:
     """Turns one pattern into calls, with choices from ``rng``: of alternative operators, of how often a part repeats.
 
-    Args:
-        rng: the choices.
-        producer: writes what an operator gives that only the compiler's own rules put into graphs.
-        skeleton: where the calls go.
+    ``producer`` writes what an operator gives that only the compiler's own rules put into graphs.
     """
 
     def __init__(
@@ -56,7 +50,7 @@ class PatternReader:
         """The calls that a pattern describes.
 
         Raises:
-            Unwritable: some part of it cannot be spelled.
+            Untranslatable: some part of it cannot be spelled.
         """
         outputs = getattr(pattern, "outputs", None)
         for part in [pattern] if outputs is None else [part for part in outputs if part is not None]:
@@ -64,7 +58,7 @@ class PatternReader:
             if outputs is not None and isinstance(made, CallResult) and made.index not in self.skeleton.returns:
                 self.skeleton.returns.append(made.index)
         if not self.skeleton.calls:
-            raise Unwritable("the pattern calls nothing")
+            raise Untranslatable("the pattern calls nothing")
         return self.skeleton.finish()
 
     def make_part(self, part: Any) -> object:
@@ -83,7 +77,7 @@ class PatternReader:
         if hasattr(part, "fns"):
             return self._read_call(part)
         if hasattr(type(part), "pattern_eq"):
-            raise Unwritable(f"{kind} is no kind of pattern that can be written as a program")
+            raise Untranslatable(f"{kind} is no kind of pattern that can be written as a program")
         return part
 
     def _read_list(self, inner: Any) -> list[object]:
@@ -103,46 +97,36 @@ class PatternReader:
             return self._shared[key]
         target = self.rng.choice(_select_callable(part.fns))
         if part.op == "call_module":
-            raise Unwritable("dynamo's graphs call no modules")
+            raise Untranslatable("dynamo's graphs call no modules")
         repeated, args, kwargs = self._repeated, [], {}
         if hasattr(part, "args"):  # otherwise any arguments will do, which the operator's schema gives
             args = [self.make_part(argument) for argument in part.args]
             kwargs = {name: self.make_part(value) for name, value in part.kwargs.items()}
         if target is operator.getitem and len(args) > 1 and isinstance(args[1], ArgumentHole) and not args[1].name:
             args[1].first = repeated or 0
-        made = self._produce_call(target, args) or self.skeleton.append(
-            RuleCall(target, tuple(args), kwargs, anything=not hasattr(part, "args"))
-        )
+        made = None
+        if is_internal(target):
+            made = None if self.producer is None else self.producer(self.skeleton, target, args)
+            if made is None:
+                raise Untranslatable(f"{target} is called by the compiler alone")
+        made = made or self.skeleton.append(RuleCall(target, tuple(args), kwargs, anything=not hasattr(part, "args")))
         self._shared[key] = made
         if part.has_multiple_users() and target is not operator.getitem:
             self._several.add(key)
-        return made
-
-    def _produce_call(self, target: object, args: list[object]) -> CallResult | None:
-        """What stands for a call that no program makes."""
-        if not is_internal(target):
-            return None
-        made = None if self.producer is None else self.producer(self.skeleton, target, args)
-        if made is None:
-            raise Unwritable(f"{target} is called by the compiler alone")
         return made
 
 
 def _select_callable(functions: Sequence[Any]) -> Sequence[Any]:
     """Those of a pattern's alternatives that take tensors and write to none; operators without an overload first."""
     packets = [function for function in functions if isinstance(function, torch._ops.OpOverloadPacket)]
-    if packets:
-        return packets
-    return [
-        function
-        for function in functions
-        if not isinstance(function, torch._ops.OpOverload) or _is_functional(function)
-    ] or functions
+    return packets or [one for one in functions if _is_functional(one)] or functions
 
 
-def _is_functional(overload: torch._ops.OpOverload) -> bool:
-    arguments = overload._schema.arguments
-    return not overload._schema.is_mutable and any("Tensor" in str(argument.type) for argument in arguments)
+def _is_functional(function: object) -> bool:
+    if not isinstance(function, torch._ops.OpOverload):
+        return True
+    schema = function._schema
+    return not schema.is_mutable and any("Tensor" in str(argument.type) for argument in schema.arguments)
 
 
 def is_internal(target: object) -> bool:
@@ -161,22 +145,15 @@ _REFLECTED = {f"__r{name.strip('_')}__": function for name, function in _SPECIAL
 
 
 def record_calls(
-    function: Callable[..., object],
-    inputs: Sequence[torch.Tensor | float],
-    scalars: Mapping[str, object],
-    *,
-    training: bool,
+    function: Callable[..., object], inputs: Sequence[Any], scalars: Mapping[str, object], *, training: bool
 ) -> FilledSkeleton:
-    """The calls of torch that a function makes with these tensors, whose values become operands.
+    """The calls of torch that a function makes with these inputs, of which tensors become operands.
 
     Raises:
         Exception: whatever the function raises.
     """
-    holes = {
-        id(value): ArgumentHole(f"x{at}", "Tensor")
-        for at, value in enumerate(inputs)
-        if isinstance(value, torch.Tensor)
-    }
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    holes = {id(value): ArgumentHole(f"x{at}", "Tensor") for at, value in enumerate(tensors)}
     mode = _Recording(dict(holes))
     with torch.no_grad(), mode:
         result = function(*inputs, **scalars)
@@ -192,8 +169,7 @@ def record_calls(
             strides=None if value.is_contiguous() else value.stride(),
             trainable=value.requires_grad,
         )
-        for value in inputs
-        if isinstance(value, torch.Tensor)
+        for value in tensors
     }
     return FilledSkeleton(skeleton.finish(), values)
 
@@ -215,10 +191,10 @@ class _Recording(TorchFunctionMode):
         if not tensors or (isinstance(result, torch.Tensor) and id(result) in self.known):
             return result
         target, given = _find_call_target(func, args)
-        arguments, named = pytree.tree_map(
-            lambda leaf: self.known.get(id(leaf), leaf), (tuple(given), dict(kwargs or {}))
+        call = RuleCall(target, tuple(given), dict(kwargs or {})).map_leaves(
+            lambda leaf: self.known.get(id(leaf), leaf)
         )
-        made = self.skeleton.append(RuleCall(target, arguments, named))
+        made = self.skeleton.append(call)
         if isinstance(result, torch.Tensor):
             self.known[id(result)] = made
         else:
@@ -229,18 +205,17 @@ class _Recording(TorchFunctionMode):
 
 def _find_call_target(function: Any, args: Sequence[Any]) -> tuple[object, Sequence[Any]]:
     """A function as it is called in a program: an operator, a method by its name, or itself."""
-    name = getattr(function, "__name__", "")
+    name, kind = getattr(function, "__name__", ""), type(function).__name__
     if name == "__get__":  # a property such as ``T``
         return getattr, (args[0], function.__self__.__name__)
     if name in _SPECIAL:
         return _SPECIAL[name], args
     if name in _REFLECTED:
         return _REFLECTED[name], (args[1], args[0])
-    if type(function).__name__ in ("method_descriptor", "wrapper_descriptor") or "Tensor." in getattr(
+    is_method = kind in ("method_descriptor", "wrapper_descriptor") or "Tensor." in getattr(
         function, "__qualname__", ""
-    ):
-        return name, args
-    return function, args
+    )
+    return name if is_method else function, args
 
 
 # What stands around the operators that a pass looks for.
@@ -254,7 +229,7 @@ def draw_skeleton(rule: KnownRule, code: CodeMentions, rng: random.Random) -> Ca
     """A skeleton for a rule, drawn with ``rng``.
 
     Raises:
-        Unwritable: nothing is known that the rule looks for.
+        Untranslatable: nothing is known that the rule looks for.
     """
     named = [target for target in code.operators if not is_internal(target)]
     if has_pattern(rule):
@@ -265,7 +240,7 @@ def draw_skeleton(rule: KnownRule, code: CodeMentions, rng: random.Random) -> Ca
         return _draw_single_call(rule.name, rng)
     operators = [*named, *(code.methods if rule.stage == PRE_GRAD else ())]
     if not rule.made_of:
-        raise Unwritable("the pass runs rules that are registered apart, or none")
+        raise Untranslatable("the pass runs rules that are registered apart, or none")
     skeleton = _combine_operators(operators or _PLAIN, rng)
     skeleton.backward = rule.stage == PARTITION
     return skeleton
@@ -289,16 +264,14 @@ def draw_variant(rule: KnownRule, rng: random.Random) -> FilledSkeleton | None:
     try:
         return record_calls(variant.function, inputs, variant.scalars, training=variant.training)
     except Exception as error:  # of any kind: some functions name a dtype themselves, and take no other
-        raise Unwritable(f"its search function does not take {dtype}") from error
+        raise Untranslatable(f"its search function does not take {dtype}") from error
 
 
 def _make_example(given: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | float:
     """A tensor like an example; a number for one without dimensions, which is a scale."""
     if not given.dim():
         return 2.0
-    made = torch.empty_strided(given.shape, given.stride(), dtype=dtype)
-    with torch.no_grad():
-        made.copy_(torch.ones(given.shape))
+    made = torch.empty_strided(given.shape, given.stride(), dtype=dtype).fill_(1)
     return made.requires_grad_(given.requires_grad)
 
 
@@ -356,40 +329,27 @@ def _list_tensor_holes(call: RuleCall, rng: random.Random) -> list[ArgumentHole]
 def _put_behind(operators: Sequence[object], skeleton: CallSkeleton, rng: random.Random) -> CallSkeleton:
     """A pattern of which one input is made by an operator that the rule's code names."""
     before = CallSkeleton()
-    made = _append_call(before, rng.choice(operators), rng, ())
+    made = _append_call(before, rng.choice(operators), rng)
     shift = len(before.calls)
-    for call in skeleton.calls:
-        annotate_holes(call, rng)
-    holes = [
-        hole for call in skeleton.calls for hole in call.list_holes() if hole.kind in ("Tensor", "Optional[Tensor]")
-    ]
+    holes = [hole for call in skeleton.calls for hole in _list_tensor_holes(call, rng)]
     if not holes:
         return skeleton
     fed = holes[0] if rng.random() < 0.7 else rng.choice(holes)
 
-    def move(value: object) -> object:
-        if isinstance(value, (list, tuple)):
-            return type(value)(move(inner) for inner in value)
-        if value is fed:
+    def move(leaf: object) -> object:
+        if leaf is fed:
             return made
-        return CallResult(value.index + shift) if isinstance(value, CallResult) else value
+        return CallResult(leaf.index + shift) if isinstance(leaf, CallResult) else leaf
 
-    for call in skeleton.calls:
-        args = move(call.args)
-        call.args = args if isinstance(args, tuple) else ()
-        call.kwargs = {name: move(value) for name, value in call.kwargs.items()}
-    skeleton.calls[:0] = before.calls
+    skeleton.calls = [*before.calls, *(call.map_leaves(move) for call in skeleton.calls)]
     skeleton.returns = [index + shift for index in skeleton.returns]
     return skeleton
 
 
 def _draw_single_call(name: str, rng: random.Random) -> CallSkeleton:
     """One call of the operator that a graph spells so (``aten.mm.default``)."""
-    target: object = torch.ops
-    for part in name.split("."):
-        target = getattr(target, part)
     skeleton = CallSkeleton()
-    _append_call(skeleton, target, rng, ())
+    _append_call(skeleton, functools.reduce(getattr, name.split("."), torch.ops), rng)
     return skeleton.finish()
 
 
@@ -402,84 +362,65 @@ def _combine_operators(operators: Sequence[object], rng: random.Random) -> CallS
     early = operators[: max(2, len(operators) // 2)]
     pools = rng.choices((operators[:1], early, operators), (2, 2, 2), k=3)
     drawn = [rng.choice(pool) for pool in pools]
-    return shape([target if rng.random() < 0.8 else rng.choice(_PLAIN) for target in drawn], rng).finish()
-
-
-def _chain_operators(operators: Sequence[object], rng: random.Random) -> CallSkeleton:
     skeleton = CallSkeleton()
+    shape(skeleton, [target if rng.random() < 0.8 else rng.choice(_PLAIN) for target in drawn], rng)
+    return skeleton.finish()
+
+
+def _chain_operators(skeleton: CallSkeleton, operators: Sequence[object], rng: random.Random) -> None:
     for target in operators[: rng.choice((1, 2, 3))]:
-        _append_call(skeleton, target, rng, list_tensor_results(skeleton))
-    return skeleton
+        _append_call(skeleton, target, rng, CallResult(len(skeleton.calls) - 1) if skeleton.calls else None)
 
 
-def _draw_side_by_side(operators: Sequence[object], rng: random.Random) -> CallSkeleton:
+def _draw_side_by_side(skeleton: CallSkeleton, operators: Sequence[object], rng: random.Random) -> None:
     """Calls of one operator, over inputs of one shape or over one input, and perhaps joined."""
-    skeleton, count = CallSkeleton(), rng.choice((2, 3, 5))
-    first = _append_call(skeleton, operators[0], rng, ())
+    count = rng.choice((2, 3, 5))
+    first = _append_call(skeleton, operators[0], rng)
     shared = rng.random() < 0.4
-    template = skeleton.calls[first.index]
     for _ in range(count - 1):
-        copies: dict[ArgumentHole, ArgumentHole] = {}
-        skeleton.append(_copy_call(template, copies, shared))
+        skeleton.append(_copy_call(skeleton.calls[first.index], shared))
     if rng.random() < 0.5:
         results = [CallResult(index) for index in range(count)]
         skeleton.append(RuleCall(rng.choice((torch.cat, torch.stack)), (results,), {"dim": rng.choice((0, 1, -1))}))
-    return skeleton
 
 
-def _draw_rejoined_parts(operators: Sequence[object], rng: random.Random) -> CallSkeleton:
+def _draw_rejoined_parts(skeleton: CallSkeleton, operators: Sequence[object], rng: random.Random) -> None:
     """Parts of a tensor, each through an operator, joined again."""
-    skeleton = CallSkeleton()
     dim = rng.choice((0, 1, -1))
     whole = skeleton.append(RuleCall(torch.chunk, (ArgumentHole("input", "Tensor"), 2), {"dim": dim}))
-    made = []
-    for index in range(2):
-        part = skeleton.append(RuleCall(operator.getitem, (whole, index)))
-        made.append(_append_call(skeleton, operators[0], rng, (part,)))
+    parts = [skeleton.append(RuleCall(operator.getitem, (whole, index))) for index in range(2)]
+    made = [_append_call(skeleton, operators[0], rng, part) for part in parts]
     skeleton.append(RuleCall(rng.choice((torch.cat, torch.stack)), (made,), {"dim": dim}))
-    return skeleton
-
-
-def list_tensor_results(skeleton: CallSkeleton) -> list[CallResult]:
-    """The results so far that are tensors."""
-    return [CallResult(index) for index in range(len(skeleton.calls))][-1:]
 
 
 def _append_call(
-    skeleton: CallSkeleton, target: object, rng: random.Random, results: Sequence[CallResult]
+    skeleton: CallSkeleton, target: object, rng: random.Random, fed: CallResult | None = None
 ) -> CallResult:
-    """Append a call whose first tensor is one of the ``results``, and take the first of several results."""
+    """Append a call whose first tensor is ``fed``, and take the first of several results."""
     call = RuleCall(target, anything=True)
     annotate_holes(call, rng)
-    if results:
-        call.args = _feed_result(call.args, rng.choice(results))
+    holes = [at for at, hole in enumerate(call.args) if isinstance(hole, ArgumentHole) and "Tensor" in hole.kind]
+    if fed is not None and holes:
+        hole, args = call.args[holes[0]], list(call.args)
+        assert isinstance(hole, ArgumentHole)
+        args[holes[0]] = [fed, ArgumentHole(hole.name, "Tensor")] if hole.kind.startswith("List") else fed
+        call.args = tuple(args)
     made = skeleton.append(call)
     return skeleton.append(RuleCall(operator.getitem, (made, 0))) if _returns_several(target) else made
 
 
-def _feed_result(args: tuple[object, ...], result: CallResult) -> tuple[object, ...]:
-    for at, value in enumerate(args):
-        if isinstance(value, ArgumentHole) and "Tensor" in value.kind:
-            fed = [result, ArgumentHole(value.name, "Tensor")] if value.kind.startswith("List") else result
-            return (*args[:at], fed, *args[at + 1 :])
-    return args
-
-
-def _copy_call(call: RuleCall, copies: dict[ArgumentHole, ArgumentHole], shared: bool) -> RuleCall:
+def _copy_call(call: RuleCall, shared: bool) -> RuleCall:
     """The call over further operands of its own; over the first one's own input where that is ``shared``."""
+    copies: dict[ArgumentHole, ArgumentHole] = {}
 
-    def copy(value: object) -> object:
-        if isinstance(value, (list, tuple)):
-            return type(value)(copy(inner) for inner in value)
-        if not isinstance(value, ArgumentHole) or "Tensor" not in value.kind:
-            return value
+    def copy(leaf: object) -> object:
+        if not isinstance(leaf, ArgumentHole) or "Tensor" not in leaf.kind:
+            return leaf
         if shared and not copies:
-            copies[value] = value
-        return copies.setdefault(value, ArgumentHole(value.name, value.kind, like=value))
+            copies[leaf] = leaf
+        return copies.setdefault(leaf, ArgumentHole(leaf.name, leaf.kind, like=leaf))
 
-    args = copy(call.args)
-    kwargs = {name: copy(value) for name, value in call.kwargs.items()}
-    return RuleCall(call.target, args if isinstance(args, tuple) else (), kwargs)
+    return call.map_leaves(copy)
 
 
 def _returns_several(target: object) -> bool:
