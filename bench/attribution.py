@@ -131,7 +131,9 @@ def bisected(path: Path, expected: Expected, limit: float) -> Answer:
         said, grade = f"nothing within {limit:.0f} s", "none"
     except Exception as error:
         said, grade = f"raises {type(error).__name__}: {' '.join(str(error).split())[:80]}", "none"
-    compiles = experiments.compiles + experiments.screens  # its first steps are backends that generate no code
+    compiles = (
+        experiments.counts.compiles + experiments.counts.screens
+    )  # its first steps are backends that generate no code
     answer = Answer(said, grade, compiles, 0, time.perf_counter() - started)
     _finish_bisector()
     return answer

@@ -74,14 +74,14 @@ def find_workaround(ablator: Ablator, culprit: Culprit) -> Workaround | None:
     kernel = culprit.details.get("aten_kernel")
     if kernel is not None and kernel["wrong_in"] == "eager":
         return None
-    start, before = time.perf_counter(), ablator.experiments.compiles
+    start, before = time.perf_counter(), ablator.experiments.counts.compiles
     try:
         workaround = _find_first(ablator, _iter_candidates(culprit, ablator), screen=culprit.stage in GRAPH_STAGES)
     except OutOfTime:
         return None
     if workaround is None:
         return None
-    spent = ablator.experiments.compiles - before
+    spent = ablator.experiments.counts.compiles - before
     return replace(workaround, compiles=spent, seconds=time.perf_counter() - start)
 
 
@@ -102,7 +102,7 @@ def _find_first(ablator: Ablator, candidates: Iterator[CompileChange], *, screen
         tried += 1
         trial, repaired = ablator.attempt(replace(how, timed=True), text)
         if repaired:
-            base = ablator.experiments.runtime
+            base = ablator.experiments.counts.runtime
             ratio = trial.runtime / base if trial.runtime is not None and base else None
             if isinstance(candidate, OmittedPass):
                 config = {key: value for key, value in config.items() if value is None}  # other passes are no JSON

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,9 +56,12 @@ from fuzzcompile.run.tensors import densify
 
 # Error maps: the places at which a compiled program's outputs are wrong, in a grid small enough to print.
 
-# Rows and columns of a map, at most.
-CELLS = 32
+CELLS = 32  # rows and columns of a map, at most
 _DIGITS = 4  # significant digits of an error
+# Findings with errors to show, and those of them that are no fault.
+_HARMLESS = ("close", "wild")
+_MEASURED = ("far", "nonfinite", "integer", *_HARMLESS)
+_MOST = 6  # outputs of one report
 
 
 def make_error_map(eager: torch.Tensor, compiled: torch.Tensor, exact: torch.Tensor) -> ErrorMapJson | None:
@@ -65,14 +69,7 @@ def make_error_map(eager: torch.Tensor, compiled: torch.Tensor, exact: torch.Ten
 
     The tensor is read as a matrix: the last dimension of more than one element gives the columns, all others, one
     behind the other, the rows. Rows and columns beyond :data:`CELLS` are gathered into ranges of nearly equal length.
-
-    Args:
-        eager: the values of the eager run.
-        compiled: those of the compiled run, of the same shape.
-        exact: the float64 reference, of that shape.
-
-    Returns:
-        None for a tensor of fewer than two elements, or of another shape than the reference.
+    None for fewer than two elements, and for tensors of different shapes.
     """
     shape = densify(eager).shape
     if not (shape == densify(compiled).shape == densify(exact).shape) or shape.numel() < 2:
@@ -80,13 +77,20 @@ def make_error_map(eager: torch.Tensor, compiled: torch.Tensor, exact: torch.Ten
     split = max(dimension for dimension, size in enumerate(shape) if size > 1)
     rows, columns = shape[:split].numel(), shape[split]
     row_edges, column_edges = _list_edges(rows), _list_edges(columns)
+
+    def fill_cells(values: torch.Tensor) -> list[list[float | None]]:
+        errors = metrics.distance(values, exact).view(rows, columns)
+        in_rows = torch.stack([errors[start:end].amax(0) for start, end in itertools.pairwise(row_edges)])
+        grid = torch.stack([in_rows[:, start:end].amax(1) for start, end in itertools.pairwise(column_edges)], 1)
+        return [[float(f"{e:.{_DIGITS}g}") if math.isfinite(e) else None for e in row] for row in grid.tolist()]
+
     return {
         "shape": list(shape),
         "row_dims": split,
         "rows": row_edges,
         "columns": column_edges,
-        "eager": _fill_cells(metrics.distance(eager, exact).view(rows, columns), row_edges, column_edges),
-        "compiled": _fill_cells(metrics.distance(compiled, exact).view(rows, columns), row_edges, column_edges),
+        "eager": fill_cells(eager),
+        "compiled": fill_cells(compiled),
     }
 
 
@@ -94,25 +98,6 @@ def _list_edges(length: int) -> list[int]:
     """Return the start of each range, and the end of the last."""
     parts = min(length, CELLS)
     return [length * part // parts for part in range(parts + 1)]
-
-
-def _fill_cells(errors: torch.Tensor, rows: list[int], columns: list[int]) -> list[list[float | None]]:
-    """The largest error of each cell; None where it is not finite."""
-    in_rows = torch.stack([errors[start:end].amax(0) for start, end in itertools.pairwise(rows)])
-    grid = torch.stack([in_rows[:, start:end].amax(1) for start, end in itertools.pairwise(columns)], 1)
-    return [[_round_error(error) for error in row] for row in grid.tolist()]
-
-
-def _round_error(error: float) -> float | None:
-    return float(f"{error:.{_DIGITS}g}") if math.isfinite(error) else None
-
-
-# Error maps: the places in its outputs at which a compiled program is wrong.
-
-# Findings with errors to show, and those of them that are no fault.
-_HARMLESS = ("close", "wild")
-_MEASURED = ("far", "nonfinite", "integer", *_HARMLESS)
-_MOST = 6  # outputs of one report
 
 
 def make_error_maps(experiments: Experiments, trial: Trial) -> dict[str, ErrorMapJson]:
@@ -130,18 +115,12 @@ def make_error_maps(experiments: Experiments, trial: Trial) -> dict[str, ErrorMa
     return maps
 
 
-# A decision on one trial, and the report on it.
-
-
 @dataclass(frozen=True)
 class JudgedTrial:
-    """A decision on one trial, with all that a report on it takes.
+    """A decision on one trial of a case, with all that a report on it takes.
 
     Attributes:
-        experiments: the compiles of the case.
-        trial: the judged one.
         steps: what its rewrites changed.
-        decision: the verdict on it.
         count: the replays of graphs so far.
         started: value of ``time.perf_counter()`` when judging began.
         own_stream: the compile that draws the compiler's own random numbers, if that was looked at.
@@ -166,12 +145,7 @@ class JudgedTrial:
         return _make_report(self, attribution or self._make_unproved())
 
     def attribution(self, deadline: float | None, *, thorough: bool = False) -> Attribution:
-        """The culprit with its proof.
-
-        Args:
-            deadline: value of ``time.monotonic()`` after which no compile is begun.
-            thorough: try every backend of PyTorch's issue form.
-        """
+        """The culprit with its proof; no compile is begun after ``deadline``, a value of ``time.monotonic()``."""
         verdict, unproved = self.decision.verdict, self._make_unproved()
         if not verdict.is_bug or verdict is Verdict.NONDETERMINISTIC:
             return unproved
@@ -185,22 +159,22 @@ class JudgedTrial:
         divergence = Divergence(self.experiments, self.trial, self.steps, self.count)
         suspect = find_known_culprit(divergence, self.decision.verdict, known)
         ablator = self._make_ablator(deadline)
-        hit = prove_again(ablator, suspect) if suspect is not None else None
-        return (
-            None
-            if hit is None
-            else replace(self._make_unproved(), culprit=hit, known=True, ablations=ablator.ablations)
-        )
+        hit = None if suspect is None else prove_again(ablator, suspect)
+        if hit is None:
+            return None
+        return replace(self._make_unproved(), culprit=hit, known=True, ablations=ablator.ablations)
 
-    def list_fates(self, asked: Experiments, names: Sequence[str]) -> tuple[RewriteFate, ...]:
-        """List the fates of the named rewrites; one that is off is tried as ``asked``, not the other way judged."""
-        return tuple(find_rewrite_fate(asked, self.trial, self.steps, name) for name in names)
+    def with_detail(self, clause: str) -> JudgedTrial:
+        """The same, with a further clause in the detail of the decision."""
+        detail = "; ".join(part for part in (self.decision.detail, clause) if part)
+        return replace(self, decision=replace(self.decision, detail=detail))
 
     def _make_ablator(self, deadline: float | None) -> Ablator:
         return Ablator(self.experiments, self.trial, self.count, self.decision.evidence, deadline)
 
     def _make_unproved(self) -> Attribution:
-        return Attribution(changed_bits=_list_changed_bits(self.steps))
+        moved = (step for step in self.steps if step.changed_bits and not step.random)
+        return Attribution(changed_bits=[Culprit.from_step(step) for step in moved])
 
 
 _CUT_OFF = "the time was over before the culprit could be looked for everywhere; a longer --timeout leaves more of it"
@@ -209,7 +183,7 @@ _CUT_OFF = "the time was over before the culprit could be looked for everywhere;
 def _make_report(answer: JudgedTrial, attribution: Attribution) -> TriageReport:
     experiments, trial, steps, decision = answer.experiments, answer.trial, answer.steps, answer.decision
     unseen = (*dict.fromkeys((*trial.ledger.unseen, *get_gathered())),)
-    seconds = time.perf_counter() - answer.started
+    seconds, counts = time.perf_counter() - answer.started, experiments.counts
     return TriageReport(
         case=experiments.case.name,
         torch=str(torch.__version__),  # a plain string: a process without torch reads it
@@ -230,21 +204,29 @@ def _make_report(answer: JudgedTrial, attribution: Attribution) -> TriageReport:
         # Of a program that was never captured, dynamo lists errors and no breaks.
         graph_breaks=trial.ledger.graph_breaks if trial.ledger.graphs else (),
         warnings=compare_warnings(experiments.runs.eager, trial.observation),
-        cost=Cost(experiments.compiles, answer.count.replays, seconds, experiments.screens),
+        cost=Cost(counts.compiles, answer.count.replays, seconds, counts.screens),
         survives_float64=answer.survives,
         promise=promises.find_broken_promise(experiments, trial, decision.verdict),
         randomness=describe_randomness(experiments, trial, own_stream=answer.own_stream),
         gives=_describe_outputs(trial.observation) if decision.verdict is Verdict.ACCEPTS_INVALID else None,
-        notes=(
-            *experiments.case.notes,
-            *_make_version_note(),
-            *_make_reference_note(experiments),
-            *format_unseen(unseen),
-            *([_CUT_OFF] if attribution.cut_off else []),
-            *trial.ledger.interpreted.notes,
-        ),
+        notes=tuple(_iter_notes(experiments, trial, attribution, unseen)),
         target=make_target_notes(experiments, trial, answer.both_ways),
     )
+
+
+def _iter_notes(
+    experiments: Experiments, trial: Trial, attribution: Attribution, unseen: Sequence[Unseen]
+) -> Iterator[str]:
+    yield from experiments.case.notes
+    if facts().note is not None:  # another version's facts stand in for an installed torch that has none of its own
+        yield str(facts().note)
+    failure = experiments.runs.reference.failure
+    if failure is not None and experiments.runs.eager.failure is None:
+        yield f"{NO_REFERENCE}, compared with eager alone: it raises {failure}"
+    yield from format_unseen(unseen)
+    if attribution.cut_off:
+        yield _CUT_OFF
+    yield from trial.ledger.interpreted.notes
 
 
 def _describe_outputs(observation: Observation) -> str:
@@ -256,20 +238,6 @@ def _describe_outputs(observation: Observation) -> str:
         else repr(value)
         for value in outputs
     )
-
-
-def _make_version_note() -> tuple[str, ...]:
-    """Note that another version's facts stand in for an installed torch that has none of its own."""
-    note = facts().note
-    return () if note is None else (note,)
-
-
-def _make_reference_note(experiments: Experiments) -> tuple[str, ...]:
-    """Note the reason for a missing float64 run, if eager itself runs."""
-    failure = experiments.runs.reference.failure
-    if failure is None or experiments.runs.eager.failure is not None:
-        return ()
-    return (f"{NO_REFERENCE}, compared with eager alone: it raises {failure}",)
 
 
 def _find_largest_step(steps: Sequence[Step], decision: Decision) -> float | None:
@@ -286,10 +254,6 @@ def _decide_confidence(decision: Decision, attribution: Attribution, unseen: Seq
     if culprit is not None and (culprit.confidence == "low" or not culprit.necessary):
         return "low"
     return decision.confidence
-
-
-def _list_changed_bits(steps: Sequence[Step]) -> list[Culprit]:
-    return [Culprit.from_step(step) for step in steps if step.changed_bits and not step.random]
 
 
 def _compare_with_torch_same(experiments: Experiments, trial: Trial) -> tuple[Comparison, ...]:
@@ -309,10 +273,9 @@ def _add_torch_same(
     tensors = [v.value for v in values if v is not None and isinstance(v.value, torch.Tensor)]
     if len(tensors) != 3 or len({t.shape for t in tensors}) > 1 or not tensors[0].numel():
         return comparison
-    try:
+    with contextlib.suppress(AssertionError, RuntimeError, TypeError):  # it asserts on dtypes that it does not know
         return replace(comparison, torch_same=check_torch_same(*tensors))
-    except (AssertionError, RuntimeError, TypeError):  # it asserts on dtypes and types it does not know
-        return comparison
+    return comparison
 
 
 def _count_coverage(trial: Trial, steps: Sequence[Step]) -> tuple[CoverageCount, ...]:
@@ -360,11 +323,11 @@ def triage(
         deadline: value of ``time.monotonic()`` after which attribution begins no further compile.
         thorough: spend further compiles on evidence (:func:`_look_again`, and what each backend shows).
         screen: screen first, and judge in full only a bug that is not ``known``.
-        suspects: names of rewrites whose fate the report is to state.
+        suspects: names of rewrites whose fate the report states.
         error_maps: add maps of the errors in the outputs.
         on_eager: called after the eager runs; a crash or time-out from then on is the compiler's.
-        on_verdict: called with each report as soon as there is one, before anything is attributed.
-        on_ledger: called with what the judged compile did to its graphs, before anything is attributed.
+        on_verdict: called with each report before anything is attributed.
+        on_ledger: called with what the judged compile did to its graphs, likewise.
 
     Raises:
         CaseError, CannotJudge: ``make()`` fails; nothing is compiled as the case demands, or the machine lacks a part.
@@ -376,7 +339,7 @@ def triage(
     on_eager()
     early = _screen(looking, known, started, deadline) if screen else None
     if early is None:
-        trial = _compile_once(experiments)
+        trial = _compile_as_asked(experiments)
         early = _report_without_gpu(experiments, trial, started)
     if early is not None:
         on_verdict(early)
@@ -389,23 +352,26 @@ def triage(
         on_verdict(answer.report())
     on_ledger(answer.trial.ledger)
     report = answer.report(answer.attribution(deadline, thorough=thorough))
-    report = replace(report, asked=answer.list_fates(experiments, suspects))
+    report = replace(report, asked=_find_fates(experiments, answer, suspects))
     return replace(report, error_maps=make_error_maps(answer.experiments, answer.trial)) if error_maps else report
 
 
-def _prepare_compiler(device: torch.device) -> None:
-    """Register the compiler's patterns and probe an unknown torch, before the case can change the process."""
-    initialise_patterns(device)
-    probe_unknown_torch()
+def _find_fates(asked: Experiments, answer: JudgedTrial, suspects: Sequence[str]) -> tuple[RewriteFate, ...]:
+    """The fates of the suspects; a rewrite that is off is tried as ``asked``, not the other way judged."""
+    return tuple(find_rewrite_fate(asked, answer.trial, answer.steps, name) for name in suspects)
 
 
 def _run_eager(experiments: Experiments, *, quick: bool) -> Experiments:
     """Run the case eagerly, and refuse it where its state lasts or the CPU lacks what it needs.
 
     Returns:
-        The experiments that looked: those given, or a quick look with fewer runs.
+        The experiments that looked: those given, or a quick look at a compile without code generation.
     """
-    looking = _make_quick(experiments) if quick else experiments
+    looking = experiments
+    if quick:
+        if not experiments.runs.eager.failure:
+            _ = experiments.runs.reference  # run once for both
+        looking = experiments.under(replace(experiments.how, screen=True), quick=True)
     looking.run_eager()
     if experiments.device.type == "cuda":
         _ = experiments.is_deterministic  # nothing can be read from a GPU that the compiled program has lost
@@ -414,8 +380,13 @@ def _run_eager(experiments: Experiments, *, quick: bool) -> Experiments:
     return looking
 
 
-def _compile_once(experiments: Experiments) -> Trial:
-    """Return the trial that is judged, and refuse what cannot be compiled here."""
+def _prepare_compiler(device: torch.device) -> None:
+    """Prepare what is to be watched before the case can change the process."""
+    initialise_patterns(device)
+    probe_unknown_torch()
+
+
+def _compile_as_asked(experiments: Experiments) -> Trial:
     trial = experiments.trial()
     refuse_unsupported(experiments, trial)
     refuse_unfit(experiments.case, trial)
@@ -430,13 +401,6 @@ def _report_without_gpu(experiments: Experiments, trial: Trial, started: float) 
     detail = f"eager runs; of the compiled program the GPU says {why!r}, and does nothing more for that process"
     decision = Decision(trial.judgement.verdict, "low", f"{detail}: no culprit was looked for")
     return JudgedTrial(experiments, trial, (), decision, ReplayCount(), started).report()
-
-
-def _make_quick(experiments: Experiments) -> Experiments:
-    """The same experiments for a compile without code generation; what eager and float64 give is run once for both."""
-    if not experiments.runs.eager.failure:
-        _ = experiments.runs.reference
-    return experiments.under(replace(experiments.how, screen=True), quick=True)
 
 
 def _screen(
@@ -456,8 +420,7 @@ def _screen(
     hit = answer.find_hit(known, deadline)
     if decision.verdict.is_bug and hit is None:
         return None
-    detail = "; ".join(part for part in (decision.detail, "screened: every rewrite, no generated code") if part)
-    answer = replace(answer, decision=replace(decision, detail=detail))
+    answer = answer.with_detail("screened: every rewrite, no generated code")
     if hit is None:
         answer = _try_both_ways(answer, None)
         if answer.decision.verdict.is_bug:
@@ -502,8 +465,7 @@ def _try_both_ways(answer: JudgedTrial, deadline: float | None) -> JudgedTrial:
         second = _judge_trial(under, trial, answer.count, answer.started)
         tried = (*tried, question)
         if second.decision.verdict.is_bug:
-            detail = "; ".join(part for part in (second.decision.detail, f"{question}: the other way") if part)
-            answer = replace(second, decision=replace(second.decision, detail=detail))
+            answer = second.with_detail(f"{question}: the other way")
     return replace(answer, both_ways=tried)
 
 

@@ -43,13 +43,13 @@ _COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128
 class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Run each operator in float64.
 
-    With ``keep_casts`` a cast to a narrower floating type still rounds the values to that type (the result
-    stays float64): the program as its author wrote it. Without, such casts change nothing: the program as
-    exact arithmetic has it. ``saw_cast`` says whether the two can differ at all (but see above on autocast).
+    With ``keep_casts`` a cast to a narrower floating type still rounds the values to that type (the result stays
+    float64): the program as its author wrote it. Without, such casts change nothing. ``saw_cast`` says whether the two
+    can differ at all (but see above on autocast).
 
-    Random numbers are drawn in the dtype in which the program draws them, since other dtypes draw others.
-    ``native`` is the original dtype of tensors that were converted to float64: the draws are right for programs of
-    one floating dtype, and for programs that name a lower dtype for their draws.
+    Random numbers are drawn in the dtype in which the program draws them, since other dtypes draw others. ``native`` is
+    the original dtype of tensors that were converted to float64: the draws are right for programs of one floating
+    dtype, and for programs that name a lower dtype for their draws.
 
     Low-precision tensors from outside (attributes that are not parameters, globals) get one float64 twin per storage
     for the life of the mode, which later reads and writes use. The tensors themselves do not change.
@@ -83,14 +83,14 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run ``func`` in float64."""
         kwargs = kwargs or {}
         if is_higher_order(func):
-            return run_inside(self, func, *pytree.tree_map(self._widen_argument, (args, kwargs)))
+            return run_inside(self, func, *pytree.tree_map(self._twin, (args, kwargs)))
         name = func._schema.name.removeprefix("aten::")
         if name.removesuffix("_") in _OPERATORS.drawing and torch.Tag.nondeterministic_seeded in func.tags:
             return self._draw(func, args, kwargs)
         if name == "native_dropout":
             return self._run_dropout(func, *args, **kwargs)
         rounding = self._find_narrower_cast(func, args, kwargs)
-        args, kwargs = map_leaves(self._widen_argument, (args, kwargs))
+        args, kwargs = map_leaves(self._twin, (args, kwargs))
         # half_to_float requires a half input, which is float64 by now.
         if func._schema.name in _OPERATORS.softmax:
             args = (*args[:2], False, *args[3:])
@@ -115,31 +115,27 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         drawn = func(*narrow_args, **narrow_kwargs)
         if all(returned.alias_info is None for returned in func._schema.returns):
             return pytree.tree_map(_widen, drawn)
-        target = self._twin_tensor(kwargs["out"] if "out" in kwargs else args[0])
-        return target.copy_(drawn)
+        return self._twin(kwargs["out"] if "out" in kwargs else args[0]).copy_(drawn)
 
     def _run_dropout(
         self, func: Operator, source: torch.Tensor, p: float, train: bool | None = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw the mask in the native dtype, and multiply in float64."""
         _, mask = func(self._narrow(source), p, train)
-        wide = self._twin_tensor(source)
+        wide = self._twin(source)
         if train is False:
             return wide.clone(), mask
         return wide * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
 
-    def _widen_argument(self, value: object) -> object:
+    def _twin(self, value: Any) -> Any:
         """The float64 form of an argument; a tensor that can be written to has the same one at every call."""
-        return self._twin_tensor(value) if isinstance(value, torch.Tensor) else _widen(value)
-
-    def _twin_tensor(self, value: torch.Tensor) -> torch.Tensor:
-        if double_dtype(value.dtype) == value.dtype:
-            return _widen_tensor(value)
+        if not isinstance(value, torch.Tensor) or double_dtype(value.dtype) == value.dtype:
+            return _widen(value)
         if value.layout != torch.strided or value.is_nested or value.is_conj() or value.is_neg():
-            return _widen_tensor(value)
+            return _widen(value)
         storage = value.untyped_storage()
         if storage.data_ptr() == 0:
-            return _widen_tensor(value)
+            return _widen(value)
         key = (storage.data_ptr(), value.dtype, value.device)
         if key not in self._twins:
             count = storage.nbytes() // value.element_size()
@@ -158,7 +154,7 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             dtype = self._native
         elif dtype is torch.complex128 and self._native is not torch.float64:
             dtype = torch.complex64
-        wide = self._twin_tensor(value)
+        wide: torch.Tensor = self._twin(value)
         if wide.layout != torch.strided or 0 in wide.stride():
             return wide.to(dtype)
         return torch.empty_strided(wide.size(), wide.stride(), dtype=dtype, device=wide.device).copy_(wide)
@@ -213,21 +209,13 @@ class _NativeDefaults(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _widen_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dtype in LOW_FLOATS:
-        return tensor.to(torch.float64)
-    return tensor.to(_COMPLEX[tensor.dtype]) if tensor.dtype in _COMPLEX else tensor
-
-
-def _widen(value: object) -> object:
+def _widen(value: Any) -> Any:
+    """A tensor or a dtype in float64 (complex in complex128); anything else as it is."""
     if isinstance(value, torch.Tensor):
-        return _widen_tensor(value)
-    if isinstance(value, torch.dtype):
-        return torch.float64 if value in LOW_FLOATS else _COMPLEX.get(value, value)
-    return value
-
-
-# The noise floor: how far rounding alone can carry a program.
+        return value.to(_widen(value.dtype))
+    if not isinstance(value, torch.dtype):
+        return value
+    return torch.float64 if value in LOW_FLOATS else _COMPLEX.get(value, value)
 
 
 class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -312,17 +300,13 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return torch.where(value.isnan(), signed, value)
 
     def _add_noise(self, value: torch.Tensor) -> torch.Tensor:
+        if value.device not in self._generators:
+            self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)
+        generator = self._generators[value.device]
         wide = value.double() if value.dtype is torch.float64 else value.float()
-        draw = torch.randint(
-            -1, 2, value.shape, generator=self._get_generator(value.device), device=value.device, dtype=wide.dtype
-        )
+        draw = torch.randint(-1, 2, value.shape, generator=generator, device=value.device, dtype=wide.dtype)
         moved = (wide * (1 + torch.finfo(value.dtype).eps * draw)).to(value.dtype)
         return torch.where(torch.isfinite(moved.to(wide.dtype)), moved, value)
-
-    def _get_generator(self, device: torch.device) -> torch.Generator:
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
-        return self._generators[device]
 
 
 def _has_nan(value: object) -> bool:

@@ -13,7 +13,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -50,11 +50,8 @@ _ORIGIN = " (Triggered internally at"
 class AttentionBackend:
     """One kernel of SDPA, for given inputs under the settings in force.
 
-    Attributes:
-        name: ``math``, ``flash``, ``efficient`` or ``cudnn``; ``overrideable`` is that of another device, where chosen.
-        usable: switched on, and takes the inputs.
-        chosen: torch runs this one.
-        reason: why it is not usable, in torch's words where torch gives any; empty if it is.
+    ``name`` is that of :data:`KERNELS`, or ``overrideable`` for that of another device, where chosen. ``usable``:
+    switched on, and takes the inputs; else ``reason`` says why not, in torch's words where torch gives any.
     """
 
     name: str
@@ -80,24 +77,19 @@ def list_backends(
 ) -> list[AttentionBackend]:
     """Every kernel of SDPA, whether it takes these inputs, and which one torch chooses; runs none of them.
 
-    Whether a gradient is needed counts: grad mode and ``requires_grad`` are those at the time of the call.
-
-    Args:
-        q: shape (batch, heads, L, E); fewer dimensions are admitted by some kernels only.
-        k: shape (batch, key heads, S, E).
-        v: shape (batch, key heads, S, V).
-        attn_mask: boolean or additive, broadcast against (batch, heads, L, S).
-        dropout_p: probability of dropping a weight.
-        is_causal: mask what comes later.
-        scale: factor of the scores.
-        enable_gqa: heads of the query share those of key and value.
+    The arguments are those of ``scaled_dot_product_attention``. Whether a gradient is needed counts: grad mode and
+    ``requires_grad`` are those at the time of the call.
 
     Raises:
         RuntimeError: torch cannot answer for these tensors at all.
     """
     call = _Call((q, k, v), attn_mask, dropout_p, is_causal, scale, enable_gqa)
     enabled, chosen = list_enabled_kernels(), call.choose_kernel()
-    backends = [_examine_kernel(call, name, name in enabled, kernel == chosen) for name, kernel in KERNELS.items()]
+    backends = []
+    for name, kernel in KERNELS.items():
+        off = f"It is switched off (torch.backends.cuda.{_SWITCHES[name]}_enabled())."
+        refusal = call.find_refusal(name) if name in enabled else off
+        backends.append(AttentionBackend(name, not refusal, name in enabled and kernel == chosen, refusal))
     own = [AttentionBackend("overrideable", True, True)] if chosen == SDPBackend.OVERRIDEABLE else []
     return backends + own
 
@@ -124,23 +116,12 @@ def force_kernel(name: str) -> Iterator[None]:
     if name not in KERNELS:
         raise UsageError(f"SDPA has no kernel {name!r}; use one of {', '.join(KERNELS)}.")
     switches = {switch: kernel == name for kernel, switch in _SWITCHES.items()}
-    with (
-        _explain_refusals(name),
-        sdpa_kernel(KERNELS[name]),
-        hold_numerics(**switches),
-        _separate_cache(f"sdpa:{name}"),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def _separate_cache(tag: str) -> Iterator[None]:
-    """Keep what is compiled in the block apart from other entries of torch's compile caches."""
     config = torch.compiler.config
     before = config.cache_key_tag
-    config.cache_key_tag = f"{before}{tag}"
+    config.cache_key_tag = f"{before}sdpa:{name}"
     try:
-        yield
+        with _explain_refusals(name), sdpa_kernel(KERNELS[name]), hold_numerics(**switches):
+            yield
     finally:
         config.cache_key_tag = before
 
@@ -195,17 +176,16 @@ class _Call:
                 missing = _NONE_EXISTS in str(error)
         if missing:
             return f"torch has no such kernel for tensors on {self.inputs[0].device.type}."
-        return " ".join(select_reasons(name, [str(warning.message) for warning in caught])) or self._guess_reason()
+        if said := " ".join(select_reasons(name, [str(warning.message) for warning in caught])):
+            return said
+        if self.mask is not None and self.mask.requires_grad:  # torch 2.11 to 2.15 refuse it without a word
+            return "The mask requires a gradient; torch gives no reason of its own."
+        return "torch gives no reason."
 
     def _query_choice(self) -> int:
         return torch._fused_sdp_choice(
             *self.inputs, self.mask, self.dropout, self.is_causal, scale=self.scale, enable_gqa=self.enable_gqa
         )
-
-    def _guess_reason(self) -> str:
-        if self.mask is not None and self.mask.requires_grad:  # torch 2.11 to 2.15 refuse it without a word
-            return "The mask requires a gradient; torch gives no reason of its own."
-        return "torch gives no reason."
 
 
 def select_reasons(name: str, messages: Sequence[str]) -> list[str]:
@@ -224,15 +204,6 @@ def _is_refusal(error: BaseException) -> bool:
     return any(text in str(error) for text in (_REFUSED, _NONE_EXISTS))
 
 
-def _examine_kernel(call: _Call, name: str, enabled: bool, chosen: bool) -> AttentionBackend:
-    if not enabled:
-        return AttentionBackend(
-            name, False, False, f"It is switched off (torch.backends.cuda.{_SWITCHES[name]}_enabled())."
-        )
-    refusal = call.find_refusal(name)
-    return AttentionBackend(name, not refusal, chosen, refusal)
-
-
 @contextlib.contextmanager
 def _explain_refusals(name: str) -> Iterator[None]:
     """Collect what torch says about a refusal in the block, and put it into the error."""
@@ -240,18 +211,11 @@ def _explain_refusals(name: str) -> Iterator[None]:
     with warnings.catch_warnings():
         shown = warnings.showwarning
 
-        def listen(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
+        def listen(message: Warning | str, *others: Any, **further: Any) -> None:
             if "sdp_utils" in str(message):
                 heard.append(str(message))
             else:
-                shown(message, category, filename, lineno, file, line)
+                shown(message, *others, **further)
 
         warnings.filterwarnings("always", message=_RULES_FILE)
         warnings.showwarning = listen
@@ -260,12 +224,10 @@ def _explain_refusals(name: str) -> Iterator[None]:
         except RuntimeError as error:
             if not _is_refusal(error):
                 raise
-            why = " ".join(select_reasons(name, heard))
-            raise EnvironmentUnfit(_format_refusal(name, why or "torch has no such kernel for this device.")) from error
-
-
-def _format_refusal(name: str, why: str) -> str:
-    return f"The {name} kernel of scaled_dot_product_attention refuses these inputs: {why}"
+            why = " ".join(select_reasons(name, heard)) or "torch has no such kernel for this device."
+            raise EnvironmentUnfit(
+                f"The {name} kernel of scaled_dot_product_attention refuses these inputs: {why}"
+            ) from error
 
 
 # Calls of ``scaled_dot_product_attention`` (SDPA) in a run, with the kernels that take their inputs.
@@ -293,11 +255,7 @@ def record_attention_calls() -> Iterator[list[AttentionCallJson]]:
 
 
 def refuse_unless_usable(calls: Sequence[AttentionCallJson], name: str) -> None:
-    """Refuse to run these calls on one kernel that does not take them all.
-
-    Args:
-        calls: of :func:`record_attention_calls`, under the settings of a plain run.
-        name: the kernel.
+    """Refuse to run ``calls``, recorded under the settings of a plain run, on a kernel that does not take them all.
 
     Raises:
         EnvironmentUnfit: with torch's reason, and the shapes of the first call that is refused.

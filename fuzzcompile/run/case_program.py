@@ -33,8 +33,6 @@ from fuzzcompile.run.tensors import (
     measure_storages,
 )
 
-# Parameters in float64 that take the memory of their own dtype: each operator converts what it reads.
-
 # Smaller tensors are converted once and for all.
 LEAST_BYTES = 2**20
 # Float64 values kept for the next operator that reads them: the weights of a loop, and those that layers share.
@@ -42,7 +40,10 @@ KEPT_BYTES = 256 * 2**20
 
 
 class Float64Stream:
-    """Makes streamed tensors, and keeps the float64 values that were read last."""
+    """Makes parameters in float64 that take the memory of their own dtype: each operator converts what it reads.
+
+    The float64 values that were read last are kept.
+    """
 
     def __init__(self) -> None:
         self._values: dict[int, _Values] = {}
@@ -70,20 +71,19 @@ class Float64Stream:
 
     def read(self, values: _Values, *, writes: bool) -> torch.Tensor:
         """The values in float64, as one row; from a write on, it takes the place of the native ones."""
-        wide = self._widen(values) if values.written is None else values.written
+        if values.written is not None:
+            return values.written
+        wide = self._recent.get(id(values))
+        if wide is None:
+            with torch.inference_mode(False):  # a parameter is no inference tensor
+                wide = values.native.to(double_dtype(values.native.dtype))
+            self._recent[id(values)] = wide
+            while len(self._recent) > 1 and sum(recent.nbytes for recent in self._recent.values()) > KEPT_BYTES:
+                self._recent.popitem(last=False)
+        else:
+            self._recent.move_to_end(id(values))
         if writes:
             values.written = wide
-        return wide
-
-    def _widen(self, values: _Values) -> torch.Tensor:
-        if id(values) in self._recent:
-            self._recent.move_to_end(id(values))
-            return self._recent[id(values)]
-        with torch.inference_mode(False):  # a parameter is no inference tensor
-            wide = values.native.to(double_dtype(values.native.dtype))
-        self._recent[id(values)] = wide
-        while len(self._recent) > 1 and sum(recent.nbytes for recent in self._recent.values()) > KEPT_BYTES:
-            self._recent.popitem(last=False)
         return wide
 
 
@@ -104,14 +104,9 @@ def unstream(tensor: torch.Tensor) -> torch.Tensor:
     return (values.native if values.written is None else values.written).as_strided(*tensor._geometry)
 
 
-def is_streamed(value: object) -> TypeGuard[torch.Tensor]:
+def is_streamed(value: object) -> TypeGuard[_Streamed]:
     """Return whether ``value`` is a streamed tensor."""
     return isinstance(value, _Streamed)
-
-
-def is_unwritten(tensor: torch.Tensor) -> bool:
-    """Return whether ``tensor`` is a streamed one that nothing has written to."""
-    return isinstance(tensor, _Streamed) and tensor._below.written is None
 
 
 class _Geometry(NamedTuple):
@@ -156,7 +151,9 @@ class _Streamed(torch.Tensor):
         if _is_view(func) and isinstance(args[0], cls):
             first, below = args[0], unstream(args[0])
             views = func(below, *args[1:], **(kwargs or {}))
-            if all(_is_view_of(view, below) for view in pytree.tree_leaves(views)):
+            storage = below.untyped_storage().data_ptr()  # ``reshape`` copies what it cannot view
+            leaves = pytree.tree_leaves(views)
+            if all(v.dtype == below.dtype and v.untyped_storage().data_ptr() == storage for v in leaves):
                 return pytree.tree_map(lambda view: cls(first._stream, first._below, _read_geometry(view)), views)
         given: dict[int, torch.Tensor] = {}
         writes = func._schema.is_mutable if hasattr(func, "_schema") else True  # what runs functions may do anything
@@ -172,11 +169,6 @@ class _Streamed(torch.Tensor):
         result = func(*pytree.tree_map(widened, args), **pytree.tree_map(widened, kwargs or {}))
         # What writes in place gives back what it was given.
         return pytree.tree_map_only(torch.Tensor, lambda out: given.get(id(out), out), result)
-
-
-def _is_view_of(value: torch.Tensor, below: torch.Tensor) -> bool:
-    """Return whether ``value`` shows the same numbers: ``reshape`` copies what it cannot view."""
-    return value.dtype == below.dtype and value.untyped_storage().data_ptr() == below.untyped_storage().data_ptr()
 
 
 def _is_view(func: Any) -> bool:
@@ -212,7 +204,8 @@ class CaseProgram:
         A streamed parameter is among them only once the program has written to it.
         """
         reached = self.find_state().tensors
-        return {name: unstream(tensor) for name, tensor in reached.items() if not is_unwritten(tensor)}
+        written = (item for item in reached.items() if not is_streamed(item[1]) or item[1]._below.written is not None)
+        return {name: unstream(tensor) for name, tensor in written}
 
     def find_state(self) -> Reachable:
         """All that exists before the call and is no input."""
@@ -222,16 +215,10 @@ class CaseProgram:
 
 
 def build(case: Case, device: torch.device, *, double: bool = False, streamed: bool = False) -> CaseProgram:
-    """Call the case's ``make()`` and copy what it returns to ``device`` (and to float64).
+    """Call the case's ``make()`` and copy what it returns to ``device`` (with ``double`` to float64).
 
-    Modules are copied too: ``make()`` may return a module that outlives a run.
-
-    Args:
-        case: the case.
-        device: where the copy lives.
-        double: convert every floating tensor to float64.
-        streamed: with ``double``, convert the values of large parameters when an operator reads them, if the case
-            differentiates nothing.
+    Modules are copied too: ``make()`` may return a module that outlives a run. With ``streamed`` the values of large
+    parameters are converted when an operator reads them, if the case differentiates nothing.
 
     Raises:
         CaseError: ``make()`` raises or does not return ``(callable, inputs)``.
@@ -360,13 +347,8 @@ def _move(
 ) -> None:
     """Give every tensor that the roots hold (not globals and closures) its device and dtype and memory of its own.
 
-    Args:
-        roots: copies, which are changed in place.
-        copier: copies tensors to the device, in float64 if ``double``.
-        originals: the tensors of what they are copies of, and which they may share.
-        device: where the tensors are to live.
-        double: convert floating tensors to float64.
-        stream: converts what it can when that is read.
+    ``originals`` are the tensors of what the roots are copies of, whose memory they may share; ``stream`` converts what
+    it can when that is read.
     """
     shared = measure_storages(originals).keys()
     for tensor in ReachedObjects(roots, functions=False).tensors.values():

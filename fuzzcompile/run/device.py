@@ -51,28 +51,16 @@ def resolve_device(option: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def assign_devices(option: str, workers: int) -> tuple[str, ...]:
-    """The device of each worker: ``auto`` and ``cuda`` spread over all GPUs, ``cuda:N`` pins them all.
+def assign_device(option: str, number: int) -> torch.device:
+    """The device of worker ``number``, counted from 0: ``auto`` and ``cuda`` spread over all GPUs, ``cuda:N`` does not.
 
     Raises:
         UsageError: ``option`` is not a device.
         EnvironmentUnfit: the machine has no such device.
     """
     device = resolve_device(option)
-    if device.type == "cuda" and ":" not in option:
-        count = _cuda_count()
-        return tuple(f"cuda:{worker % count}" for worker in range(workers))
-    return (str(device),) * workers
-
-
-def assign_device(option: str, number: int) -> torch.device:
-    """The device of worker ``number``, counted from 0: that of :func:`assign_devices` for any number of workers.
-
-    Raises:
-        UsageError: ``option`` is not a device.
-        EnvironmentUnfit: the machine has no such device.
-    """
-    return torch.device(assign_devices(option, number + 1)[number])
+    spreads = device.type == "cuda" and ":" not in option
+    return torch.device("cuda", number % _cuda_count()) if spreads else device
 
 
 def _cuda_count() -> int:
@@ -94,6 +82,9 @@ def seed_everything(seed: int) -> None:
 # the old one, which keeps the two in step, and read in a way that survives a case that has used the new one.
 
 
+# Attributes below torch.backends are read by their paths: some are made at run time, and torch's stubs lack them.
+
+
 def _read_float32_matmul() -> str:
     try:
         return torch.get_float32_matmul_precision()
@@ -102,18 +93,7 @@ def _read_float32_matmul() -> str:
 
 
 def _read_cudnn_tf32() -> bool:
-    return bool(_read_backend("cudnn.conv.fp32_precision") == "tf32")
-
-
-def _clear_new_tf32_api() -> None:
-    """Clear what only the new API can set, as it takes precedence over the old one."""
-    for group in (torch.backends, *map(_read_backend, ("cudnn", "mkldnn", "mkldnn.conv", "mkldnn.rnn"))):
-        setattr(group, "fp32_precision", "none")  # noqa: B010 - stubs don't know it
-
-
-def _read_backend(path: str) -> object:
-    """An attribute below ``torch.backends``; some are made at run time, and torch's stubs lack them."""
-    return operator.attrgetter(path)(torch.backends)
+    return bool(operator.attrgetter("cudnn.conv.fp32_precision")(torch.backends) == "tf32")
 
 
 def _make_switch(default: bool | str, read: Callable[[], bool | str], write: Callable[[Any], object]) -> Any:
@@ -163,7 +143,10 @@ class Numerics:
 
     def apply(self) -> None:
         """Put these settings in force, but for those that :func:`hold_numerics` holds."""
-        _clear_new_tf32_api()
+        # What only the new API of TF32 can set takes precedence over the old one.
+        new = operator.attrgetter("cudnn", "mkldnn", "mkldnn.conv", "mkldnn.rnn")(torch.backends)
+        for group in (torch.backends, *new):
+            setattr(group, "fp32_precision", "none")  # noqa: B010 - stubs don't know it
         kept = replace(self, **list_held())
         for setting in fields(self):
             setting.metadata["write"](getattr(kept, setting.name))
@@ -210,8 +193,6 @@ def reapply_held() -> None:
     if _held:
         Numerics.current().apply()
 
-
-# The environment on which a result depends besides the case: torch, device, driver, compiler, CPU.
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
@@ -266,7 +247,7 @@ def identify_machine() -> str:
 
 def _describe_gpu(device: torch.device) -> dict[str, JSON]:
     if device.type != "cuda":
-        return {"device_name": None, "device_capability": None, "device_count": None, "driver": None}
+        return dict.fromkeys(("device_name", "device_capability", "device_count", "driver"))
     return {
         "device_name": _try_or_none(lambda: torch.cuda.get_device_name(device)),
         "device_capability": _try_or_none(lambda: ".".join(map(str, torch.cuda.get_device_capability(device)))),
@@ -276,8 +257,7 @@ def _describe_gpu(device: torch.device) -> dict[str, JSON]:
 
 
 def _read_smi_driver() -> str | None:
-    reply = _read_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return reply.splitlines()[0].strip() or None
+    return _read_first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or None
 
 
 def _read_kernel_driver() -> str | None:
@@ -289,10 +269,8 @@ def _read_kernel_driver() -> str | None:
 def _find_triton_version() -> str | None:
     # importing triton costs a second; "pytorch-triton" is its name in torch's own nightly wheels
     for name in ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm"):
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return None
 
 
@@ -303,13 +281,13 @@ def _read_cpu_model() -> str | None:
 
 def _read_cxx_version() -> str | None:
     compiler = find_cxx_compiler()
-    return None if compiler is None else _read_output(str(compiler), "--version").splitlines()[0].strip()
+    return None if compiler is None else _read_first_line(str(compiler), "--version")
 
 
-def _read_output(*command: str) -> str:
+def _read_first_line(*command: str) -> str:
     done = capture_output(command, seconds=20)
     done.check_returncode()
-    return done.stdout
+    return done.stdout.splitlines()[0].strip()
 
 
 def _try_or_none(ask: Callable[[], T]) -> T | None:
@@ -318,8 +296,6 @@ def _try_or_none(ask: Callable[[], T]) -> T | None:
     except Exception:  # a version that cannot be read must not cost the report that it would stand in
         return None
 
-
-# Exhausted memory, which torch reports in several ways, as one exception.
 
 # Messages of torch's allocators in a plain RuntimeError.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc", "CUDA out of memory")
@@ -355,12 +331,11 @@ def shorten_message(error: BaseException) -> str:
     return text.splitlines()[0][:300] if text else type(error).__name__
 
 
-# Gives freed memory back to the system, which allocators put off: a worker is measured by what it holds there.
-
 # Memory of the process from which on giving some of it back is worth the milliseconds, in bytes.
 _LEAST_BYTES = 2**30
 
 
+@functools.cache
 def _find_malloc_trim() -> Callable[[int], int] | None:
     try:
         return getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -368,20 +343,18 @@ def _find_malloc_trim() -> Callable[[int], int] | None:
         return None
 
 
-_malloc_trim = _find_malloc_trim()
-
-
 def trim_memory() -> None:
-    """Give freed memory back, in a large process; only glibc can be asked to."""
-    if _malloc_trim is not None and psutil.Process().memory_info().rss >= _LEAST_BYTES:
-        _malloc_trim(0)
-
-
-# GPUs that a process has lost: after an assertion in a kernel or an illegal address every call fails until it ends.
+    """Give freed memory back to the system, as a worker is measured by what it holds; only glibc can be asked to."""
+    trim = _find_malloc_trim()
+    if trim is not None and psutil.Process().memory_info().rss >= _LEAST_BYTES:
+        trim(0)
 
 
 def find_gpu_error(device: torch.device) -> str | None:
-    """The error that ``device`` answers every call of this process with; None while it works, and for other devices."""
+    """The error that ``device`` answers every call of this process with; None while it works, and for other devices.
+
+    After an assertion in a kernel or an illegal address every call fails until the process ends.
+    """
     if device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     try:

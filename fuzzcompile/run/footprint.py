@@ -10,7 +10,7 @@ limit.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import psutil
@@ -38,11 +38,9 @@ _GIB = 2**30
 class Footprint:
     """Sizes in bytes of a case's tensors, and of what judging the case holds at once.
 
-    ``parameters`` are all tensors that are not inputs (buffers and captured state too), ``doubled`` is one copy of the
-    whole case in float64. ``gradients`` are those that a case with BACKWARD compares, ``largest_gradient`` is the
-    largest of them in float64. ``streamed`` are those of the tensors that a replay in float64 converts when they are
-    read, ``streamed_doubled`` is their size in float64, and ``largest_streamed`` that of the largest of them. Of a case
-    that differentiates, only replays are streamed.
+    ``parameters`` are all tensors that are not inputs, ``doubled`` is one copy of the whole case in float64.
+    ``gradients`` are those that a case with BACKWARD compares. ``streamed`` are the tensors that a replay in float64
+    converts when they are read; of a case that differentiates, only replays are streamed.
     """
 
     parameters: int
@@ -67,25 +65,20 @@ class Footprint:
         return self.doubled - self.streamed_doubled + min(self.streamed_doubled, KEPT_BYTES + self.largest_streamed)
 
     @property
-    def _reference(self) -> dict[str, int]:
-        """The float64 run of the program, with a copy of its state from before the call, and what it is built from."""
-        if self.differentiates:
-            return {
-                "float64 reference": 2 * self.doubled + 2 * self.gradients_doubled,
-                "gradients": 2 * self.gradients,
-            }
-        before = self.doubled - self.streamed_doubled
-        return {"copies": 2 * self.native, "float64 reference": self._float64_copy + before}
-
-    @property
     def phases(self) -> tuple[dict[str, int], ...]:
         """The memory that each phase of judging holds: the reference, the compiled run, the comparison, the replays."""
+        if self.differentiates:
+            gradients = {"gradients": 2 * self.gradients}
+            reference = {"float64 reference": 2 * self.doubled + 2 * self.gradients_doubled, **gradients}
+        else:  # with a copy of the state from before the call
+            before = self.doubled - self.streamed_doubled
+            reference = {"copies": 2 * self.native, "float64 reference": self._float64_copy + before}
         # The inputs of dynamo's graph, of each graph that AOTAutograd makes of it and of every call are kept once.
         recorded = self.native
         # The gradients of all runs are kept for the comparison.
         kept = _KEPT_RUNS * self.gradients + self.gradients_doubled
         return (
-            self._reference,
+            reference,
             {"copies": 2 * self.native + recorded, "gradients": kept + self.gradients},
             {
                 "copies": recorded,
@@ -134,17 +127,17 @@ def measure_footprint(case: Case) -> Footprint | None:
     reached = case.state.reached() if case.state is not None else ReachedObjects(name_roots(model, calls))
     own, inputs = list(reached.tensors.values()), list(list_tensors(calls))
     asked = [t for t in (*own, *inputs) if case.backward and t.requires_grad and t.is_leaf]
-    parameters, together = _list_storages(own), _list_storages([*own, *inputs])
     large = [tensor for tensor in (*own, *inputs) if is_large(tensor)]
+    parameters = _count_bytes(own)
     return Footprint(
-        parameters=_count_bytes(parameters),
-        inputs=_count_bytes(together) - _count_bytes(parameters),
-        doubled=_count_bytes(together, double=True),
-        gradients=_count_bytes(_list_storages(asked)),
-        gradients_doubled=_count_bytes(_list_storages(asked), double=True),
+        parameters=parameters,
+        inputs=_count_bytes([*own, *inputs]) - parameters,
+        doubled=_count_bytes([*own, *inputs], double=True),
+        gradients=_count_bytes(asked),
+        gradients_doubled=_count_bytes(asked, double=True),
         largest_gradient=_measure_largest(asked),
-        streamed=_count_bytes(_list_storages(large)),
-        streamed_doubled=_count_bytes(_list_storages(large), double=True),
+        streamed=_count_bytes(large),
+        streamed_doubled=_count_bytes(large, double=True),
         largest_streamed=_measure_largest(large),
         differentiates=case.differentiates or case.state is not None,
     )
@@ -161,14 +154,14 @@ def refuse_oversized(case: Case, device: torch.device, limit: int) -> None:
     footprint = measure_footprint(case)
     if footprint is None:
         return
+    needed, own, advice = footprint.total, "", "judge a part with --module"
     if device.type == "cuda":
-        needed, limit, own = footprint.total, torch.cuda.mem_get_info(device)[0], ""
-        allowed, advice = f"{device} has {_format_gib(limit)} GiB free", "judge a part with --module"
+        limit = torch.cuda.mem_get_info(device)[0]
+        allowed = f"{device} has {_format_gib(limit)} GiB free"
     else:
         process = psutil.Process().memory_info().rss + _COMPILER
-        needed, own = process + footprint.total, f", the worker itself {_format_gib(process)}"
-        allowed = f"--max-memory allows {_format_gib(limit)} GiB"
-        advice = "raise --max-memory or judge a part with --module"
+        needed, own = process + needed, f", the worker itself {_format_gib(process)}"
+        allowed, advice = f"--max-memory allows {_format_gib(limit)} GiB", f"raise --max-memory or {advice}"
     if needed > limit:
         raise EnvironmentUnfit(
             f"{case.name} needs about {_format_gib(needed)} GiB ({footprint}{own}) and {allowed}: {advice}."
@@ -180,24 +173,18 @@ def _measure_largest(tensors: Iterable[torch.Tensor]) -> int:
     return max((tensor.numel() * double_dtype(tensor.dtype).itemsize for tensor in tensors), default=0)
 
 
-def _list_storages(tensors: Iterable[torch.Tensor]) -> dict[object, tuple[int, torch.dtype]]:
-    """Size and dtype of each storage below ``tensors``, once: views and tied parameters share one."""
-    storages: dict[object, tuple[int, torch.dtype]] = {}
+def _count_bytes(tensors: Iterable[torch.Tensor], *, double: bool = False) -> int:
+    """Size of the storages below ``tensors``, each counted once: views and tied parameters share one."""
+    storages: dict[object, int] = {}
     for tensor in tensors:
         key: object = id(tensor)
         size = tensor.numel() * tensor.element_size() if tensor.layout == torch.strided else 0
         with contextlib.suppress(NotImplementedError, RuntimeError):  # sparse tensors and subclasses have no storage
             storage = tensor.untyped_storage()
             key, size = storage.data_ptr() or id(storage), storage.nbytes()
-        storages[key] = size, tensor.dtype
-    return storages
-
-
-def _count_bytes(storages: Mapping[object, tuple[int, torch.dtype]], *, double: bool = False) -> int:
-    return sum(
-        size // dtype.itemsize * (double_dtype(dtype) if double else dtype).itemsize
-        for size, dtype in storages.values()
-    )
+        dtype = tensor.dtype
+        storages[key] = size // dtype.itemsize * (double_dtype(dtype) if double else dtype).itemsize
+    return sum(storages.values())
 
 
 def _format_gib(size: int) -> str:

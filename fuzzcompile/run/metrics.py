@@ -41,8 +41,7 @@ def widen(tensor: torch.Tensor) -> torch.Tensor:
 def iter_pieces(*tensors: torch.Tensor) -> Iterator[tuple[slice, list[torch.Tensor]]]:
     """The values of tensors of one shape side by side, widened, a short run of elements at a time.
 
-    No more than one piece is held in float64 at a time: that takes next to no memory and stays in the processor's
-    cache. An empty tensor has no pieces.
+    One piece at a time in float64 takes next to no memory and stays in the processor's cache. An empty tensor has none.
     """
     flat = [_flatten(tensor) for tensor in tensors]
     for start in range(0, flat[0].numel(), _PIECE):
@@ -91,11 +90,10 @@ def largest_distance(first: torch.Tensor, second: torch.Tensor) -> float:
 
 
 def ulps(error: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> float:
-    """The largest error in units in the last place of ``dtype`` at the size of the reference.
+    """The largest error in units in the last place of ``dtype`` at the size of the reference, where both are finite.
 
-    ulp(r) = eps · 2^⌊log₂|r|⌋, with |r| no smaller than the smallest normal number (below it, and at zero, the numbers
-    of the type have one constant distance) and no larger than the largest (Goldberg 1991, with Kahan's treatment of
-    the subnormal range). Elements where the error or the reference is not finite do not count.
+    ulp(r) = eps · 2^⌊log₂|r|⌋, with |r| between the smallest normal number and the largest (Goldberg 1991, with Kahan's
+    treatment of the subnormal range).
     """
     info = torch.finfo(dtype)
     most = 0.0
@@ -116,12 +114,8 @@ def find_worst(
         return None, {}
     flat = int(error.flatten().argmax())
     where = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), error.shape))
-    return where, {name: _scalar(densify(tensor)[where]) for name, tensor in runs.items()}
-
-
-def _scalar(value: torch.Tensor) -> float | int | None:
-    item = value.item()
-    return abs(item) if isinstance(item, complex) else item
+    items = ((name, densify(tensor)[where].item()) for name, tensor in runs.items())
+    return where, {name: abs(item) if isinstance(item, complex) else item for name, item in items}
 
 
 def largest(values: torch.Tensor) -> float:
@@ -149,23 +143,15 @@ def compute_allowance(
     dtype: torch.dtype,
     factor: float = ROUNDING_FACTOR,
 ) -> Allowance:
-    """The distance from ``reference`` that rounding explains, element by element.
+    """The distance from ``reference`` that rounding explains, element by element; all tensors have one shape.
 
-    The eager run's own distance and that of the perturbed runs, each widened to the largest value of the slices
-    through the element (so that rows of small numbers are held to their own scale), times ``factor``,
-    plus :data:`ALWAYS_ALLOWED` units in the last place of the result. Where eager or a perturbed run overflows and
-    the reference does not, any distance is allowed.
+    The eager run's own distance and that of the perturbed runs, each widened to the largest value of the slices through
+    the element (so that rows of small numbers are held to their own scale), times ``factor``, plus
+    :data:`ALWAYS_ALLOWED` units in the last place of ``dtype``. Where eager or a perturbed run overflows and the
+    reference does not, any distance is allowed.
 
-    Spreading relative errors as well would be sharper (an error of 0.1 at one bfloat16 of 0.5 among numbers of 3 is
-    within the bound), but was tried and gave false alarms on bfloat16 sines and roots, whose conditioning varies by
-    element.
-
-    Args:
-        reference: the float64 reference.
-        eager: the eager run.
-        noisy: the perturbed eager runs; all tensors have one shape.
-        dtype: the dtype whose unit in the last place counts.
-        factor: see :data:`ROUNDING_FACTOR`.
+    Spreading relative errors as well would be sharper, but was tried and gave false alarms on bfloat16 sines and roots,
+    whose conditioning varies by element.
     """
     worst = torch.empty(reference.shape, dtype=torch.float64)
     overflowed = torch.zeros(reference.shape, dtype=torch.bool)
@@ -225,8 +211,8 @@ def within_scaled_tolerance(
 ) -> bool:
     """:func:`within_default_tolerance` with the absolute part in units of the size of the numbers around an element.
 
-    Unscaled, any two outputs of size 1e-5 are "close". No scale below ``smallest_scale`` is used. Only the elements
-    at which ``among`` is True are held to it, if that is given.
+    Unscaled, any two outputs of size 1e-5 are "close". No scale below ``smallest_scale`` is used. ``among`` limits it
+    to some elements.
     """
     rtol, atol = DEFAULT_TOLERANCE.get(expected.dtype, (0.0, 0.0))
     size = torch.empty(expected.shape, dtype=torch.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -36,13 +36,10 @@ class GeneratedPlace:
 class Failure:
     """An exception that a run raised.
 
-    Attributes:
-        phase: whether the compiler or the program raised it.
-        stage: the compiler's stage that raised it, if known.
-        unsupported: dynamo cannot capture a part of the program.
-        machine: what of the machine made it fail, if that was it.
-        raised: file, line and function of the innermost frames of the compiler, innermost first.
-        generated: where in the program that the compiler wrote, if that raised by itself.
+    ``phase`` says whether the compiler or the program raised it, ``stage`` which of the compiler's stages, if known.
+    ``unsupported``: dynamo cannot capture a part of the program. ``machine`` is what of the machine made it fail, if
+    that was it. ``raised`` are file, line and function of the innermost frames of the compiler, innermost first;
+    ``generated`` is the place in the program that the compiler wrote, if that raised by itself.
     """
 
     type_name: str
@@ -62,13 +59,10 @@ class Failure:
 class Value:
     """One observable leaf: a tensor (detached copy) or a plain Python object.
 
-    Attributes:
-        value: a tensor, or any Python object.
-        aliases: the inputs, parameters, buffers and earlier outputs that share memory with it: a write into one
-            changes the other. (Whether an output *is* an input object is not kept: all that adds are autograd's
-            metadata, which gradients show.)
-        form: what a tensor stands for if the program returned something else: a sparse layout, a NumPy array.
-        precision: for a Python ``float`` or ``complex``, the dtype of the tensors it was computed from.
+    ``aliases`` are the inputs, parameters, buffers and earlier outputs that share memory with it: a write into one
+    changes the other. (Whether an output *is* an input object is not kept: all that adds are autograd's metadata, which
+    gradients show.) ``form`` is what a tensor stands for if the program returned something else: a sparse layout, a
+    NumPy array. ``precision`` is, for a Python ``float`` or ``complex``, the dtype of the tensors it was computed from.
     """
 
     name: str
@@ -124,31 +118,31 @@ class Observation:
 
         A CUDA graph writes its outputs to the same memory in each of its runs, as torch documents.
         """
-        own = eager.index_by_name()
-        return replace(self, values=tuple(_drop_reused_memory(value, own.get(value.name)) for value in self.values))
+
+        def keeps(value: Value, shared: tuple[str, ...], alias: str) -> bool:
+            return alias in shared or not _CALL.match(alias) or alias.startswith(f"{value.name.partition('.')[0]}.")
+
+        return self._change_aliases(
+            eager, lambda value, shared: tuple(alias for alias in value.aliases if keeps(value, shared, alias))
+        )
 
     def copy_aliases(self, eager: Observation, state: Collection[str]) -> Observation:
         """The run with eager's aliases of the tensors called ``state``, of which its outputs have copies."""
-        own = eager.index_by_name()
-        return replace(self, values=tuple(_copy_aliases(value, own.get(value.name), state) for value in self.values))
 
+        def change(value: Value, shared: tuple[str, ...]) -> tuple[str, ...]:
+            if not set(shared) & set(state):
+                return value.aliases
+            return tuple(alias for alias in shared if alias in state or alias in value.aliases)
 
-def _copy_aliases(value: Value, eager: Value | None, state: Collection[str]) -> Value:
-    if eager is None or not set(eager.aliases) & set(state):
-        return value
-    return replace(value, aliases=tuple(a for a in eager.aliases if a in state or a in value.aliases))
+        return self._change_aliases(eager, change)
 
+    def _change_aliases(
+        self, eager: Observation, change: Callable[[Value, tuple[str, ...]], tuple[str, ...]]
+    ) -> Observation:
+        own = {value.name: value.aliases for value in eager.values}
+        changed = (replace(value, aliases=change(value, own.get(value.name, ()))) for value in self.values)
+        return replace(self, values=tuple(changed))
 
-def _drop_reused_memory(value: Value, eager: Value | None) -> Value:
-    call = value.name.partition(".")[0]
-    shared = eager.aliases if eager is not None else ()
-    kept = (
-        alias for alias in value.aliases if alias in shared or not _CALL.match(alias) or alias.startswith(f"{call}.")
-    )
-    return replace(value, aliases=tuple(kept))
-
-
-# The observables of a call: outputs, mutated inputs and buffers, gradients.
 
 # Seeds the cotangents of the backward pass, in our runs and in the reproducers that we write.
 COTANGENT_SEED = 7
@@ -202,15 +196,8 @@ def observe_outputs(
 ) -> list[Value]:
     """The leaves of what a call returned, and the tensors that objects among them hold (a new key-value cache).
 
-    An object that is an argument of the call has that argument among its aliases.
-
-    Args:
-        call: number of the call; None where there is only one.
-        output: what the call returned.
-        program: the program that was called.
-        arguments: the inputs of the call.
-        earlier: the outputs of earlier calls, to which those of this call are added: two calls may return the same
-            memory.
+    ``call`` is the number of the call, None where there is only one. An object that is an argument of the call has that
+    argument among its aliases. Outputs are added to those of ``earlier`` calls: two calls may return the same memory.
     """
     returned = list(name_leaves(str(ObservableName("out", call)), output))
     given = {id(leaf): (name,) for name, leaf in name_holders(arguments).items()}
@@ -279,15 +266,11 @@ def _have_same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
 def run_backward(output: object, *, required: bool = True) -> None:
     """Run the backward of the loss Σ out · c over the floating outputs, c a fixed standard normal tensor per output.
 
-    A plain sum proves nothing behind a softmax, whose outputs sum to a constant. Every floating dtype can represent
-    the values of c, so that the native run and the reference differentiate the same loss.
-
-    Args:
-        output: what the call returned.
-        required: raise if no output requires a gradient.
+    A plain sum proves nothing behind a softmax, whose outputs sum to a constant. Every floating dtype can represent the
+    values of c, so that the native run and the reference differentiate the same loss.
 
     Raises:
-        RuntimeError: no output requires a gradient, though one must.
+        RuntimeError: no output requires a gradient, though one is ``required``.
     """
     generator = torch.Generator().manual_seed(COTANGENT_SEED)
     losses = []
@@ -324,10 +307,9 @@ def _copy_dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if result is tensor else result
 
 
-# Eager's own random numbers, which ``fallback_random`` promises: who asks for them, and where a run left them.
-
-# Operators of torch draw from these; the generators of NumPy and Python are dynamo's to follow.
-_STREAMS = frozenset(("torch CPU", "CUDA"))
+# ``fallback_random`` promises eager's own numbers from these, which operators of torch draw from; the generators of
+# NumPy and Python are dynamo's to follow.
+PROMISED_STREAMS = frozenset(("torch CPU", "CUDA"))
 
 
 def asks_for_eager_numbers(case: Case) -> bool:
@@ -338,11 +320,6 @@ def asks_for_eager_numbers(case: Case) -> bool:
     settings = case.settings
     asked = {**settings.inductor, **settings.options}.get("fallback_random")
     return asked is True and settings.backend == "inductor"
-
-
-def are_streams_promised(draws: tuple[str, ...]) -> bool:
-    """Return whether all of the streams that a program draws from are covered by the promise."""
-    return bool(draws) and _STREAMS.issuperset(draws)
 
 
 def observe_random_state(case: Case) -> list[Value]:

@@ -39,17 +39,15 @@ _MACHINERY = ("fuzzcompile.", "triton.", "torch.fx.", "torch._")
 
 
 class ReachedObjects:
-    """All that ``roots`` reach, each object once.
+    """All that ``roots``, by name, reach, each object once.
 
     ``tensors`` are named by their path from a root: ``parameter layers.0.weight`` and ``buffer mean`` below a module
     that is a root with an empty name, ``parameter model.weight`` below a module that the root closes over, ``tensor
-    cache`` for a tensor that is neither. ``objects`` are all other objects, in the order of the walk. ``complete`` says
-    whether that is everything: the walk ends after 200 000 objects.
+    cache`` for a tensor that is neither. ``objects`` are all other objects, in the order of the walk, which ends after
+    200 000.
 
-    Args:
-        roots: where to begin, by name.
-        functions: follow the closures of functions and the globals that they name, not just attributes and items.
-        restored: what functions and classes hold is the same at the start of every run, not just what objects hold.
+    With ``functions`` the closures of functions and the globals that they name are followed. ``restored``: what
+    functions and classes hold is the same at the start of every run, not just what objects hold.
     """
 
     def __init__(self, roots: Mapping[str, object], *, functions: bool = True, restored: bool = True) -> None:
@@ -246,10 +244,9 @@ class _ClassFacts(NamedTuple):
 
 
 def _get_class_facts(owner: type) -> _ClassFacts:
-    facts = _KNOWN.get(owner)
-    if facts is None:
-        facts = _KNOWN[owner] = _find_class_facts(owner)
-    return facts
+    if owner not in _KNOWN:
+        _KNOWN[owner] = _find_class_facts(owner)
+    return _KNOWN[owner]
 
 
 def _find_class_facts(owner: type) -> _ClassFacts:
@@ -275,30 +272,23 @@ _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + "/"
 _OWN_FOLDER = __file__.rsplit("/", 2)[0] + "/"
 
 
-# Objects among the arguments of a call that hold tensors: modules, key-value caches, optimizers.
-
-
 def name_arguments(call: object) -> Iterator[tuple[str, object]]:
     """The leaves of one call's inputs: by keyword, or ``argument0`` by position, with a number within a container."""
-    for name, argument in _split_arguments(call):
+    by_position: Iterable[object] = call if isinstance(call, tuple | list) else (call,)
+    by_keyword: Mapping[str, object] = {}
+    if isinstance(call, Arguments):
+        by_position, by_keyword = call.args, call.kwargs
+    elif isinstance(call, Mapping):
+        by_position, by_keyword = (), {str(name): argument for name, argument in call.items()}
+    named = [(f"argument{index}", argument) for index, argument in enumerate(by_position)]
+    for name, argument in (*named, *by_keyword.items()):
         leaves = pytree.tree_leaves(argument)
         single = len(leaves) == 1 and leaves[0] is argument
         yield from ((name if single else f"{name}.{index}", leaf) for index, leaf in enumerate(leaves))
 
 
-def _split_arguments(call: object) -> Iterator[tuple[str, object]]:
-    if isinstance(call, Arguments):
-        yield from ((f"argument{index}", argument) for index, argument in enumerate(call.args))
-        yield from call.kwargs.items()
-    elif isinstance(call, Mapping):
-        yield from ((str(name), argument) for name, argument in call.items())
-    else:
-        listed = call if isinstance(call, tuple | list) else (call,)
-        yield from ((f"argument{index}", argument) for index, argument in enumerate(listed))
-
-
 def is_holder(leaf: object) -> bool:
-    """Return whether a leaf of a tree is an object whose attributes may hold tensors."""
+    """Return whether a leaf of a tree is an object whose attributes may hold tensors: a module, a key-value cache."""
     return not isinstance(leaf, torch.Tensor | type) and not is_wrapped(leaf) and holds_state(leaf)
 
 

@@ -8,7 +8,7 @@ import random
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -41,8 +41,6 @@ from fuzzcompile.run.observation import (
 from fuzzcompile.run.pool.worker import say
 from fuzzcompile.run.tensors import describe_structure, list_tensors
 
-# The warnings of a run, in a form that does not change from run to run.
-
 # Folders of the compiler, whose warnings about itself are left out.
 _COMPILER = ("torch/_dynamo/", "torch/_inductor/", "torch/_functorch/")
 
@@ -61,22 +59,20 @@ def record_warnings() -> Iterator[list[warnings.WarningMessage]]:
 
 
 def format_warnings(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
-    """Category and text of each warning, once, in order, without the compiler's own and notices of deprecation."""
-    shown = (f"{w.category.__name__}: {_normalise_warning(str(w.message))}" for w in caught if not _is_chatter(w))
-    return tuple(dict.fromkeys(shown))
+    """Category and text of each warning, once, in order, without the compiler's own and notices of deprecation.
 
-
-def _is_chatter(warning: warnings.WarningMessage) -> bool:
-    if issubclass(warning.category, DeprecationWarning | PendingDeprecationWarning | FutureWarning):
-        return True
-    return any(folder in PurePath(warning.filename).as_posix() for folder in _COMPILER)
-
-
-def _normalise_warning(text: str) -> str:
-    """The text on one line, without addresses and positions in torch's sources."""
-    text = re.sub(r"\(Triggered internally at [^)]*\)", "", text)
-    text = re.sub(r"0x[0-9a-fA-F]+", "ADDR", text)
-    return " ".join(text.split())[:300]
+    A text is on one line, without addresses and positions in torch's sources, which change from run to run.
+    """
+    shown: dict[str, None] = {}
+    for warning in caught:
+        if issubclass(warning.category, DeprecationWarning | PendingDeprecationWarning | FutureWarning):
+            continue
+        if any(folder in PurePath(warning.filename).as_posix() for folder in _COMPILER):
+            continue
+        text = re.sub(r"\(Triggered internally at [^)]*\)", "", str(warning.message))
+        text = " ".join(re.sub(r"0x[0-9a-fA-F]+", "ADDR", text).split())[:300]
+        shown[f"{warning.category.__name__}: {text}"] = None
+    return tuple(shown)
 
 
 # Rounds of timing: at most, at least, and the seconds after which no further round begins.
@@ -95,12 +91,7 @@ def run_eager(case: Case, device: torch.device, *, noise_seed: int | None = None
 
 
 def run_float64(case: Case, device: torch.device, *, keep_casts: bool = True) -> tuple[Observation, bool]:
-    """Run the case in float64.
-
-    Args:
-        case: the case to run.
-        device: where to run it.
-        keep_casts: let the program's own casts to bfloat16 and float16 round their values to those types.
+    """Run the case in float64; with ``keep_casts``, its own casts to bfloat16 and float16 still round to those types.
 
     Returns:
         The observation, and whether the program contains such casts.
@@ -120,17 +111,11 @@ def observe(
     describe_failure: Callable[[BaseException], Failure] | None = None,
     seed: int | None = None,
 ) -> Observation:
-    """Drive ``target`` through the calls of the case.
+    """Drive ``target``, the program's model or its compiled form, through the calls of the case.
 
-    Exceptions of the program, forward and backward, become the observation's ``failure``.
-
-    Args:
-        case: says how the target is called.
-        program: the inputs of each call.
-        target: the program's model, or its compiled form.
-        around: a context that is entered around all calls.
-        describe_failure: turns an exception into a failure; the default cannot tell the compiler's from the program's.
-        seed: seeds the random generators; the case's own seed by default.
+    Exceptions of the program, forward and backward, become the observation's ``failure``, as ``describe_failure`` puts
+    them: by default nothing tells the compiler's from the program's. ``around`` is entered around all calls; ``seed``
+    takes the place of the case's own.
 
     Raises:
         MemoryError: memory is exhausted, however torch reports it.
@@ -143,8 +128,10 @@ def observe(
             with enter_grad_mode(case.grad), case.ambient(), around or contextlib.nullcontext():
                 observation = _observe_calls(case, program, target, start, seed)
         except _ProgramError as wrapped:
-            describe = describe_failure or make_plain_failure
-            observation = Observation(failure=describe(wrapped.error), seconds=time.perf_counter() - start)
+            error = wrapped.error
+            plain = Failure(type(error).__name__, shorten_message(error))
+            failure = plain if describe_failure is None else describe_failure(error)
+            observation = Observation(failure=failure, seconds=time.perf_counter() - start)
     return replace(observation, warnings=format_warnings(caught))
 
 
@@ -181,11 +168,9 @@ def _observe_calls(
 
 
 def time_calls(case: Case, program: CaseProgram, target: Callable[..., object]) -> float | None:
-    """Time the calls of the case and their backward.
+    """Seconds that the calls of the case and their backward take, the least of several rounds without the first.
 
-    Returns:
-        Seconds, the least of several rounds without the first. None for a script's callable, whose state is not
-        restored between rounds, and None if a call raises.
+    None for a script's callable, whose state is not restored between rounds, and None if a call raises.
     """
     if case.state is not None:
         return None
@@ -235,11 +220,6 @@ def _wrap_program_errors() -> Iterator[None]:
         raise _ProgramError(error) from error
 
 
-def make_plain_failure(error: BaseException) -> Failure:
-    """Describe an exception of the program itself."""
-    return Failure(type(error).__name__, shorten_message(error))
-
-
 @contextlib.contextmanager
 def enter_grad_mode(name: str) -> Iterator[None]:
     """Enter the grad mode of a case: ``no_grad``, ``inference_mode`` or ``enabled``."""
@@ -259,11 +239,6 @@ def drive(case: Case, target: Callable[..., object], arguments: object) -> objec
     return target(*arguments) if isinstance(arguments, tuple) else target(arguments)
 
 
-# The random streams of a program: whether a run moved them, and runs of one program under many seeds.
-
-Streams = Mapping[str, str]
-
-
 def fingerprint_streams() -> dict[str, str]:
     """A fingerprint of the current state of each random stream that can be seeded: torch's, Python's, NumPy's."""
     states: dict[str, bytes] = {"torch CPU": torch.get_rng_state().numpy().tobytes()}
@@ -274,17 +249,6 @@ def fingerprint_streams() -> dict[str, str]:
     kind, keys, *rest = numpy.random.get_state(legacy=True)
     states["NumPy"] = b"".join((str(kind).encode(), numpy.asarray(keys).tobytes(), repr(rest).encode()))
     return {name: hashlib.sha256(state).hexdigest() for name, state in states.items()}
-
-
-def fingerprint_start(case: Case) -> dict[str, str]:
-    """The fingerprints at the start of every run of the case."""
-    seed_run(case)
-    return fingerprint_streams()
-
-
-def list_moved_streams(before: Streams, after: Streams) -> tuple[str, ...]:
-    """Names of the streams that numbers were drawn from."""
-    return tuple(name for name, state in after.items() if before.get(name, state) != state)
 
 
 class SavedTensors:

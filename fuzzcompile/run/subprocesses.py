@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-# A command in a process group of its own, with a time limit, that leaves nothing running behind.
-
 _POLL = 0.2
 _DUMP = 5.0  # seconds in which a process that hangs may print where
 
@@ -68,19 +66,14 @@ def run_command(
     stop: threading.Event | None = None,
     stack: bool = False,
 ) -> int | None:
-    """Exit status of a command in ``folder``; None if it was ended after ``timeout`` seconds.
+    """Exit status of a command in ``folder``, in a process group that ends with it; None after ``timeout`` seconds.
 
-    Args:
-        command: what runs.
-        folder: where.
-        environment: variables more than this process has ; what steers Python is left out.
-        out: gets what it prints on either stream.
-        timeout: seconds.
-        stop: ends it when set.
-        stack: a command that is ended for its time gets SIGABRT first, on which Python's faulthandler prints the stack.
+    ``environment`` are variables more than this process has; what steers Python is left out. ``out`` gets what it
+    prints on either stream. ``stop`` ends it when set. With ``stack`` a command that is ended for its time gets SIGABRT
+    first, on which Python's faulthandler prints the stack.
 
     Raises:
-        Stopped: ``stop`` was set.
+        CommandStopped: ``stop`` was set.
     """
     process = subprocess.Popen(
         command,
@@ -132,7 +125,7 @@ def find_cxx_compiler() -> Path | None:
 
 
 def find_toolchain_fault() -> str | None:
-    """Return the fault that keeps this machine from making a shared library of a few lines of C++; None without one.
+    """The fault that keeps this machine from making a shared library of a few lines of C++; None without one.
 
     Takes half a second. The library goes into a folder for temporary files, which may be full.
     """
@@ -147,26 +140,17 @@ def find_toolchain_fault() -> str | None:
     except (OSError, subprocess.SubprocessError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         return f"{compiler} cannot be tried ({reason}); {_REMEDY}"
-    return (
-        None
-        if done.returncode == 0
-        else f"{compiler} fails on a tiny program ({_find_complaint(done.stderr)}); {_REMEDY}"
-    )
-
-
-def _find_complaint(output: str) -> str:
-    """The line of a compiler's output that says what is wrong: the first error, else the last line."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    if done.returncode == 0:
+        return None
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line or "cannot find" in line]
-    return (errors or lines[-1:] or ["it says nothing"])[0][:200]
-
-
-# SIGTERM acts as Ctrl-C: a cancelled job stops its workers and ends with its summary.
+    complaint = (errors or lines[-1:] or ["it says nothing"])[0][:200]
+    return f"{compiler} fails on a tiny program ({complaint}); {_REMEDY}"
 
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM within the block; without effect outside of the main thread."""
+    """Raise KeyboardInterrupt on SIGTERM within the block, in the main thread: a cancelled job still ends in order."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

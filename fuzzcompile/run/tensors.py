@@ -157,12 +157,7 @@ def materialize_zeros(value: object) -> object:
 
 
 def map_leaves(function: Callable[[Any], object], tree: Any) -> Any:
-    """``torch.utils._pytree.tree_map``, several times as fast on what a dispatch mode gets: it runs for every operator.
-
-    Args:
-        function: applied to every leaf.
-        tree: arguments or results of an operator, in tuples, lists and dictionaries.
-    """
+    """``torch.utils._pytree.tree_map``, several times as fast on the arguments of operators, for dispatch modes."""
     kind = type(tree)
     if kind is tuple or kind is list:
         return kind([map_leaves(function, value) for value in tree])
@@ -181,12 +176,10 @@ def has_meta_tensors(*values: object) -> bool:
 class StorageCopier:
     """Copies tensors storage by storage, so that views of one buffer stay views of one buffer.
 
-    With ``double=True`` every floating storage is converted to float64 (complex to complex128);
-    integer and boolean storages are copied as they are. With ``device`` the copies live there.
-
-    ``known`` is shared by several copiers, none of them with ``double`` or ``device``: a storage whose bits have not
-    changed since it was last copied is not copied again. All copiers then share the copy, which must not be written
-    to. Bits are compared because compiled code writes without counting versions.
+    With ``double`` every floating storage is converted to float64 (complex to complex128). With ``device`` the copies
+    live there. ``known`` is shared by several copiers, none of them with ``double`` or ``device``: a storage whose bits
+    have not changed since it was last copied is not copied again, and all copiers share the copy, which must not be
+    written to. Bits are compared because compiled code writes without counting versions.
     """
 
     def __init__(
@@ -421,18 +414,12 @@ def _find_addresses(value: object) -> tuple[str, NDArray[numpy.generic]] | None:
         return None
     # Subclasses without memory of their own and outputs that a CUDA graph has taken back have no address.
     with contextlib.suppress(RuntimeError, NotImplementedError, AttributeError):
-        strided = _select_strided(value)
+        strided = value
+        if value.layout != torch.strided or value.is_nested:  # the tensor that holds its values
+            strided = value._values() if value.layout == torch.sparse_coo else value.values()
         if strided.numel() and strided.data_ptr():
             return str(strided.device), numpy.asarray(_Addresses(strided))
     return None
-
-
-def _select_strided(tensor: torch.Tensor) -> torch.Tensor:
-    """The strided tensor that holds the values of a sparse or jagged one."""
-    if tensor.layout == torch.strided and not tensor.is_nested:
-        return tensor
-    values: torch.Tensor = tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()
-    return values
 
 
 def _overlap(first: NDArray[numpy.generic], second: NDArray[numpy.generic]) -> bool:

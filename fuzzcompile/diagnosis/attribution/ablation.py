@@ -20,16 +20,12 @@ from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.pool.worker import say
 
-# Evidence of a divergence, which must be gone in a compile that repairs it.
-
 
 @dataclass(frozen=True)
 class Evidence:
     """Test that finds a bug in a compile whose verdict alone does not show it.
 
-    Attributes:
-        shows: whether such a compile shows it; replays that this takes are counted.
-        replays: whether that takes a ledger with snapshots, so that every compile needs one.
+    ``shows`` counts the replays that it takes; ``replays`` says that it takes a ledger with snapshots.
     """
 
     name: str
@@ -37,13 +33,11 @@ class Evidence:
     replays: bool = False
 
 
-def _has_semantic_step(trial: Trial, count: ReplayCount) -> bool:
-    return bool(select_semantic_steps(measure_steps(trial.ledger, count)))
-
-
 VALUES = Evidence("values", lambda trial, count: False)
 """Wrong values, or an error: the verdict says it all."""
-REPLAY = Evidence("replay", _has_semantic_step, replays=True)
+REPLAY = Evidence(
+    "replay", lambda trial, count: bool(select_semantic_steps(measure_steps(trial.ledger, count))), replays=True
+)
 """A rewrite that moves the float64 result, where native values are within rounding."""
 SUSPICION = Evidence("suspicion", lambda trial, count: bool(trial.judgement.suspicious))
 """Values beyond rounding and within default tolerances, which float64 proves wrong."""
@@ -57,10 +51,7 @@ class OutOfTime(Exception):
 class Ablator:
     """Compiles the case of a failing ``trial`` in other ways, checks whether that repairs it, and keeps the table.
 
-    Attributes:
-        evidence: what shows the bug.
-        deadline: value of ``time.monotonic()`` after which no compile is begun; None for no limit.
-        ablations: the table, in the order of the compiles.
+    ``evidence`` shows the bug; ``deadline`` is the value of ``time.monotonic()`` after which no compile is begun.
     """
 
     experiments: Experiments
@@ -80,11 +71,6 @@ class Ablator:
         """Return whether replays alone show the divergence, so that every compile needs a ledger with snapshots."""
         return self.evidence.replays
 
-    @property
-    def seconds_left(self) -> float:
-        """Time before the deadline, at least a second, so that what needs no compile is looked at all the same."""
-        return math.inf if self.deadline is None else max(1.0, self.deadline - time.monotonic())
-
     def attempt(self, how: Compilation, toggle: str) -> tuple[Trial, bool]:
         """Compile as ``how`` says; the trial, and whether it repairs the divergence. Noted under ``toggle``.
 
@@ -100,10 +86,8 @@ class Ablator:
     def attempt_under(self, *changes: CompileChange, toggle: str = "", watched: bool = False) -> tuple[Trial, bool]:
         """Compile under further changes; the trial, and whether they repair the divergence together.
 
-        Args:
-            changes: composed with those of the failing trial, in order.
-            toggle: what the table of ablations calls them; their own texts by default.
-            watched: keep the ledger, the IR of every graph and what its kernels write.
+        ``toggle`` is what the table calls them (their own texts by default); a ``watched`` compile keeps the ledger,
+        the IR of every graph and what its kernels write.
 
         Raises:
             OutOfTime: the deadline has passed.
@@ -114,17 +98,12 @@ class Ablator:
         return self.attempt(how, toggle or ", ".join(change.text for change in changes))
 
     def attempt_in_eager(self, change: contextlib.AbstractContextManager[object], toggle: str) -> bool:
-        """Return whether a change of eager mode alone removes the divergence.
-
-        Args:
-            change: what is changed while the eager runs are made again.
-            toggle: the change, for the reader of the table.
+        """Return whether a change of eager mode alone, under which its runs are made again, removes the divergence.
 
         Raises:
             OutOfTime: the deadline has passed.
         """
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            raise OutOfTime
+        self._check_time()
         with change:
             judgement = self.experiments.judge_anew(self.trial.observation)
         trial = replace(self.trial, judgement=judgement)
@@ -138,18 +117,15 @@ class Ablator:
         Raises:
             OutOfTime: the deadline has passed.
         """
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            raise OutOfTime
+        self._check_time()
         return self.experiments.trial(how)
 
-    def note(self, toggle: str, trial: Trial, repaired: bool) -> None:
-        """Write a line of the table of ablations.
+    def _check_time(self) -> None:
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise OutOfTime
 
-        Args:
-            toggle: what the compile changed, for the reader.
-            trial: what it showed.
-            repaired: whether the divergence was gone.
-        """
+    def note(self, toggle: str, trial: Trial, repaired: bool) -> None:
+        """Write a line of the table of ablations: what a compile changed, and whether it repaired the divergence."""
         if trial.how.screen:
             toggle += " (graphs interpreted)"
         self.ablations.append(Ablation(toggle, repaired, largest_error(trial.judgement)))
@@ -175,8 +151,6 @@ class Ablator:
         return not self.repairs(trial) and self.fails_alike(trial)
 
 
-# A divergence as one compile shows it: the input of every stage.
-
 T = TypeVar("T")
 # How long operators are compared, at most, where nothing else limits the time.
 _SECONDS = 20.0
@@ -184,14 +158,10 @@ _SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Divergence:
-    """A failing compile, and what replaying its ledger showed.
+    """A failing compile, and what replaying its ledger showed: the input of every stage.
 
-    Attributes:
-        experiments: the runs and compiles of the case.
-        trial: the failing compile. Stages behind the graph passes see something only if its kernels were watched.
-        steps: how much each rewrite moved the result of its graph.
-        count: replays run so far, for the cost table.
-        seconds: how long operators may be compared, at most.
+    Stages behind the graph passes see something only if the kernels of ``trial`` were watched. ``steps`` say how much
+    each rewrite moved the result of its graph; ``seconds`` is how long operators may be compared, at most.
     """
 
     experiments: Experiments
@@ -204,7 +174,9 @@ class Divergence:
     @classmethod
     def from_ablator(cls, ablator: Ablator, steps: Sequence[Step]) -> Divergence:
         """The divergence that an ablator's compiles are to repair, within the time that is left to it."""
-        return cls(ablator.experiments, ablator.trial, steps, ablator.count, min(_SECONDS, ablator.seconds_left))
+        left = math.inf if ablator.deadline is None else ablator.deadline - time.monotonic()
+        # At least a second, so that what needs no compile is looked at all the same.
+        return cls(ablator.experiments, ablator.trial, steps, ablator.count, min(_SECONDS, max(1.0, left)))
 
     @property
     def verdict(self) -> Verdict:

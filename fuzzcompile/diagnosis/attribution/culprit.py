@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
 from fuzzcompile.compiler.graph_text import diff_graphs, find_changed_nodes, list_user_lines
@@ -64,19 +64,10 @@ class Culprit:
     @classmethod
     def from_step(cls, step: Step, **proof: Unpack[Proof]) -> Culprit:
         """The rewrite behind a step."""
-        label, rewrite = step.label, step.rewrite
-        return cls(
-            label.stage,
-            label.pass_name,
-            label.rewrite,
-            get_family(label.rewrite),
-            nodes=rewrite.nodes,
-            source=label.source,
-            line=label.line,
-            site=str(rewrite.site) if rewrite.site else None,
+        return replace(
+            cls.from_label(step.label, nodes=step.rewrite.nodes, details=_describe_step(step), **proof),
+            site=str(step.rewrite.site) if step.rewrite.site else None,
             step=step.float64 if step.float64 is not None else step.native,
-            details=_describe_step(step),
-            **proof,
         )
 
     @classmethod
@@ -98,12 +89,9 @@ class Culprit:
 
     @classmethod
     def from_operator(cls, stage: str, operator: str | None, **known: Unpack[CulpritFields]) -> Culprit:
-        """An operator at fault; its family is its name without namespace and overload.
+        """An operator at fault in a stage; its family is its name without namespace and overload.
 
-        Args:
-            stage: where it is something else than it should be.
-            operator: its name with namespace and overload; None if no operator could be singled out.
-            known: further fields of the culprit.
+        ``operator`` is its name with both, None if no operator could be singled out.
         """
         return cls(stage, None, operator, get_operator_family(operator) if operator else UNKNOWN, **known)
 

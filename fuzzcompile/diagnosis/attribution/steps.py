@@ -35,20 +35,18 @@ _STAND_IN_SEED = 3
 
 
 def find_inputs(frame: Frame, record: GraphRecord, number: int = 0) -> Sequence[Any] | None:
-    """Inputs of a record's graphs in one captured call.
+    """Inputs of a record's graphs in the captured call ``number``, in the order of the placeholders.
 
-    Args:
-        frame: holds the calls of the program.
-        record: the graphs of one stage.
-        number: of the call.
-
-    Returns:
-        The inputs in the order of the placeholders. Where the program never ran, because compiling failed, values of
-        the recorded shape and dtype stand in. None if there was no such call, or if no stand-ins can be made.
+    Where the program never ran, because compiling failed, values of the recorded shape and dtype stand in. None if
+    there was no such call, or if no stand-ins can be made.
     """
     this = slice(number, number + 1)
+    placeholders = list_placeholders(record.snapshots[0])
     if record.direction == "joint":
-        return _find_joint_inputs(frame, record, this)
+        # Primals and tangents; where no backward ran, standard normal tangents stand in for them.
+        calls = {"forward": frame.forward_calls[this], "backward": frame.backward_calls[this]}
+        named = {name: value for of, made in calls.items() for name, value in _name_inputs(frame, of, made)}
+        return None if number and not named else _fill_placeholders(placeholders, named)
     if record.stage == PRE_GRAD:
         candidates = [call.inputs for call in frame.dynamo_calls[this]]
     elif record.direction == "backward":
@@ -58,39 +56,16 @@ def find_inputs(frame: Frame, record: GraphRecord, number: int = 0) -> Sequence[
         captured = [[*frame.parameters, *call.inputs] for call in frame.dynamo_calls[this]]
         candidates = [*compiled, *captured]
     if not candidates:
-        return _fill_placeholders(list_placeholders(record.snapshots[0]), {}) if number == 0 else None
-    return _select_fitting(record, candidates)
+        return _fill_placeholders(placeholders, {}) if number == 0 else None
+    # Freezing turns parameters into constants between the stages: the graph before it takes them as inputs.
+    return next((inputs for inputs in candidates if len(inputs) == len(placeholders)), None)
 
 
-def _select_fitting(record: GraphRecord, candidates: Sequence[Sequence[Any]]) -> Sequence[Any] | None:
-    """The first inputs that are as many as the graph takes.
-
-    Freezing turns parameters into constants between the stages: the graph before it takes them as inputs.
-    """
-    wanted = len(list_placeholders(record.snapshots[0]))
-    return next((inputs for inputs in candidates if len(inputs) == wanted), None)
-
-
-def _find_joint_inputs(frame: Frame, record: GraphRecord, this: slice) -> Sequence[Any] | None:
-    """Primals of the forward call and tangents of the backward call, by placeholder name.
-
-    Where no backward ran, standard normal tangents stand in for them.
-    """
-    named = {
-        **_name_inputs(frame, "forward", frame.forward_calls[this]),
-        **_name_inputs(frame, "backward", frame.backward_calls[this]),
-    }
-    if this.start and not named:
-        return None
-    return _fill_placeholders(list_placeholders(record.snapshots[0]), named)
-
-
-def _name_inputs(frame: Frame, direction: str, calls: Sequence[CallInputs]) -> dict[str, Any]:
+def _name_inputs(frame: Frame, direction: str, calls: Sequence[CallInputs]) -> Iterator[tuple[str, Any]]:
     record = frame.find_record(POST_GRAD, direction)
-    if record is None or not record.snapshots or not calls:
-        return {}
-    names = [str(node.target) for node in list_placeholders(record.snapshots[0])]
-    return dict(zip(names, calls[0].inputs, strict=False))
+    if record is not None and record.snapshots and calls:
+        names = [str(node.target) for node in list_placeholders(record.snapshots[0])]
+        yield from zip(names, calls[0].inputs, strict=False)
 
 
 def _fill_placeholders(placeholders: Sequence[fx.Node], named: dict[str, Any]) -> Sequence[Any] | None:
@@ -165,22 +140,14 @@ class SnapshotReplays:
         if key in self._done:
             self._done[key] = self._done.pop(key)
         else:
-            self._make_room()
+            # Forget what was asked for longest ago; a comparison needs the remaining runs of its pair.
+            while len(self._done) >= _FEWEST_KEPT and sum(size for _, size in self._done.values()) > _KEPT_BYTES:
+                del self._done[next(iter(self._done))]
             self.count.replays += 1
             run = replay_graph(self.snapshots[index], self.inputs, double=double)
             sizes = measure_storages(_results(run))
             self._done[key] = run, sum(size for storage, size in sizes.items() if storage not in self._captured)
         return self._done[key][0]
-
-    def replay_perturbed(self, index: int) -> ReplayResult:
-        """A replay of snapshot ``index`` in float64 with one ulp of noise per operator."""
-        self.count.replays += 1
-        return replay_graph(self.snapshots[index], self.inputs, double=True, noise_seed=1)
-
-    def _make_room(self) -> None:
-        """Forget what was asked for longest ago; a comparison needs the remaining runs of its pair."""
-        while len(self._done) >= _FEWEST_KEPT and sum(size for _, size in self._done.values()) > _KEPT_BYTES:
-            del self._done[next(iter(self._done))]
 
     def have_same_result(self, first: int, last: int) -> bool:
         """Return whether two snapshots give the same bits, metadata and layouts, natively and in float64."""
@@ -188,11 +155,7 @@ class SnapshotReplays:
             before, after = self.at(first, double=double), self.at(last, double=double)
             if before.error is not None or after.error is not None or measure_change(before, after) != 0.0:
                 return False
-            if not double and (
-                find_metadata_change(before, after)
-                or find_stride_change(before, after)
-                or find_alias_change(before, after)
-            ):
+            if not double and any(find(before, after) for find in _FORM_CHANGES):
                 return False
         return True
 
@@ -207,10 +170,7 @@ def describe_raised(run: ReplayResult) -> str | None:
 def measure_change(before: ReplayResult, after: ReplayResult, units: Sequence[float] = ()) -> float | None:
     """Largest change of an output or mutated input, in units of its RMS size; None if not comparable.
 
-    Args:
-        before: one replay.
-        after: the other.
-        units: a smallest unit for each result, outputs first; none by default.
+    ``units`` are a smallest unit for each result, outputs first.
     """
     if before.error is not None or after.error is not None or len(before.outputs) != len(after.outputs):
         return None
@@ -223,21 +183,16 @@ def find_smallest_units(native: ReplayResult, exact: ReplayResult) -> list[float
         return []
     sizes = sorted(size for size in map(rounding.measure_size, exact.outputs) if size)
     usual = sizes[(len(sizes) - 1) // 2] if sizes else 0.0
-    return [
-        0.0 if result is wide or _has_scale(result, wide, usual) else usual
-        for result, wide in zip(_results(native), _results(exact), strict=True)
-    ]
+    pairs = zip(_results(native), _results(exact), strict=True)
+    return [0.0 if result is wide or _has_scale(result, wide, usual) else usual for result, wide in pairs]
 
 
 def _has_scale(native: object, exact: object, usual: float) -> bool:
     """Return whether a result has a scale of its own, and is not zero by symmetry."""
-    least = max(SHRINKING * rounding.measure_size(native), VANISHING * usual)
-    return _has_digits(native, exact) or rounding.measure_size(exact) > least
-
-
-def _has_digits(native: object, exact: object) -> bool:
-    """Return whether both precisions agree on small numbers, which then are a result of that scale and not zero."""
     size = rounding.measure_size(exact)
+    if size > max(SHRINKING * rounding.measure_size(native), VANISHING * usual):
+        return True
+    # Small numbers on which both precisions agree are a result of that scale.
     if not size or not isinstance(native, torch.Tensor) or not isinstance(exact, torch.Tensor):
         return False
     return native.shape == exact.shape and metrics.largest_distance(native, exact) <= NATIVE_DIGITS * size
@@ -306,6 +261,7 @@ def find_shared_memory(run: ReplayResult | NodeRun) -> dict[str, tuple[str, ...]
     return {name: owners for name, owners in find_aliases(named).items() if name.startswith("output")}
 
 
+_FORM_CHANGES = (find_metadata_change, find_stride_change, find_alias_change)
 _AFTER_CAPTURE = (JOINT_GRAPH, FREEZING, POST_GRAD)
 
 # Changes that no value shows: of an output's layout, of what shares memory, of an error that a graph raises.
@@ -380,7 +336,13 @@ class Step:
 
 def measure_steps(ledger: Ledger, count: ReplayCount) -> list[Step]:
     """Replay every snapshot of the ledger on the captured inputs and measure every rewrite's step."""
-    return [step for frame in ledger.frames for step in _measure_frame(frame, count)]
+    steps: list[Step] = []
+    for frame in ledger.frames:
+        for record in frame.records:
+            if record.rewrites and record.snapshots:
+                steps += _merge_calls(frame, record, count)
+        steps += _measure_boundaries(frame, count)
+    return steps
 
 
 def rank_suspects(steps: Sequence[Step], shown: Collection[Form] = ()) -> list[Step]:
@@ -398,14 +360,6 @@ def rank_suspects(steps: Sequence[Step], shown: Collection[Form] = ()) -> list[S
 def select_semantic_steps(steps: Sequence[Step]) -> list[Step]:
     """Steps whose values in float64 prove that a rewrite changed what the graph computes."""
     return [step for step in rank_suspects(steps) if not step.random and step.moves_float64]
-
-
-def _measure_frame(frame: Frame, count: ReplayCount) -> Iterator[Step]:
-    for record in frame.records:
-        if not record.rewrites or not record.snapshots:
-            continue
-        yield from _merge_calls(frame, record, count)
-    yield from _measure_boundaries(frame, count)
 
 
 def _merge_calls(frame: Frame, record: GraphRecord, count: ReplayCount) -> list[Step]:
@@ -433,24 +387,23 @@ def _measure_record(frame: int, record: GraphRecord, inputs: Sequence[Any], coun
     graphs at their two ends, and only where these differ is there a look inside.
     """
     runs = SnapshotReplays(record.snapshots, inputs, count)
-    moved = set(_find_moved(runs, 0, len(record.snapshots) - 1))
+
+    def find_moved(first: int, last: int) -> Iterator[int]:
+        if first >= last or runs.have_same_result(first, last):
+            return
+        if last - first == 1:
+            yield last
+            return
+        middle = (first + last) // 2
+        yield from find_moved(first, middle)
+        yield from find_moved(middle, last)
+
+    moved = set(find_moved(0, len(record.snapshots) - 1))
     for rewrite in record.rewrites:
         if rewrite.after in moved:
             yield _measure_step(frame, record, rewrite, runs)
         else:
             yield Step(frame, record, rewrite, 0.0, 0.0, 0.0, changed_bits=False)
-
-
-def _find_moved(runs: SnapshotReplays, first: int, last: int) -> Iterator[int]:
-    """Indices of the snapshots that differ observably from the one before."""
-    if first >= last or runs.have_same_result(first, last):
-        return
-    if last - first == 1:
-        yield last
-        return
-    middle = (first + last) // 2
-    yield from _find_moved(runs, first, middle)
-    yield from _find_moved(runs, middle, last)
 
 
 def _measure_boundaries(frame: Frame, count: ReplayCount) -> Iterator[Step]:
@@ -479,7 +432,9 @@ def _measure_step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: Snaps
     step = measure_change(exact_before, exact_after, units)
     amplified = 0.0
     if step is not None and step > SEMANTIC_STEP:
-        amplified = measure_change(exact_before, runs.replay_perturbed(before), units) or 0.0
+        runs.count.replays += 1  # one ulp of noise per operator
+        perturbed = replay_graph(runs.snapshots[before], runs.inputs, double=True, noise_seed=1)
+        amplified = measure_change(exact_before, perturbed, units) or 0.0
     return Step(
         frame,
         record,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fuzzcompile.compiler.compile_changes import OnlyRewrites, Veto
@@ -94,32 +94,27 @@ class Prover:
     def _attribute_to(
         self, label: Label, step: Step | None, closure: Sequence[Label], causes: Sequence[Label]
     ) -> Attribution:
-        family = get_family(label.rewrite)
-        families = {get_family(sibling.rewrite) for sibling in closure}
-        culprit = self._make_culprit(label, step, necessary=not causes)
-        if len(families) > 1:
-            culprit = replace(culprit, family="+".join(sorted(families | {family})))
+        families = {get_family(sibling.rewrite) for sibling in (label, *closure)}
         names = tuple(self._stage_prefix(sibling) + sibling.rewrite for sibling in closure[1:])
-        culprit = replace(culprit, siblings=names)
+        culprit = replace(self._make_culprit(label, step, necessary=not causes), siblings=names)
+        if len(families) > 1:
+            culprit = replace(culprit, family="+".join(sorted(families)))
+        contributors = [self._make_culprit(cause, None, necessary=None) for cause in causes]
         try:
             sufficient = self._is_sufficient(closure)
         except OutOfTime:  # what is shown stays shown
-            return Attribution(culprit, [self._make_culprit(cause, None, necessary=None) for cause in causes])
-        culprit = replace(culprit, sufficient=sufficient)
-        contributors = [self._make_culprit(cause, None, necessary=None) for cause in causes]
+            return Attribution(culprit, contributors)
         if sufficient is False and not causes:
             contributors = self._find_contributors(closure)
-        return Attribution(culprit, contributors)
+        return Attribution(replace(culprit, sufficient=sufficient), contributors)
 
     def _make_culprit(self, label: Label, step: Step | None, *, necessary: bool | None) -> Culprit:
         if step is None:
             there = [s for s in self.steps if (s.label.stage, s.label.rewrite) == (label.stage, label.rewrite)]
-            step = next((s for s in self.suspects(there)), there[0] if there else None)
+            step = next(iter([*self.suspects(there), *there]), None)
         if step is not None:
             return Culprit.from_step(step, necessary=necessary)
         return Culprit.from_label(label, necessary=necessary)
-
-    # -- ablations --------------------------------------------------------------------------------
 
     def veto(self, labels: Sequence[Label], *, screen: bool = False) -> tuple[Trial, bool]:
         """Compile without these rules: the trial, and whether that repairs the divergence."""
@@ -150,24 +145,20 @@ class Prover:
 
         None if the program then fails in another way, which says nothing.
         """
-        only = tuple(self.names(closure))
-        needed = self.names([outer for label in closure for outer in self._list_enclosing(label)])
-        how = replace(self.ablator.how.under(OnlyRewrites((*only, *needed))), record=self.ablator.replays)
+        only, around = tuple(self.names(closure)), self.trial.ledger.inside
+        enclosing: list[Label] = []  # passes within which a rule was at work: without them it is not
+        for label in closure:
+            while label in around:
+                label = around[label]
+                enclosing.append(label)
+        how = self.ablator.how.under(OnlyRewrites((*only, *self.names(enclosing))))
         # What stays in the interpreted graphs stays; what is gone there may be there in generated code.
         for screen in (True, False):
-            trial, repaired = self.ablator.attempt(replace(how, screen=screen), "only " + _join_names(only))
+            toggled = replace(how, record=self.ablator.replays, screen=screen)
+            trial, repaired = self.ablator.attempt(toggled, "only " + _join_names(only))
             if not repaired and self.ablator.fails_alike(trial):
                 return True
-        if repaired:
-            return False
-        return None
-
-    def _list_enclosing(self, label: Label) -> Iterator[Label]:
-        """The passes within which a rule was at work: without them it is not."""
-        around = self.trial.ledger.inside
-        while label in around:
-            label = around[label]
-            yield label
+        return False if repaired else None
 
     def _find_contributors(self, closure: Sequence[Label]) -> list[Culprit]:
         """Other rewrites without which the divergence is gone as well."""
@@ -183,15 +174,10 @@ class Prover:
         return contributors
 
 
-def names_stage(label: Label) -> bool:
-    """Return whether the label names no rule, only the stage that was under way."""
-    return label.rewrite in (label.stage, LOWERING)
-
-
 def find_failing_rewrite(trial: Trial) -> Label | None:
-    """The rule that was active when the trial's exception rose, if there was one."""
+    """The rule that was active when the trial's exception rose; None where only the stage is known."""
     failed = trial.ledger.failed_in
-    return None if failed is None or names_stage(failed) else failed
+    return None if failed is None or failed.rewrite in (failed.stage, LOWERING) else failed
 
 
 def visible_forms(trial: Trial) -> tuple[Form, ...]:
@@ -199,10 +185,11 @@ def visible_forms(trial: Trial) -> tuple[Form, ...]:
     verdict = trial.judgement.verdict
     if verdict is Verdict.METADATA and any(c.finding == "stride" for c in trial.judgement.comparisons):
         return ("stride",)
-    return _FORMS.get(verdict, ())
-
-
-_FORMS: Mapping[Verdict, tuple[Form, ...]] = {Verdict.ALIASING: ("alias",), Verdict.ACCEPTS_INVALID: ("silenced",)}
+    forms: Mapping[Verdict, tuple[Form, ...]] = {
+        Verdict.ALIASING: ("alias",),
+        Verdict.ACCEPTS_INVALID: ("silenced",),
+    }
+    return forms.get(verdict, ())
 
 
 def _join_names(names: Sequence[str]) -> str:

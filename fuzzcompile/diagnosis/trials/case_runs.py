@@ -15,10 +15,8 @@ from fuzzcompile.diagnosis.oracle.judgement import Judgement
 from fuzzcompile.run import runs
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import build
-from fuzzcompile.run.observation import Failure, Observation, are_streams_promised, asks_for_eager_numbers
-from fuzzcompile.run.runs import SavedTensors, fingerprint_start, fingerprint_streams, list_moved_streams, observe_seeds
-
-# Results of one run and of one compile of a case: plain data.
+from fuzzcompile.run.observation import PROMISED_STREAMS, Failure, Observation, asks_for_eager_numbers
+from fuzzcompile.run.runs import SavedTensors, fingerprint_streams, observe_seeds
 
 _NO_CODE = ("eager", "aot_eager", "aot_eager_decomp_partition")  # backends that generate no code
 
@@ -60,12 +58,9 @@ class Trial:
 
 @dataclass
 class CompileCounts:
-    """Number of compiles and screens made for a case so far.
+    """Full compiles and compiles without code generation (screens) made for a case so far.
 
-    Attributes:
-        compiles: full compiles.
-        screens: compiles without code generation.
-        runtime: seconds that a call takes when compiled as for the verdict; None until that was timed.
+    ``runtime`` is the seconds that a call takes when compiled as for the verdict; None until that was timed.
     """
 
     compiles: int = 0
@@ -81,27 +76,20 @@ class CompileCounts:
 
 
 NOISE_RUNS = 3
-# A screen makes do with fewer runs: what looks suspicious in it is compiled and judged again in full.
-QUICK_NOISE_RUNS = 1
-_EAGER_SEEDS = range(1, random_streams.SEEDS + 1)
-# A difference of distributions counts only if other seeds show it too.
-_EAGER_SEEDS_AGAIN = range(2001, random_streams.SEEDS + 2001)
 
 
 class CaseRuns:
     """The eager, reference and perturbed runs of one case on one device.
 
     A run is made when it is first asked for. No result changes afterwards, so every compile of the case shares them.
-
-    Attributes:
-        uninterpreted: kernels of a target that could not be run here, and why. From the first on, nothing but graphs
-            is looked at.
+    ``uninterpreted`` are kernels of a target that could not be run here, and why: from the first on, nothing but graphs
+    is looked at.
     """
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.case = case
         self.device = device
-        self._perturbed: dict[int, CaseRun] = {}
+        self._perturbed: list[CaseRun] = []
         self.uninterpreted: dict[str, str] = {}
 
     @property
@@ -131,8 +119,9 @@ class CaseRuns:
 
     def select_noisy(self, count: int) -> tuple[Observation, ...]:
         """Of ``count`` eager runs perturbed by one ulp per operator, those that draw the same numbers as eager."""
-        perturbed = [self._run_noisy(seed) for seed in range(1, count + 1)]
-        return tuple(run.observation for run in perturbed if self.draws_alike(run))
+        for seed in range(len(self._perturbed) + 1, count + 1):
+            self._perturbed.append(CaseRun.finish(runs.run_eager(self.case, self.device, noise_seed=seed)))
+        return tuple(run.observation for run in self._perturbed[:count] if self.draws_alike(run))
 
     @functools.cached_property
     def noisy_in_float64(self) -> tuple[Observation, ...]:
@@ -142,15 +131,10 @@ class CaseRuns:
 
     @functools.cached_property
     def backward_failure(self) -> Failure | None:
-        """Failure of eager in the backward that the case leaves out.
-
-        None if it raises nothing, and None if the case runs that backward itself or cannot run one.
-        """
+        """Failure of eager in the backward that the case leaves out; None if it raises nothing or cannot be run."""
         if self.case.backward or self.case.grad != "enabled" or self.case.state is not None:
             return None
         return runs.run_eager(replace(self.case, backward=True), self.device).failure
-
-    # -- kernels of a target --------------------------------------------------------------------
 
     def refuses_kernels(self, ledger: Ledger) -> bool:
         """Return whether a compile had kernels that could not be run, so that its run shows nothing."""
@@ -161,19 +145,19 @@ class CaseRuns:
         """Restrict a compile to a screen if some kernels cannot be run."""
         return replace(how, screen=True) if self.uninterpreted and not how.screen else how
 
-    # -- random numbers ---------------------------------------------------------------------------
-
     @functools.cached_property
     def draws(self) -> tuple[str, ...]:
         """The random streams that the eager run draws from."""
         if self.eager.failure:
             return ()
-        return list_moved_streams(fingerprint_start(self.case), self._eager.ends)
+        runs.seed_run(self.case)
+        before = fingerprint_streams()
+        return tuple(name for name, state in self._eager.ends.items() if before.get(name, state) != state)
 
     @functools.cached_property
     def promises_eager_numbers(self) -> bool:
         """Return whether the case asks for eager's own random numbers, and draws only those that torch promises."""
-        return asks_for_eager_numbers(self.case) and are_streams_promised(self.draws)
+        return asks_for_eager_numbers(self.case) and bool(self.draws) and PROMISED_STREAMS.issuperset(self.draws)
 
     def draws_alike(self, run: CaseRun) -> bool:
         """Return whether ``run`` left the random streams that eager draws from where eager left them."""
@@ -186,17 +170,18 @@ class CaseRuns:
 
     @functools.cached_property
     def eager_samples(self) -> list[random_streams.SampledRun]:
-        """Eager runs under :data:`streams.SEEDS` seeds, without those that raise."""
-        return self._sample_eager(_EAGER_SEEDS)
+        """Eager runs under :data:`random_streams.SEEDS` seeds, without those that raise."""
+        return self._sample_eager(1)
 
     @functools.cached_property
     def more_eager_samples(self) -> list[random_streams.SampledRun]:
-        """Eager runs under as many other seeds."""
-        return self._sample_eager(_EAGER_SEEDS_AGAIN)
+        """Eager runs under as many other seeds: a difference of distributions counts only if these show it too."""
+        return self._sample_eager(2001)
 
-    def _sample_eager(self, seeds: range) -> list[random_streams.SampledRun]:
+    def _sample_eager(self, first: int) -> list[random_streams.SampledRun]:
         program = build(self.case, self.device)
         kept = SavedTensors(self.case, program, self.device)
+        seeds = range(first, first + random_streams.SEEDS)
         observations = observe_seeds(self.case, program, program.model, kept, seeds)
         return [self.sample(observation) for observation in observations if not observation.failure]
 
@@ -207,13 +192,6 @@ class CaseRuns:
     @functools.cached_property
     def _floors(self) -> dict[str, float]:
         return random_streams.measure_floors(self.eager, self.select_noisy(NOISE_RUNS))
-
-    # -- each run, made once ----------------------------------------------------------------------
-
-    def _run_noisy(self, seed: int) -> CaseRun:
-        if seed not in self._perturbed:
-            self._perturbed[seed] = CaseRun.finish(runs.run_eager(self.case, self.device, noise_seed=seed))
-        return self._perturbed[seed]
 
     @functools.cached_property
     def _eager(self) -> CaseRun:

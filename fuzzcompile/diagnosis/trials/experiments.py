@@ -2,228 +2,186 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
-from fuzzcompile.compiler.compile_changes import Backend, InductorSettings
-from fuzzcompile.compiler.session import Compilation, check_settings, get_effective_setting, open_session
+from fuzzcompile.compiler.compile_changes import Backend, CompileMode, CompilePath, InductorSettings
+from fuzzcompile.compiler.session import (
+    Compilation,
+    CompileSession,
+    check_settings,
+    find_path,
+    get_effective_setting,
+    list_modes,
+    open_session,
+)
 from fuzzcompile.compiler.target.target_process import current_target
+from fuzzcompile.compiler.watch.ledger import Unseen
 from fuzzcompile.diagnosis.oracle import random_streams
 from fuzzcompile.diagnosis.oracle.judgement import (
     Judgement,
     Observations,
     have_same_bits,
     judge,
+    reshape_like_eager,
     with_eager_strides,
     with_eager_values,
 )
-from fuzzcompile.diagnosis.trials.baselines import (
-    BaselineRun,
-    CompiledProgram,
-    check_baseline,
-    choose_random_stream,
-    run_compiled,
-)
-from fuzzcompile.diagnosis.trials.case_runs import NOISE_RUNS, QUICK_NOISE_RUNS, CaseRun, CaseRuns, CompileCounts, Trial
-from fuzzcompile.model.conditions import BASELINES
-from fuzzcompile.model.contract import AOTI
+from fuzzcompile.diagnosis.trials.case_runs import NOISE_RUNS, CaseRun, CaseRuns, CompileCounts, Trial
+from fuzzcompile.model.conditions import BASELINES, check_against
+from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.model.stages import RUNTIME
 from fuzzcompile.model.tolerances import Tolerances
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run import runs
 from fuzzcompile.run.case import Case
-from fuzzcompile.run.case_program import build
+from fuzzcompile.run.case_program import CaseProgram, build
 from fuzzcompile.run.observation import Failure, Observation
 from fuzzcompile.run.pool.worker import say
-from fuzzcompile.run.runs import SavedTensors, time_calls
 
-__all__ = ["BASELINES", "NOISE_RUNS", "CaseRun", "Experiments", "Trial"]
-
-
-# Judging a compiled run against the runs of its case.
+_COPIED_STATE = Unseen(
+    "memory", "an AOTInductor package has copies of it", (RUNTIME,), "outputs that share the memory of parameters"
+)
+# A screen makes do with fewer runs: what looks suspicious in it is compiled and judged again in full.
+_QUICK_NOISE_RUNS = 1
+# No seed of the eager samples (case_runs.py) is among these.
+_COMPILED_SEEDS = range(1001, random_streams.SEEDS + 1001)
+_COMPILED_SEEDS_AGAIN = range(3001, random_streams.SEEDS + 3001)
 
 
 @dataclass(frozen=True)
-class Judge:
-    """The runs that compiled runs of one case are held against.
+class CompiledProgram:
+    """A compiled program, callable while its session lasts; ``kept`` is the state that seeded runs begin from."""
 
-    Attributes:
-        quick: do with one eager run and one perturbed run.
-        tolerances: how many times the usual rounding the compiled run and its baseline may be apart.
+    case: Case
+    program: CaseProgram
+    target: Callable[..., object]
+    session: CompileSession
+    kept: runs.SavedTensors | None
+
+    @classmethod
+    def compile(cls, of: CaseRuns, session: CompileSession, *, double: bool = False, keeps: bool = False) -> Self:
+        """Compile the program of a case in a session; ``keeps`` its state for :meth:`observe_seeds`."""
+        program = build(of.case, of.device, double=double)
+        kept = runs.SavedTensors(of.case, program, of.device) if keeps else None
+        return cls(of.case, program, session.compile(program.model), session, kept)
+
+    def observe(self) -> Observation:
+        """Run it under the case's own seed."""
+        return runs.observe(self.case, self.program, self.target, describe_failure=self.session.describe_failure)
+
+    def with_own_state(self, observation: Observation, eager: Observation) -> Observation:
+        """The run of a package, without the memory that its outputs cannot share with the model; others as they are."""
+        if find_path(self.session.settings, self.session.how) != AOTI:
+            return observation
+        adjusted = observation.copy_aliases(eager, self.program.collect_tensors())
+        if adjusted != observation:
+            self.session.ledger.unseen.note(_COPIED_STATE)
+        return adjusted
+
+    def observe_seeds(self, numbers: Sequence[int]) -> Iterator[Observation]:
+        """Run it once under each of the seeds ``numbers``, from the state that was kept."""
+        assert self.kept is not None
+        describe = self.session.describe_failure
+        return runs.observe_seeds(self.case, self.program, self.target, self.kept, numbers, describe_failure=describe)
+
+
+def run_compiled(of: CaseRuns, how: Compilation, counts: CompileCounts, *, double: bool = False) -> CaseRun:
+    """Compile the case as ``how`` says, count the compile, and run it once, in float64 if ``double``."""
+    with open_session(of.case.settings, of.limit_to_interpreted(how)) as session:
+        counts.compiles += 1
+        compiled = CompiledProgram.compile(of, session, double=double)
+        observation = compiled.observe()
+        run = CaseRun.finish(observation if double else compiled.with_own_state(observation, of.eager))
+    return run_compiled(of, how, counts, double=double) if of.refuses_kernels(session.ledger) else run
+
+
+class BaselineRun:
+    """The run that compiled is compared with, made on first use.
+
+    A baseline in another mode of ``torch.compile`` differs in nothing else from ``how`` the case is compiled.
     """
 
-    runs: CaseRuns
-    baseline: BaselineRun
-    tolerances: Tolerances
-    quick: bool = False
+    def __init__(self, of: CaseRuns, against: str, how: Compilation, counts: CompileCounts) -> None:
+        self.against, self._runs, self._how, self._counts = against, of, how, counts
 
-    @property
-    def again(self) -> Observation:
-        """The second eager run; the first one again in a quick look."""
-        return self.runs.eager if self.quick else self.runs.again
+    def of(self, of: CaseRuns) -> BaselineRun:
+        """The same baseline of other runs of the case."""
+        return BaselineRun(of, self.against, self._how, self._counts)
 
-    @property
-    def noisy(self) -> tuple[Observation, ...]:
-        """The perturbed eager runs that draw what eager draws."""
-        return self.runs.select_noisy(QUICK_NOISE_RUNS if self.quick else NOISE_RUNS)
+    @functools.cached_property
+    def observation(self) -> Observation:
+        """Observation of the baseline; that of the eager run itself if eager raises.
 
-    def run_eager(self) -> None:
-        """Make every run that needs no compiler: none may be made while a compile is watched."""
-        if not (self.runs.eager.failure or self.again.failure):
-            _ = (self.runs.reference, self.noisy)
-
-    def make_anew(self) -> Judge:
-        """A judge that makes every run again: something about eager mode was changed."""
-        runs, baseline = CaseRuns(self.runs.case, self.runs.device), self.baseline
-        return replace(self, runs=runs, baseline=baseline.of(runs))
-
-    def judge(self, compiled: Observation) -> Judgement:
-        """Judge a compiled run against the eager runs and the float64 reference.
-
-        Values that are wrong against the reference with the program's own low-precision casts, and right against the
-        reference without them, are merely computed more exactly than the program asks for.
+        Raises:
+            EnvironmentUnfit: the case runs in eager mode and fails as this baseline.
         """
-        eager = self.runs.eager
-        if current_target() is not None:  # strides are the device's own, and eager ran on the CPU
-            compiled = with_eager_strides(eager, compiled)
-        if eager.failure or compiled.failure:
-            return judge(Observations(eager, eager, eager, (), compiled))
-        if self.runs.draws and not self.runs.reference_draws_alike:
-            return replace(self._judge_against(self.baseline.observation, compiled), confidence="low")
-        with_casts = self._judge_against(self.runs.reference, compiled)
-        if not with_casts.suspicious or not self.runs.has_low_precision_casts:
-            return with_casts
-        without_casts = self._judge_against(self.runs.exact, compiled)
-        return with_casts if without_casts.suspicious else replace(without_casts, casts_dropped=True)
+        eager, name = self._runs.eager, self._runs.case.name
+        if eager.failure or self.against == "eager" or (self.against == "cpu" and self._runs.device.type == "cpu"):
+            return eager
+        observation = self._observe()
+        if observation.failure:
+            raise EnvironmentUnfit(f"{name} cannot be compared with {self.against}: {observation.failure}.")
+        if self.against == "float64" and not self._runs.reference_draws_alike:
+            raise EnvironmentUnfit(f"{name} cannot be compared with float64: it draws other random numbers there.")
+        return reshape_like_eager(eager, observation) if self.against in ("float64", "cpu") else observation
 
-    def _judge_against(self, reference: Observation, compiled: Observation) -> Judgement:
-        eager, baseline = self.runs.eager, self.baseline.observation
-        if baseline is eager:
-            return judge(Observations(eager, self.again, reference, self.noisy, compiled, self._find_factor))
-        # How far eager is from its substitute is noise like any other, as long as both draw the same numbers.
-        noisy = (*self.noisy, eager, self.again) if self.baseline.draws_on_this_device else ()
-        return judge(Observations(baseline, baseline, reference, noisy, compiled, self._find_factor))
+    @property
+    def pair(self) -> str:
+        """Kind of pair that this baseline and Inductor form in the table of tolerances."""
+        if self.against == "cpu" and self._runs.device.type != "cpu":
+            return "across_devices"
+        return {"aot_eager": "across_backends", "float64": "across_dtypes"}.get(self.against, "same_backend")
 
-    def _find_factor(self, dtype: torch.dtype) -> float:
-        return self.tolerances.for_pair(self.baseline.pair, str(dtype)).factor
+    @property
+    def draws_on_this_device(self) -> bool:
+        """Return whether the baseline draws its random numbers on the device of the case, as eager does."""
+        return not (self._runs.draws and self.against == "cpu" and self._runs.device.type != "cpu")
 
+    def run_in_float64(self) -> CaseRun:
+        """The float64 program run as the baseline is: compiled, or in eager mode."""
+        if self._compilation is not None:
+            return run_compiled(self._runs, self._compilation, self._counts, double=True)
+        program = build(self._runs.case, self._runs.device, double=True)
+        return CaseRun.finish(runs.observe(self._runs.case, program, program.model))
 
-def judge_in_float64(
-    case_runs: CaseRuns, baseline: BaselineRun, how: Compilation, counts: CompileCounts
-) -> Judgement | None:
-    """Compile the program in float64, as ``how`` says, and judge it there.
+    @property
+    def _compilation(self) -> Compilation | None:
+        """None for a baseline that runs in eager mode."""
+        if self.against == "aot_eager":
+            return Compilation((Backend("aot_eager"),), record=False)
+        if self.against in (EXPORT, AOTI):
+            how = self._how.without(Backend).under(CompilePath(self.against))
+        elif self.against in BASELINES:
+            return None
+        else:
+            how = self._how.under(Backend("inductor"), CompilePath(COMPILE), CompileMode(self.against))
+        return replace(how, record=False, screen=False)
 
-    Returns:
-        None if the program cannot run in float64, or draws other random numbers there.
-    """
-    if case_runs.exact.failure:
-        return None
-    # Eliding the program's own casts would look like a difference: in float64 they round as ever.
-    casts = {"emulate_precision_casts": True} if case_runs.has_low_precision_casts else {}
-    how = replace(how.under(InductorSettings(casts)), record=False)
-    compiled = run_compiled(case_runs, how, counts, double=True)
-    expected = _run_baseline_in_float64(case_runs, baseline, counts)
-    if compiled.observation.failure or expected.observation.failure:
-        return None
-    if any(compiled.ends.get(name) != expected.ends.get(name) for name in case_runs.draws):
-        return None
-    eager = expected.observation
-    return judge(Observations(eager, eager, eager, case_runs.noisy_in_float64, compiled.observation))
-
-
-def _run_baseline_in_float64(case_runs: CaseRuns, baseline: BaselineRun, counts: CompileCounts) -> CaseRun:
-    """The float64 program run as the baseline is: compiled, or in eager mode."""
-    if baseline.compilation is not None:
-        return run_compiled(case_runs, baseline.compilation, counts, double=True)
-    program = build(case_runs.case, case_runs.device, double=True)
-    return CaseRun.finish(runs.observe(case_runs.case, program, program.model))
-
-
-# Judging a compiled program by its distribution over many seeds, where its random numbers differ from eager's.
-
-# No seed of the eager samples (trials/runs.py) is among these.
-COMPILED_SEEDS = range(1001, random_streams.SEEDS + 1001)
-COMPILED_SEEDS_AGAIN = range(3001, random_streams.SEEDS + 3001)
-
-
-def needs_seeds(judge: Judge, judgement: Judgement, run: CaseRun, how: Compilation) -> bool:
-    """Return whether values differ and the program neither drew eager's random numbers nor promised to."""
-    if run.observation.failure or judge.runs.eager.failure:
-        return False
-    if not (judgement.verdict.is_bug or judgement.verdict is Verdict.UNSTABLE or judgement.suspicious):
-        return False
-    if not (how.follows_eager_numbers and judge.baseline.draws_on_this_device):
-        return True
-    return not (judge.runs.draws_alike(run) or judge.runs.promises_eager_numbers)
-
-
-def judge_samples(
-    judge: Judge,
-    compiled: Observation,
-    seeded: Iterable[Observation],
-    seeded_again: Callable[[], Iterable[Observation]],
-) -> tuple[Judgement, tuple[str, ...]]:
-    """Judge values that vary with the seed by their distribution, and all others value by value.
-
-    Args:
-        judge: the runs that the compiled program is held against.
-        compiled: the compiled run under the seed of the case.
-        seeded: compiled runs under :data:`COMPILED_SEEDS`; no further one is made after a failure that settles it.
-        seeded_again: makes compiled runs under :data:`COMPILED_SEEDS_AGAIN`, which have to confirm a difference.
-
-    Returns:
-        The judgement, and the names of the values judged by their distribution.
-    """
-    eager, samples = judge.runs.eager_samples, []
-    for observation in seeded:
-        if observation.failure and len(eager) == random_streams.SEEDS:
-            return judge.judge(observation), ()
-        if not observation.failure:
-            samples.append(judge.runs.sample(observation))
-    names = random_streams.find_varying(eager)
-    if min(len(eager), len(samples)) < random_streams.FEWEST:
-        return Judgement(Verdict.UNSTABLE, detail="random, and fails under most seeds", confidence="low"), names
-    differences = random_streams.find_differences(eager, samples)
-    if differences:
-        differences = _confirm_differences(differences, judge, seeded_again())
-    by_value = judge.judge(with_eager_values(judge.baseline.observation, compiled, names))
-    return _combine(by_value, names, differences), names
-
-
-def _confirm_differences(
-    differences: list[random_streams.DistributionDifference], judge: Judge, seeded_again: Iterable[Observation]
-) -> list[random_streams.DistributionDifference]:
-    """The differences in values that other seeds show to differ as well."""
-    again = [judge.runs.sample(observation) for observation in seeded_again if not observation.failure]
-    names = {difference.name for difference in random_streams.find_differences(judge.runs.more_eager_samples, again)}
-    return [difference for difference in differences if difference.name in names]
-
-
-def _combine(
-    by_value: Judgement, names: tuple[str, ...], differences: list[random_streams.DistributionDifference]
-) -> Judgement:
-    """The judgement on values compared one by one, with the evidence on those that vary with the seed."""
-    comparisons = tuple(random_streams.apply_distribution(each, names, differences) for each in by_value.comparisons)
-    if not differences:
-        verdict = Verdict.ROUNDING if by_value.verdict is Verdict.EQUAL else by_value.verdict
-        return replace(by_value, verdict=verdict, comparisons=comparisons, confidence="low")
-    gradients = all(difference.kind == "gradient" for difference in differences) and not by_value.verdict.is_bug
-    verdict = Verdict.WRONG_GRADIENT if gradients else Verdict.MISCOMPILE
-    return Judgement(verdict, comparisons, f"{differences[0].name}: {differences[0]}", confidence="low")
+    def _observe(self) -> Observation:
+        if self.against == "float64":
+            return self._runs.reference
+        if self.against == "cpu":
+            return runs.run_eager(self._runs.case, torch.device("cpu"))
+        assert self._compilation is not None
+        return run_compiled(self._runs, self._compilation, self._counts).observation
 
 
 class Experiments:
-    """The runs of one case on one device (``runs``), and the compiles made of it, which are counted.
+    """The runs of one case on one device (``runs``), and the compiles made of it, which are counted (``counts``).
 
     Args:
         case: the case to judge.
         device: where it runs.
         how: the compile that is judged; random numbers are the compiler's own if the case asks for that itself.
-        against: what compiled is compared with: ``eager``, ``float64`` (the reference itself), ``aot_eager``, ``cpu``
-            (eager on the CPU), or another mode of ``torch.compile``.
+        against: what compiled is compared with: one of :data:`BASELINES` or another mode of ``torch.compile``.
         tolerances: how far the two may be apart; by default the table that comes with fuzzcompile.
 
     Raises:
@@ -241,52 +199,36 @@ class Experiments:
         tolerances: Tolerances | None = None,
     ) -> None:
         check_settings(case.settings)
-        how = choose_random_stream(case, how or Compilation())
-        check_baseline(case, against, how)
-        runs_made, counts = CaseRuns(case, device), CompileCounts()
-        baseline = BaselineRun(runs_made, against, how, counts)
-        self._share(Judge(runs_made, baseline, tolerances=tolerances or Tolerances.load()), counts, how)
+        self.case, self.device, self.against = case, device, against
+        self.how = _choose_random_stream(case, how or Compilation())
+        _check_baseline(case, against, self.how)
+        self.tolerances = tolerances or Tolerances.load()
+        self.quick = False
+        self.runs, self.counts = CaseRuns(case, device), CompileCounts()
+        self._baseline = BaselineRun(self.runs, against, self.how, self.counts)
 
-    def _share(self, judge: Judge, counts: CompileCounts, how: Compilation) -> None:
-        self.how = how
-        self._judge, self._counts = judge, counts
-        self.runs, self._baseline = judge.runs, judge.baseline
-        self.case, self.device, self.against = self.runs.case, self.runs.device, self._baseline.against
-
-    def under(self, how: Compilation, *, quick: bool = False) -> Experiments:
+    def under(self, how: Compilation, *, quick: bool = False) -> Self:
         """Experiments that judge another compile of the case, with the same runs, baseline and counts.
 
-        Args:
-            how: the compile that is judged.
-            quick: do with fewer eager runs.
+        ``quick`` makes do with one eager run and one perturbed run.
         """
-        experiments = Experiments.__new__(Experiments)
-        experiments._share(replace(self._judge, quick=quick), self._counts, how)
-        return experiments
+        return self._change(how=how, quick=quick)
 
-    # -- counts -----------------------------------------------------------------------------------
-
-    @property
-    def compiles(self) -> int:
-        """Number of compiles so far."""
-        return self._counts.compiles
-
-    @property
-    def screens(self) -> int:
-        """Number of compiles without code generation so far."""
-        return self._counts.screens
-
-    @property
-    def runtime(self) -> float | None:
-        """Seconds that a call takes as it was compiled for the verdict; None if that was not timed."""
-        return self._counts.runtime
-
-    # -- what compiles are compared with (runs without a compiler: see Runs) ----------------------
+    def _change(self, **changes: object) -> Self:
+        changed = copy.copy(self)
+        for cached in ("is_deterministic", "in_float64"):
+            vars(changed).pop(cached, None)
+        vars(changed).update(changes)
+        return changed
 
     @property
     def again(self) -> Observation:
-        """A second eager run: the same bits, if eager is deterministic."""
-        return self._judge.again
+        """A second eager run: the same bits, if eager is deterministic; the first one again in a quick look."""
+        return self.runs.eager if self.quick else self.runs.again
+
+    @property
+    def _noisy(self) -> tuple[Observation, ...]:
+        return self.runs.select_noisy(_QUICK_NOISE_RUNS if self.quick else NOISE_RUNS)
 
     @functools.cached_property
     def is_deterministic(self) -> bool:
@@ -294,8 +236,9 @@ class Experiments:
         return bool(self.runs.eager.failure) or have_same_bits(self.runs.eager, self.again)
 
     def run_eager(self) -> None:
-        """Make every run that needs no compiler."""
-        self._judge.run_eager()
+        """Make every run that needs no compiler: none may be made while a compile is watched."""
+        if not (self.runs.eager.failure or self.again.failure):
+            _ = (self.runs.reference, self._noisy)
 
     @property
     def baseline(self) -> Observation:
@@ -307,11 +250,6 @@ class Experiments:
         return self._baseline.observation
 
     @property
-    def tolerances(self) -> Tolerances:
-        """Tolerances between both sides."""
-        return self._judge.tolerances
-
-    @property
     def compares_modes(self) -> bool:
         """Return whether Inductor compiles both sides: a rewrite that is wrong in both makes no difference."""
         return self.against not in BASELINES or self.against == AOTI
@@ -319,40 +257,31 @@ class Experiments:
     @property
     def baseline_judgement(self) -> Judgement:
         """The judgement on the baseline itself, against eager."""
-        return replace(self._judge, baseline=BaselineRun(self.runs, "eager", self.how, self._counts)).judge(
-            self.baseline
-        )
+        eager = BaselineRun(self.runs, "eager", self.how, self.counts)
+        return self._change(_baseline=eager).judge(self.baseline)
 
     @property
     def pair(self) -> str:
         """Kind of pair that both sides form in the table of tolerances."""
         return self._baseline.pair
 
-    # -- compiles ---------------------------------------------------------------------------------
-
     def trial(self, how: Compilation | None = None) -> Trial:
         """Compile the case as ``how`` says (as the experiments judge it, if None), run it and judge what it shows."""
         if how is None:
             say("compiling it")
-        how = self._judge.runs.limit_to_interpreted(how or self.how)
+        how = self.runs.limit_to_interpreted(how or self.how)
         self._prepare()
         start = time.perf_counter()
-        self._counts.add(how)
+        self.counts.add(how)
         with open_session(self.case.settings, how) as session:
-            program = build(self.case, self.device)
-            # What the runs under other seeds begin from.
-            kept = SavedTensors(self.case, program, self.device) if self.runs.draws else None
-            compiled = CompiledProgram(self.case, program, session.compile(program.model), session, kept)
+            compiled = CompiledProgram.compile(self.runs, session, keeps=bool(self.runs.draws))
             observation = compiled.observe()
-            if (
-                self.device.type == "cuda"
-                and get_effective_setting(self.case.settings, how, "triton.cudagraphs") is True
-            ):
+            graphs = get_effective_setting(self.case.settings, how, "triton.cudagraphs") is True
+            if self.device.type == "cuda" and graphs:
                 observation = observation.drop_reused_memory(self.runs.eager)
             observation = compiled.with_own_state(observation, self.runs.eager)
             run, seconds = CaseRun.finish(observation), time.perf_counter() - start
-            judgement, sampled = (None, None) if kept is None else self._judge_drawing(compiled, run, how)
-            others = kept is not None and self._draws_others(compiled, run, judgement, how)
+            judgement, sampled, others = self._judge_drawing(compiled, run, how)
             runtime = self._measure_runtime(how, compiled, observation)
         if self.runs.refuses_kernels(session.ledger):
             return self.trial(how)
@@ -360,17 +289,59 @@ class Experiments:
         return Trial(how, observation, judgement, session.ledger, seconds, sampled, runtime, others)
 
     def judge(self, compiled: Observation) -> Judgement:
-        """Judge a compiled run against the eager runs and the float64 reference."""
-        return self._judge.judge(compiled)
+        """Judge a compiled run against the eager runs and the float64 reference.
+
+        Values that are wrong against the reference with the program's own low-precision casts, and right against the
+        reference without them, are merely computed more exactly than the program asks for.
+        """
+        eager = self.runs.eager
+        if current_target() is not None:  # strides are the device's own, and eager ran on the CPU
+            compiled = with_eager_strides(eager, compiled)
+        if eager.failure or compiled.failure:
+            return judge(Observations(eager, eager, eager, (), compiled))
+        if self.runs.draws and not self.runs.reference_draws_alike:
+            return replace(self._judge_against(self.baseline, compiled), confidence="low")
+        with_casts = self._judge_against(self.runs.reference, compiled)
+        if not with_casts.suspicious or not self.runs.has_low_precision_casts:
+            return with_casts
+        without_casts = self._judge_against(self.runs.exact, compiled)
+        return with_casts if without_casts.suspicious else replace(without_casts, casts_dropped=True)
+
+    def _judge_against(self, reference: Observation, compiled: Observation) -> Judgement:
+        eager, baseline = self.runs.eager, self.baseline
+        if baseline is eager:
+            return judge(Observations(eager, self.again, reference, self._noisy, compiled, self._find_factor))
+        # How far eager is from its substitute is noise like any other, as long as both draw the same numbers.
+        noisy = (*self._noisy, eager, self.again) if self._baseline.draws_on_this_device else ()
+        return judge(Observations(baseline, baseline, reference, noisy, compiled, self._find_factor))
+
+    def _find_factor(self, dtype: torch.dtype) -> float:
+        return self.tolerances.for_pair(self.pair, str(dtype)).factor
 
     def judge_anew(self, compiled: Observation) -> Judgement:
         """Judge a compiled run against eager and float64 runs that are made again, as eager mode is now."""
-        return self._judge.make_anew().judge(compiled)
+        made = CaseRuns(self.case, self.device)
+        return self._change(runs=made, _baseline=self._baseline.of(made)).judge(compiled)
 
     @functools.cached_property
     def in_float64(self) -> Judgement | None:
-        """The judgement on the program compiled in float64, as ``how`` says; None if it cannot be compared there."""
-        return judge_in_float64(self.runs, self._baseline, self.how, self._counts)
+        """The judgement on the program compiled in float64, as ``how`` says.
+
+        None if it cannot run in float64, or draws other random numbers there.
+        """
+        if self.runs.exact.failure:
+            return None
+        # Eliding the program's own casts would look like a difference: in float64 they round as ever.
+        casts = {"emulate_precision_casts": True} if self.runs.has_low_precision_casts else {}
+        how = replace(self.how.under(InductorSettings(casts)), record=False)
+        compiled = run_compiled(self.runs, how, self.counts, double=True)
+        expected = self._baseline.run_in_float64()
+        if compiled.observation.failure or expected.observation.failure:
+            return None
+        if any(compiled.ends.get(name) != expected.ends.get(name) for name in self.runs.draws):
+            return None
+        eager = expected.observation
+        return judge(Observations(eager, eager, eager, self.runs.noisy_in_float64, compiled.observation))
 
     @property
     def knows_float64(self) -> bool:
@@ -382,30 +353,49 @@ class Experiments:
         how = replace(self.how.without(Backend), record=False)
         how = self.runs.limit_to_interpreted(how.under(Backend(backend)) if backend is not None else how)
         with open_session(replace(self.case.settings, fullgraph=False), how) as session:
-            self._counts.add(how)
-            program = build(self.case, self.device)
-            observation = CompiledProgram(self.case, program, session.compile(program.model), session, None).observe()
+            self.counts.add(how)
+            observation = CompiledProgram.compile(self.runs, session).observe()
         return observation.failure, session.ledger.graph_breaks
 
     def _prepare(self) -> None:
         """Make every run that judging needs: none may be made while a compile is watched."""
-        self._judge.run_eager()
+        self.run_eager()
         _ = (self.baseline, self.runs.draws)
         if self.runs.draws and self.runs.has_low_precision_casts:
             _ = self.runs.exact
 
+    def _measure_runtime(self, how: Compilation, compiled: CompiledProgram, observation: Observation) -> float | None:
+        if not how.timed or observation.failure:
+            return None
+        runtime = runs.time_calls(self.case, compiled.program, compiled.target)
+        if runtime is not None and replace(how, timed=False, record=True) == replace(self.how, record=True):
+            self.counts.runtime = runtime
+        return runtime
+
+    # -- programs that draw random numbers --------------------------------------------------------
+
     def _judge_drawing(
         self, compiled: CompiledProgram, run: CaseRun, how: Compilation
-    ) -> tuple[Judgement, tuple[str, ...] | None]:
-        """Judge a run that draws random numbers, by its distribution over seeds if its values tell nothing."""
-        judgement = self.judge(run.observation)
-        if not needs_seeds(self._judge, judgement, run, how):
-            return judgement, None
-        return self._judge_by_distribution(compiled, run)
+    ) -> tuple[Judgement | None, tuple[str, ...] | None, bool]:
+        """The judgement on a program that draws, what it was sampled for, and whether it draws others than promised."""
+        if compiled.kept is None:
+            return None, None, False
+        judgement, sampled = self.judge(run.observation), None
+        if self._needs_seeds(judgement, run, how):
+            judgement, sampled = self._judge_by_distribution(compiled, run)
+        return judgement, sampled, self._draws_others(compiled, run, judgement, how)
 
-    def _draws_others(
-        self, compiled: CompiledProgram, run: CaseRun, judgement: Judgement | None, how: Compilation
-    ) -> bool:
+    def _needs_seeds(self, judgement: Judgement, run: CaseRun, how: Compilation) -> bool:
+        """Return whether values differ and the program neither drew eager's random numbers nor promised to."""
+        if run.observation.failure or self.runs.eager.failure:
+            return False
+        if not (judgement.verdict.is_bug or judgement.verdict is Verdict.UNSTABLE or judgement.suspicious):
+            return False
+        if not (how.follows_eager_numbers and self._baseline.draws_on_this_device):
+            return True
+        return not (self.runs.draws_alike(run) or self.runs.promises_eager_numbers)
+
+    def _draws_others(self, compiled: CompiledProgram, run: CaseRun, judgement: Judgement, how: Compilation) -> bool:
         """Return whether a program that promises eager's random numbers is wrong in nothing but these.
 
         It leaves the random streams elsewhere than eager does, or its values are right in their distribution.
@@ -414,21 +404,63 @@ class Experiments:
             return False
         if not self.runs.draws_alike(run):
             return True
-        if judgement is None or not judgement.verdict.is_bug or not how.record:
+        if not judgement.verdict.is_bug or not how.record:
             return False
         verdict = self._judge_by_distribution(compiled, run)[0].verdict
         return not verdict.is_bug or verdict.kind != "values"
 
     def _judge_by_distribution(self, compiled: CompiledProgram, run: CaseRun) -> tuple[Judgement, tuple[str, ...]]:
-        _ = self.runs.eager_samples
-        compiled.session.stop_capturing()
-        again = functools.partial(compiled.observe_seeds, COMPILED_SEEDS_AGAIN)
-        return judge_samples(self._judge, run.observation, compiled.observe_seeds(COMPILED_SEEDS), again)
+        """Judge values that vary with the seed by their distribution, and all others value by value.
 
-    def _measure_runtime(self, how: Compilation, compiled: CompiledProgram, observation: Observation) -> float | None:
-        if not how.timed or observation.failure:
-            return None
-        runtime = time_calls(self.case, compiled.program, compiled.target)
-        if runtime is not None and replace(how, timed=False, record=True) == replace(self.how, record=True):
-            self._counts.runtime = runtime
-        return runtime
+        Returns:
+            The judgement, and the names of the values judged by their distribution.
+        """
+        eager, samples = self.runs.eager_samples, []
+        compiled.session.stop_capturing()
+        for observation in compiled.observe_seeds(_COMPILED_SEEDS):
+            if observation.failure and len(eager) == random_streams.SEEDS:
+                return self.judge(observation), ()  # no further run is made after a failure that settles it
+            if not observation.failure:
+                samples.append(self.runs.sample(observation))
+        names = random_streams.find_varying(eager)
+        if min(len(eager), len(samples)) < random_streams.FEWEST:
+            return Judgement(Verdict.UNSTABLE, detail="random, and fails under most seeds", confidence="low"), names
+        differences = random_streams.find_differences(eager, samples)
+        if differences:
+            seeded = compiled.observe_seeds(_COMPILED_SEEDS_AGAIN)  # other seeds have to show a difference as well
+            again = [self.runs.sample(observation) for observation in seeded if not observation.failure]
+            shown = {each.name for each in random_streams.find_differences(self.runs.more_eager_samples, again)}
+            differences = [difference for difference in differences if difference.name in shown]
+        by_value = self.judge(with_eager_values(self.baseline, run.observation, names))
+        return _combine(by_value, names, differences), names
+
+
+def _combine(
+    by_value: Judgement, names: tuple[str, ...], differences: list[random_streams.DistributionDifference]
+) -> Judgement:
+    """The judgement on values compared one by one, with the evidence on those that vary with the seed."""
+    comparisons = tuple(random_streams.apply_distribution(each, names, differences) for each in by_value.comparisons)
+    if not differences:
+        verdict = Verdict.ROUNDING if by_value.verdict is Verdict.EQUAL else by_value.verdict
+        return replace(by_value, verdict=verdict, comparisons=comparisons, confidence="low")
+    gradients = all(difference.kind == "gradient" for difference in differences) and not by_value.verdict.is_bug
+    verdict = Verdict.WRONG_GRADIENT if gradients else Verdict.MISCOMPILE
+    return Judgement(verdict, comparisons, f"{differences[0].name}: {differences[0]}", confidence="low")
+
+
+def _choose_random_stream(case: Case, how: Compilation) -> Compilation:
+    """``how`` with the case's own choice of random stream, if it makes one; else eager's, so that values compare."""
+    asked = {**case.settings.inductor, **case.settings.options}.get("fallback_random")
+    return how if asked is None else how.under(InductorSettings({"fallback_random": bool(asked)}))
+
+
+def _check_baseline(case: Case, against: str, how: Compilation) -> None:
+    check_against(against, list_modes())
+    if against == AOTI and case.backward:
+        raise UsageError(f"AOTInductor computes no gradients, and {case.name} needs some; compare it with {EXPORT!r}.")
+    own = find_path(case.settings, how)
+    if own in (EXPORT, AOTI) and against == own:
+        raise UsageError(f"{case.name} is run by {against!r} itself; name another way to compare with.")
+    is_inductor = case.settings.backend == "inductor" and own == COMPILE
+    if against not in BASELINES and is_inductor and against == (case.settings.mode or "default"):
+        raise UsageError(f"{case.name} is compiled in mode {against!r} itself; name another mode to compare with.")

@@ -60,10 +60,10 @@ def choose_worker_count(device: str) -> int:
     """One worker per processor up to four on the CPU; two per GPU, so that one runs while one compiles."""
     if device == "cpu" or not may_have_gpu():
         return max(1, min(4, count_cpus()))
-    from fuzzcompile.run.device import assign_devices, resolve_device
+    from fuzzcompile.run.device import assign_device, resolve_device
 
     if resolve_device(device).type == "cuda":
-        return min(count_cpus(), 2 * len(set(assign_devices(device, 64))))
+        return min(count_cpus(), 2 * len({assign_device(device, number) for number in range(64)}))
     return max(1, min(4, count_cpus()))
 
 

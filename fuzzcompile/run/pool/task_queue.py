@@ -88,11 +88,7 @@ class TaskQueue:
 
     def close(self, *, cancel: bool) -> None:
         """Accept no more tasks; with ``cancel``, cancel those that wait."""
-        with self._changed:
-            self._closed = True
-            dropped = self._drain() if cancel else []
-            self._changed.notify_all()
-        for task in dropped:
+        for task in self._close(drop=cancel):
             if task.future.cancel():
                 task.future.set_running_or_notify_cancel()  # wakes concurrent.futures.wait
             else:  # a worker has taken it before
@@ -100,17 +96,17 @@ class TaskQueue:
 
     def break_with(self, failure: WorkerFailed) -> None:
         """Close for good: every waiting task, and each later ``put``, fails with this."""
-        with self._changed:
-            self._broken = failure
-            self._closed = True
-            dropped = self._drain()
-            self._changed.notify_all()
-        for task in dropped:
+        self._broken = failure
+        for task in self._close(drop=True):
             task.fail(failure)
 
-    def _drain(self) -> list[Task]:
-        dropped = list(self._waiting)
-        self._waiting.clear()
+    def _close(self, *, drop: bool) -> list[Task]:
+        with self._changed:
+            self._closed = True
+            dropped = list(self._waiting) if drop else []
+            if drop:
+                self._waiting.clear()
+            self._changed.notify_all()
         return dropped
 
     @property

@@ -18,20 +18,17 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, TypeAlias
-
-# Failures of a task other than an exception that it raises: the worker process that ran it was lost.
+from typing import IO, NamedTuple, TypeAlias
 
 
 class WorkerFailed(Exception):
     """The worker was lost while it ran the task; the pool has replaced it.
 
-    ``left`` is what the worker left of the task until then (:func:`fuzzcompile.run.pool.worker.leave`).
+    ``output`` is what it printed last, ``left`` what it left of the task until then (:func:`leave`).
     """
 
     output = ""
@@ -43,8 +40,7 @@ class WorkerTimeout(WorkerFailed):
 
     def __init__(self, seconds: float, output: str = "") -> None:
         super().__init__(seconds, output)
-        self.seconds = seconds
-        self.output = output
+        self.seconds, self.output = seconds, output
 
     def __str__(self) -> str:
         return f"still running after {self.seconds:g} s"
@@ -55,9 +51,7 @@ class WorkerOutOfMemory(WorkerFailed):
 
     def __init__(self, limit: int, seen: int, output: str = "") -> None:
         super().__init__(limit, seen, output)
-        self.limit = limit
-        self.seen = seen
-        self.output = output
+        self.limit, self.seen, self.output = limit, seen, output
 
     def __str__(self) -> str:
         return f"used {self.seen / 2**20:.0f} MiB of memory, the limit is {self.limit / 2**20:.0f} MiB"
@@ -71,18 +65,15 @@ class WorkerCrashed(WorkerFailed):
 
     def __init__(self, exit_code: int | None, output: str = "") -> None:
         super().__init__(exit_code, output)
-        self.exit_code = exit_code
-        self.output = output
+        self.exit_code, self.output = exit_code, output
 
     @property
     def signal_name(self) -> str | None:
         """``"SIGSEGV"`` and the like; None if the worker exited by itself."""
         if self.exit_code is None or self.exit_code >= 0:
             return None
-        try:
-            return signal.Signals(-self.exit_code).name
-        except ValueError:
-            return f"signal {-self.exit_code}"
+        names = {number.value: number.name for number in signal.Signals}
+        return names.get(-self.exit_code, f"signal {-self.exit_code}")
 
     def __str__(self) -> str:
         if self.signal_name is not None:
@@ -98,9 +89,7 @@ class WorkerStartFailed(WorkerFailed):
 
     def __init__(self, reason: str, output: str = "", final: bool = False) -> None:
         super().__init__(reason, output, final)
-        self.reason = reason
-        self.output = output
-        self.final = final
+        self.reason, self.output, self.final = reason, output, final
 
     def __str__(self) -> str:
         last = self.output.strip().rpartition("\n")[2]
@@ -122,8 +111,7 @@ class RemoteError(Exception):
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(kind, message)
-        self.kind = kind
-        self.message = message
+        self.kind, self.message = kind, message
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}"
@@ -169,20 +157,21 @@ def use_device(device: str) -> None:
 
 def say(doing: str) -> None:
     """Tell the pool in a few words what this worker does now. Has no effect outside a worker or in a fork of one."""
-    if _connection is not None and os.getpid() == _pid:
-        with contextlib.suppress(OSError):  # a task has closed the line: whatever is sent next reports it
-            _connection.send_bytes(pickle.dumps((WorkerReply.DOING, doing)))
+    _send_aside(WorkerReply.DOING, doing)
 
 
 def leave(name: str, text: str) -> None:
     """Leave something of the running task that outlives this worker: if it is lost, ``WorkerFailed.left`` has it.
 
-    What is left again under the same name takes the place of the first. Has no effect outside a worker or in a fork of
-    one.
+    What is left again under a name replaces the first. Has no effect outside a worker or in a fork of one.
     """
+    _send_aside(WorkerReply.LEFT, (name, text))
+
+
+def _send_aside(kind: WorkerReply, payload: Payload) -> None:
     if _connection is not None and os.getpid() == _pid:
-        with contextlib.suppress(OSError):  # as in `say`
-            _connection.send_bytes(pickle.dumps((WorkerReply.LEFT, (name, text))))
+        with contextlib.suppress(OSError):  # a task has closed the line: whatever is sent next reports it
+            _connection.send_bytes(pickle.dumps((kind, payload)))
 
 
 def retire() -> None:
@@ -211,8 +200,7 @@ class WorkerReply(enum.Enum):
     RAISED = enum.auto()  # (pickled exception, its traceback as text)
 
 
-@dataclass(frozen=True)
-class StartMessage:
+class StartMessage(NamedTuple):
     """The first message to worker ``number``. ``initializer`` is pickled (function, arguments), or None."""
 
     device: str
@@ -220,8 +208,7 @@ class StartMessage:
     initializer: bytes | None
 
 
-@dataclass(frozen=True)
-class CallMessage:
+class CallMessage(NamedTuple):
     """A message to a worker: pickled (function, args, kwargs), and the data to import ``__main__`` with.
 
     ``main`` is set only if the call refers to ``__main__``: importing the user's script in a worker takes time, and
@@ -236,7 +223,9 @@ def main(descriptor: int) -> None:
     """Serve the pool at the other end of ``descriptor`` until it closes or sends an empty message."""
     global _connection
     os.set_inheritable(descriptor, False)  # a compiler that outlives us must not hold the line open
-    _keep_streams()
+    for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
+        # High numbers, which code that closes inherited descriptors does not reach.
+        _streams[number] = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _HIGH), stream
     _protect_process()
     connection = _connection = Connection(descriptor)
     try:
@@ -266,7 +255,10 @@ def restore_streams() -> None:
     """
     for number, (kept, stream) in _streams.items():
         with contextlib.suppress(OSError):
-            if not _is_same_file(kept, number):
+            same = False
+            with contextlib.suppress(OSError):  # the task has closed it
+                same = os.path.sameopenfile(kept, number)
+            if not same:
                 os.dup2(kept, number)
         if stream.closed:
             stream = os.fdopen(number, "r" if number == 0 else "w", buffering=1, closefd=False)
@@ -278,19 +270,6 @@ def restore_streams() -> None:
 
 
 _streams: dict[int, tuple[int, IO[str]]] = {}
-
-
-def _keep_streams() -> None:
-    for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
-        # High numbers, which code that closes inherited descriptors does not reach.
-        _streams[number] = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _HIGH), stream
-
-
-def _is_same_file(first: int, second: int) -> bool:
-    try:
-        return os.path.sameopenfile(first, second)
-    except OSError:  # the task has closed it
-        return False
 
 
 def _protect_process() -> None:
@@ -319,30 +298,22 @@ def _set_up(connection: Connection) -> bool:
 
 
 def _serve(connection: Connection, call: CallMessage) -> None:
+    global _importing_main
     restore_streams()
     _reply(connection, WorkerReply.STARTED, None)
     try:
         if call.main is not None:
-            _import_main(call.main)
+            _importing_main = True
+            try:
+                multiprocessing.spawn.prepare(call.main)
+            finally:
+                _importing_main = False
         function, args, kwargs = pickle.loads(call.call)
-        payload = _run(function, args, kwargs)
+        payload = pickle.dumps(function(*args, **kwargs), pickle.HIGHEST_PROTOCOL)
     except BaseException as error:  # user code: whatever it raises goes to the pool, which raises it there
         _reply(connection, WorkerReply.RAISED, (pickle_error(error), traceback.format_exc()))
     else:
         _reply(connection, WorkerReply.RESULT, payload)
-
-
-def _import_main(where: dict[str, str]) -> None:
-    global _importing_main
-    _importing_main = True
-    try:
-        multiprocessing.spawn.prepare(where)
-    finally:
-        _importing_main = False
-
-
-def _run(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> bytes:
-    return pickle.dumps(function(*args, **kwargs), pickle.HIGHEST_PROTOCOL)
 
 
 def pickle_error(error: BaseException) -> bytes:
@@ -357,15 +328,11 @@ def pickle_error(error: BaseException) -> bytes:
 
 def make_remote_error(error: BaseException) -> RemoteError:
     """The kind and the text of an exception, which can be rebuilt anywhere."""
-    kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    return RemoteError(kind, _read_error_text(error))
-
-
-def _read_error_text(error: BaseException) -> str:
     try:
-        return str(error)
+        text = str(error)
     except Exception:  # an exception's own __str__ may raise anything
-        return "(its text cannot be read)"
+        text = "(its text cannot be read)"
+    return RemoteError(f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."), text)
 
 
 def _reply(connection: Connection, kind: WorkerReply, payload: Payload) -> None:

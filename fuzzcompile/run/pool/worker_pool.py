@@ -44,14 +44,12 @@ __all__ = [
 ]
 
 
-# Interface of the workers that run the tasks of a campaign, as processes of this machine or of a cluster.
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class TaskPool(Executor):
-    """Runs tasks in processes that a task may take down: its future then fails with a WorkerFailed."""
+    """Runs tasks in processes, here or on a cluster, that a task may take down: its future fails with WorkerFailed."""
 
     @abstractmethod
     def schedule(
@@ -77,10 +75,9 @@ class TaskPool(Executor):
             time_limit: seconds (None: the pool's limit, ``math.inf``: none).
             spends: replace the worker after the task, so that the task's effects on its process end with it.
             counts: whether it is one of the ``max_tasks`` of its worker: a light task that leaves nothing is not.
-            on_left: called with the name and the text of what the worker leaves of the task
-                (:func:`fuzzcompile.run.pool.worker.leave`), by a thread of the pool; must not raise.
-            not_on: machines (:func:`fuzzcompile.run.device.identify_machine`) on which not to run it while the pool
-                has others.
+            on_left: called with what the worker leaves of the task (:func:`~fuzzcompile.run.pool.worker.leave`), by a
+                thread of the pool; must not raise.
+            not_on: machines (:func:`~fuzzcompile.run.device.identify_machine`) to avoid while the pool has others.
 
         Raises:
             RuntimeError: the pool is shut down.

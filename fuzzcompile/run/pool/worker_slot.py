@@ -48,8 +48,6 @@ from fuzzcompile.run.pool.worker import (
     WorkerTimeout,
 )
 
-# The pool's side of one worker process: start it, talk to it, inspect it, end it with its children.
-
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2]);"
     "from fuzzcompile.run.pool.worker import main; main(int(sys.argv[1]))"
@@ -67,11 +65,9 @@ class WorkerEnded(Exception):
 
 
 class WorkerProcess:
-    """One running worker. One thread talks to it; any thread may inspect it and kill it.
+    """The pool's side of one worker process. One thread talks to it; any thread may inspect it and kill it.
 
-    Args:
-        reaper: ends the worker when this process is gone.
-        environment: variables that the worker has besides those of this process.
+    ``reaper`` ends the worker when this process is gone; ``environment`` are variables beside those of this process.
     """
 
     def __init__(self, reaper: Reaper, environment: Mapping[str, str]) -> None:
@@ -175,26 +171,25 @@ class WorkerProcess:
         below = list_descendants(self.pid) if self.is_alive() else {}
         with contextlib.suppress(WorkerEnded):
             self._send_bytes(b"")
-        deadline = time.monotonic() + _STOP_PATIENCE
-        while self.is_alive() and self._killed_at is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        self._wait(_STOP_PATIENCE)
         self.release()
         end_processes(below)  # children without the worker's mark, of a worker that exited by itself
 
     def lives_without_line(self) -> bool:
         """Return whether it still runs although its end of the pipe is closed; an ending worker gets a second."""
-        deadline = time.monotonic() + _END_PATIENCE
+        return self._wait(_END_PATIENCE)
+
+    def _wait(self, seconds: float) -> bool:
+        """Return whether it is alive after so many seconds, or was killed meanwhile."""
+        deadline = time.monotonic() + seconds
         while self.is_alive():
-            if time.monotonic() > deadline:
+            if self._killed_at is not None or time.monotonic() > deadline:
                 return True
             time.sleep(0.01)
         return False
 
     def release(self) -> int | None:
-        """Kill all remaining processes, release all resources, and return the exit code if it is known.
-
-        ``output`` can still be read.
-        """
+        """Kill all remaining processes, release all but the ``output``, and return the exit code if it is known."""
         with self._lock:
             if self._reaped:
                 return self._process.returncode
@@ -230,15 +225,13 @@ class WorkerProcess:
         """The output with the statements on which stacks stand in files that go with this worker."""
 
         def add_statement(match: re.Match[str]) -> str:
-            try:
+            with contextlib.suppress(OSError, ValueError, IndexError):
                 lines = Path(match[1]).read_text(encoding="utf-8").splitlines()
                 return f"{match[0]}\n    {lines[int(match[2]) - 1].strip()[:_OUTPUT_WIDTH]}"
-            except (OSError, ValueError, IndexError):
-                return match[0]
+            return match[0]
 
-        return re.sub(
-            rf'^  File "({re.escape(str(self._folder))}/[^"]+)", line (\d+) in .*$', add_statement, output, flags=re.M
-        )
+        place = rf'^  File "({re.escape(str(self._folder))}/[^"]+)", line (\d+) in .*$'
+        return re.sub(place, add_statement, output, flags=re.M)
 
     def _read_log(self) -> str:
         descriptor = self._log.fileno()
@@ -280,10 +273,9 @@ class WorkerState:
 
 @dataclass(frozen=True)
 class WorkerTerms:
-    """The terms of every worker of a pool.
+    """The terms of every worker of a pool (see :class:`~fuzzcompile.run.pool.worker_pool.WorkerPool`).
 
-    ``initializer`` is pickled (function, args), or None. ``listener`` is called, by the thread of the slot, with what a
-    worker says that it does.
+    ``initializer`` is pickled (function, args), or None. ``listener`` is called by the thread of the slot.
     """
 
     memory_limit: int | None
@@ -305,20 +297,16 @@ class WorkerSlot:
     def __init__(self, index: int, device: str, queue: TaskQueue, terms: WorkerTerms, reaper: Reaper) -> None:
         self._index = index
         self._option = self._device = device
-        self._queue = queue
-        self._terms = terms
-        self._reaper = reaper
+        self._queue, self._terms, self._reaper = queue, terms, reaper
         self._lock = threading.Lock()
         self._worker: WorkerProcess | None = None
-        self._ready = False
+        self._ready = self._stopped = False
         self._task: Task | None = None
         self._doing: str | None = None
         self._since = 0.0  # when the running task, or without one the worker, was started
         self._lost: WorkerFailed | None = None
         self._left: dict[str, str] = {}
-        self._stopped = False
-        self._served = 0
-        self._baseline = 0
+        self._served = self._baseline = 0
 
     def get_state(self) -> WorkerState:
         """Return the current state of the slot."""
@@ -349,16 +337,12 @@ class WorkerSlot:
             if not self._worker.is_alive():
                 self._worker.kill()  # a child of it may still hold the line open
                 self._queue.wake()
-            elif not self._ready:
-                self._check_start(now)
-            elif self._task is not None:
+            elif self._ready and self._task is not None:
                 self._check_task(self._worker, self._task, now)
-
-    def _check_start(self, now: float) -> None:
-        if self._queue.is_finished:
-            self._lose(WorkerStopped())
-        elif now - self._since > self._terms.start_limit:
-            self._lose(WorkerTimeout(self._terms.start_limit))
+            elif not self._ready and self._queue.is_finished:
+                self._lose(WorkerStopped())
+            elif not self._ready and now - self._since > self._terms.start_limit:
+                self._lose(WorkerTimeout(self._terms.start_limit))
 
     def _check_task(self, worker: WorkerProcess, task: Task, now: float) -> None:
         limit, used = self._terms.memory_limit, worker.measure_resident_bytes()
@@ -428,11 +412,8 @@ class WorkerSlot:
             reason = f"a worker was lost while it started ({self._lost or WorkerCrashed(exit_code)})"
             raise WorkerStartFailed(reason, worker.read_output()) from error
         if reply is WorkerReply.START_FAILED:
-            assert isinstance(payload, tuple)
-            pickled, trace = payload
-            assert isinstance(pickled, bytes)
-            failure = WorkerStartFailed("the initializer of the workers failed", trace, final=True)
-            raise failure from _unpickle_error(pickled)
+            raised, trace = _unpickle_error(payload)
+            raise WorkerStartFailed("the initializer of the workers failed", trace, final=True) from raised
         self._baseline = worker.measure_resident_bytes()
         with self._lock:
             self._ready, self._device = True, str(payload)
@@ -448,16 +429,13 @@ class WorkerSlot:
                 if self._terms.listener is not None:
                     self._terms.listener(self.get_state())
             elif reply is WorkerReply.LEFT:
-                self._keep_left(payload)
+                assert isinstance(payload, tuple)
+                name, text = str(payload[0]), payload[1]
+                self._left[name] = text
+                if self._task is not None and self._task.on_left is not None:
+                    self._task.on_left(name, text)
             else:
                 return reply, payload
-
-    def _keep_left(self, left: Payload) -> None:
-        assert isinstance(left, tuple)
-        name, text = str(left[0]), left[1]
-        self._left[name] = text
-        if self._task is not None and self._task.on_left is not None:
-            self._task.on_left(name, text)
 
     def _retire_worker(self, end: Callable[[WorkerProcess], object]) -> None:
         with self._lock:
@@ -514,16 +492,13 @@ class WorkerSlot:
 
 
 def _deliver(task: Task, reply: WorkerReply, payload: Payload) -> None:
+    if reply is WorkerReply.RAISED:
+        error, trace = _unpickle_error(payload)
+        error.__cause__ = RemoteTraceback(trace)
+        task.fail(error)
+        return
+    assert isinstance(payload, bytes)
     try:
-        if reply is WorkerReply.RAISED:
-            assert isinstance(payload, tuple)
-            pickled, trace = payload
-            assert isinstance(pickled, bytes)
-            error = pickle.loads(pickled)
-            error.__cause__ = RemoteTraceback(trace)
-            task.fail(error)
-            return
-        assert isinstance(payload, bytes)
         result = pickle.loads(payload)
     except Exception as error:  # unpickling runs the task's own classes, which may raise anything
         task.fail(error)
@@ -531,12 +506,13 @@ def _deliver(task: Task, reply: WorkerReply, payload: Payload) -> None:
     task.future.set_result(result)
 
 
-def _unpickle_error(error: bytes) -> BaseException | None:
+def _unpickle_error(payload: Payload) -> tuple[Exception, str]:
+    """An exception of the worker with its traceback; what unpickling raises, if that fails."""
+    assert isinstance(payload, tuple) and isinstance(payload[0], bytes)
     try:
-        loaded = pickle.loads(error)
-    except Exception:  # unpickling runs the exception's own class, which may raise anything
-        return None
-    return loaded if isinstance(loaded, BaseException) else None
+        return pickle.loads(payload[0]), payload[1]
+    except Exception as error:  # unpickling runs the exception's own class, which may raise anything
+        return error, payload[1]
 
 
 def _locate_main() -> dict[str, str]:

@@ -148,12 +148,12 @@ def attributed(folder: Path, fault: Fault) -> tuple[Attribution | None, int]:
         experiments = experiments_of(folder, fault)
         trial = experiments.trial()
         assert trial.judgement.verdict.is_bug
-        before = experiments.compiles
+        before = experiments.counts.compiles
         ablator = Ablator(experiments, trial, ReplayCount())
         found = search_behind_graphs(BACKEND_STAGES, ablator)
     if found is not None:
         found.ablations = ablator.ablations
-    return found, experiments.compiles - before
+    return found, experiments.counts.compiles - before
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +259,7 @@ def test_a_fault_of_a_graph_pass_is_left_alone(tmp_path: Path):
         trial = experiments.trial()
         assert trial.judgement.verdict.is_bug
         assert search_behind_graphs(BACKEND_STAGES, Ablator(experiments, trial, ReplayCount())) is None
-    assert experiments.compiles == 1
+    assert experiments.counts.compiles == 1
 
 
 TEMPLATED = """

@@ -63,7 +63,7 @@ def test_compiles_are_counted_together(experiments):
     experiments.under(Compilation(screen=True), quick=True).trial()
     experiments.trial(make_compilation(backend="aot_eager", record=False))
     experiments.under(Compilation(record=False)).trial()
-    assert (experiments.compiles, experiments.screens) == (1, 2)
+    assert (experiments.counts.compiles, experiments.counts.screens) == (1, 2)
 
 
 def test_each_way_to_compile_has_its_own_answer_in_float64(experiments):
@@ -77,4 +77,4 @@ def test_one_baseline_serves_all_compiles(write_case):
     experiments = Experiments(load_case(write_case(SOURCE)), torch.device("cpu"), against="aot_eager")
     baseline = experiments.baseline
     assert experiments.under(Compilation(screen=True), quick=True).baseline is baseline
-    assert experiments.compiles == 1
+    assert experiments.counts.compiles == 1

@@ -16,7 +16,6 @@ from fuzzcompile.run.device import (
     Numerics,
     apply_numerics,
     assign_device,
-    assign_devices,
     resolve_device,
     seed_everything,
 )
@@ -91,10 +90,20 @@ def test_another_spelling_is_wrong_usage(gpus: Gpus, option: str) -> None:
 # Assigning.
 
 
+def assign_devices(option: str, workers: int) -> tuple[str, ...]:
+    return tuple(str(assign_device(option, number)) for number in range(workers))
+
+
 @pytest.mark.parametrize("option", ["cuda", "auto"])
 def test_workers_are_spread_over_all_gpus(gpus: Gpus, option: str) -> None:
     gpus(2)
-    assert assign_devices(option, 5) == ("cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0")
+    assert tuple(str(assign_device(option, number)) for number in range(5)) == (
+        "cuda:0",
+        "cuda:1",
+        "cuda:0",
+        "cuda:1",
+        "cuda:0",
+    )
     assert [str(assign_device(option, number)) for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
 
 

@@ -59,7 +59,7 @@ def test_what_a_caller_does_to_it_stays_with_the_caller() -> None:
 
 def test_it_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = describe_environment(CPU)
-    monkeypatch.setattr(device, "_read_output", lambda *command: pytest.fail("asked again"))
+    monkeypatch.setattr(device, "capture_output", lambda *command, **options: pytest.fail("asked again"))
     assert describe_environment(CPU) == first
 
 
