@@ -23,30 +23,15 @@ SAMPLES = 6
 
 @dataclass(frozen=True)
 class OpInfoOperator:
-    """An entry of torch's tables.
+    """An entry of torch's tables."""
 
-    Attributes:
-        name: as the table has it, such as ``nn.functional.gelu``.
-        variant: the entry's variant where an operator has several; else empty.
-        dtypes: those of `DTYPES` that it takes.
-        differentiable: those of them in which it has a gradient.
-        in_place: whether it has a form that writes to its first operand.
-        samples: how many sample inputs it has in the first of its dtypes.
-        errors: how many calls the table says that eager refuses.
-    """
-
-    name: str
-    variant: str
-    dtypes: tuple[str, ...]
-    differentiable: tuple[str, ...]
-    in_place: bool
-    samples: int
-    errors: int
-
-    @property
-    def label(self) -> str:
-        """Name and variant."""
-        return f"{self.name}.{self.variant}" if self.variant else self.name
+    name: str  # as the table has it, such as ``nn.functional.gelu``
+    variant: str  # the entry's variant where an operator has several; else empty
+    dtypes: tuple[str, ...]  # those of `DTYPES` that it takes
+    differentiable: tuple[str, ...]  # those of them in which it has a gradient
+    in_place: bool  # it has a form that writes to its first operand
+    samples: int  # how many sample inputs it has in the first of its dtypes
+    errors: int  # how many calls the table says that eager refuses
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +64,24 @@ class OpInfoCell:
 
 @dataclass(frozen=True)
 class CellSource:
-    """A cell as a case file that a worker wrote.
+    """A cell as a case file that a worker wrote."""
 
-    Attributes:
-        source: the case file; None where the cell has no sample that can be spelled and runs in eager mode.
-        samples: how many samples the case has.
-        left_out: how many samples it lacks, by reason.
-    """
-
+    # The case file; None where the cell has no sample that can be spelled and runs in eager mode.
     source: str | None = None
-    samples: int = 0
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    samples: int = 0  # how many samples the case has
+    left_out: Mapping[str, int] = field(default_factory=dict)  # how many samples it lacks, by reason
 
 
 def iter_cells(operator: OpInfoOperator) -> Iterator[OpInfoCell]:
     """All cases of one operator."""
+    name, variant = operator.name, operator.variant
     for chunk, dtype, layout in itertools.product(range(-(-operator.samples // SAMPLES)), operator.dtypes, LAYOUTS):
-        yield OpInfoCell(operator.name, operator.variant, "function", dtype, layout, chunk=chunk)
+        yield OpInfoCell(name, variant, "function", dtype, layout, chunk=chunk)
         if dtype in operator.differentiable:
-            yield OpInfoCell(operator.name, operator.variant, "function", dtype, layout, backward=True, chunk=chunk)
+            yield OpInfoCell(name, variant, "function", dtype, layout, backward=True, chunk=chunk)
         if operator.in_place:
-            yield OpInfoCell(operator.name, operator.variant, "in_place", dtype, layout, chunk=chunk)
-    for chunk in range(operator.errors):
-        yield OpInfoCell(operator.name, operator.variant, "error", chunk=chunk)
+            yield OpInfoCell(name, variant, "in_place", dtype, layout, chunk=chunk)
+    yield from (OpInfoCell(name, variant, "error", chunk=chunk) for chunk in range(operator.errors))
 
 
 def order_cells(operators: Iterable[OpInfoOperator], seed: int) -> Sequence[OpInfoCell]:

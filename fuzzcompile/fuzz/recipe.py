@@ -20,32 +20,9 @@ from hypothesis.database import InMemoryExampleDatabase
 from fuzzcompile.fuzz.generation.cases import GeneratedCase, case_strategy, from_choices
 from fuzzcompile.fuzz.generation.profile import Profile, StaleRecipe
 from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec
-from fuzzcompile.model.errors import FuzzcompileError
 
 # Hypothesis stops a shrink after five minutes; the next one resumes it.
 _MAX_ROUNDS = 8
-
-
-class NotReproducedError(FuzzcompileError):
-    """The case itself is not interesting, or the budget was too small to test it."""
-
-
-@dataclass(frozen=True)
-class RecipeProgress:
-    """The state after a test. ``best`` has been tested and can be kept at any time."""
-
-    best: GeneratedCase
-    tests: int
-    improved: bool
-
-
-@dataclass(frozen=True)
-class RecipeResult:
-    """The most readable interesting case; ``finished`` unless a budget ended the search."""
-
-    best: GeneratedCase
-    tests: int
-    finished: bool
 
 
 @dataclass(frozen=True)
@@ -63,17 +40,18 @@ class GeneratedRecipe:
         deadline: float | None,
         on_test: Callable[[GeneratedCase], None],
     ) -> GeneratedCase | None:
-        """Shrink as :class:`~fuzzcompile.programs.shrink.outcome.Recipe` says."""
-        with suppress(NotReproducedError):
-            return shrink_recipe(
-                self.choices,
-                self.profile,
-                is_interesting,
-                max_tests=max_tests,
-                deadline=deadline,
-                on_progress=lambda progress: on_test(progress.best),
-            ).best
-        return None
+        """Shrink as :class:`~fuzzcompile.programs.shrink.outcome.Recipe` says, to the most readable case."""
+        original = from_choices(self.choices, self.profile)
+        search = _Search(is_interesting, max_tests, deadline, on_test, original)
+        raised: BaseException | None = None
+        try:
+            with _no_traces():
+                _shrink(search, self.profile)
+        except _Stop as stop:
+            raised = stop.reason
+        if raised is not None:
+            raise raised
+        return search.best
 
 
 def read_recipe(choices: bytes | None, spec: Mapping[str, object] | None) -> GeneratedRecipe | None:
@@ -84,42 +62,6 @@ def read_recipe(choices: bytes | None, spec: Mapping[str, object] | None) -> Gen
     except StaleRecipe:
         return None
     return GeneratedRecipe(choices, read) if choices else None
-
-
-def shrink_recipe(
-    choices: bytes,
-    profile: Profile,
-    is_interesting: Callable[[GeneratedCase], bool],
-    *,
-    max_tests: int = 60,
-    deadline: float | None = None,
-    on_progress: Callable[[RecipeProgress], None] | None = None,
-) -> RecipeResult:
-    """The simplest case found that is still interesting, within ``max_tests`` calls of the predicate.
-
-    Args:
-        choices: the recipe; the case it draws is tested first.
-        profile: what the generator draws from.
-        is_interesting: the predicate. What it raises propagates, a KeyboardInterrupt too.
-        max_tests: bounds the calls of the predicate.
-        deadline: a value of ``time.monotonic()``.
-        on_progress: called after each test once there is a best case.
-
-    Raises:
-        NotReproducedError: the case that ``choices`` draw is not interesting.
-    """
-    search = _Search(is_interesting, max_tests, deadline, on_progress, from_choices(choices, profile))
-    raised: BaseException | None = None
-    try:
-        with _no_traces():
-            finished = _shrink(search, profile)
-    except _Stop as stop:
-        finished, raised = False, stop.reason
-    if raised is not None:
-        raise raised
-    if search.best is None:
-        raise NotReproducedError("The case to be shrunk was not shown interesting: judge it again.")
-    return RecipeResult(search.best, search.tests, finished)
 
 
 def readability(case: GeneratedCase) -> tuple[int, ...]:
@@ -138,7 +80,7 @@ def readability(case: GeneratedCase) -> tuple[int, ...]:
 
 
 class _Interesting(Exception):
-    """The candidate holds."""
+    pass
 
 
 class _Stop(BaseException):
@@ -153,41 +95,32 @@ class _Stop(BaseException):
 
 @dataclass
 class _Search:
-    """The answers so far, and the best of the cases that were shown interesting."""
-
     is_interesting: Callable[[GeneratedCase], bool]
     max_tests: int
     deadline: float | None
-    on_progress: Callable[[RecipeProgress], None] | None
+    on_test: Callable[[GeneratedCase], None]
     original: GeneratedCase
     answers: dict[str, bool] = field(default_factory=dict)
-    tests: int = 0
     best: GeneratedCase | None = None
 
     def holds(self, spec: CaseSpec) -> bool:
         """Return whether the case of ``spec`` is interesting; tested once for each source."""
         case = GeneratedCase.of(spec)
         if case.source not in self.answers:
-            self.answers[case.source] = self._test(self.original if case.source == self.original.source else case)
+            if len(self.answers) >= self.max_tests or (self.deadline is not None and time.monotonic() >= self.deadline):
+                raise _Stop
+            try:
+                self._test(self.original if case.source == self.original.source else case)
+            except BaseException as error:  # of any kind: Hypothesis would take it for a finding
+                raise _Stop(error) from error
         return self.answers[case.source]
 
-    def _test(self, case: GeneratedCase) -> bool:
-        if self.tests >= self.max_tests or (self.deadline is not None and time.monotonic() >= self.deadline):
-            raise _Stop
-        try:
-            return self._record(case)
-        except BaseException as error:  # of any kind: Hypothesis would take it for a finding
-            raise _Stop(error) from error
-
-    def _record(self, case: GeneratedCase) -> bool:
-        self.tests += 1
-        interesting = self.is_interesting(case)
-        improved = interesting and (self.best is None or readability(case) < readability(self.best))
-        if improved:
+    def _test(self, case: GeneratedCase) -> None:
+        self.answers[case.source] = interesting = self.is_interesting(case)
+        if interesting and (self.best is None or readability(case) < readability(self.best)):
             self.best = case
-        if self.on_progress is not None and self.best is not None:
-            self.on_progress(RecipeProgress(self.best, self.tests, improved))
-        return interesting
+        if self.best is not None:
+            self.on_test(self.best)
 
 
 @contextmanager
@@ -201,8 +134,8 @@ def _no_traces() -> Iterator[None]:
             set_hypothesis_home_dir(None)
 
 
-def _shrink(search: _Search, profile: Profile) -> bool:
-    """Run Hypothesis until a whole shrink finds nothing better; false if the rounds are used up before."""
+def _shrink(search: _Search, profile: Profile) -> None:
+    """Run Hypothesis until a whole shrink finds nothing better."""
 
     @settings(
         database=InMemoryExampleDatabase(),
@@ -228,5 +161,4 @@ def _shrink(search: _Search, profile: Profile) -> bool:
         with suppress(_Interesting):
             probe()
         if search.best is before:
-            return True
-    return search.best is None
+            return

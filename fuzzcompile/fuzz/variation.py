@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,12 +22,15 @@ __all__ = ["Survey", "Variation", "draw_variation", "survey_case"]
 _NOT_VARIED = ("make", "run")
 _AXIS_CALLS = ("softmax", "log_softmax", "sum", "mean", "amax", "amin", "cumsum", "argmax", "norm", "var", "std")
 _AXES = (-1, -2, 0, 1, -3)
-_CONSTANTS = ("0.0", "1.0", "-1.0")
+_VIEWS = ("transpose", "permute", "view", "reshape", "expand", "unflatten", "flatten")
+_SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+Replacements = Iterator[tuple[str, ast.expr | ast.stmt, str]]
+"""The name of an operator, a piece of the program, and the text in its place."""
 
 
 @dataclass(frozen=True)
 class SourceEdit:
-    """A piece of source (offsets in characters) and its replacement; ``name`` is that of the operator."""
+    """A piece of source (offsets in its bytes) and its replacement; ``name`` is that of the operator."""
 
     name: str
     start: int
@@ -40,172 +44,98 @@ def list_edits(source: str) -> list[SourceEdit]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return []
-    text = _Text(source)
-    edits = (
-        edit for node in _iter_program_nodes(tree) for operator in _EDIT_OPERATORS for edit in operator(node, text)
-    )
-    return list(dict.fromkeys(edits))
+    starts = [0, *itertools.accumulate(map(len, source.encode().splitlines(keepends=True)))]
+    edits = dict[SourceEdit, None]()
+    for name, node, text in _iter_replacements(source, tree):
+        end = starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
+        edits[SourceEdit(name, starts[node.lineno - 1] + node.col_offset, end, text)] = None
+    return list(edits)
 
 
 def apply_edit(source: str, edit: SourceEdit) -> str:
     """The source with one edit made."""
-    return source[: edit.start] + edit.text + source[edit.end :]
+    whole = source.encode()
+    return (whole[: edit.start] + edit.text.encode() + whole[edit.end :]).decode()
 
 
-class _Text:
-    """Source by offset: ``ast`` counts lines, and bytes within them."""
+def _iter_replacements(source: str, tree: ast.Module) -> Replacements:
+    """What can be replaced within functions and methods, except constructors and functions that only drive the case."""
 
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self._lines = source.splitlines(keepends=True)
-        self._starts = [0]
-        for line in self._lines:
-            self._starts.append(self._starts[-1] + len(line))
+    def text(node: ast.AST) -> str:
+        return ast.get_source_segment(source, node) or ""
 
-    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
-        """Start and end of a node."""
-        return self._offset(node.lineno, node.col_offset), self._offset(node.end_lineno or 0, node.end_col_offset or 0)
-
-    def find_text(self, node: ast.expr | ast.stmt) -> str:
-        """A node's text."""
-        start, end = self.span(node)
-        return self.source[start:end]
-
-    def replace(self, name: str, node: ast.expr | ast.stmt, text: str) -> SourceEdit:
-        """An edit of a whole node."""
-        return SourceEdit(name, *self.span(node), text)
-
-    def _offset(self, line: int, column: int) -> int:
-        prefix = self._lines[line - 1].encode()[:column].decode()
-        return self._starts[line - 1] + len(prefix)
+    classes = [inner for statement in tree.body if isinstance(statement, ast.ClassDef) for inner in statement.body]
+    functions = [each for each in (*tree.body, *classes) if isinstance(each, ast.FunctionDef)]
+    varied = [each for each in functions if each.name not in _NOT_VARIED and not each.name.startswith("__init")]
+    inside = [node for each in varied for statement in each.body for node in ast.walk(statement)]
+    for node in (*varied, *inside):
+        if isinstance(node, ast.Call):
+            yield from _replace_call(node, text)
+        elif isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
+            yield from _replace_operation(node, text)
+        elif isinstance(node, ast.Assign):
+            yield from _write_in_place(node, text)
+        elif isinstance(node, ast.FunctionDef):
+            yield from _return_results(node, text)
 
 
-def _iter_program_nodes(tree: ast.Module) -> Iterator[ast.AST]:
-    """Nodes inside functions and methods, except constructors and functions that only drive the case."""
-    for statement in tree.body:
-        functions = [statement] if isinstance(statement, ast.FunctionDef) else []
-        if isinstance(statement, ast.ClassDef):
-            functions = [inner for inner in statement.body if isinstance(inner, ast.FunctionDef)]
-        for function in functions:
-            if function.name not in _NOT_VARIED and not function.name.startswith("__init"):
-                yield function
-                for inner in function.body:
-                    yield from ast.walk(inner)
-
-
-def _edit_axis(node: ast.AST, text: _Text) -> Iterator[SourceEdit]:
-    """Another axis."""
-    if not isinstance(node, ast.Call):
-        return
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    axes = [keyword.value for keyword in node.keywords if keyword.arg in ("dim", "axis")]
-    axes += [argument for argument in node.args if name in _AXIS_CALLS and _read_whole(argument) is not None]
+def _replace_call(call: ast.Call, text: Callable[[ast.AST], str]) -> Replacements:
+    """Another axis, two axes of a permutation exchanged, a copy behind a view, or none where there was one."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    axes = [keyword.value for keyword in call.keywords if keyword.arg in ("dim", "axis")]
+    axes += call.args if name in _AXIS_CALLS else ()
     for axis in axes:
-        present = _read_whole(axis)
-        if present is not None:
-            yield from (text.replace("axis", axis, str(wanted)) for wanted in _AXES if wanted != present)
-
-
-def _edit_constant(node: ast.AST, text: _Text) -> Iterator[SourceEdit]:
-    """A factor, divisor or summand that is 0, 1 or -1."""
-    for operand in _list_literal_operands(node):
-        yield from (text.replace("constant", operand, constant) for constant in _CONSTANTS)
-
-
-def _edit_scalar_tensor(node: ast.AST, text: _Text) -> Iterator[SourceEdit]:
-    """A number given as a tensor without dimensions, or with one of size one."""
-    for operand in _list_literal_operands(node):
-        yield text.replace("scalar_as_tensor", operand, f"torch.tensor({text.find_text(operand)})")
-        yield text.replace("scalar_as_tensor", operand, f"torch.tensor([{text.find_text(operand)}])")
-
-
-def _edit_swap(node: ast.AST, text: _Text) -> Iterator[SourceEdit]:
-    """Operands swapped."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
-        sign = "+" if isinstance(node.op, ast.Add) else "*"
-        yield text.replace("swapped", node, f"({text.find_text(node.right)}) {sign} ({text.find_text(node.left)})")
-
-
-def _edit_reciprocal(node: ast.AST, text: _Text) -> Iterator[SourceEdit]:
-    """A division written as a multiplication, and the reverse."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Mult)):
-        sign = "*" if isinstance(node.op, ast.Div) else "/"
-        yield text.replace(
-            "reciprocal", node, f"({text.find_text(node.left)}) {sign} (1.0 / ({text.find_text(node.right)}))"
-        )
-
-
-def _edit_layout(node: ast.AST, text: _Text) -> Iterator[SourceEdit]:
-    """A copy after a change of layout, or none where there was one."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        if (present := _read_whole(axis)) is not None:
+            yield from (("axis", axis, str(wanted)) for wanted in _AXES if wanted != present)
+    if not isinstance(call.func, ast.Attribute):
         return
-    if node.func.attr in ("transpose", "permute", "view", "reshape", "expand", "unflatten", "flatten"):
-        yield text.replace("contiguous", node, f"{text.find_text(node)}.contiguous()")
-    if node.func.attr == "contiguous":
-        yield text.replace("not_contiguous", node, text.find_text(node.func.value))
+    if name in _VIEWS:
+        yield "contiguous", call, f"{text(call)}.contiguous()"
+    if name == "contiguous":
+        yield "not_contiguous", call, text(call.func.value)
+    for at, pair in enumerate(itertools.pairwise(call.args) if name == "permute" else ()):
+        if None not in map(_read_whole, pair):
+            swapped = [*call.args[:at], pair[1], pair[0], *call.args[at + 2 :]]
+            yield "permuted", call, f"{text(call.func)}({', '.join(map(text, swapped))})"
 
 
-def _edit_permutation(node: ast.AST, text: _Text) -> Iterator[SourceEdit]:
-    """Two axes of a permutation exchanged."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "permute":
-        return
-    for left, right in zip(node.args, node.args[1:], strict=False):
-        if _read_whole(left) is not None and _read_whole(right) is not None:
-            start, end = text.span(left)[0], text.span(right)[1]
-            yield SourceEdit("permuted", start, end, f"{text.find_text(right)}, {text.find_text(left)}")
+def _replace_operation(node: ast.BinOp, text: Callable[[ast.AST], str]) -> Replacements:
+    """A literal that is 0, 1, -1 or a tensor; operands swapped; a division as a multiplication, and the reverse."""
+    left, sign, right = text(node.left), _SIGNS[type(node.op)], text(node.right)
+    for side in (node.left, node.right):
+        if isinstance(side, ast.Constant) and type(side.value) in (int, float):
+            yield from (("constant", side, constant) for constant in ("0.0", "1.0", "-1.0"))
+            yield "scalar_as_tensor", side, f"torch.tensor({text(side)})"
+            yield "scalar_as_tensor", side, f"torch.tensor([{text(side)}])"
+    if sign in "+*":
+        yield "swapped", node, f"({right}) {sign} ({left})"
+    if sign in "*/":
+        yield "reciprocal", node, f"({left}) {'*' if sign == '/' else '/'} (1.0 / ({right}))"
 
 
-def _edit_in_place(node: ast.AST, text: _Text) -> Iterator[SourceEdit]:
+def _write_in_place(node: ast.Assign, text: Callable[[ast.AST], str]) -> Replacements:
     """``x = x + y`` as ``x += y``, which also changes aliases of ``x``."""
-    if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name):
-        return
-    value, name = node.value, node.targets[0].id
-    signs = {ast.Add: "+=", ast.Sub: "-=", ast.Mult: "*=", ast.Div: "/="}
-    if isinstance(value, ast.BinOp) and isinstance(value.left, ast.Name) and value.left.id == name:
-        sign = signs.get(type(value.op))
-        if sign is not None:
-            yield text.replace("in_place", node, f"{name} {sign} {text.find_text(value.right)}")
+    match node:
+        case ast.Assign([ast.Name(name)], ast.BinOp(ast.Name(read), operator, right)) if name == read:
+            if type(operator) in _SIGNS:
+                yield "in_place", node, f"{name} {_SIGNS[type(operator)]}= {text(right)}"
 
 
-def _edit_returns(node: ast.AST, text: _Text) -> Iterator[SourceEdit]:
+def _return_results(function: ast.FunctionDef, text: Callable[[ast.AST], str]) -> Replacements:
     """An intermediate value that is returned as well, and so has another user."""
-    if not isinstance(node, ast.FunctionDef):
-        return
-    last = node.body[-1]
-    if not isinstance(last, ast.Return) or last.value is None or isinstance(last.value, ast.Tuple):
-        return
-    for statement in node.body[:-1]:
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            yield text.replace("also_returned", last, f"return {text.find_text(last.value)}, {statement.targets[0].id}")
-
-
-def _list_literal_operands(node: ast.AST) -> list[ast.expr]:
-    if not isinstance(node, ast.BinOp) or not isinstance(node.op, (ast.Add, ast.Sub, ast.Mult, ast.Div)):
-        return []
-    sides = (node.left, node.right)
-    return [side for side in sides if isinstance(side, ast.Constant) and type(side.value) in (int, float)]
+    *body, last = function.body
+    if isinstance(last, ast.Return) and last.value is not None and not isinstance(last.value, ast.Tuple):
+        for statement in body:
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                yield "also_returned", last, f"return {text(last.value)}, {statement.targets[0].id}"
 
 
 def _read_whole(node: ast.expr) -> int | None:
-    """The value of a whole number that is written out."""
     try:
         value = ast.literal_eval(node)
     except ValueError:
         return None
     return value if type(value) is int else None
-
-
-_EDIT_OPERATORS: tuple[Callable[[ast.AST, _Text], Iterator[SourceEdit]], ...] = (
-    _edit_axis,
-    _edit_constant,
-    _edit_scalar_tensor,
-    _edit_swap,
-    _edit_reciprocal,
-    _edit_layout,
-    _edit_permutation,
-    _edit_in_place,
-    _edit_returns,
-)
 
 
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 0)
@@ -222,12 +152,11 @@ class Variation:
 
 @dataclass
 class _Draft:
-    """An unfinished variation: lines for the parts of the template, and the source that they follow."""
+    """Lines for the parts of the template, and the source that they follow."""
 
     survey: Survey
     rng: random.Random
     source: str
-    names: list[str] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
     model: list[str] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
@@ -235,205 +164,189 @@ class _Draft:
     second: str = ""
     autocast: bool = False
 
-    def render(self) -> str:
-        """The whole file."""
+    def render(self, names: list[str]) -> str:
+        """The whole file, with the names of its operators on top."""
         settings = [f"{name} = {value}" for name, value in self.settings.items()]
         if compile_options := collect_options(tuple(self.toggles)):
             settings.append(f"OPTIONS = {{**globals().get('OPTIONS', {{}}), **{compile_options!r}}}")
         if inductor := collect_config(tuple(self.toggles)):
             own = "globals().get('CONFIG', {})"
             settings.append(f"CONFIG = {{**{own}, 'inductor': {{**{own}.get('inductor', {{}}), **{inductor!r}}}}}")
-        if self.second:
-            settings.append(self.second)
-        return (
-            get_template("variations/varied.py.j2")
-            .render(
-                source=self.source.rstrip(),
-                names=self.names,
-                inputs=self.inputs,
-                functions=find_functions(self.inputs),
-                model=self.model,
-                settings=settings,
-                own_calls=self.survey.own_calls,
-                second=bool(self.second),
-                autocast=self.autocast,
-            )
-            .rstrip()
-            + "\n"
+        template = get_template("variations/varied.py.j2")
+        text = template.render(
+            source=self.source.rstrip(),
+            names=names,
+            inputs=self.inputs,
+            functions=find_functions(self.inputs),
+            model=self.model,
+            settings=[*settings, self.second] if self.second else settings,
+            own_calls=self.survey.own_calls,
+            second=bool(self.second),
+            autocast=self.autocast,
         )
+        return text.rstrip() + "\n"
+
+    def draw_input(self, fits: Callable[[SurveyedInput], bool]) -> SurveyedInput | None:
+        """One of the inputs for which this holds."""
+        fitting = [leaf for leaf in self.survey.inputs if fits(leaf) and 0 not in leaf.shape]
+        return self.rng.choice(fitting) if fitting else None
+
+    def draw_size(self) -> tuple[list[tuple[int, int]], int]:
+        """Dimensions, as (input, dimension), that are resized together, and their size; none if none can be."""
+        if not self.survey.resizable:
+            return [], 0
+        group = self.rng.choice(self.survey.resizable)
+        present = {size for leaf in self.survey.inputs for size in leaf.shape}  # sizes that coincide are worth a try
+        sizes = [size for size in dict.fromkeys((*_SIZES, *sorted(present))) if size != group.size]
+        return list(group.places), self.rng.choice(sizes)
+
+    @property
+    def needs_inference(self) -> bool:
+        """True if a drawn setting acts on frozen weights."""
+        return any(find_toggle(name).inference for name in self.toggles)
 
 
 def draw_variation(survey: Survey, rng: random.Random) -> Variation:
     """Draw a variation of a surveyed case, with choices from ``rng``; it may turn out not to run in eager mode."""
-    draft = _Draft(survey, rng, survey.source)
+    draft, names = _Draft(survey, rng, survey.source), list[str]()
     wanted = rng.choice(range(1, _MOST_OPERATORS + 1))
     operators = list(_VARIATIONS)
     rng.shuffle(operators)
     for operator in operators:
-        if len(draft.names) < wanted:
-            operator(draft)
-    return Variation(draft.render(), tuple(draft.names))
+        if len(names) < wanted and (name := operator(draft)) is not None:
+            names.append(name)
+    return Variation(draft.render(names), tuple(names))
 
 
-# -- operators: each changes the draft and adds its name, or leaves it as it is ----------------------
+# Operators: each changes the draft and returns its name, or returns None and leaves the draft as it is.
 
 
-def _vary_program(draft: _Draft) -> None:
+def _vary_program(draft: _Draft) -> str | None:
     edits = list_edits(draft.source)
-    if edits:
-        names = sorted({edit.name for edit in edits})
-        name = draft.rng.choice(names)
-        edit = draft.rng.choice([edit for edit in edits if edit.name == name])
-        draft.source = apply_edit(draft.source, edit)
-        draft.names.append(name)
-
-
-def _vary_dtype(draft: _Draft) -> None:
-    present = next((leaf.dtype for leaf in draft.survey.inputs if leaf.floating), "float32")
-    rest = [dtype for dtype in draft.survey.dtypes if dtype != present]
-    if rest:
-        dtype = draft.rng.choice(rest)
-        if draft.survey.is_module:
-            draft.model.append(f"model = model.to(torch.{dtype})")
-        if any(leaf.floating for leaf in draft.survey.inputs):
-            draft.inputs.append(
-                f"x = [v.to(torch.{dtype}) if torch.is_tensor(v) and v.is_floating_point() else v for v in x]"
-            )
-        draft.names.append(dtype)
-
-
-def _vary_size(draft: _Draft) -> None:
-    chosen = _draw_size(draft)
-    if chosen is not None:
-        places, size = chosen
-        draft.inputs += _write_resizing(places, size)
-        draft.names.append("size_0" if size == 0 else "size_1" if size == 1 else "size")
-
-
-def _draw_size(draft: _Draft) -> tuple[tuple[tuple[int, int], ...], int] | None:
-    if not draft.survey.resizable:
+    if not edits:
         return None
-    group = draft.rng.choice(draft.survey.resizable)
-    present = {size for leaf in draft.survey.inputs for size in leaf.shape}  # sizes that coincide are worth a try
-    sizes = [size for size in dict.fromkeys((*_SIZES, *sorted(present))) if size != group.size]
-    return group.places, draft.rng.choice(sizes)
+    name = draft.rng.choice(sorted({edit.name for edit in edits}))
+    draft.source = apply_edit(draft.source, draft.rng.choice([edit for edit in edits if edit.name == name]))
+    return name
 
 
-def _write_resizing(places: tuple[tuple[int, int], ...], size: int) -> list[str]:
-    return [f"x[{number}] = _resized(x[{number}], {dimension}, {size})" for number, dimension in places]
-
-
-def _vary_layout(draft: _Draft) -> None:
-    leaf = _draw_input(draft, lambda leaf: bool(leaf.shape) and 0 not in leaf.shape)
-    if leaf is not None:
-        name = draft.rng.choice([name for name, layout in LAYOUTS.items() if len(leaf.shape) in layout.ranks])
-        x, layout = f"x[{leaf.number}]", LAYOUTS[name]
-        draft.inputs.append(f"{x} = {layout.packed.format(x=x)}{layout.view.format(shape=f'{x}.shape')}")
-        draft.names.append(f"inputs_{name}")
-
-
-def _vary_aliasing(draft: _Draft) -> None:
-    pairs = [
-        (first, second)
-        for first in draft.survey.inputs
-        for second in draft.survey.inputs
-        if first.number < second.number and (first.shape, first.dtype) == (second.shape, second.dtype)
-    ]
-    if pairs:
-        first, second = draft.rng.choice(pairs)
-        draft.inputs.append(f"x[{second.number}] = x[{first.number}]")
-        draft.names.append("aliased_inputs")
-
-
-def _vary_values(draft: _Draft) -> None:
-    leaf = _draw_input(draft, lambda leaf: leaf.floating and 0 not in leaf.shape)
-    if leaf is not None:
-        name, x = draft.rng.choice(list(VALUES)), f"x[{leaf.number}]"
-        option = f", dtype={x}.dtype, device={x}.device"
-        fresh = f"{x}.clone(memory_format=torch.contiguous_format)"
-        values = fill_expression(name, x, fresh, shape=f"{x}.shape", like=x, option=option, dtype=leaf.dtype)
-        draft.inputs.append(f"{x} = {values}")
-        draft.names.append(name)
-
-
-def _vary_training(draft: _Draft) -> None:
+def _vary_dtype(draft: _Draft) -> str | None:
+    present = next((leaf.dtype for leaf in draft.survey.inputs if leaf.floating), None)
+    rest = [dtype for dtype in draft.survey.dtypes if dtype != (present or "float32")]
+    if not rest:
+        return None
+    dtype = draft.rng.choice(rest)
     if draft.survey.is_module:
-        mode = draft.rng.choice(("train", "eval"))
-        draft.model.append(f"model.{mode}()")
-        draft.names.append(mode)
+        draft.model.append(f"model = model.to(torch.{dtype})")
+    if present is not None:
+        draft.inputs.append(
+            f"x = [v.to(torch.{dtype}) if torch.is_tensor(v) and v.is_floating_point() else v for v in x]"
+        )
+    return dtype
 
 
-def _vary_gradients(draft: _Draft) -> None:
-    if not draft.survey.has_gradients:
-        return
-    if draft.survey.backward:
+def _vary_size(draft: _Draft) -> str | None:
+    places, size = draft.draw_size()
+    draft.inputs += [f"x[{number}] = _resized(x[{number}], {dimension}, {size})" for number, dimension in places]
+    return None if not places else f"size_{size}" if size < 2 else "size"
+
+
+def _vary_layout(draft: _Draft) -> str | None:
+    leaf = draft.draw_input(lambda leaf: bool(leaf.shape))
+    if leaf is None:
+        return None
+    name = draft.rng.choice([name for name, layout in LAYOUTS.items() if len(leaf.shape) in layout.ranks])
+    x, layout = f"x[{leaf.number}]", LAYOUTS[name]
+    draft.inputs.append(f"{x} = {layout.packed.format(x=x)}{layout.view.format(shape=f'{x}.shape')}")
+    return f"inputs_{name}"
+
+
+def _vary_aliasing(draft: _Draft) -> str | None:
+    pairs = itertools.combinations(draft.survey.inputs, 2)
+    alike = [(one, two) for one, two in pairs if (one.shape, one.dtype) == (two.shape, two.dtype)]
+    if not alike:
+        return None
+    first, second = draft.rng.choice(alike)
+    draft.inputs.append(f"x[{second.number}] = x[{first.number}]")
+    return "aliased_inputs"
+
+
+def _vary_values(draft: _Draft) -> str | None:
+    leaf = draft.draw_input(lambda leaf: leaf.floating)
+    if leaf is None:
+        return None
+    name, x = draft.rng.choice(list(VALUES)), f"x[{leaf.number}]"
+    option = f", dtype={x}.dtype, device={x}.device"
+    fresh = f"{x}.clone(memory_format=torch.contiguous_format)"
+    values = fill_expression(name, x, fresh, shape=f"{x}.shape", like=x, option=option, dtype=leaf.dtype)
+    draft.inputs.append(f"{x} = {values}")
+    return name
+
+
+def _vary_training(draft: _Draft) -> str | None:
+    if not draft.survey.is_module:
+        return None
+    mode = draft.rng.choice(("train", "eval"))
+    draft.model.append(f"model.{mode}()")
+    return mode
+
+
+def _vary_gradients(draft: _Draft) -> str | None:
+    if draft.survey.has_gradients and draft.survey.backward:
         draft.settings |= {"BACKWARD": "False", "GRAD": repr(draft.rng.choice(("no_grad", "inference_mode")))}
-        draft.names.append("no_backward")
-    elif not _needs_inference(draft):
-        draft.settings |= {"BACKWARD": "True", "GRAD": repr("enabled")}
-        draft.names.append("backward")
+        return "no_backward"
+    if not draft.survey.has_gradients or draft.needs_inference:
+        return None
+    draft.settings |= {"BACKWARD": "True", "GRAD": repr("enabled")}
+    return "backward"
 
 
-def _vary_grad_mode(draft: _Draft) -> None:
+def _vary_grad_mode(draft: _Draft) -> str | None:
     if draft.survey.backward or "GRAD" in draft.settings:
-        return
+        return None
     mode = draft.rng.choice([mode for mode in ("no_grad", "inference_mode", "enabled") if mode != draft.survey.grad])
-    if mode != "enabled" or not _needs_inference(draft):
-        draft.settings["GRAD"] = repr(mode)
-        draft.names.append(f"grad_{mode}")
+    if mode == "enabled" and draft.needs_inference:
+        return None
+    draft.settings["GRAD"] = repr(mode)
+    return f"grad_{mode}"
 
 
-def _vary_dynamic(draft: _Draft) -> None:
+def _vary_dynamic(draft: _Draft) -> str:
     draft.settings["DYNAMIC"] = draft.rng.choice(("True", "False"))
-    draft.names.append(f"dynamic_{draft.settings['DYNAMIC'].lower()}")
+    return f"dynamic_{draft.settings['DYNAMIC'].lower()}"
 
 
-def _vary_second_call(draft: _Draft) -> None:
+def _vary_second_call(draft: _Draft) -> str | None:
     """A second call at another size: guards, recompiles, and symbols for what changed."""
-    chosen = None if draft.survey.own_calls else _draw_size(draft)
-    if chosen is None:
-        return
-    places, size = chosen
-    if not draft.inputs:
-        draft.inputs.append("pass")
-    for number, dimension in places:
-        draft.second += f"{'; ' if draft.second else ''}_x[{number}] = _resized(_x[{number}], {dimension}, {size})"
-    draft.second = (
-        f"_inputs = make()[1]\n_x = _leaves(_inputs)\n{draft.second}\n"
-        "CALLS = [_inputs, _with_leaves(_inputs, iter(_x))]"
-    )
-    draft.names.append("second_call")
+    places, size = ([], 0) if draft.survey.own_calls else draft.draw_size()
+    if not places:
+        return None
+    draft.inputs = draft.inputs or ["pass"]
+    resized = [f"_x[{number}] = _resized(_x[{number}], {dimension}, {size})" for number, dimension in places]
+    calls = "CALLS = [_inputs, _with_leaves(_inputs, iter(_x))]"
+    draft.second = "\n".join(["_inputs = make()[1]", "_x = _leaves(_inputs)", *resized, calls])
+    return "second_call"
 
 
-def _vary_autocast(draft: _Draft) -> None:
-    if not draft.survey.own_calls and "autocast" not in draft.survey.source:
-        draft.autocast = True
-        draft.names.append("autocast")
+def _vary_autocast(draft: _Draft) -> str | None:
+    draft.autocast = not draft.survey.own_calls and "autocast" not in draft.survey.source
+    return "autocast" if draft.autocast else None
 
 
-def _vary_setting(draft: _Draft) -> None:
+def _vary_setting(draft: _Draft) -> str | None:
     known = [] if draft.survey.has_mode else list(draft.survey.toggles)
     gradients = draft.survey.backward or draft.settings.get("BACKWARD") == "True" or draft.survey.grad == "enabled"
     if gradients or draft.settings.get("GRAD") == repr("enabled"):
         known = [name for name in known if not find_toggle(name).inference]
-    if known:
-        # As often as the generator draws them.
-        name = draft.rng.choices(known, [find_toggle(name).weight for name in known])[0]
-        draft.toggles.append(name)
-        draft.names.append(name)
+    if not known:
+        return None
+    # As often as the generator draws them.
+    name = draft.rng.choices(known, [find_toggle(name).weight for name in known])[0]
+    draft.toggles.append(name)
+    return name
 
 
-def _needs_inference(draft: _Draft) -> bool:
-    """Return whether a drawn setting acts on frozen weights."""
-    return any(find_toggle(name).inference for name in draft.toggles)
-
-
-def _draw_input(draft: _Draft, fits: Callable[[SurveyedInput], bool]) -> SurveyedInput | None:
-    fitting = [leaf for leaf in draft.survey.inputs if fits(leaf)]
-    return draft.rng.choice(fitting) if fitting else None
-
-
-_VARIATIONS: tuple[Callable[[_Draft], None], ...] = (
+_VARIATIONS: tuple[Callable[[_Draft], str | None], ...] = (
     _vary_program,
     _vary_program,  # edits of the program find the most bugs
     _vary_dtype,

@@ -17,19 +17,12 @@ DefinitionPlace = tuple[str, str]
 
 @dataclass(frozen=True)
 class Definition:
-    """A function, method, class body or top-level assignment.
+    """A function, method, class body or top-level assignment."""
 
-    Attributes:
-        name: ``function``, ``Class.method``, ``Class`` or the name that is assigned.
-        first: its first line, decorators included.
-        last: its last line.
-        tree: its syntax tree.
-    """
-
-    name: str
-    first: int
-    last: int
-    tree: ast.stmt = field(repr=False, compare=False)
+    name: str  # ``function``, ``Class.method``, ``Class`` or the name that is assigned
+    first: int  # its first line, decorators included
+    last: int  # its last line
+    tree: ast.stmt = field(repr=False, compare=False)  # its syntax tree
 
     @property
     def code(self) -> str:

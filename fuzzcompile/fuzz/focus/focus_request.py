@@ -24,17 +24,11 @@ Ranges = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class TouchedFile:
-    """Touched parts of a file.
+    """Touched parts of a file."""
 
-    Attributes:
-        file: relative to the checkout, as the installed torch has it: ``torch/_inductor/ir.py``.
-        names: the definitions, before and after.
-        outside: how many of the changed lines stand in none.
-    """
-
-    file: str
-    names: tuple[str, ...]
-    outside: int = 0
+    file: str  # relative to the checkout, as the installed torch has it: ``torch/_inductor/ir.py``
+    names: tuple[str, ...]  # the definitions, before and after
+    outside: int = 0  # how many of the changed lines stand in none
 
 
 def find_changes(checkout: Path, revision: str) -> list[TouchedFile]:

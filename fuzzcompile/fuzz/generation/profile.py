@@ -142,35 +142,20 @@ _GPU_GRAMMAR = 1
 
 @dataclass(frozen=True)
 class Repertoire:
-    """The sizes, dtypes and settings that a case is drawn from, the simplest first.
+    """The sizes, dtypes and settings that a case is drawn from, the simplest first."""
 
-    Attributes:
-        sequences: numbers of tokens.
-        heads: numbers of heads.
-        head_dims: features of a head.
-        sources: numbers of keys in a cross attention.
-        dtypes: how often each dtype is drawn.
-        plain_dtypes: the same for a plain attention.
-        modes: modes of ``torch.compile`` and their weights; none has the weight 240.
-        toggles: settings.
-        toggled: how often a case has that many settings.
-        plain_toggled: the percentage of plain attentions that have one.
-        most_features: the widest token; None for any.
-        most_elements: the most elements of an activation or of all scores; None for any.
-    """
-
-    sequences: tuple[int, ...]
-    heads: tuple[int, ...]
-    head_dims: tuple[int, ...]
-    sources: tuple[int, ...]
-    dtypes: Mapping[str, int]
-    plain_dtypes: Mapping[str, int]
-    modes: tuple[tuple[str, int], ...]
-    toggles: tuple[InductorToggle, ...]
-    toggled: tuple[tuple[int, int], ...]
-    plain_toggled: int = 0
-    most_features: int | None = None
-    most_elements: int | None = None
+    sequences: tuple[int, ...]  # numbers of tokens
+    heads: tuple[int, ...]  # numbers of heads
+    head_dims: tuple[int, ...]  # features of a head
+    sources: tuple[int, ...]  # numbers of keys in a cross attention
+    dtypes: Mapping[str, int]  # how often each dtype is drawn
+    plain_dtypes: Mapping[str, int]  # the same for a plain attention
+    modes: tuple[tuple[str, int], ...]  # modes of ``torch.compile`` and their weights; none has the weight 240
+    toggles: tuple[InductorToggle, ...]  # settings
+    toggled: tuple[tuple[int, int], ...]  # how often a case has that many settings
+    plain_toggled: int = 0  # the percentage of plain attentions that have one
+    most_features: int | None = None  # the widest token; None for any
+    most_elements: int | None = None  # the most elements of an activation or of all scores; None for any
 
     def limit_dims(self, dims: Dims) -> Dims:
         """The sizes with fewer heads, and then fewer samples, so that they stay within the limits."""

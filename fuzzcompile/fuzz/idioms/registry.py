@@ -45,44 +45,30 @@ ChoiceTable = Mapping[str, Sequence[Choice] | int]
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionTraits:
-    """Capabilities of an attention idiom; the defaults hold where it fills no block of the frame but ``scores``.
+    """Capabilities of an attention idiom; the defaults hold where it fills no block of the frame but ``scores``."""
 
-    Attributes:
-        layouts: the layouts that it is written for; all if none are given.
-        plain: how often it is drawn where there is nothing else, in proportion to the variants of rewrites for it.
-        has_scores: scores and weights are tensors of the program, not within ``F.scaled_dot_product_attention``.
-        scale: whether its ``scale`` multiplies or divides the scores, or multiplies query and key each.
-        scale_takes: what may stand for ``scale``: the usual number only, any number, or a tensor.
-        softcap: the frame may cap the scores.
-        sink: the frame may add a sink to the scores.
-        softmax_axis: the softmax may run over another axis.
-        key_permuted: its scores are the frame's ``product``, so that the key may come as (B, H, D, T).
-        shared_heads: query heads may share heads of key and value.
-        leading: query, key and value may have a dimension more.
-        empty: it runs on no samples and on no tokens.
-        hides_keys: it takes keys out itself, as a mask does.
-        own_mask: its mask has one form; dtype and rank stay.
-        mask_dtypes: the dtypes of additive masks that it draws itself; with another one it is a near miss.
-        widens_plain_mask: its mask is drawn wider than the scores at times where there is nothing else.
-        inputs: names and expressions of what it takes beside query, key, value and mask.
-    """
-
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[Layout, ...] = ()  # the layouts that it is written for; all if none are given
+    # How often it is drawn where there is nothing else, in proportion to the variants of rewrites for it.
     plain: int = 0
+    # Scores and weights are tensors of the program, not within ``F.scaled_dot_product_attention``.
     has_scores: bool = True
+    # Its ``scale`` multiplies or divides the scores, or multiplies query and key each.
     scale: Literal["factor", "divisor", "of_each"] = "divisor"
+    # What may stand for ``scale``: the usual number only, any number, or a tensor.
     scale_takes: Literal["usual", "number", "tensor"] = "usual"
-    softcap: bool = True
-    sink: bool = True
-    softmax_axis: bool = True
-    key_permuted: bool = True
-    shared_heads: bool = True
-    leading: bool = False
-    empty: bool = True
-    hides_keys: bool = False
-    own_mask: bool = False
+    softcap: bool = True  # the frame may cap the scores
+    sink: bool = True  # the frame may add a sink to the scores
+    softmax_axis: bool = True  # the softmax may run over another axis
+    key_permuted: bool = True  # its scores are the frame's ``product``, so that the key may come as (B, H, D, T)
+    shared_heads: bool = True  # query heads may share heads of key and value
+    leading: bool = False  # query, key and value may have a dimension more
+    empty: bool = True  # it runs on no samples and on no tokens
+    hides_keys: bool = False  # it takes keys out itself, as a mask does
+    own_mask: bool = False  # its mask has one form; dtype and rank stay
+    # The dtypes of additive masks that it draws itself; with another one it is a near miss.
     mask_dtypes: tuple[str, ...] = ("model",)
-    widens_plain_mask: bool = False
+    widens_plain_mask: bool = False  # its mask is drawn wider than the scores at times where there is nothing else
+    # Names and expressions of what it takes beside query, key, value and mask.
     inputs: Callable[[Attention, Dims], Mapping[str, str]] = lambda attention, dims: {}
 
 
@@ -98,32 +84,21 @@ class GivingWay:
 
 @dataclass(frozen=True, kw_only=True)
 class PartTraits:
-    """Requirements and capabilities of an idiom of another role.
+    """Requirements and capabilities of an idiom of another role."""
 
-    Attributes:
-        fixes: the sizes (``batch``, ``sequence``) that its parameters or its code are made for, so that a second call
-            cannot have others.
-        fit: choices that give way to a gradient.
-        autocast: it runs under autocast: it writes into no buffer whose dtype autocast does not know.
-        graph_break: Dynamo cannot trace it as one graph.
-        recalled: it keeps Python state from call to call, so that calls of the same sizes differ.
-        own_strides: compiled on its own, its output has other strides than in eager mode.
-        stirs: what it has that few passes look for; settings that act on this are drawn more often with it.
-        uneven: it has a choice ``uneven``, under which its equal operators differ.
-        targets: the choices under which a head compares with tokens that are given; None if it never does.
-        sdpa_argument: the argument by which ``F.scaled_dot_product_attention`` does a grouping's work.
-    """
-
+    # The sizes that its parameters or its code are made for, so that a second call cannot have others.
     fixes: tuple[Literal["batch", "sequence"], ...] = ()
-    fit: tuple[GivingWay, ...] = ()
-    autocast: bool = True
-    graph_break: bool = False
-    recalled: bool = False
-    own_strides: bool = False
+    fit: tuple[GivingWay, ...] = ()  # choices that give way to a gradient
+    autocast: bool = True  # it runs under autocast: it writes into no buffer whose dtype autocast does not know
+    graph_break: bool = False  # Dynamo cannot trace it as one graph
+    recalled: bool = False  # it keeps Python state from call to call, so that calls of the same sizes differ
+    own_strides: bool = False  # compiled on its own, its output has other strides than in eager mode
+    # What it has that few passes look for; settings that act on this are drawn more often with it.
     stirs: tuple[Stirred, ...] = ()
-    uneven: bool = False
+    uneven: bool = False  # it has a choice ``uneven``, under which its equal operators differ
+    # The choices under which a head compares with tokens that are given; None if it never does.
     targets: Mapping[str, Choice] | None = None
-    sdpa_argument: str = ""
+    sdpa_argument: str = ""  # the argument by which ``F.scaled_dot_product_attention`` does a grouping's work
 
 
 @dataclass(frozen=True)

@@ -26,23 +26,17 @@ _TIMM = "timm/"
 
 @dataclass(frozen=True)
 class Architecture:
-    """One entry of ``table.toml``, which explains its fields.
-
-    Attributes:
-        config: the configuration class of transformers; empty for a model of timm.
-        model: the model class of transformers, or the name that timm builds it by.
-        unlabelled: the model takes no labels in training.
-        image: height and width of the images of a model that does not name them in its configuration, in pixels.
-    """
+    """One entry of ``table.toml``, which explains its fields."""
 
     name: str
     published: Mapping[str, object]
     narrow: Mapping[str, object]
     tiny: Mapping[str, object]
-    config: str = ""
-    model: str = ""
+    config: str = ""  # the configuration class of transformers; empty for a model of timm
+    model: str = ""  # the model class of transformers, or the name that timm builds it by
     inputs: str = "seen"
-    unlabelled: bool = False
+    unlabelled: bool = False  # the model takes no labels in training
+    # Height and width of the images of a model that does not name them in its configuration, in pixels.
     image: int = 224
     aliases: tuple[str, ...] = ()
 

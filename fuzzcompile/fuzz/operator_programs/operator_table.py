@@ -17,22 +17,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TableOperator:
-    """An operator and calls of it.
+    """An operator and calls of it."""
 
-    Attributes:
-        name: the function as it is called: ``torch.lerp``, ``F.celu``, ``Tensor.expand_as``.
-        calls: expressions; ``{x}`` is the activation, ``{y}`` a tensor of its shape, ``{rows}`` the activation as
-            (N, C, L), ``{a}`` a parameter.
-        gradient: whether a gradient flows.
-        alike: whether both operands must have one dtype.
-        cast: whether the result may have another dtype than the activation.
-    """
-
-    name: str
+    name: str  # the function as it is called: ``torch.lerp``, ``F.celu``, ``Tensor.expand_as``
+    # Expressions; ``{x}`` is the activation, ``{y}`` a tensor of its shape, ``{rows}`` the activation as (N, C, L),
+    # ``{a}`` a parameter.
     calls: tuple[str, ...]
-    gradient: bool = True
-    alike: bool = False
-    cast: bool = False
+    gradient: bool = True  # a gradient flows
+    alike: bool = False  # both operands must have one dtype
+    cast: bool = False  # the result may have another dtype than the activation
 
 
 @dataclass(frozen=True)

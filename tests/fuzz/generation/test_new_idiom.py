@@ -24,7 +24,7 @@ from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at, from_
 from fuzzcompile.fuzz.generation.profile import Profile, StaleRecipe
 from fuzzcompile.fuzz.idioms.registry import idiom, idioms, register, unregister
 from fuzzcompile.fuzz.near_misses.near_miss_registry import NEAR_MISSES, unregister_detour
-from fuzzcompile.fuzz.recipe import shrink_recipe
+from fuzzcompile.fuzz.recipe import GeneratedRecipe
 from fuzzcompile.programs.casefiles.case_module import load_case
 
 ATTENTION, DETOUR = "sigmoid_attention", "centred_in_place"
@@ -132,10 +132,11 @@ def test_a_bug_that_it_alone_stirs_is_found_and_minimized_to_a_case_that_has_it(
             again = judged(case, report)
             return again.is_bug and again.signature == report.signature
 
-        result = shrink_recipe(large.choices, UNSPOILED, holds, max_tests=10)
-    assert result.best.spec.idioms == (ATTENTION,)
-    assert len(result.best.source) < len(large.source)
-    assert "torch.sigmoid(scores - " in result.best.source
+        recipe = GeneratedRecipe(large.choices, UNSPOILED)
+        best = recipe.shrink(holds, max_tests=10, deadline=None, on_test=lambda case: None)
+    assert best is not None and best.spec.idioms == (ATTENTION,)
+    assert len(best.source) < len(large.source)
+    assert "torch.sigmoid(scores - " in best.source
 
 
 # -- no other module knows an idiom ---------------------------------------------------------------------

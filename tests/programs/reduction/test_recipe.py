@@ -15,10 +15,29 @@ import pytest
 
 from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at, from_choices
 from fuzzcompile.fuzz.generation.profile import Profile
-from fuzzcompile.fuzz.recipe import NotReproducedError, RecipeProgress, readability, shrink_recipe
+from fuzzcompile.fuzz.recipe import GeneratedRecipe, readability
 
 EVERYTHING = Profile()
 Predicate = Callable[[GeneratedCase], bool]
+
+
+def shrink(
+    case: GeneratedCase,
+    predicate: Predicate,
+    *,
+    profile: Profile = EVERYTHING,
+    max_tests: int = 60,
+    deadline: float | None = None,
+    on_test: Callable[[GeneratedCase], None] = lambda best: None,
+) -> GeneratedCase | None:
+    recipe = GeneratedRecipe(case.choices, profile)
+    return recipe.shrink(predicate, max_tests=max_tests, deadline=deadline, on_test=on_test)
+
+
+def best_of(case: GeneratedCase, predicate: Predicate, **budget: int) -> GeneratedCase:
+    best = shrink(case, predicate, **budget)
+    assert best is not None
+    return best
 
 
 def other_axis(case: GeneratedCase) -> bool:
@@ -41,13 +60,12 @@ def big_cases(predicate: Predicate, wanted: int) -> tuple[GeneratedCase, ...]:
 @pytest.mark.parametrize("predicate", [other_axis, misplaced_key])
 def test_a_finding_in_a_block_becomes_one_attention_over_q_k_and_v(predicate: Predicate) -> None:
     for case in big_cases(predicate, 2):
-        result = shrink_recipe(case.choices, EVERYTHING, predicate)
-        assert result.finished
-        assert predicate(result.best)
-        assert result.best.spec.block is None
-        assert result.best.spec.dtype == "float32"
-        assert "def forward(self, q, k, v):" in result.best.source
-        assert len([line for line in result.best.source.splitlines() if line]) <= 14
+        best = best_of(case, predicate)
+        assert predicate(best)
+        assert best.spec.block is None
+        assert best.spec.dtype == "float32"
+        assert "def forward(self, q, k, v):" in best.source
+        assert len([line for line in best.source.splitlines() if line]) <= 14
 
 
 def test_the_smallest_sizes_that_still_hold_are_found() -> None:
@@ -55,7 +73,7 @@ def test_the_smallest_sizes_that_still_hold_are_found() -> None:
         return other_axis(case) and case.spec.dims.heads >= 3 and case.spec.dims.sequence >= 5
 
     (case,) = big_cases(needs_sizes, 1)
-    dims = shrink_recipe(case.choices, EVERYTHING, needs_sizes, max_tests=200).best.spec.dims
+    dims = best_of(case, needs_sizes, max_tests=200).spec.dims
     assert (dims.batch, dims.sequence, dims.heads, dims.head_dim) == (1, 5, 3, 2)
 
 
@@ -64,7 +82,7 @@ def test_what_the_finding_needs_is_kept() -> None:
         return "nn.SiLU()" in case.source and case.spec.dtype == "float16"
 
     (case,) = big_cases(needs_silu, 1)
-    best = shrink_recipe(case.choices, EVERYTHING, needs_silu, max_tests=100).best
+    best = best_of(case, needs_silu, max_tests=100)
     assert best.spec.idioms[1:] == ("feed_forward_silu",)
     assert best.spec.dtype == "float16"
 
@@ -78,8 +96,8 @@ def test_every_candidate_is_a_program_and_none_is_tested_twice() -> None:
         return other_axis(case)
 
     (case,) = big_cases(other_axis, 1)
-    result = shrink_recipe(case.choices, EVERYTHING, predicate)
-    assert result.tests == len(tested)
+    shrink(case, predicate)
+    assert len(tested) < 60  # it ended by itself
     assert set(tested.values()) == {1}
 
 
@@ -91,7 +109,7 @@ def test_the_original_is_tested_first_and_keeps_its_choices() -> None:
         seen.append(candidate)
         return candidate.source == case.source
 
-    best = shrink_recipe(case.choices, EVERYTHING, only_the_original).best
+    best = best_of(case, only_the_original)
     assert seen[0] == case
     assert best == case
     assert from_choices(best.choices, EVERYTHING) == case
@@ -100,42 +118,38 @@ def test_the_original_is_tested_first_and_keeps_its_choices() -> None:
 def test_the_number_of_tests_is_a_bound_and_the_best_so_far_is_returned() -> None:
     (case,) = big_cases(other_axis, 1)
     for most in (1, 5, 9):
-        shown: list[GeneratedCase] = []
+        tested: list[GeneratedCase] = []
 
-        def predicate(candidate: GeneratedCase, shown: list[GeneratedCase] = shown) -> bool:
-            if other_axis(candidate):
-                shown.append(candidate)
+        def predicate(candidate: GeneratedCase, tested: list[GeneratedCase] = tested) -> bool:
+            tested.append(candidate)
             return other_axis(candidate)
 
-        result = shrink_recipe(case.choices, EVERYTHING, predicate, max_tests=most)
-        assert result.tests == most
-        assert not result.finished
-        assert result.best == min(shown, key=readability)
+        best = shrink(case, predicate, max_tests=most)
+        assert len(tested) == most
+        assert best == min(filter(other_axis, tested), key=readability)
 
 
 def test_a_deadline_ends_the_search() -> None:
     (case,) = big_cases(other_axis, 1)
+    tested: list[GeneratedCase] = []
 
     def slow(candidate: GeneratedCase) -> bool:
+        tested.append(candidate)
         time.sleep(0.1)
         return other_axis(candidate)
 
-    start = time.monotonic()
-    result = shrink_recipe(case.choices, EVERYTHING, slow, deadline=start + 0.35)
-    assert not result.finished
-    assert result.tests <= 4
-    assert other_axis(result.best)
+    best = shrink(case, slow, deadline=time.monotonic() + 0.35)
+    assert len(tested) <= 4
+    assert best is not None and other_axis(best)
 
 
 def test_a_case_that_does_not_hold_is_refused() -> None:
-    with pytest.raises(NotReproducedError):
-        shrink_recipe(draw_case_at(0, 0, EVERYTHING).choices, EVERYTHING, lambda case: False)
+    assert shrink(draw_case_at(0, 0, EVERYTHING), lambda case: False) is None
 
 
 def test_without_a_single_test_nothing_is_claimed() -> None:
     (case,) = big_cases(other_axis, 1)
-    with pytest.raises(NotReproducedError):
-        shrink_recipe(case.choices, EVERYTHING, other_axis, max_tests=0)
+    assert shrink(case, other_axis, max_tests=0) is None
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, SystemExit])
@@ -143,7 +157,7 @@ def test_what_the_predicate_raises_comes_out_and_the_best_so_far_is_known(
     error: type[BaseException],
 ) -> None:
     (case,) = big_cases(other_axis, 1)
-    progress: list[RecipeProgress] = []
+    best: list[GeneratedCase] = []
     calls = count(1)
 
     def interrupted(candidate: GeneratedCase) -> bool:
@@ -152,31 +166,29 @@ def test_what_the_predicate_raises_comes_out_and_the_best_so_far_is_known(
         return other_axis(candidate)
 
     with pytest.raises(error):
-        shrink_recipe(case.choices, EVERYTHING, interrupted, on_progress=progress.append)
-    assert [event.tests for event in progress] == list(range(1, 8))
-    assert other_axis(progress[-1].best)
-    assert readability(progress[-1].best) < readability(case)
+        shrink(case, interrupted, on_test=best.append)
+    assert len(best) == 7
+    assert other_axis(best[-1])
+    assert readability(best[-1]) < readability(case)
 
 
 def test_what_the_progress_handler_raises_is_no_finding() -> None:
     (case,) = big_cases(other_axis, 1)
 
-    def broken(progress: RecipeProgress) -> None:
+    def broken(best: GeneratedCase) -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        shrink_recipe(case.choices, EVERYTHING, other_axis, on_progress=broken)
+        shrink(case, other_axis, on_test=broken)
 
 
 @pytest.mark.slow
-def test_progress_says_when_the_best_changed() -> None:
+def test_the_best_only_becomes_better() -> None:
     (case,) = big_cases(other_axis, 1)
-    progress: list[RecipeProgress] = []
-    result = shrink_recipe(case.choices, EVERYTHING, other_axis, on_progress=progress.append)
-    assert progress[0].improved
-    assert progress[-1].best == result.best
-    improvements = [readability(event.best) for event in progress if event.improved]
-    assert improvements == sorted(improvements, reverse=True)
+    best: list[GeneratedCase] = []
+    assert shrink(case, other_axis, on_test=best.append) == best[-1]
+    ranks = [readability(each) for each in best]
+    assert ranks == sorted(ranks, reverse=True)
 
 
 @pytest.mark.slow
@@ -187,8 +199,8 @@ def test_it_is_silent_and_leaves_nothing_behind(
     (case,) = big_cases(other_axis, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        shrink_recipe(case.choices, EVERYTHING, other_axis)
-        shrink_recipe(case.choices, EVERYTHING, other_axis, max_tests=3)
+        shrink(case, other_axis)
+        shrink(case, other_axis, max_tests=3)
     assert capfd.readouterr() == ("", "")
     assert list(tmp_path.iterdir()) == []
 
@@ -196,5 +208,6 @@ def test_it_is_silent_and_leaves_nothing_behind(
 def test_a_shrink_within_the_clean_profile_stays_within_it() -> None:
     clean = Profile(near_misses=False)
     case = next(case for index in count() if (case := draw_case_at(0, index, clean)).spec.block)
-    best = shrink_recipe(case.choices, clean, lambda candidate: True).best
+    best = shrink(case, lambda candidate: True, profile=clean)
+    assert best is not None
     assert best.spec.near_misses == ()
