@@ -13,7 +13,7 @@ import pytest
 import torch
 from test_known_issues import expected
 
-from fuzzcompile.front.commands.triage import FileAnswer, triage_files
+from fuzzcompile.diagnosis.worker.file_triage import FileAnswer, triage_files
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.verdicts import Verdict
 

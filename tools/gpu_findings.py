@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.front.commands.triage import FileAnswer, triage_files
+from fuzzcompile.diagnosis.worker.file_triage import FileAnswer, triage_files
 from fuzzcompile.model.conditions import Conditions, Limits
 from fuzzcompile.model.contract import ReportJson, read_target
 from fuzzcompile.model.errors import FuzzcompileError, UsageError

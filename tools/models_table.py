@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.front.commands.triage import FileAnswer, triage_files
+from fuzzcompile.diagnosis.worker.file_triage import FileAnswer, triage_files
 from fuzzcompile.fuzz.models.bundled_models import (
     SIZES,
     find_architecture,

@@ -1,1 +1,1 @@
-"""Analyses of one program beside triage: profiles by layer, and watched training scripts."""
+"""Analyses beside triage: profiles by layer, watched training scripts, and what campaigns reached of the compiler."""

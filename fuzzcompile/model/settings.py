@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -141,50 +140,6 @@ def find_setting(key: str) -> Setting:
     return _BY_KEY[key]
 
 
-# The setting ``ignore``: bugs that a project knows of, and files that are no cases.
-
-
-@dataclass(frozen=True)
-class IgnorePatterns:
-    """Patterns of ``ignore``.
-
-    A pattern with a colon speaks of signatures: one matches that is equal to it, begins with it, or fits it as a glob
-    (``joint_graph:*:sfdp*``). Any other pattern is a glob that is tried on three things: the file of a case, relative
-    to ``base``, and the folders above it (``experiments``, ``*_slow.py``); the rewrite or the pass of a culprit
-    (``_sfdp_pattern_*``); and the source file of a culprit (``torch/_inductor/fx_passes/*``).
-    """
-
-    patterns: tuple[str, ...]  # what the user gave
-    base: Path  # the folder that files are relative to
-
-    def ignores_file(self, path: Path) -> bool:
-        """Return whether triage of a folder or a glob passes over this file."""
-        names = _list_names(path.absolute(), self.base.absolute())
-        return any(fnmatchcase(name, pattern.rstrip("/")) for pattern in self._globs() for name in names)
-
-    def ignores_bug(self, signature: str | None, culprit: Mapping[str, object] | None) -> bool:
-        """Return whether a bug of this signature and culprit counts as known."""
-        named = [str((culprit or {}).get(field) or "") for field in ("rewrite", "pass", "source")]
-        if any(fnmatchcase(name, pattern) for pattern in self._globs() for name in named if name):
-            return True
-        return signature is not None and any(
-            signature == pattern or signature.startswith(pattern.rstrip(":") + ":") or fnmatchcase(signature, pattern)
-            for pattern in self.patterns
-            if ":" in pattern
-        )
-
-    def _globs(self) -> list[str]:
-        return [pattern for pattern in self.patterns if ":" not in pattern]
-
-
-def _list_names(path: Path, base: Path) -> list[str]:
-    """A file's own name, and its path and those of the folders above it, from ``base``."""
-    if not path.is_relative_to(base):
-        return [path.name]
-    inside = path.relative_to(base)
-    return [path.name, *(str(place) for place in (inside, *inside.parents) if place != Path())]
-
-
 # What is in force without a command line: environment, pyproject.toml,
 # what is built in.
 
@@ -220,12 +175,6 @@ class ActiveSettings:
         if key in self.environment:
             return SettingSource.ENVIRONMENT
         return SettingSource.PYPROJECT if key in self.project else SettingSource.DEFAULT
-
-    def make_ignore_patterns(self, patterns: tuple[str, ...]) -> IgnorePatterns | None:
-        """Return the matcher of patterns; those of pyproject.toml are relative to that file, others to here."""
-        ours = self.path is not None and patterns == self.project.get("ignore")
-        base = self.path.parent if ours and self.path is not None else Path.cwd()
-        return IgnorePatterns(patterns, base) if patterns else None
 
 
 def read_settings() -> ActiveSettings:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.model.profile_contract import AttentionBackendJson, AttentionCallJson, AttentionTensorJson
+from fuzzcompile.model.profile_contract import (
+    AttentionBackendJson,
+    AttentionCallJson,
+    AttentionKernelsJson,
+    AttentionTensorJson,
+)
 from fuzzcompile.run.device import Numerics, hold_numerics
 
 # By the names that users give them, in the order in which tables show them.
@@ -360,3 +366,83 @@ def _describe_tensor(tensor: torch.Tensor) -> AttentionTensorJson:
     if tensor.is_nested:
         return {"shape": [], "strides": [], "dtype": dtype}
     return {"shape": list(tensor.shape), "strides": list(tensor.stride()), "dtype": dtype}
+
+
+# A table of the kernels of ``scaled_dot_product_attention`` that a device has for typical inputs.
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_WIDTHS = (64, 80, 256)
+_INPUTS = ("plain", "causal", "masked", "training", "training, dropout")
+_BATCH, _HEADS, _LENGTH = 1, 2, 64
+
+
+@dataclass(frozen=True)
+class KernelAnswer:
+    """The answer of every kernel to one kind of inputs: usable, or the reason why not."""
+
+    inputs: str
+    width: int
+    dtype: str
+    backends: Sequence[AttentionBackend]
+
+    @property
+    def usable(self) -> str:
+        """The kernels that take the inputs, the chosen one first."""
+        names = [backend.name for backend in sorted(self.backends, key=lambda backend: not backend.chosen)]
+        taken = {backend.name for backend in self.backends if backend.usable}
+        return ", ".join(name for name in names if name in taken) or "none"
+
+    def to_json(self) -> AttentionKernelsJson:
+        """The entry of the contract."""
+        backends = [backend.to_json() for backend in self.backends]
+        return {"inputs": self.inputs, "head_dim": self.width, "dtype": self.dtype, "backends": backends}
+
+
+def ask_kernels(device: torch.device) -> list[KernelAnswer]:
+    """Ask about typical inputs of shape (1, 2, 64, head dim) on ``device``; runs no kernel."""
+    return [
+        KernelAnswer(inputs, width, str(dtype).removeprefix("torch."), _ask_backends(inputs, width, dtype, device))
+        for inputs, width, dtype in itertools.product(_INPUTS, _WIDTHS, _DTYPES)
+    ]
+
+
+def format_kernel_table(answered: Sequence[KernelAnswer]) -> list[str]:
+    """The answers as lines of text: the chosen kernel first, head dims of equal answers together, then refusals."""
+    dtypes = list(dict.fromkeys(answer.dtype for answer in answered))
+    rows = [["inputs", "head dim", *dtypes], *_format_rows(answered, dtypes)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [*lines, *_list_refusals(answered)]
+
+
+def _ask_backends(inputs: str, width: int, dtype: torch.dtype, device: torch.device) -> list[AttentionBackend]:
+    training = inputs.startswith("training")
+    query = torch.zeros(_BATCH, _HEADS, _LENGTH, width, dtype=dtype, device=device, requires_grad=training)
+    mask = torch.ones(_LENGTH, _LENGTH, dtype=torch.bool, device=device) if inputs == "masked" else None
+    dropout = 0.1 if "dropout" in inputs else 0.0
+    with torch.set_grad_enabled(training):
+        try:
+            return list_backends(query, query, query, attn_mask=mask, dropout_p=dropout, is_causal=inputs == "causal")
+        except RuntimeError:  # torch knows no attention on this device
+            return []
+
+
+def _format_rows(answered: Sequence[KernelAnswer], dtypes: Sequence[str]) -> Iterator[list[str]]:
+    cells = {(answer.inputs, answer.width, answer.dtype): answer.usable for answer in answered}
+    for inputs in dict.fromkeys(answer.inputs for answer in answered):
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for width in dict.fromkeys(answer.width for answer in answered):
+            alike.setdefault(tuple(cells[inputs, width, dtype] for dtype in dtypes), []).append(str(width))
+        for row, widths in alike.items():
+            yield [inputs, ", ".join(widths), *row]
+
+
+def _list_refusals(answered: Sequence[KernelAnswer]) -> Iterator[str]:
+    """Each reason once, with the first inputs that it refuses."""
+    seen = set()
+    for answer in answered:
+        for backend in answer.backends:
+            if not backend.usable and (backend.name, backend.reason) not in seen:
+                seen.add((backend.name, backend.reason))
+                refused = f"{answer.inputs} {answer.dtype}, head dim {answer.width}"
+                yield f"{backend.name} refuses {refused}: {backend.reason}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fuzzcompile.front.commands.triage import Baseline
+from fuzzcompile.front.known_bugs import Baseline
 from fuzzcompile.model import signatures
 from fuzzcompile.model.signatures import (
     agree,

@@ -13,7 +13,7 @@ import pytest
 
 from fuzzcompile.corpus.records import CaseRecord
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.front.commands.triage import FileAnswer
+from fuzzcompile.diagnosis.worker.file_triage import FileAnswer
 from fuzzcompile.model.errors import UsageError
 
 TOOL = Path(__file__).parents[2] / "tools" / "gpu_findings.py"

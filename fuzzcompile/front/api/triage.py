@@ -17,11 +17,12 @@ from typing import TypedDict, Unpack
 from rich.console import Console
 
 from fuzzcompile.diagnosis.refusals import CannotJudge
+from fuzzcompile.diagnosis.worker.file_triage import FileAnswer, triage_files
 from fuzzcompile.diagnosis.worker.judge import CaseProgress, judge_case
 from fuzzcompile.diagnosis.worker.local_pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
 from fuzzcompile.diagnosis.worker.veto_check import check_vetoes
 from fuzzcompile.front.api.report import Report
-from fuzzcompile.front.commands.triage import Baseline, FileAnswer, triage_files
+from fuzzcompile.front.known_bugs import Baseline
 from fuzzcompile.model.conditions import Conditions, Contract, Limits, Question, choose_running_device
 from fuzzcompile.model.contract import ReportJson, WhereJson
 from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, UsageError

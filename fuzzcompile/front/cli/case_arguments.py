@@ -1,18 +1,36 @@
-"""CASE|FINDING arguments: a file, or the name of a finding in the corpus."""
+"""CASE|FINDING arguments: a file, or the name of a finding in the corpus; and what a shell completes of both."""
 
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fuzzcompile.model.errors import CaseError
+import click
+from click.shell_completion import CompletionItem
+
+from fuzzcompile.model.errors import CaseError, UsageError
+from fuzzcompile.model.settings import locate_corpus, read_settings
 from fuzzcompile.programs.casefiles.case_file import looks_like_path, read_case_file
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.records import FindingSummary
     from fuzzcompile.corpus.store import Store
+
+_MOST_NAMES = 500  # that a shell is offered
+
+
+def open_corpus(location: str | None, *, create: bool = False) -> Store:
+    """The corpus at a place or, with None, the one in force.
+
+    Raises:
+        CorpusError: there is none, and it is not to be created, or it cannot be opened.
+    """
+    from fuzzcompile.corpus.store import Store
+
+    return Store.open(location, create=create)
 
 
 @contextlib.contextmanager
@@ -23,10 +41,9 @@ def open_existing_corpus(location: str | None) -> Iterator[Store | None]:
         CorpusError: there is none at the ``location`` that the user named, or it cannot be opened.
     """
     from fuzzcompile.corpus.records import CorpusError
-    from fuzzcompile.corpus.store import Store
 
     try:
-        store = Store.open(location, create=False)
+        store = open_corpus(location)
     except CorpusError:
         if location is not None:
             raise
@@ -63,18 +80,6 @@ def require_trusted(store: Store, findings: Sequence[FindingSummary], *, trusted
         require_trust(findings, store.location)
 
 
-def require_finding(name: str, location: str | None) -> None:
-    """Refuse the name of a finding that the corpus lacks, before torch is imported to work on it.
-
-    Raises:
-        CaseError: there is no corpus.
-        CorpusError: it cannot be opened.
-        UnknownFindingError: it has no such finding.
-    """
-    with open_existing_corpus(location) as store:
-        require_corpus(store, name).finding(name)
-
-
 def require_corpus(store: Store | None, name: str) -> Store:
     """The corpus that must hold ``name``, which is not a file.
 
@@ -84,3 +89,39 @@ def require_corpus(store: Store | None, name: str) -> Store:
     if store is None:
         raise CaseError(f"{name} is not a file, and there is no corpus here; name a case file or use --corpus.")
     return store
+
+
+def complete_findings(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Ids of findings."""
+    rows = _query_corpus(context, "SELECT id, verdict FROM findings ORDER BY id DESC LIMIT ?")
+    named = [(f"F{number}", str(verdict)) for number, verdict in rows]
+    return [CompletionItem(name, help=verdict) for name, verdict in named if name.startswith(incomplete.upper())]
+
+
+def complete_cases_and_findings(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Ids of findings; files where no id begins so."""
+    return [CompletionItem(incomplete, type="file"), *complete_findings(context, parameter, incomplete)]
+
+
+def complete_rewrites(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Rewrites and passes that campaigns saw at work."""
+    rows = _query_corpus(context, "SELECT DISTINCT rewrite FROM rewrite_coverage ORDER BY 1 LIMIT ?")
+    return [CompletionItem(str(name)) for (name,) in rows if str(name).startswith(incomplete)]
+
+
+def _query_corpus(context: click.Context, query: str) -> Iterator[tuple[object, ...]]:
+    """Yield rows of the corpus in force, read without loading more than SQLite; none where it cannot be read."""
+    try:
+        named = context.params.get("location") or read_settings().find_value("corpus")
+    except UsageError:  # the command itself says what is wrong with the settings
+        return
+    place = locate_corpus(named)
+    if "://" in place:
+        return
+    with (
+        contextlib.suppress(sqlite3.Error),
+        contextlib.closing(sqlite3.connect(f"{Path(place).as_uri()}?mode=ro", uri=True, timeout=0.2)) as connection,
+    ):
+        yield from connection.execute(query, (_MOST_NAMES,))

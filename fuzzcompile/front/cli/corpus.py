@@ -6,13 +6,15 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from fuzzcompile.front.cli import completion, options
-from fuzzcompile.front.cli.case_arguments import require_trusted
+from fuzzcompile.front.cli import options
+from fuzzcompile.front.cli.case_arguments import complete_findings, open_corpus, require_trusted
 from fuzzcompile.front.cli.finding_output import (
     format_readable,
     make_finding_json,
@@ -28,13 +30,15 @@ if TYPE_CHECKING:
     from fuzzcompile.corpus.imports import Arrived, Copied, Export
     from fuzzcompile.corpus.reader import JudgedRun
     from fuzzcompile.corpus.store import Store
-    from fuzzcompile.front.commands.refresh import RefreshResult
     from fuzzcompile.model.conditions import Conditions
 
 
 @click.group()
 def corpus() -> None:
     """List, show, export and import the findings of the corpus."""
+
+
+options.add_former_spellings(corpus)
 
 
 @corpus.command("list")
@@ -46,9 +50,7 @@ def list_findings(every: bool, location: str | None, as_json: bool) -> int:
 
     Layouts that nobody is hurt by and calls that only eager refuses are counted in one line. --json lists all.
     """
-    from fuzzcompile.corpus.store import Store
-
-    with Store.open(location, create=False) as store:
+    with open_corpus(location) as store:
         findings = store.summaries()
         groups = {group.name: group for group in store.umbrellas()}
         counters, place = None if as_json else store.counters(), store.location
@@ -63,14 +65,12 @@ def list_findings(every: bool, location: str | None, as_json: bool) -> int:
 
 
 @corpus.command()
-@click.argument("finding", shell_complete=completion.complete_findings)
+@click.argument("finding", shell_complete=complete_findings)
 @options.corpus
 @options.json_output
 def show(finding: str, location: str | None, as_json: bool) -> int:
     """Show a finding: its report, its proof and its reproducer."""
-    from fuzzcompile.corpus.store import Store
-
-    with Store.open(location, create=False) as store:
+    with open_corpus(location) as store:
         stored = store.finding(finding)
         reproducer = store.best_reproducer(stored.id)
         group, place = store.umbrella(stored.umbrella), store.location
@@ -90,21 +90,19 @@ def show(finding: str, location: str | None, as_json: bool) -> int:
 
 
 @corpus.command()
-@click.argument("finding", shell_complete=completion.complete_findings)
+@click.argument("finding", shell_complete=complete_findings)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @options.corpus
 def export(finding: str, folder: Path, location: str | None) -> int:
     """Write a finding's case, reproducer and report as files into FOLDER."""
-    from fuzzcompile.corpus.store import Store
-
-    with Store.open(location, create=False) as store:
+    with open_corpus(location) as store:
         for path in store.export(finding, folder):
             click.echo(str(path))
     return 0
 
 
 @corpus.command()
-@click.argument("findings", nargs=-1, metavar="[FINDING]...", shell_complete=completion.complete_findings)
+@click.argument("findings", nargs=-1, metavar="[FINDING]...", shell_complete=complete_findings)
 @click.option(
     "--drafts", type=click.Path(path_type=Path, file_okay=False), help="Write their issue drafts anew into this folder."
 )
@@ -125,35 +123,26 @@ def refresh(
     Of a finding that still shows, the report (with its signature, cause and severity), the reproducer and the script
     for an issue with its ladder of backends are stored anew. One that shows no more is left as it is.
     """
-    from dataclasses import asdict
-
-    from fuzzcompile.corpus.store import Store
-
     counts: Counter[str] = Counter()
-    with Store.open(location, create=False) as store:
+    with open_corpus(location) as store:
         named = [store.finding(name) for name in findings] or store.findings()
         require_trusted(store, named, trusted=trusted)
         names = list(dict.fromkeys(finding.public_id for finding in named))
 
-        from fuzzcompile.front.commands.refresh import refresh as judge_again  # imports torch
+        from fuzzcompile.front.stored_findings import refresh as judge_again  # imports torch
 
         def start(name: str) -> None:
             click.echo(f"[{names.index(name) + 1}/{len(names)}] judging {name} ...", err=True)
 
         for refreshed in judge_again(store, names, conditions, drafts=drafts, on_start=start):
             counts[refreshed.result] += 1
-            click.echo(f"  {_describe_refreshed(refreshed)}", err=True)
+            where = "" if refreshed.kept == refreshed.finding else f", merged into {refreshed.kept}"
+            note = f" ({refreshed.note})" if refreshed.note else ""
+            click.echo(f"  {refreshed.finding}: {refreshed.result}{where}, {refreshed.signature}{note}", err=True)
             if as_json:
                 click.echo(json.dumps(asdict(refreshed)))
     click.echo(", ".join(f"{count} {result}" for result, count in counts.items()) or "No findings yet.", err=True)
     return 3 if counts["not judged"] else 0
-
-
-def _describe_refreshed(refreshed: RefreshResult) -> str:
-    """Return one line on the new state of a finding."""
-    where = "" if refreshed.kept == refreshed.finding else f", merged into {refreshed.kept}"
-    note = f" ({refreshed.note})" if refreshed.note else ""
-    return f"{refreshed.finding}: {refreshed.result}{where}, {refreshed.signature}{note}"
 
 
 @corpus.command("import")
@@ -178,15 +167,18 @@ def import_findings(source: str, trusted: bool, whole: bool, location: str | Non
     if whole:
         return _copy_whole(source, location, as_json=as_json)
     from fuzzcompile.corpus.location import find_file, resolve
-    from fuzzcompile.corpus.store import Store
     from fuzzcompile.corpus.transfer import opened
 
-    with opened(source, find_file(resolve(location))) as found, Store.open(location) as store:
-        arrived = _show_arrivals(store, found, trusted=trusted)
+    with opened(source, find_file(resolve(location))) as found, open_corpus(location, create=True) as store:
         counts = dict.fromkeys(("new", "known", "refused"), 0)
-        for item in arrived:
+        for item in _show_arrivals(store, found, trusted=trusted):
             counts[item.how] += 1
-            _print_item(item, as_json=as_json)
+            if as_json:
+                click.echo(json.dumps(vars(item)))
+                continue
+            merged = f"; {', '.join(item.merged)} merged into it" if item.merged else ""
+            why = f" ({item.why})" if item.why else ""
+            click.echo(f"{item.finding or 'refused'}  {item.name}{why}{merged}", err=item.how == "refused")
         foreign, place = sum(not finding.trusted for finding in store.summaries()), store.location
     if not as_json:
         click.echo(f"{counts['new']} new, {counts['known']} known, {counts['refused']} refused.")
@@ -201,7 +193,7 @@ def import_findings(source: str, trusted: bool, whole: bool, location: str | Non
 
 
 @corpus.command()
-@click.argument("findings", nargs=-1, metavar="[FINDING]...", shell_complete=completion.complete_findings)
+@click.argument("findings", nargs=-1, metavar="[FINDING]...", shell_complete=complete_findings)
 @click.option("--all", "every", is_flag=True, help="Trust all that the corpus holds.")
 @options.corpus
 def trust(findings: tuple[str, ...], every: bool, location: str | None) -> int:
@@ -209,18 +201,13 @@ def trust(findings: tuple[str, ...], every: bool, location: str | None) -> int:
 
     Running them runs their code with your permissions; read them first (`fuzzcompile corpus show`).
     """
-    from fuzzcompile.corpus.store import Store
-
     if every == bool(findings):
         raise UsageError("Name the findings to trust, or give --all.")
-    with Store.open(location, create=False) as store:
+    with open_corpus(location) as store:
         marked = store.trust(None if every else findings)
     sources = f"{marked} source{'' if marked == 1 else 's'}"
     click.echo(f"Trusted: {sources}." if marked else "Nothing to do: they are trusted already.")
     return 0
-
-
-options.add_former_spelling(corpus, "copy", "corpus import FROM --whole --corpus TO")
 
 
 @corpus.command()
@@ -228,9 +215,7 @@ options.add_former_spelling(corpus, "copy", "corpus import FROM --whole --corpus
 @options.json_output
 def stats(location: str | None, as_json: bool) -> int:
     """Count what the corpus holds, and how large it is."""
-    from fuzzcompile.corpus.store import Store
-
-    with Store.open(location, create=False) as store:
+    with open_corpus(location) as store:
         counted = store.stats()
     if as_json:
         click.echo(json.dumps(counted.to_json()))
@@ -261,11 +246,7 @@ def gc(days: int, dry: bool, location: str | None, as_json: bool) -> int:
     Findings keep all that is theirs, and so do cases that were the first to reach something. Of a campaign's cases, the
     place in its stream and the verdict stay, so that a later campaign goes on behind them.
     """
-    from datetime import UTC, datetime, timedelta
-
-    from fuzzcompile.corpus.store import Store
-
-    with Store.open(location, create=False) as store:
+    with open_corpus(location) as store:
         before = store.stats().bytes["file"]
         freed = store.collect(datetime.now(UTC) - timedelta(days=days), dry=dry)
         after = store.stats().bytes["file"]
@@ -300,7 +281,6 @@ def _copy_whole(source: str, target: str | None, *, as_json: bool) -> int:
 
 
 def _show_arrivals(store: Store, found: Iterable[Export] | Store, *, trusted: bool) -> Iterator[Arrived]:
-    """Import, with the progress of a copy on standard error."""
     from rich.console import Console
 
     from fuzzcompile.corpus.store import Store as Corpus
@@ -316,24 +296,12 @@ def _show_arrivals(store: Store, found: Iterable[Export] | Store, *, trusted: bo
         yield from store.copy(found, on_progress, trusted=trusted)
 
 
-def _print_item(item: Arrived, *, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(vars(item)))
-        return
-    merged = f"; {', '.join(item.merged)} merged into it" if item.merged else ""
-    why = f" ({item.why})" if item.why else ""
-    click.echo(f"{item.finding or 'refused'}  {item.name}{why}{merged}", err=item.how == "refused")
-
-
 def _format_counts(counted: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {number}" for name, number in counted.items()) or "none"
 
 
 def _format_megabytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
-
-
-# ``fuzzcompile corpus case``.
 
 
 @corpus.command()
@@ -347,9 +315,7 @@ def case(name: str, location: str | None, as_json: bool) -> int:
     gets it without the characters that would change what it shows:
     `fuzzcompile corpus case HASH > case.py; fuzzcompile triage case.py`.
     """
-    from fuzzcompile.corpus.store import Store
-
-    with Store.open(location, create=False) as store:
+    with open_corpus(location) as store:
         found = store.judged(name)
     if as_json:
         runs = [{**vars(run), "created": run.created.isoformat()} for run in found.runs]
@@ -370,7 +336,6 @@ def case(name: str, location: str | None, as_json: bool) -> int:
 
 
 def _format_run(run: JudgedRun) -> str:
-    """One line on a run."""
     environment, report = run.environment, run.report
     where = environment.get("target") or environment.get("device")
     processor = environment.get("device_name") or environment.get("cpu") or "an unknown processor"
@@ -422,15 +387,12 @@ def report(out: Path, summary: Path | None, location: str | None) -> int:
     It says what matters first, lists the findings to filter and sort, and has a page for each: reproducer, evidence,
     culprit, graph before and after, other versions of torch. Coverage by stage and the pace of campaigns follow.
     """
-    from datetime import UTC, datetime
-
-    from fuzzcompile.corpus.store import Store
     from fuzzcompile.report.output_files import check_writable, write_whole
     from fuzzcompile.report.pages.corpus_page import Contents, page_of_corpus
 
     check_writable(out, "--out")
     campaign = None if summary is None else _read_summary(summary)
-    with Store.open(location, create=False) as store:
+    with open_corpus(location) as store:
         contents = Contents.of(store)
     page = page_of_corpus(contents, datetime.now(UTC), campaign).encode("utf-8")
     write_whole(out, page, "--out")
@@ -440,11 +402,6 @@ def report(out: Path, summary: Path | None, location: str | None) -> int:
 
 
 def _read_summary(path: Path) -> Mapping[str, object]:
-    """The summary of a campaign.
-
-    Raises:
-        UsageError: the file cannot be read, or is none.
-    """
     ours = "give the file that `fuzzcompile run --summary` wrote"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,11 +1,11 @@
-"""``fuzzcompile coverage``."""
+"""``fuzzcompile coverage`` and ``fuzzcompile passes``."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,34 +14,30 @@ import click
 
 from fuzzcompile.front.cli import options
 from fuzzcompile.model.conditions import choose_running_device
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.stages import STAGES
 
 if TYPE_CHECKING:
     import torch
     from rich.table import Table
 
-    from fuzzcompile.front.commands.coverage import AttentionCoverage, CoverageTable, StageCoverage
-    from fuzzcompile.front.commands.passes import ListedPass, PassListing
-
+    from fuzzcompile.analyses.rule_coverage import (
+        AttentionCoverage,
+        CoverageTable,
+        ListedRule,
+        RuleListing,
+        StageCoverage,
+    )
 
 _COVERAGE_COLUMNS = (
-    "stage",
-    "kind",
-    "known",
-    "fired",
-    "refused only",
-    "called only",
-    "unreachable",
-    "off",
-    "never",
-    "reached",
-)
+    "stage", "kind", "known", "fired", "refused only", "called only", "unreachable", "off", "never", "reached",
+)  # fmt: skip
 # There are hundreds of these: their names are shown only with --stage.
 _MANY_NAMES = ("decomposition", "lowering", "kernel")
 
 
 @click.command()
-@click.option("--stage", default=None, metavar="STAGE", help="Only this stage, with all its names.")
+@click.option("--stage", metavar="STAGE", help="Only this stage, with all its names.")
 @click.option(
     "--attention",
     is_flag=True,
@@ -49,13 +45,11 @@ _MANY_NAMES = ("decomposition", "lowering", "kernel")
 )
 @click.option(
     "--within",
-    default=None,
     metavar="TIME",
     help="Count only what campaigns had judged in their first TIME together: 90s, 30m, 1h.",
 )
 @click.option(
     "--report",
-    default=None,
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Also write the whole table, with reasons, to FILE as Markdown.",
@@ -85,14 +79,12 @@ def coverage(
     the rules are those registered for that device, and only campaigns for it count.
     """
     from fuzzcompile.fuzz.campaign.budget import parse_seconds
-    from fuzzcompile.model.errors import UsageError
-    from fuzzcompile.model.stages import STAGES
 
     seconds = None if within is None else parse_seconds(within, "--within")
     if stage is not None and stage not in (*STAGES, "kernel"):
         raise UsageError(f"There is no stage {stage!r}; there are {', '.join(STAGES)}.")
 
-    from fuzzcompile.front.commands.coverage import measure_coverage
+    from fuzzcompile.analyses.rule_coverage import measure_coverage
     from fuzzcompile.run.device import resolve_device
 
     resolved = resolve_device(choose_running_device(device, target))
@@ -105,7 +97,7 @@ def coverage(
     if report is not None:
         _write_report(report, table, patterns, missing)
     if as_json:
-        content = _make_json(table, shown, target)
+        content = _make_json(table, shown)
         if attention:
             content["attention"] = None if patterns is None else patterns.to_json()
         click.echo(json.dumps(content))
@@ -119,14 +111,10 @@ def coverage(
     return 0
 
 
-def _make_json(table: CoverageTable, shown: Sequence[StageCoverage], target: str | None) -> dict[str, object]:
+def _make_json(table: CoverageTable, shown: Sequence[StageCoverage]) -> dict[str, object]:
     counters = table.counters
     return {
-        "torch": table.torch,
-        "device": table.device,
-        "target": target,
-        "corpus": table.corpus,
-        "note": table.note,
+        **{key: getattr(table, key) for key in ("torch", "device", "target", "corpus", "note")},
         "counted": {"within": table.within, "ran": table.ran, "cases": counters.cases, "runs": counters.runs},
         "rules": table.rules.to_json(),
         "stages": [row.to_json() for row in shown],
@@ -134,28 +122,56 @@ def _make_json(table: CoverageTable, shown: Sequence[StageCoverage], target: str
 
 
 def _measure_attention(device: torch.device, table: CoverageTable) -> tuple[AttentionCoverage | None, str | None]:
-    """The SDPA patterns, or the sentence that says why they are not known."""
-    from fuzzcompile.front.commands.coverage import measure_attention_coverage
-    from fuzzcompile.model.errors import EnvironmentUnfit
+    """Return the SDPA patterns, or the sentence that says why they are not known."""
+    from fuzzcompile.analyses.rule_coverage import measure_attention_coverage
 
-    def progress(done: int, total: int) -> None:
+    def show_progress(done: int, total: int) -> None:
         if sys.stderr.isatty():
             text = f"  SDPA patterns: {done} of {total} compiled" if done < total else ""
             click.echo(f"\r\033[K{text}", nl=False, err=True)
 
     try:
-        return measure_attention_coverage(device, table.seen, progress, target=table.target), None
+        return measure_attention_coverage(device, table.seen, show_progress, target=table.target), None
     except EnvironmentUnfit as error:
         return None, str(error)
 
 
 def _write_report(path: Path, table: CoverageTable, patterns: AttentionCoverage | None, missing: str | None) -> None:
-    from fuzzcompile.front.commands.coverage import format_coverage_report
-    from fuzzcompile.model.errors import UsageError
+    """Write the report in Markdown; without ``patterns``, ``missing`` says why if they were asked for."""
+    import torch
 
+    from fuzzcompile.analyses.rule_coverage import RULES
+    from fuzzcompile.fuzz.campaign.budget import format_duration
+    from fuzzcompile.model.privacy import scrub
+    from fuzzcompile.model.templates import get_environment
+    from fuzzcompile.model.versions import __version__
+    from fuzzcompile.report.circumstances import versions
+    from fuzzcompile.run.device import describe_environment
+
+    rules = [row for row in table.stages if row.kind in RULES]
+    names = defaultdict[tuple[str, str, str], list[str]](list)
+    for row in rules:
+        for name, reason in row.unreachable.items():
+            names[row.stage, row.kind, reason.why].append(name)
+    machine = {**describe_environment(torch.device(table.device), table.target), "torch": table.torch}
+    template = get_environment().get_template("reports/coverage.md.j2")
+    text = template.render(
+        table=table,
+        total=table.rules,
+        rules=rules,
+        groups=Counter(reason.group for row in rules for reason in row.unreachable.values()).most_common(),
+        reasons=[(*place, listed) for place, listed in names.items()],
+        attention=patterns,
+        missing=missing,
+        version=__version__,
+        versions=versions(machine),
+        clock=format_duration,
+        percent=_format_percent,
+        scrub=scrub,
+    )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(format_coverage_report(table, patterns, missing), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"The report cannot be written to {path} ({error.strerror}); name another file.") from error
 
@@ -163,6 +179,8 @@ def _write_report(path: Path, table: CoverageTable, patterns: AttentionCoverage 
 def _print_coverage(table: CoverageTable, shown: list[StageCoverage], *, every: bool) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from fuzzcompile.fuzz.campaign.budget import format_duration
 
     console = Console()
     if console.is_terminal:
@@ -178,9 +196,10 @@ def _print_coverage(table: CoverageTable, shown: list[StageCoverage], *, every: 
     if not every:
         click.echo(f"\n{_format_shares(table)}")
     told = f" for {table.target}" if table.target is not None else ""
-    click.echo(
-        f"\ntorch {table.torch}{told}, counted in {table.corpus}{_describe_window(table)}.", err=not console.is_terminal
-    )
+    counted = f": {table.counters.cases} cases"
+    if table.within is not None:
+        counted = f": the {table.counters.cases} cases of the first {format_duration(table.ran)} of campaigns"
+    click.echo(f"\ntorch {table.torch}{told}, counted in {table.corpus}{counted}.", err=not console.is_terminal)
 
 
 def _print_names(row: StageCoverage, *, every: bool) -> None:
@@ -194,23 +213,19 @@ def _print_names(row: StageCoverage, *, every: bool) -> None:
 
 
 def _format_shares(table: CoverageTable) -> str:
-    from fuzzcompile.front.commands.coverage import format_percent
-
     rules = table.rules
-    raw = f"{rules.fired} fired of {rules.known} that are registered ({format_percent(rules.share_of_known)})"
+    raw = f"{rules.fired} fired of {rules.known} that are registered ({_format_percent(rules.share_of_known)})"
     if rules.unreachable is None:
         return f"Rewrite rules and passes: {raw}. {table.note}"
     reachable = rules.known - rules.unreachable
-    return f"Rewrite rules and passes: {raw}, and of {reachable} that can be reached ({format_percent(rules.share)})."
+    return f"Rewrite rules and passes: {raw}, and of {reachable} that can be reached ({_format_percent(rules.share)})."
 
 
 def _print_attention(patterns: AttentionCoverage) -> None:
-    from fuzzcompile.front.commands.coverage import format_percent
-
     fired = len(patterns.can_fire) - len(patterns.never)
     click.echo(
         f"\nSDPA patterns: {len(patterns.registered)} registered, {len(patterns.can_fire)} can fire here, "
-        f"{fired} of these fired ({format_percent(patterns.share, 0)})."
+        f"{fired} of these fired ({_format_percent(patterns.share, 0)})."
     )
     if patterns.never:
         click.echo(f"\nSDPA patterns that can fire here and never did: {', '.join(patterns.never)}")
@@ -220,24 +235,15 @@ def _print_attention(patterns: AttentionCoverage) -> None:
         click.echo(f"\nThe search function of {name} could not be compiled: {why}")
 
 
-def _describe_window(table: CoverageTable) -> str:
-    from fuzzcompile.fuzz.campaign.budget import format_duration
-
-    cases = f"{table.counters.cases} cases"
-    return (
-        f": {cases}"
-        if table.within is None
-        else f": the {cases} of the first {format_duration(table.ran)} of campaigns"
-    )
-
-
 def _format_coverage_cells(row: StageCoverage) -> list[str]:
-    from fuzzcompile.front.commands.coverage import format_percent
-
     if row.known is None:
         return [row.stage, row.kind, "-", str(len(row.fired)), *["-"] * (len(_COVERAGE_COLUMNS) - 4)]
     counts = (row.fired, row.refused, row.fallback, row.unreachable, row.off, row.never)
-    return [row.stage, row.kind, str(row.known), *(str(len(names)) for names in counts), format_percent(row.share, 0)]
+    return [row.stage, row.kind, str(row.known), *(str(len(names)) for names in counts), _format_percent(row.share, 0)]
+
+
+def _format_percent(share: float | None, digits: int = 1) -> str:
+    return "-" if share is None else f"{100 * share:.{digits}f} %"
 
 
 # ``fuzzcompile passes``.
@@ -262,10 +268,10 @@ def passes(stage: str | None, never: bool, device: str, target: str | None, loca
     it fired in the corpus, or matched and was refused by its own check. Operators that Inductor decomposes or lowers
     itself are counted; --stage and --json list them. With --target, the rows are what is registered for that device.
     """
-    from fuzzcompile.front.commands.passes import list_passes
+    from fuzzcompile.analyses.rule_coverage import list_rules
     from fuzzcompile.run.device import resolve_device
 
-    listing = list_passes(resolve_device(choose_running_device(device, target)), location, target=target)
+    listing = list_rules(resolve_device(choose_running_device(device, target)), location, target=target)
     if listing.corpus is None and never:
         click.echo("fuzzcompile: there is no corpus, so nothing was seen to fire; name one with --corpus.", err=True)
     rows = [row for row in listing.rows if stage in (None, row.known.stage)]
@@ -279,7 +285,7 @@ def passes(stage: str | None, never: bool, device: str, target: str | None, loca
     return 0
 
 
-def _print_listing(rows: list[ListedPass], listing: PassListing, *, every: bool) -> None:
+def _print_listing(rows: list[ListedRule], listing: RuleListing, *, every: bool) -> None:
     import torch
     from rich.console import Console
 
@@ -290,9 +296,7 @@ def _print_listing(rows: list[ListedPass], listing: PassListing, *, every: bool)
             console.print(_make_stage_table(stage, [row for row in shown if row.known.stage == stage]))
             console.print()
     else:  # for grep and cut
-        click.echo("\t".join(_PASS_COLUMNS))
-        for row in shown:
-            click.echo("\t".join(_format_pass_cells(row)))
+        click.echo("\n".join("\t".join(cells) for cells in (_PASS_COLUMNS, *map(_format_pass_cells, shown))))
     counts = Counter(row.known.kind for row in rows)
     plurals = {"pass": "passes"}
     total = ", ".join(f"{count} {plurals.get(kind, f'{kind}s')}" for kind, count in counts.items()) or "nothing"
@@ -300,8 +304,8 @@ def _print_listing(rows: list[ListedPass], listing: PassListing, *, every: bool)
     click.echo(f"torch {torch.__version__}: {total}; {where}.", err=not console.is_terminal)
 
 
-def _make_stage_table(stage: str, rows: list[ListedPass]) -> Table:
-    """One stage for a terminal: patterns below their pass, paths and conditions in short."""
+def _make_stage_table(stage: str, rows: list[ListedRule]) -> Table:
+    """Return one stage for a terminal: patterns below their pass, paths and conditions in short."""
     from rich.table import Table
     from rich.text import Text
 
@@ -321,19 +325,11 @@ def _make_stage_table(stage: str, rows: list[ListedPass]) -> Table:
     return table
 
 
-def _format_pass_cells(row: ListedPass) -> list[str]:
-    known = row.known
-    when = known.when
+def _format_pass_cells(row: ListedRule) -> list[str]:
+    known, when = row.known, row.known.when
     if known.kind == "setting" and known.changed:
         when += f" (torch's own: {known.default})"
-    return [
-        known.stage,
-        known.kind,
-        known.name,
-        known.pass_name or "-",
-        {True: "yes", False: "no", None: "-"}[known.on],
-        "-" if row.fired is None else str(row.fired),
-        "-" if row.refused is None else str(row.refused),
-        f"{known.source}:{known.line}" if known.source else "-",
-        when or "-",
-    ]
+    counts = ["-" if count is None else str(count) for count in (row.fired, row.refused)]
+    source = f"{known.source}:{known.line}" if known.source else "-"
+    on = {True: "yes", False: "no", None: "-"}[known.on]
+    return [known.stage, known.kind, known.name, known.pass_name or "-", on, *counts, source, when or "-"]

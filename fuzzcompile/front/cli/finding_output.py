@@ -33,23 +33,19 @@ def print_findings(
         click.echo("\n".join(_make_table(members, groups)))
 
 
+_COLUMNS = (
+    "finding", "severity", "verdict", "culprit", "proved", "hits", "torch", "device", "reproducer", "drawn from",
+    "mark",
+)  # fmt: skip
+
+
 def _make_table(findings: Sequence[FindingSummary], groups: Mapping[str, Umbrella]) -> Iterator[str]:
-    """Lines of equal columns; of thousands, a table of rich takes seconds."""
-    columns = (
-        "finding",
-        "severity",
-        "verdict",
-        "culprit",
-        "proved",
-        "hits",
-        "torch",
-        "device",
-        "reproducer",
-        "drawn from",
-        "mark",
-    )
-    rows = [columns, *(_format_cells(stored, groups) for stored in findings)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(columns))]
+    return format_columns([_COLUMNS, *(_format_cells(stored, groups) for stored in findings)])
+
+
+def format_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows as lines of equal columns; of thousands, a table of rich takes seconds."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 

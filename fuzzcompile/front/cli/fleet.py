@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.front.cli import options
+from fuzzcompile.front.cli.case_arguments import open_corpus
+from fuzzcompile.front.cli.finding_output import format_columns
 from fuzzcompile.model.hints import format_command
 
 if TYPE_CHECKING:
@@ -34,9 +36,7 @@ def status(location: str | None, as_json: bool) -> int:
     silent. A machine falls behind if a worker of it judges less than half as many cases a minute as the median of the
     machines with the same torch, device and target.
     """
-    from fuzzcompile.corpus.store import Store
-
-    with Store.open(location, create=False) as store:
+    with open_corpus(location) as store:
         now, findings, place = store.fleet(), store.summaries(), store.location
     if not as_json:
         for line in fleet_text(now, findings, place):
@@ -50,10 +50,8 @@ def status(location: str | None, as_json: bool) -> int:
     return 0
 
 
-options.add_former_spelling(fleet, "confirm", "replay --confirm [--select FINDING]")
+options.add_former_spellings(fleet)
 
-
-# What a fleet does, as text: campaigns, machines, what wants attention, and what became of findings.
 
 _STATES: dict[State, str] = {"runs": "running", "silent": "silent", "ended": "ended"}
 _MOST_LISTED = 20
@@ -63,18 +61,12 @@ _MACHINE = ("machine", "processor", "torch", "for", "cases in the last hour", "s
 
 
 def fleet_text(fleet: Fleet, findings: Sequence[FindingSummary], corpus: str) -> Iterator[str]:
-    """Lines on the whole: the counts first, then tables, then what wants attention, then the findings.
-
-    Args:
-        fleet: what is known of it.
-        findings: all of the corpus.
-        corpus: where it is, for the commands to type next.
-    """
+    """Lines on the whole: counts, tables, what wants attention, and the ``findings`` of the corpus at that place."""
     yield _first_line(fleet)
     if fleet.campaigns:
-        yield from ("", *_table(_CAMPAIGN, [_campaign_cells(fleet, each) for each in fleet.campaigns]))
+        yield from ("", *format_columns([_CAMPAIGN, *(_campaign_cells(fleet, each) for each in fleet.campaigns)]))
     if fleet.machines:
-        yield from ("", *_table(_MACHINE, [_machine_cells(each) for each in fleet.machines]))
+        yield from ("", *format_columns([_MACHINE, *map(_machine_cells, fleet.machines)]))
     attention = [*_silent(fleet), *_behind(fleet), *_different(fleet)]
     if attention:
         yield from ("", *attention)
@@ -155,10 +147,3 @@ def _heard(fleet: Fleet, campaign: FleetCampaign) -> str:
     if seconds < 120:
         return f"{max(0, seconds)} s ago"
     return f"{seconds // 60} min ago" if seconds < 7200 else f"{seconds // 3600} h ago"
-
-
-def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> Iterator[str]:
-    rows = [head, *cells]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

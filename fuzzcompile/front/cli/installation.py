@@ -1,18 +1,19 @@
-"""``fuzzcompile config``."""
+"""``fuzzcompile doctor``, ``fuzzcompile config`` and ``fuzzcompile completion``."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
 from fuzzcompile.front.cli import options
 from fuzzcompile.model.conditions import choose_running_device
+from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.privacy import strip_password
-from fuzzcompile.model.settings import SETTINGS, ActiveSettings, Setting, SettingSource, read_settings
-
-# ``fuzzcompile doctor``.
+from fuzzcompile.model.settings import SETTINGS, ActiveSettings, SettingSource, read_settings
 
 
 @click.command()
@@ -27,21 +28,18 @@ def doctor(device: str, target: str | None, location: str | None, as_json: bool)
     fuzzcompile hooks and the corpus, and compiles a small program. With --target, also tells how each stage can be
     looked at for that device.
     """
-    from fuzzcompile.front.commands.doctor import examine
+    from fuzzcompile.front.machine_checks import examine
 
     checks = examine(choose_running_device(device, target), location, target)
+    unfit = [check for check in checks if check.needed and not check.fine]
     if as_json:
         click.echo(json.dumps([vars(check) for check in checks]))
-    else:
-        for check in checks:
-            click.echo(f"{'ok  ' if check.fine else 'FAIL' if check.needed else 'warn'}  {check.name}: {check.found}")
-            for line in check.lines:
-                click.echo(f"      {line}")
-            if not check.fine and check.advice:
-                click.echo(f"      {check.advice}")
-    unfit = [check for check in checks if check.needed and not check.fine]
-    if not as_json:
-        click.echo("A campaign can run." if not unfit else "A campaign cannot run here; see FAIL above.")
+        return 3 if unfit else 0
+    for check in checks:
+        click.echo(f"{'ok  ' if check.fine else 'FAIL' if check.needed else 'warn'}  {check.name}: {check.found}")
+        for line in (*check.lines, *([check.advice] if check.advice and not check.fine else [])):
+            click.echo(f"      {line}")
+    click.echo("A campaign can run." if not unfit else "A campaign cannot run here; see FAIL above.")
     return 3 if unfit else 0
 
 
@@ -55,23 +53,18 @@ def config(as_json: bool) -> int:
     relative to that file. The exit status is 2 if a value is wrong, or a key unknown.
     """
     settings = read_settings()
-    if as_json:
-        path = settings.path
-        rows = {known.key: _format_json(known, settings) for known in SETTINGS}
-        click.echo(json.dumps({"file": None if path is None else str(path), "settings": rows}))
+    if not as_json:
+        _print_settings(settings)
         return 0
-    _print_settings(settings)
+    rows = {}
+    for known in SETTINGS:
+        value = settings.find_value(known.key)
+        shown = strip_password(str(value)) if isinstance(value, str | Path) else value
+        source = str(settings.find_source(known.key))
+        rows[known.key] = {"value": shown, "source": source, "variable": known.variable, "says": known.says}
+    path = settings.path
+    click.echo(json.dumps({"file": None if path is None else str(path), "settings": rows}))
     return 0
-
-
-def _format_json(known: Setting, settings: ActiveSettings) -> dict[str, object]:
-    value = settings.find_value(known.key)
-    return {
-        "value": strip_password(str(value)) if isinstance(value, str | Path) else value,
-        "source": str(settings.find_source(known.key)),
-        "variable": known.variable,
-        "says": known.says,
-    }
 
 
 def _print_settings(settings: ActiveSettings) -> None:
@@ -81,17 +74,13 @@ def _print_settings(settings: ActiveSettings) -> None:
 
     from fuzzcompile.report.verdict_text import report_console
 
-    table = Table(
-        "setting", "value", "from", "environment variable", "what it sets", box=box.SIMPLE_HEAD, pad_edge=False
-    )
+    sources = {SettingSource.PYPROJECT: "pyproject.toml", SettingSource.DEFAULT: "built in"}
+    columns = ("setting", "value", "from", "environment variable", "what it sets")
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     for known in SETTINGS:
-        cells = (
-            known.key,
-            _format_value(settings.find_value(known.key)),
-            _describe_source(known, settings),
-            known.variable,
-            known.says,
-        )
+        source = settings.find_source(known.key)
+        value = _format_value(settings.find_value(known.key))
+        cells = (known.key, value, sources.get(source, str(source)), known.variable, known.says)
         table.add_row(*map(Text, cells))
     console = report_console()
     console.print(table)
@@ -108,10 +97,27 @@ def _format_value(value: object) -> str:
     return "-" if value is None else strip_password(str(value))
 
 
-def _describe_source(known: Setting, settings: ActiveSettings) -> str:
-    source = settings.find_source(known.key)
-    return {
-        SettingSource.ENVIRONMENT: "environment",
-        SettingSource.PYPROJECT: "pyproject.toml",
-        SettingSource.DEFAULT: "built in",
-    }[source]
+_SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command()
+@click.argument("shell", required=False)
+def completion(shell: str | None) -> int:
+    """Print the completion script for SHELL (bash, zsh or fish; default: $SHELL).
+
+    Let the shell read it when it starts: `eval "$(fuzzcompile completion bash)"` in ~/.bashrc, the same with zsh in
+    ~/.zshrc (behind compinit), and `fuzzcompile completion fish | source` in ~/.config/fish/config.fish.
+    """
+    known = ", ".join(_SHELLS)
+    if shell in ("install", "uninstall", "show"):  # the words of earlier versions
+        raise UsageError(f"`completion {shell}` is `completion SHELL` now ({known}): it prints the script.")
+    name = shell or Path(os.environ.get("SHELL", "")).name
+    if name not in _SHELLS:
+        raise UsageError(
+            f"There is no completion for {name or 'the shell, since $SHELL is empty'}: name one of {known}."
+        )
+    made = get_completion_class(name)
+    assert made is not None  # click has those of _SHELLS
+    cli = click.get_current_context().find_root().command
+    click.echo(made(cli, {}, "fuzzcompile", "_FUZZCOMPILE_COMPLETE").source(), nl=False)
+    return 0

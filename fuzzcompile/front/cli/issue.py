@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.front.cli import options
-from fuzzcompile.front.cli.case_arguments import find_case, open_existing_corpus, require_corpus, require_finding
-from fuzzcompile.front.cli.completion import complete_cases_and_findings, complete_findings
+from fuzzcompile.front.cli.case_arguments import (
+    complete_cases_and_findings,
+    complete_findings,
+    find_case,
+    open_corpus,
+    open_existing_corpus,
+    require_corpus,
+)
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.hints import format_command
 
 if TYPE_CHECKING:
-    from fuzzcompile.corpus.transactions import Mark
+    from fuzzcompile.model.culprit_contract import CulpritJson
     from fuzzcompile.report.finding_facts import IssueFacts
 
 
@@ -53,7 +59,7 @@ def issue(name: str, anyway: bool, conditions: Conditions, location: str | None,
 
 
 def _draft_group(name: str, location: str | None) -> str | None:
-    """The draft of a group of findings; None for any other name."""
+    """Return the draft of a group of findings; None for any other name."""
     from fuzzcompile.fuzz.campaign.campaign_outputs import draft_group
 
     with open_existing_corpus(location) as store:
@@ -61,21 +67,40 @@ def _draft_group(name: str, location: str | None) -> str | None:
 
 
 def _search(name: str, location: str | None, *, as_json: bool) -> dict[str, object]:
-    """Return the results of a search as JSON, and print them as text unless ``as_json``."""
-    from fuzzcompile.front.commands.report_search import search_reports
+    """Search GitHub for reports on a finding, and store them in place of those of an earlier search.
 
-    with open_existing_corpus(location) as store:
-        found = search_reports(require_corpus(store, name), name, lambda sentence: click.echo(sentence, err=True))
+    Returns the results as JSON, and prints them as text unless ``as_json``. Where GitHub did not answer, what an
+    earlier search found is kept.
+    """
+    from fuzzcompile.report.github_search import GitHub, search
+
+    with open_existing_corpus(location) as existing:
+        store = require_corpus(existing, name)
+        finding, best = store.finding(name), store.best_reproducer(name)
+        report, source = finding.report, finding.source if best is None else best.source
+        expression = ((best and best.shown) or {}).get("expression", "")
+        if best is not None and best.report is not None:
+            # The culprit of the finding stands in where the reproducer's names less.
+            culprits = (best.report.get("culprit"), report.get("culprit"))
+            report = {**best.report, "culprit": max(culprits, key=_rank_culprit)}
+        with GitHub.of_environment(lambda sentence: click.echo(sentence, err=True)) as github:
+            found = search(report, source, github, expression)
+        store.keep_related(name, found.related, list(dict.fromkeys(asked.query for asked in found.asked)))
     if not as_json:
         click.echo(found.to_text(), err=True)  # the draft has stdout for itself
     return found.to_json()
 
 
+def _rank_culprit(culprit: CulpritJson | None) -> tuple[bool, bool]:
+    return (bool(culprit and culprit.get("necessary")), bool(culprit and culprit.get("source")))
+
+
 def _collect_facts(subject: Path | str, conditions: Conditions, location: str | None) -> IssueFacts:
     if isinstance(subject, str):
-        require_finding(subject, location)
+        with open_existing_corpus(location) as store:
+            require_corpus(store, subject).finding(subject)  # before torch is imported to work on it
 
-    from fuzzcompile.front.commands.minimize import collect_file_facts
+    from fuzzcompile.front.minimize_case import collect_file_facts
     from fuzzcompile.fuzz.campaign.campaign_outputs import collect_issue_facts
 
     with open_existing_corpus(location) as store:
@@ -112,9 +137,8 @@ def _print_draft(name: str, facts: IssueFacts, found: Mapping[str, object], *, a
 
 # ``fuzzcompile mark``.
 
-# What a status takes besides itself.
-_TAKES = {"known": "ISSUE", "dup": "FINDING"}
-_EXAMPLES = {"known": "#123", "dup": "F1"}
+# What a status takes besides itself, and an example of it.
+_TAKES = {"known": ("ISSUE", "#123"), "dup": ("FINDING", "F1")}
 
 
 @click.command()
@@ -130,25 +154,18 @@ def mark(name: str, status: str, of: str | None, note: str | None, location: str
     is a group of `fuzzcompile corpus list --all`, such as validation. What is said is kept through further hits,
     merges, exports and imports.
     """
-    from fuzzcompile.corpus.store import Store
-
-    given = _make_mark(name, status, of, note, location)
-    with Store.open(location, create=False) as store:
-        marked, said = store.mark(name, given)
-    about = said.duplicate_of or said.issue
-    click.echo(f"{marked}: {' '.join(filter(None, (said.status, about)))}{f' ({said.note})' if said.note else ''}")
-    return 0
-
-
-def _make_mark(name: str, status: str, of: str | None, note: str | None, location: str | None) -> Mark:
     from fuzzcompile.corpus.transactions import Mark, get_status, issue_url
 
     known = get_status(status)
-    takes = _TAKES.get(known)
-    if takes is None and of is not None:
+    what, example = _TAKES.get(known, ("", ""))
+    if not what and of is not None:
         raise UsageError(f"{known} takes nothing more, but {of!r} was given: put words into --note.")
-    if takes is not None and of is None:
-        example = format_command("mark", name, known, _EXAMPLES[known], corpus=location)
-        raise UsageError(f"{known} needs the {takes}: such as `{example}`.")
+    if what and of is None:
+        typed = format_command("mark", name, known, example, corpus=location)
+        raise UsageError(f"{known} needs the {what}: such as `{typed}`.")
     issue = issue_url(of) if known == "known" and of is not None else None
-    return Mark(known, issue, of if known == "dup" else None, note)
+    with open_corpus(location) as store:
+        marked, said = store.mark(name, Mark(known, issue, of if known == "dup" else None, note))
+    about = said.duplicate_of or said.issue
+    click.echo(f"{marked}: {' '.join(filter(None, (said.status, about)))}{f' ({said.note})' if said.note else ''}")
+    return 0

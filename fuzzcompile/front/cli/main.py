@@ -9,12 +9,10 @@ from typing import NoReturn
 
 import click
 
-from fuzzcompile.front.cli import corpus as _case  # noqa: F401 (a command of `corpus`)
-from fuzzcompile.front.cli.completion import completion
 from fuzzcompile.front.cli.corpus import corpus, report
 from fuzzcompile.front.cli.coverage import coverage, passes
 from fuzzcompile.front.cli.fleet import fleet
-from fuzzcompile.front.cli.installation import config, doctor
+from fuzzcompile.front.cli.installation import completion, config, doctor
 from fuzzcompile.front.cli.issue import issue, mark
 from fuzzcompile.front.cli.minimize import minimize
 from fuzzcompile.front.cli.options import check_settings
@@ -38,11 +36,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that the first word names; ``help`` and ``help COMMAND`` are ``--help`` of it.
-
-        Raises:
-            click.UsageError: the word names none: a file, a command of ``corpus``, or something else.
-        """
+        """The command that the first word names; ``help`` and ``help COMMAND`` are ``--help`` of it."""
         name, *rest = args
         if name == "help":
             name, *rest = args = [*rest[:1], "--help"]
@@ -105,11 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _explain(_describe_machine_error(error), debug)
     except Exception as error:  # a bug of ours ends with one sentence too; --debug shows the traceback
         status = 3
-        _explain(
-            f"Internal error ({type(error).__name__}: {' '.join(str(error).split())[:300]}); "
-            "run again with --debug and report it to the fuzzcompile developers.",
-            debug,
-        )
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        _explain(f"Internal error ({what}); run again with --debug and report it to the fuzzcompile developers.", debug)
     sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from fuzzcompile.front.cli import completion
+from fuzzcompile.front.cli.case_arguments import complete_rewrites
 from fuzzcompile.fuzz.models.bundled_models import SIZES, Size, write_case_file
 from fuzzcompile.model.conditions import Conditions, Contract, Limits, Question, choose_running_device
 from fuzzcompile.model.custom import PLACES, Custom
@@ -24,12 +24,9 @@ OptionCommand = TypeVar("OptionCommand", bound=Callable[..., object])
 
 
 def setting_option(key: str, *names: str, **attributes: Any) -> Callable[[OptionCommand], OptionCommand]:
-    """The option ``--KEY`` of that setting, whose default is the value in force, built in or not.
+    """The option ``--KEY`` of that setting, whose default is the value in force; the rest is as for ``click.option``.
 
-    Args:
-        key: the setting.
-        names: further names, as for ``click.option``.
-        attributes: as for ``click.option``; ``default`` in place of what is built in.
+    A ``default`` among the attributes takes the place of what is built in.
     """
     setting = find_setting(key)
     built_in: SettingValue | None = attributes.pop("default", setting.default)
@@ -71,10 +68,8 @@ class NamedPath(click.Path):
         return Path(value) if str(value) else self.fail("the name is empty.", param, ctx)
 
 
-device: Callable[[OptionCommand], OptionCommand] = setting_option(
-    "device", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run."
-)
-target: Callable[[OptionCommand], OptionCommand] = setting_option(
+device = setting_option("device", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run.")
+target = setting_option(
     "target",
     type=str,  # what is no target is refused with the same sentence wherever it is named
     metavar="|".join(TARGETS),
@@ -94,24 +89,23 @@ def warn_of_password(context: click.Context, parameter: click.Parameter, given: 
     return given
 
 
-corpus: Callable[[OptionCommand], OptionCommand] = click.option(
+corpus = click.option(
     "--corpus",
     "location",
-    default=None,
     callback=warn_of_password,
     metavar="PATH|URL",
     help="The corpus; default: $FUZZCOMPILE_CORPUS, else that of pyproject.toml, else corpus/fuzzcompile.db in this "
     "folder. A database server that is lost is waited for, $FUZZCOMPILE_PATIENCE seconds at most (600).",
 )
-veto: Callable[[OptionCommand], OptionCommand] = click.option(
+veto = click.option(
     "--veto",
     "vetoes",
     multiple=True,
-    shell_complete=completion.complete_rewrites,
+    shell_complete=complete_rewrites,
     metavar="LABEL",
     help="Refuse a rewrite: by name, by a prefix that ends before an underscore (_sfdp), by glob, or as stage:name.",
 )
-plant: Callable[[OptionCommand], OptionCommand] = click.option(
+plant = click.option(
     "--plant",
     "plants",
     multiple=True,
@@ -119,7 +113,7 @@ plant: Callable[[OptionCommand], OptionCommand] = click.option(
     metavar="FILE",
     help="A Python file that each worker runs before it compiles anything, to plant a bug.",
 )
-own_pass: Callable[[OptionCommand], OptionCommand] = click.option(
+own_pass = click.option(
     "--pass",
     "passes",
     multiple=True,
@@ -127,7 +121,7 @@ own_pass: Callable[[OptionCommand], OptionCommand] = click.option(
     help="A pass of your own, as MODULE:ATTR or FILE.py:ATTR: a function of a graph, a CustomGraphPass, or a "
     "PatternMatcherPass, each pattern of which is a rule of its own. Workers import it and give it to the compiler.",
 )
-at: Callable[[OptionCommand], OptionCommand] = click.option(
+at = click.option(
     "--at",
     "places",
     multiple=True,
@@ -135,16 +129,13 @@ at: Callable[[OptionCommand], OptionCommand] = click.option(
     help="The stage that runs a --pass, behind torch's own passes. Once for all of them, or once for each in their "
     "order; MODULE:ATTR@STAGE says the same. Needed unless the kind of the pass leaves one stage only.",
 )
-backend: Callable[[OptionCommand], OptionCommand] = click.option(
+backend = click.option(
     "--backend",
-    default=None,
     metavar="NAME|MODULE:ATTR",
     help="Compile with this backend in place of Inductor: a registered name, or a function of your own.",
 )
-timeout: Callable[[OptionCommand], OptionCommand] = setting_option(
-    "timeout", show_default=True, metavar="SECONDS", help="Seconds for one case."
-)
-memory: Callable[[OptionCommand], OptionCommand] = setting_option(
+timeout = setting_option("timeout", show_default=True, metavar="SECONDS", help="Seconds for one case.")
+memory = setting_option(
     "max-memory",
     "--memory",
     "memory",
@@ -154,47 +145,44 @@ memory: Callable[[OptionCommand], OptionCommand] = setting_option(
     "tensors need more is refused; one that grows beyond the limit is killed. Compilers that the worker starts are not "
     "counted.",
 )
-against: Callable[[OptionCommand], OptionCommand] = click.option(
+against = click.option(
     "--against",
     default="eager",
     show_default=True,
     metavar="eager|float64|aot_eager|cpu|export|aoti|MODE",
     help="What the compiled program is compared with: eager, a float64 run, another backend, the CPU, or another mode.",
 )
-call: Callable[[OptionCommand], OptionCommand] = click.option(
+call = click.option(
     "--call",
-    default=None,
     type=click.IntRange(min=1),
     metavar="N",
     help="For a script: judge its N-th call of a compiled callable instead of the first.",
 )
-module: Callable[[OptionCommand], OptionCommand] = click.option(
+module = click.option(
     "--module",
-    default=None,
     metavar="PATH",
     help="Judge only this submodule (layers.0.attn), on the inputs it gets in the whole program.",
 )
-suspect: Callable[[OptionCommand], OptionCommand] = click.option(
+suspect = click.option(
     "--suspect",
     "suspects",
     multiple=True,
     metavar="NAME",
     help="Report on this rewrite or pass: whether it ran, changed a bit, was refused, or is switched off.",
 )
-tolerances: Callable[[OptionCommand], OptionCommand] = click.option(
+tolerances = click.option(
     "--tolerances",
-    default=None,
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="TOML tables such as [across_backends.bfloat16] with the limits to use in place of fuzzcompile's own.",
 )
-math_only: Callable[[OptionCommand], OptionCommand] = click.option(
+math_only = click.option(
     "--math-only",
     is_flag=True,
     help="Run attention on the math kernel and float32 products without TF32, on both sides: for validation, not for "
     "production.",
 )
-contract: Callable[[OptionCommand], OptionCommand] = click.option(
+contract = click.option(
     "--contract",
     default="values",
     show_default=True,
@@ -202,52 +190,45 @@ contract: Callable[[OptionCommand], OptionCommand] = click.option(
     help="What is promised: right values, or also equal bits under torch's strict settings (compiled and eager, a row "
     "alone and in a batch, run to run).",
 )
-fail_on: Callable[[OptionCommand], OptionCommand] = setting_option(
+fail_on = setting_option(
     "fail-on",
     help="Exit with 1 only for a bug that is at least this severe; the worst stands first here.",
 )
-ignore: Callable[[OptionCommand], OptionCommand] = setting_option(
+ignore = setting_option(
     "ignore",
     "ignored",
     metavar="PATTERN",
     help="Bugs that count as known, by signature (STAGE:..., its beginning or a glob), or by a glob of the rewrite, "
     "pass or source file at fault. Also a glob of files that are passed over in a folder.",
 )
-log: Callable[[OptionCommand], OptionCommand] = click.option(
+log = click.option(
     "--log",
-    default=None,
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Also append each event to this file, as a line of JSON, when it happens.",
 )
-sarif: Callable[[OptionCommand], OptionCommand] = click.option(
+sarif = click.option(
     "--sarif",
-    default=None,
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Also write the bugs as SARIF 2.1.0, for code scanning.",
 )
-trust: Callable[[OptionCommand], OptionCommand] = click.option(
+trust = click.option(
     "--trust",
     "trusted",
     is_flag=True,
     help="From now on, trust those of the findings that were imported from another corpus: running them runs their "
     "code.",
 )
-json_output: Callable[[OptionCommand], OptionCommand] = click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else."
-)
+json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
 
 
 def gather_options(
     parameter: str, make: Callable[..., object], *group: Callable[[Callable[..., int]], Callable[..., int]]
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Add a group of options, which the command gets as one ``parameter``.
+    """Add a group of options, in the order of help, which the command gets as one ``parameter``.
 
-    Args:
-        parameter: of the command.
-        make: makes the parameter of the options' values; its own parameters are named like theirs.
-        group: the options, in the order in which help shows them.
+    ``make`` makes it of the options' values; its own parameters are named like theirs.
     """
     names = list(inspect.signature(make).parameters)
 
@@ -303,12 +284,9 @@ question = gather_options("question", _make_question, against, contract, call, m
 def model(
     argument: str, given: Callable[[Path], object] = lambda path: path, *, size: Size = "tiny"
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Add ``--hf-config``, which names a bundled architecture in place of a case file.
+    """Add ``--hf-config``, which names a bundled architecture in place of a case file; its size is ``size`` by default.
 
-    Args:
-        argument: the parameter of the command that takes the case, which becomes optional.
-        given: makes of the path what that parameter holds.
-        size: the default of ``--hf-size``.
+    The parameter ``argument`` of the command, which takes the case, gets what ``given`` makes of the path.
     """
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
@@ -324,39 +302,54 @@ def model(
                 rest[argument] = given(write_case_file(hf_config, training=hf_train, size=hf_size, dtype=hf_dtype))
             return command(**rest)
 
-        for option in reversed(_make_model_options(size)):
+        group = (
+            click.option(
+                "--hf-config",
+                metavar="NAME",
+                help="In place of CASE: the architecture of a model of transformers (bert-base-uncased, gpt2, ...) or "
+                "timm (timm/NAME), with random weights. Nothing is downloaded.",
+            ),
+            click.option(
+                "--hf-size",
+                type=click.Choice(SIZES),
+                default=size,
+                show_default=True,
+                help="tiny: small widths, two layers of each kind; narrow: small widths, all layers; full: as "
+                "published.",
+            ),
+            click.option(
+                "--hf-dtype",
+                type=click.Choice(("float32", "bfloat16", "float16")),
+                default="float32",
+                show_default=True,
+            ),
+            click.option("--hf-train", is_flag=True, help="In training: train mode, labels, and a backward pass."),
+        )
+        for option in reversed(group):
             gather = option(gather)
         return gather
 
     return decorate
 
 
-def _make_model_options(size: Size) -> list[Callable[[OptionCommand], OptionCommand]]:
-    return [
-        click.option(
-            "--hf-config",
-            metavar="NAME",
-            help="In place of CASE: the architecture of a model of transformers (bert-base-uncased, gpt2, ...) or timm "
-            "(timm/NAME), with random weights. Nothing is downloaded.",
-        ),
-        click.option(
-            "--hf-size",
-            type=click.Choice(SIZES),
-            default=size,
-            show_default=True,
-            help="tiny: small widths, two layers of each kind; narrow: small widths, all layers; full: as published.",
-        ),
-        click.option(
-            "--hf-dtype", type=click.Choice(("float32", "bfloat16", "float16")), default="float32", show_default=True
-        ),
-        click.option("--hf-train", is_flag=True, help="In training: train mode, labels, and a backward pass."),
-    ]
+# Commands of earlier versions, and what takes their place.
+_FORMER = {
+    "corpus copy": "corpus import FROM --whole --corpus TO",
+    "fleet confirm": "replay --confirm [--select FINDING]",
+}
 
 
-def add_former_spelling(group: click.Group, name: str, now: str) -> None:
-    """Let a command of earlier versions answer with the line that takes its place."""
+def add_former_spellings(group: click.Group) -> None:
+    """Let the commands that a group had in earlier versions answer with the line that takes their place."""
+    for former, now in _FORMER.items():
+        if former.startswith(f"{group.name} "):
+            group.add_command(_make_former(former, now))
 
-    @group.command(name, hidden=True, context_settings={"ignore_unknown_options": True})
-    @click.argument("rest", nargs=-1, type=click.UNPROCESSED)
-    def former(rest: tuple[str, ...]) -> int:
-        raise UsageError(f"`{group.name} {name}` is `fuzzcompile {now}` now.")
+
+def _make_former(former: str, now: str) -> click.Command:
+    def refuse(rest: tuple[str, ...]) -> int:
+        raise UsageError(f"`{former}` is `fuzzcompile {now}` now.")
+
+    rest = click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED)
+    settings = {"ignore_unknown_options": True}
+    return click.Command(former.split()[-1], settings, refuse, [rest], hidden=True)

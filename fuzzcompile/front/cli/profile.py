@@ -102,28 +102,27 @@ def profile(
     check_vetoes(conditions, [read_case_file(case)])
 
     from fuzzcompile.analyses.profile.layer_profile import ProfileOptions
+    from fuzzcompile.analyses.profile.profile_case import ProfileTask, profile_case, record_case
     from fuzzcompile.analyses.profile.side_runs import Look
     from fuzzcompile.analyses.profile.sides import parse
-    from fuzzcompile.front.commands.profile import ProfileRequest, profile_case, record_case
 
     side = parse(measured)
-    look = Look(depth, int(keep * 2**30), operators=ops)
-    request = ProfileRequest(case, ProfileOptions(side, parse(reference), look, tolerances, math_only), call, module)
-    name = CommandSubject(str(case), {**conditions.options(), "timeout": None, "call": call, "module": module})
+    asked = ProfileOptions(side, parse(reference), Look(depth, int(keep * 2**30), operators=ops), tolerances, math_only)
+    task = ProfileTask(case, asked, call, module, record.resolve() if record is not None else None)
     with WaitLine(as_json=as_json) as waiting:
         if record is not None:
             waiting.say(f"recording {case.name} as {side}")
-            written = record_case(request, conditions, record)
+            written = record_case(task, conditions)
         else:
-            answer = profile_case(request, conditions, progress=waiting.say)
+            answer = profile_case(task, conditions, progress=waiting.say)
     if record is not None:
         click.echo(json.dumps(asdict(written)) if as_json else _describe_recording(written, case))
         return 0
-    _write_answer(answer, name, page, as_json=as_json)
-    return 1 if answer["verdict"] == "jump" else 0
+    name = CommandSubject(str(case), {**conditions.options(), "timeout": None, "call": call, "module": module})
+    return _show_profile(answer, name, page, as_json=as_json)
 
 
-def _write_answer(answer: ProfileJson, name: CommandSubject, page: Path | None, *, as_json: bool) -> None:
+def _show_profile(answer: ProfileJson, name: CommandSubject, page: Path | None, *, as_json: bool) -> int:
     from fuzzcompile.report.output_files import write_whole
     from fuzzcompile.report.pages.profile_page import page_of_profile
     from fuzzcompile.report.profile_text import print_profile
@@ -135,14 +134,11 @@ def _write_answer(answer: ProfileJson, name: CommandSubject, page: Path | None, 
         click.echo(json.dumps(answer, allow_nan=False))
     else:
         print_profile(report_console(), answer, name=name)
+    return 1 if answer["verdict"] == "jump" else 0
 
 
 def _check_options(sides: tuple[str, str], tolerances: Path | None, page: Path | None, record: Path | None) -> None:
-    """Check the names of the sides, the table of tolerances, and the files to be written, before any work.
-
-    Raises:
-        UsageError: one of them cannot be used.
-    """
+    """Check the names of the sides, the table of tolerances, and the files to be written, before any work."""
     from fuzzcompile.analyses.profile.side_names import spelled
     from fuzzcompile.model.conditions import list_modes
     from fuzzcompile.model.tolerances import Tolerances

@@ -7,16 +7,15 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fuzzcompile.front.cli import options
-from fuzzcompile.front.cli.case_arguments import require_trusted
-from fuzzcompile.front.cli.completion import complete_findings
+from fuzzcompile.front.cli.case_arguments import complete_findings, open_corpus, require_trusted
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions, Limits, choose_running_device
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
@@ -25,7 +24,7 @@ from fuzzcompile.model.settings import FiniteRange, read_settings
 if TYPE_CHECKING:
     from fuzzcompile.corpus.replay.replay_engine import Result
     from fuzzcompile.corpus.replay.replay_record import Records
-    from fuzzcompile.front.commands.replay import ReplayRun
+    from fuzzcompile.corpus.replay.replay_run import ReplayRun
     from fuzzcompile.report.output_files import EventLog
 
 
@@ -79,26 +78,7 @@ _INTERRUPTED = 130
 @options.log
 @options.json_output
 @options.corpus
-def replay(
-    selection: tuple[str, ...],
-    torches: tuple[str, ...],
-    bisect: bool,
-    yes: bool,
-    runs: int,
-    timeout: float,
-    jobs: int,
-    confirm: bool,
-    device: str,
-    target: str | None,
-    hide_gpus: bool,
-    strict: bool,
-    junit: Path | None,
-    markdown: Path | None,
-    trusted: bool,
-    log: Path | None,
-    as_json: bool,
-    location: str | None,
-) -> int:
+def replay(**given: Any) -> int:
     """Run the reproducers of the corpus again, and say which still fail, which are fixed, and which are back.
 
     Each script runs several times, alone, before its result is believed and stored. Exit status: 1 on a regression (a
@@ -108,94 +88,145 @@ def replay(
     With --confirm, the best reproducer of a finding, or its case, is judged under the same torch, device and target.
     Campaigns do the same now and then.
     """
-    if confirm and (torches or bisect or junit or markdown):
-        raise UsageError("--confirm judges with the torch at hand: leave out --torch, --bisect and the tables.")
-    if confirm:
-        return _confirm(selection, device, target, timeout, location, trusted=trusted, as_json=as_json)
-    from fuzzcompile.corpus.replay.replay_engine import Settings, subjects
-    from fuzzcompile.corpus.replay.replay_record import Records
-    from fuzzcompile.corpus.store import Store
-    from fuzzcompile.front.commands.replay import ReplayRun
-    from fuzzcompile.report.output_files import EventLog, check_writable
-
-    for path, option in ((junit, "--junit"), (markdown, "--markdown")):
-        if path is not None:
-            check_writable(path, option)
-    if bisect and len(torches) < 2:
-        raise UsageError("--bisect needs two versions to search between: give --torch twice or more.")
-
-    with EventLog(log) as events, Store.open(location, create=False) as store:
-        records = Records.of(store, subjects(store, selection))
-        if not records.all:
-            raise EnvironmentUnfit("There is no finding to replay: the corpus has none, or none that was selected.")
-        require_trusted(store, [record.subject.finding for record in records.all], trusted=trusted)
-        settings, say = Settings(runs, timeout, jobs, hide_gpus), functools.partial(click.echo, err=True)
-        replays = ReplayRun(store, records, settings, functools.partial(_log_result, events), say)
-        events.write("replay_started", {"findings": len(records.all), "torches": list(torches), "runs": runs})
-        _run_replays(replays, torches, bisect=bisect, yes=yes)
-        status = _choose_status(records, replays.lacking, strict=strict)
-        events.write("replay_finished", {"exit_status": status, "not_had": replays.lacking})
-    _write_tables(records, junit, markdown)
-    _print_results(records, store.location, as_json=as_json)
-    return status
+    command = _ReplayCommand(**given)
+    return command.confirm_here() if command.confirm else command.run()
 
 
-def _run_replays(replays: ReplayRun, torches: Sequence[str], *, bisect: bool, yes: bool) -> None:
-    from fuzzcompile.run.subprocesses import sigterm_interrupts
+@dataclass
+class _ReplayCommand:
+    """The options, and the steps of the command."""
 
-    try:
-        with sigterm_interrupts():
-            replays.run(torches)
-            if bisect and _may_bisect(replays, yes=yes):
-                replays.bisect()
-    except KeyboardInterrupt:
-        replays.records.interrupted = True
+    selection: tuple[str, ...]
+    torches: tuple[str, ...]
+    bisect: bool
+    yes: bool
+    runs: int
+    timeout: float
+    jobs: int
+    confirm: bool
+    device: str
+    target: str | None
+    hide_gpus: bool
+    strict: bool
+    junit: Path | None
+    markdown: Path | None
+    trusted: bool
+    log: Path | None
+    as_json: bool
+    location: str | None
+
+    def run(self) -> int:
+        """Run the reproducers, store and show the results."""
+        from fuzzcompile.corpus.replay.replay_engine import Settings, subjects
+        from fuzzcompile.corpus.replay.replay_record import Records
+        from fuzzcompile.corpus.replay.replay_run import ReplayRun
+        from fuzzcompile.report.output_files import EventLog, check_writable
+
+        for path, option in ((self.junit, "--junit"), (self.markdown, "--markdown")):
+            if path is not None:
+                check_writable(path, option)
+        if self.bisect and len(self.torches) < 2:
+            raise UsageError("--bisect needs two versions to search between: give --torch twice or more.")
+        with EventLog(self.log) as events, open_corpus(self.location) as store:
+            records = Records.of(store, subjects(store, self.selection))
+            if not records.all:
+                raise EnvironmentUnfit("There is no finding to replay: the corpus has none, or none that was selected.")
+            require_trusted(store, [record.subject.finding for record in records.all], trusted=self.trusted)
+            settings = Settings(self.runs, self.timeout, self.jobs, self.hide_gpus)
+            say = functools.partial(click.echo, err=True)
+            replays = ReplayRun(store, records, settings, functools.partial(_log_result, events), say)
+            asked = {"findings": len(records.all), "torches": list(self.torches), "runs": self.runs}
+            events.write("replay_started", asked)
+            self._run_replays(replays)
+            status = self._choose_status(records, replays.lacking)
+            events.write("replay_finished", {"exit_status": status, "not_had": replays.lacking})
+        self._show(records, store.location)
+        return status
+
+    def _run_replays(self, replays: ReplayRun) -> None:
+        from fuzzcompile.run.subprocesses import sigterm_interrupts
+
+        try:
+            with sigterm_interrupts():
+                replays.run(self.torches)
+                if self.bisect and self._may_bisect(replays):
+                    replays.bisect()
+        except KeyboardInterrupt:
+            replays.records.interrupted = True
+
+    def _may_bisect(self, replays: ReplayRun) -> bool:
+        """Say what a bisection takes, and ask unless that was answered."""
+        from fuzzcompile.corpus.replay.replay_run import describe_cost
+
+        try:
+            releases = replays.list_open_releases()
+        except EnvironmentUnfit as error:
+            click.echo(f"Not bisected: {error}", err=True)
+            replays.lacking.append("--bisect")
+            return False
+        if not releases:
+            click.echo("Nothing to bisect: no release lies between versions on which a finding changes.", err=True)
+            return False
+        click.echo(f"To bisect: {describe_cost(releases)}.", err=True)
+        if not self.yes and not sys.stdin.isatty():
+            click.echo("Not bisected: there is nobody to ask; add --yes.", err=True)
+            return False
+        try:
+            return self.yes or click.confirm("Go on?", err=True)
+        except click.Abort:  # Ctrl-C there is a no: what was found out is still shown
+            return False
+
+    def _choose_status(self, records: Records, lacking: Sequence[str]) -> int:
+        if records.interrupted:
+            return _INTERRUPTED
+        if records.any_regression or (self.strict and records.any_failure):
+            return 1
+        return EnvironmentUnfit.exit_status if lacking or not records.ran else 0
+
+    def _show(self, records: Records, location: str) -> None:
+        from fuzzcompile.corpus.replay.replay_text import print_records, table
+        from fuzzcompile.report.ci_formats import format_replay_junit
+        from fuzzcompile.report.output_files import write_whole
+        from fuzzcompile.report.verdict_text import report_console
+
+        if self.junit is not None:
+            write_whole(self.junit, format_replay_junit(records), "--junit")
+        if self.markdown is not None:
+            page = table(records, hints.format_typed_line(), datetime.now(UTC).date())
+            write_whole(self.markdown, page.encode(), "--markdown")
+        if self.as_json:
+            for record in records.all:
+                click.echo(json.dumps(record.to_json(records.versions)))
+        else:
+            print_records(report_console(), records, location)
+
+    def confirm_here(self) -> int:
+        """Judge on this machine the findings that were seen on another one."""
+        if self.torches or self.bisect or self.junit or self.markdown:
+            raise UsageError("--confirm judges with the torch at hand: leave out --torch, --bisect and the tables.")
+        from fuzzcompile.corpus.replay.replay_engine import subjects
+
+        limits = Limits(self.timeout, int(float(str(read_settings().find_value("max-memory"))) * 2**30))
+        conditions = Conditions(choose_running_device(self.device, self.target), limits=limits, target=self.target)
+        counts: Counter[str] = Counter()
+        with open_corpus(self.location) as store:
+            named = [subject.finding for subject in subjects(store, self.selection)] if self.selection else []
+            require_trusted(store, named, trusted=self.trusted)
+
+            from fuzzcompile.front.stored_findings import confirm  # imports torch
+
+            names = [finding.public_id for finding in named]
+            for answer in confirm(store, names, conditions, on_start=_say_start):
+                counts[answer.result] += 1
+                text = f"{answer.finding}: {answer.result}; {answer.note}."
+                click.echo(json.dumps(asdict(answer)) if self.as_json else text)
+        summed = ", ".join(f"{count} {result}" for result, count in counts.items())
+        click.echo(summed or "No finding waits for a machine like this one.", err=True)
+        return 3 if counts["not judged"] else 0
 
 
-def _confirm(
-    selection: tuple[str, ...],
-    device: str,
-    target: str | None,
-    timeout: float,
-    location: str | None,
-    *,
-    trusted: bool,
-    as_json: bool,
-) -> int:
-    from fuzzcompile.corpus.replay.replay_engine import subjects
-    from fuzzcompile.corpus.store import Store
-
-    limits = Limits(timeout, int(float(str(read_settings().find_value("max-memory"))) * 2**30))
-    conditions = Conditions(choose_running_device(device, target), limits=limits, target=target)
-    counts: Counter[str] = Counter()
-    with Store.open(location, create=False) as store:
-        named = [subject.finding for subject in subjects(store, selection)] if selection else []
-        require_trusted(store, named, trusted=trusted)
-
-        from fuzzcompile.front.commands.confirm import confirm as judge_here  # imports torch
-
-        for answer in judge_here(
-            store,
-            [finding.public_id for finding in named],
-            conditions,
-            on_start=lambda name: click.echo(f"Judging {name} ...", err=True),
-        ):
-            counts[answer.result] += 1
-            click.echo(json.dumps(asdict(answer)) if as_json else f"{answer.finding}: {answer.result}; {answer.note}.")
-    summed = ", ".join(f"{count} {result}" for result, count in counts.items())
-    click.echo(summed or "No finding waits for a machine like this one.", err=True)
-    return 3 if counts["not judged"] else 0
-
-
-def _print_results(records: Records, location: str, *, as_json: bool) -> None:
-    from fuzzcompile.corpus.replay.replay_text import print_records
-    from fuzzcompile.report.verdict_text import report_console
-
-    if as_json:
-        for record in records.all:
-            click.echo(json.dumps(record.to_json(records.versions)))
-    else:
-        print_records(report_console(), records, location)
+def _say_start(finding: str) -> None:
+    click.echo(f"Judging {finding} ...", err=True)
 
 
 def _log_result(events: EventLog, result: Result) -> None:
@@ -203,47 +234,3 @@ def _log_result(events: EventLog, result: Result) -> None:
     what = {"finding": finding.public_id, "signature": finding.signature, "torch": replay.torch}
     how = {"status": str(replay.status), "runs": list(replay.runs), "seconds": round(replay.seconds, 1)}
     events.write("replayed", {**what, **how})
-
-
-def _may_bisect(replays: ReplayRun, *, yes: bool) -> bool:
-    """Say what a bisection takes, and ask unless that was answered."""
-    from fuzzcompile.front.commands.replay import describe_cost
-
-    try:
-        releases = replays.list_open_releases()
-    except EnvironmentUnfit as error:
-        click.echo(f"Not bisected: {error}", err=True)
-        replays.lacking.append("--bisect")
-        return False
-    if not releases:
-        click.echo("Nothing to bisect: no release lies between versions on which a finding changes.", err=True)
-        return False
-    click.echo(f"To bisect: {describe_cost(releases)}.", err=True)
-    if not yes and not sys.stdin.isatty():
-        click.echo("Not bisected: there is nobody to ask; add --yes.", err=True)
-        return False
-    try:
-        return yes or click.confirm("Go on?", err=True)
-    except click.Abort:  # Ctrl-C there is a no: what was found out is still shown
-        return False
-
-
-def _write_tables(records: Records, junit: Path | None, markdown: Path | None) -> None:
-    from fuzzcompile.corpus.replay.replay_text import table
-    from fuzzcompile.report.ci_formats import format_replay_junit
-    from fuzzcompile.report.output_files import write_whole
-
-    if junit is not None:
-        write_whole(junit, format_replay_junit(records), "--junit")
-    if markdown is not None:
-        command = hints.format_typed_line()
-        page = table(records, command, datetime.now(UTC).date())
-        write_whole(markdown, page.encode(), "--markdown")
-
-
-def _choose_status(records: Records, lacking: Sequence[str], *, strict: bool) -> int:
-    if records.interrupted:
-        return _INTERRUPTED
-    if records.any_regression or (strict and records.any_failure):
-        return 1
-    return EnvironmentUnfit.exit_status if lacking or not records.ran else 0

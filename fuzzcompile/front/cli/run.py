@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fuzzcompile.front.cli import options
+from fuzzcompile.front.cli.case_arguments import open_corpus
 from fuzzcompile.front.cli.options import setting_option
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
@@ -32,30 +33,20 @@ _MOST_HERE = 256
 
 @dataclass(frozen=True)
 class _Aim:
-    """Where the cases of a campaign come from.
-
-    ``origin`` is the case of ``--from``, ``drawn_from`` the value of ``--source``.
-    """
+    """Where the cases of a campaign come from."""
 
     no_near_misses: bool
-    origin: Path | None
+    origin: Path | None  # the case of ``--from``
     focus: tuple[str, ...]
     changed: tuple[str, ...]
     checkout: Path | None
-    drawn_from: str
+    drawn_from: str  # the value of ``--source``
 
     @property
     def sweeps(self) -> bool:
-        """Whether the cases are those of a sweep over torch's own tables."""
         return self.drawn_from == "opinfo"
 
     def find_focus(self) -> FocusRequest | None:
-        """Return the code that the campaign aims at; None without a focus.
-
-        Raises:
-            UsageError: options exclude each other, or a file, line, checkout or revision that there is not.
-            EnvironmentUnfit: there is no torch.
-        """
         from fuzzcompile.compiler.veto_names import find_package_folder
         from fuzzcompile.fuzz.focus.focus_request import parse_focus
 
@@ -81,7 +72,6 @@ _aim = options.gather_options(
     click.option(
         "--from",
         "origin",
-        default=None,
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="CASE",
         help="Draw variations of this case file instead: of its sizes, dtypes, layouts, program and compile settings.",
@@ -102,7 +92,6 @@ _aim = options.gather_options(
     ),
     click.option(
         "--checkout",
-        default=None,
         type=click.Path(path_type=Path, file_okay=False),
         metavar="DIR",
         help="The checkout for --changed; default: this folder.",
@@ -140,7 +129,6 @@ _files = options.gather_options(
     click.option(
         "--summary",
         "summary_file",
-        default=None,
         type=click.Path(path_type=Path),
         metavar="FILE",
         help="Also write the summary as JSON, that of an interrupted campaign too.",
@@ -162,19 +150,17 @@ _files = options.gather_options(
 )
 @click.option(
     "--cluster",
-    default=None,
     metavar="ADDRESS",
     help="Run cases on a Dask cluster instead: tcp://HOST:PORT, tls://HOST:PORT, a scheduler file, or local:N for N "
     "Dask workers on this machine. Needs the extra `cluster`.",
 )
 @click.option(
     "--torch",
-    default=None,
     metavar="VERSION",
     help="With --cluster: only workers with this torch (2.15.0 or 2.15.0+cpu); default: what most of them have.",
 )
 @options.corpus
-@click.option("--max-findings", default=None, type=click.IntRange(1), help="Stop after this many new findings.")
+@click.option("--max-findings", type=click.IntRange(1), help="Stop after this many new findings.")
 @_aim
 @click.option("--screen-only", is_flag=True, help="Generate code only for cases whose graphs look wrong.")
 @click.option("--full-only", is_flag=True, help="Generate code for every case.")
@@ -212,7 +198,7 @@ def run(**options: Any) -> int:
 
 @dataclass
 class _CampaignCommand:
-    """The options of ``fuzzcompile run``, and the steps of the command."""
+    """The options, and the steps of the command."""
 
     budget: str
     conditions: Conditions
@@ -232,41 +218,30 @@ class _CampaignCommand:
     as_json: bool
 
     def run(self) -> int:
-        """Run the campaign; return the exit status."""
         from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget
         from fuzzcompile.fuzz.campaign.campaign_outputs import CampaignOutputs
 
-        parsed = CampaignBudget.parse(self.budget)
-        clock = BudgetClock(parsed)  # runs from here: starting workers is part of the budget
-        self._check_workers()
-        asked = self.aim.find_focus()
-        outputs = CampaignOutputs(self.files.log, self.files.sarif, self.files.summary_file, self.location)
-        self._check_places()
-        summary = self._run_campaign(asked, outputs, clock)
-        return self._conclude(summary)
-
-    def _check_workers(self) -> None:
-        """Check the options that exclude each other.
-
-        Raises:
-            UsageError: two of them do.
-        """
+        # The clock runs from here: starting workers is part of the budget.
+        clock = BudgetClock(CampaignBudget.parse(self.budget))
         if self.torch is not None and self.cluster is None:
             raise UsageError("--torch picks among the workers of a --cluster; without one, the installed torch runs.")
         if self.cluster is None and (self.workers or 0) > _MOST_HERE:
             raise UsageError(f"--workers is at most {_MOST_HERE} on one machine; --cluster takes more.")
         if self.screen_only and self.full_only:
             raise UsageError("A campaign is --screen-only or --full-only, not both.")
+        asked = self.aim.find_focus()
+        outputs = CampaignOutputs(self.files.log, self.files.sarif, self.files.summary_file, self.location)
+        self._check_places()
+        return self._conclude(self._run_campaign(asked, outputs, clock))
 
     def _check_places(self) -> None:
         """Check the folder of drafts, the corpus and the vetoes before any worker starts."""
-        from fuzzcompile.corpus.store import Store
         from fuzzcompile.diagnosis.worker.veto_check import check_vetoes
         from fuzzcompile.programs.casefiles.case_file import read_case_file
         from fuzzcompile.report.output_files import check_writable
 
         check_writable(self.files.drafts / "draft.md", "--drafts", parents=True)
-        Store.open(self.location).close()
+        open_corpus(self.location, create=True).close()
         check_vetoes(self.conditions, [] if self.aim.origin is None else [read_case_file(self.aim.origin)])
 
     def _start_workers(self, clock: BudgetClock) -> AbstractContextManager[CampaignWorkers]:
@@ -285,7 +260,6 @@ class _CampaignCommand:
         return start_workers(self.conditions, workers, clock)
 
     def _run_campaign(self, asked: FocusRequest | None, outputs: CampaignOutputs, clock: BudgetClock) -> Finished:
-        """Run the campaign with its workers, and write what was asked for."""
         from rich.console import Console
 
         from fuzzcompile.fuzz.campaign.campaign_display import make_progress_handler
@@ -356,11 +330,7 @@ class _CampaignCommand:
         )
 
     def _conclude(self, summary: Finished) -> int:
-        """Print the summary; return the exit status.
-
-        Raises:
-            EnvironmentUnfit: the machine could compile no more, nothing could be judged, or a named pass never fired.
-        """
+        """Print the summary; return the exit status."""
         from rich.console import Console
 
         from fuzzcompile.fuzz.campaign.campaign_display import print_summary
@@ -410,13 +380,12 @@ def generate(
     from fuzzcompile.fuzz.campaign.case_sources import fit_installed_torch
     from fuzzcompile.fuzz.generation.cases import write_cases
     from fuzzcompile.fuzz.generation.profile import Profile
-    from fuzzcompile.model.hints import format_command
 
     profile = fit_installed_torch(Profile(near_misses=not no_near_misses), target)
     paths = write_cases(out, seed, count, profile, start=start)
     if as_json:
         click.echo(json.dumps([str(path) for path in paths]))
     else:
-        judge = format_command("triage", out, target=target)
+        judge = hints.format_command("triage", out, target=target)
         click.echo(f"{len(paths)} cases in {out}, the first {paths[0].name}; judge them with `{judge}`.")
     return 0

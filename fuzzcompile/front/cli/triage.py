@@ -1,28 +1,31 @@
-"""``fuzzcompile triage``."""
+"""``fuzzcompile triage`` and ``fuzzcompile bisect``."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import importlib
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fuzzcompile.front.cli import options
 from fuzzcompile.front.cli.options import setting_option
 from fuzzcompile.model.conditions import Conditions, Question
+from fuzzcompile.model.errors import CaseError
 from fuzzcompile.model.hints import CommandSubject
-from fuzzcompile.model.settings import IgnorePatterns, read_settings
-from fuzzcompile.model.severity import Severity
+from fuzzcompile.model.severity import Severity, rank, rate_severity
 
 if TYPE_CHECKING:
+    from fuzzcompile.diagnosis.worker.file_triage import FileAnswer
     from fuzzcompile.front.cli.wait_line import WaitLine
-    from fuzzcompile.front.commands.triage import FileAnswer
+    from fuzzcompile.front.known_bugs import Baseline, IgnorePatterns
+    from fuzzcompile.report.output_files import EventLog
 
 
 @click.command()
@@ -42,167 +45,13 @@ if TYPE_CHECKING:
 @options.sarif
 @options.log
 @options.json_output
-def triage(
-    cases: tuple[Path, ...],
-    workers: int,
-    baseline: Path | None,
-    ignored: tuple[str, ...],
-    junit: Path | None,
-    fail_on: str | None,
-    sarif: Path | None,
-    log: Path | None,
-    question: Question,
-    conditions: Conditions,
-    as_json: bool,
-) -> int:
+def triage(**given: Any) -> int:
     """Say whether it is a bug or rounding, and name a bug's culprit.
 
     CASE is a script or notebook that calls torch.compile, a case file (it defines make()), a folder of them, or a glob.
     With several, --json prints one object a line, in the order given.
     """
-    least = None if fail_on is None else Severity(fail_on)
-    return triage_and_print(
-        cases,
-        question,
-        conditions,
-        as_json=as_json,
-        workers=workers,
-        baseline=baseline,
-        ignored=read_settings().make_ignore_patterns(ignored),
-        junit=junit,
-        sarif=sarif,
-        log=log,
-        least=least,
-    )
-
-
-def triage_and_print(
-    cases: Sequence[Path],
-    question: Question,
-    conditions: Conditions,
-    *,
-    as_json: bool,
-    proof: bool = False,
-    workers: int = 1,
-    baseline: Path | None = None,
-    ignored: IgnorePatterns | None = None,
-    junit: Path | None = None,
-    sarif: Path | None = None,
-    log: Path | None = None,
-    page: Path | None = None,
-    least: Severity | None = None,
-) -> int:
-    """Judge files, print the answers as they come, and return the exit status of ``triage`` and ``bisect``.
-
-    The bugs of several files are listed at the end, the worst first. With ``least``, only a bug that is at least as bad
-    gives the status 1.
-    """
-    from fuzzcompile.front.cli.wait_line import WaitLine
-    from fuzzcompile.front.commands import triage as command
-    from fuzzcompile.run.subprocesses import sigterm_interrupts
-
-    files = command.list_case_files(cases, ignored)
-    known = command.Baseline.of(baseline, ignored)
-    _check_outputs(question, junit, sarif, page)
-    typed = {**conditions.options(), **question.options()}
-    answers = list[command.FileAnswer]()
-    waiting = WaitLine(as_json=as_json, several=len(files) > 1)
-    results = command.triage_files(
-        files,
-        conditions,
-        question,
-        workers=workers,
-        baseline=known,
-        describe=page is not None,
-        listener=waiting.show_worker_state,
-        meanwhile=functools.partial(_show_start, waiting),
-    )
-    # On Ctrl-C the generator is closed at once, and its workers and files with it.
-    with sigterm_interrupts(), contextlib.closing(results), command.TriageLog(log, files) as events, waiting:
-        for answer in results:
-            answers.append(answer)
-            events.log_answer(answer)
-            name = CommandSubject(str(answer.path), typed)
-            with waiting.pause():
-                _print(answer, name, as_json=as_json, proof=proof)
-            if page is not None and answer.report is not None:
-                _write_page(page, answer, name)
-            if len(answers) < len(files):
-                waiting.say(f"judged {len(answers)} of {len(files)}")
-    if not as_json and sum(answer.report is not None for answer in answers) > 1:
-        _list_bugs([answer for answer in answers if answer.report is not None and answer.report["is_bug"]])
-    _write_ci_files(answers, junit, sarif)
-    return command.compute_status(answers, least)
-
-
-def _show_start(waiting: WaitLine) -> None:
-    from fuzzcompile.model.versions import installed_torch
-
-    waiting.say(f"starting a worker, which imports torch {installed_torch()}")
-    importlib.import_module("fuzzcompile.report.verdict_text")  # while there is time: the answer needs it
-
-
-def _check_outputs(question: Question, junit: Path | None, sarif: Path | None, page: Path | None) -> None:
-    from fuzzcompile.report import output_files as outputs
-
-    for file, option in ((junit, "--junit"), (sarif, "--sarif"), (page, "--html")):
-        if file is not None:
-            outputs.check_writable(file, option)
-    if question.dump is not None:
-        outputs.make_empty_folder(Path(question.dump), "--dump-ledger")
-
-
-def _write_ci_files(answers: Sequence[FileAnswer], junit: Path | None, sarif: Path | None) -> None:
-    from fuzzcompile.model.versions import __version__
-    from fuzzcompile.report.output_files import write_whole
-
-    if junit is not None:
-        from fuzzcompile.report.ci_formats import format_triage_junit
-
-        write_whole(junit, format_triage_junit([answer.to_scanned() for answer in answers]), "--junit")
-    if sarif is not None:
-        from fuzzcompile.report.ci_formats import sarif as sarif_log
-
-        write_whole(sarif, sarif_log([answer.to_scanned() for answer in answers], __version__), "--sarif")
-
-
-def _print(answer: FileAnswer, name: CommandSubject, *, as_json: bool, proof: bool) -> None:
-    if answer.error is not None:
-        click.echo(f"fuzzcompile: {answer.error}", err=True)
-    if as_json:
-        click.echo(json.dumps(answer.to_json(), allow_nan=False))
-    elif answer.report is not None:
-        from fuzzcompile.report.verdict_text import print_report, report_console
-
-        print_report(report_console(), answer.report, proof=proof, name=name, known=bool(answer.known))
-
-
-def _list_bugs(bugs: Sequence[FileAnswer]) -> None:
-    """One line for each bug, the worst first; those of equal severity in the order given."""
-    from fuzzcompile.model.severity import rank
-    from fuzzcompile.report.verdict_text import name_culprit
-
-    click.echo(f"\n{len(bugs)} {'bug' if len(bugs) == 1 else 'bugs'}{', the worst first:' if len(bugs) > 1 else ''}")
-    for answer in sorted(bugs, key=lambda answer: rank(answer.report)):
-        report = answer.report or {}
-        known = "  (known)" if answer.known else ""
-        said = (report.get("severity"), report.get("verdict"), name_culprit(report.get("culprit")))
-        click.echo(f"  {answer.path}  {'  '.join(map(str, said))}{known}")
-
-
-def _write_page(page: Path, answer: FileAnswer, name: CommandSubject) -> None:
-    from fuzzcompile.programs.casefiles.case_file import read_case_file
-    from fuzzcompile.report.output_files import write_whole
-    from fuzzcompile.report.pages.case_page import render_case_page
-
-    assert answer.report is not None
-    machine = answer.machine or {"torch": answer.report["torch"], "device": answer.report["device"]}
-    source = read_case_file(answer.path).source
-    text = render_case_page(answer.report, machine, name=name, source=source)
-    write_whole(page, text.encode("utf-8"), "--html")
-
-
-# ``fuzzcompile bisect``.
+    return _TriageCommand(**given).run()
 
 
 @click.command()
@@ -225,9 +74,201 @@ def _write_page(page: Path, answer: FileAnswer, name: CommandSubject) -> None:
     help="Write every graph of the compiler and every rewrite as text into this folder, which must be new or empty.",
 )
 @options.json_output
-def bisect(
-    case: Path, page: Path | None, dump: Path | None, question: Question, conditions: Conditions, as_json: bool
-) -> int:
+def bisect(case: Path, dump: Path | None, question: Question, **given: Any) -> int:
     """Name the part of the compiler that causes a bug, and show the proof."""
-    question = replace(question, error_maps=page is not None, dump=str(dump.resolve()) if dump is not None else None)
-    return triage_and_print((case,), question, conditions, as_json=as_json, proof=True, page=page)
+    folder = str(dump.resolve()) if dump is not None else None
+    question = replace(question, error_maps=given["page"] is not None, dump=folder)
+    return _TriageCommand((case,), question, **given, proof=True).run()
+
+
+@dataclass
+class _TriageCommand:
+    """The options of both commands, and the answers so far."""
+
+    cases: Sequence[Path]
+    question: Question
+    conditions: Conditions
+    as_json: bool
+    proof: bool = False
+    workers: int = 1
+    baseline: Path | None = None
+    ignored: tuple[str, ...] = ()
+    junit: Path | None = None
+    sarif: Path | None = None
+    log: Path | None = None
+    page: Path | None = None
+    fail_on: str | None = None
+    answers: list[FileAnswer] = field(default_factory=list)
+
+    def run(self) -> int:
+        """Judge the files, print the answers as they come, and return the exit status.
+
+        The bugs of several files are listed at the end, the worst first.
+        """
+        from fuzzcompile.diagnosis.worker.file_triage import triage_files
+        from fuzzcompile.front.cli.wait_line import WaitLine
+        from fuzzcompile.front.known_bugs import Baseline, IgnorePatterns
+        from fuzzcompile.run.subprocesses import sigterm_interrupts
+
+        ignored = IgnorePatterns.of(self.ignored)
+        files = list_case_files(self.cases, ignored)
+        known = Baseline.of(self.baseline, ignored)
+        self._check_outputs()
+        waiting = WaitLine(as_json=self.as_json, several=len(files) > 1)
+        results = triage_files(
+            files,
+            self.conditions,
+            self.question,
+            workers=self.workers,
+            describe=self.page is not None,
+            listener=waiting.show_worker_state,
+            meanwhile=functools.partial(_show_start, waiting),
+        )
+        # On Ctrl-C the generator is closed at once, and its workers and files with it.
+        with sigterm_interrupts(), contextlib.closing(results), self._log_events(files) as events, waiting:
+            for answer in results:
+                answer = compare_with_baseline(answer, known)
+                self.answers.append(answer)
+                _log_answer(events, answer)
+                with waiting.pause():
+                    self._show(answer)
+                if len(self.answers) < len(files):
+                    waiting.say(f"judged {len(self.answers)} of {len(files)}")
+        if not self.as_json and sum(answer.report is not None for answer in self.answers) > 1:
+            _list_bugs(self.answers)
+        self._write_ci_files()
+        return compute_status(self.answers, None if self.fail_on is None else Severity(self.fail_on))
+
+    def _check_outputs(self) -> None:
+        from fuzzcompile.report import output_files as outputs
+
+        for file, option in ((self.junit, "--junit"), (self.sarif, "--sarif"), (self.page, "--html")):
+            if file is not None:
+                outputs.check_writable(file, option)
+        if self.question.dump is not None:
+            outputs.make_empty_folder(Path(self.question.dump), "--dump-ledger")
+
+    @contextlib.contextmanager
+    def _log_events(self, files: Sequence[Path]) -> Iterator[EventLog]:
+        from fuzzcompile.report.output_files import EventLog
+
+        ended = "failed"
+        with EventLog(self.log) as log:
+            log.write("triage_started", {"cases": [str(path) for path in files]})
+            try:
+                yield log
+                ended = "finished"
+            except (KeyboardInterrupt, GeneratorExit):
+                ended = "interrupted"
+                raise
+            finally:
+                done = {"judged": len(self.answers), "cases": len(files)}
+                log.write("triage_finished", {"ended": ended, "exit_status": compute_status(self.answers), **done})
+
+    def _show(self, answer: FileAnswer) -> None:
+        """Print the answer, and write its page."""
+        name = CommandSubject(str(answer.path), {**self.conditions.options(), **self.question.options()})
+        if answer.error is not None:
+            click.echo(f"fuzzcompile: {answer.error}", err=True)
+        if self.as_json:
+            click.echo(json.dumps(answer.to_json(), allow_nan=False))
+        elif answer.report is not None:
+            from fuzzcompile.report.verdict_text import print_report, report_console
+
+            print_report(report_console(), answer.report, proof=self.proof, name=name, known=bool(answer.known))
+        if self.page is not None and answer.report is not None:
+            from fuzzcompile.programs.casefiles.case_file import read_case_file
+            from fuzzcompile.report.output_files import write_whole
+            from fuzzcompile.report.pages.case_page import render_case_page
+
+            machine = answer.machine or {"torch": answer.report["torch"], "device": answer.report["device"]}
+            source = read_case_file(answer.path).source
+            text = render_case_page(answer.report, machine, name=name, source=source)
+            write_whole(self.page, text.encode("utf-8"), "--html")
+
+    def _write_ci_files(self) -> None:
+        if self.junit is None and self.sarif is None:
+            return
+        from fuzzcompile.model.versions import __version__
+        from fuzzcompile.report.ci_formats import Scanned, format_triage_junit, sarif
+        from fuzzcompile.report.output_files import write_whole
+
+        scanned = [Scanned(of.path, of.report, of.error, bool(of.known), of.seconds) for of in self.answers]
+        if self.junit is not None:
+            write_whole(self.junit, format_triage_junit(scanned), "--junit")
+        if self.sarif is not None:
+            write_whole(self.sarif, sarif(scanned, __version__), "--sarif")
+
+
+def _show_start(waiting: WaitLine) -> None:
+    from fuzzcompile.model.versions import installed_torch
+
+    waiting.say(f"starting a worker, which imports torch {installed_torch()}")
+    importlib.import_module("fuzzcompile.report.verdict_text")  # while there is time: the answer needs it
+
+
+def _log_answer(events: EventLog, answer: FileAnswer) -> None:
+    report = answer.report or {}
+    said = {key: report.get(key) for key in ("verdict", "is_bug", "severity", "confidence", "signature")}
+    rest = {"known": answer.known, "error": answer.error, "seconds": round(answer.seconds, 3)}
+    events.write("case_judged", {"case": str(answer.path), **said, **rest})
+
+
+def _list_bugs(answers: Sequence[FileAnswer]) -> None:
+    """List the bugs, the worst first; those of equal severity in the order given."""
+    from fuzzcompile.report.verdict_text import name_culprit
+
+    bugs = [answer for answer in answers if answer.report is not None and answer.report["is_bug"]]
+    click.echo(f"\n{len(bugs)} {'bug' if len(bugs) == 1 else 'bugs'}{', the worst first:' if len(bugs) > 1 else ''}")
+    for answer in sorted(bugs, key=lambda answer: rank(answer.report)):
+        report = answer.report or {}
+        known = "  (known)" if answer.known else ""
+        said = (report.get("severity"), report.get("verdict"), name_culprit(report.get("culprit")))
+        click.echo(f"  {answer.path}  {'  '.join(map(str, said))}{known}")
+
+
+def list_case_files(paths: Sequence[Path], ignored: IgnorePatterns | None = None) -> list[Path]:
+    """The files that ``paths`` name: files as they are, folders and globs as their Python files in order.
+
+    What ``ignored`` names is passed over in folders and globs.
+
+    Raises:
+        CaseError: a path names nothing.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            named = sorted(p for p in path.glob("*.py") if not p.name.startswith("_"))
+        elif glob.has_magic(str(path)) and not path.exists():
+            found = glob.glob(str(path))  # noqa: PTH207 (a pattern may be absolute)
+            named = sorted(Path(name) for name in found if name.endswith((".py", ".ipynb")))
+        else:
+            files.append(path)
+            continue
+        if not named:
+            what = "holds no Python files" if path.is_dir() else "matches no Python file"
+            raise CaseError(f"{path} {what}: give a case, a folder of them, or a glob.")
+        left = [file for file in named if ignored is None or not ignored.ignores_file(file)]
+        if not left:
+            raise CaseError(f"All {len(named)} files of {path} are ignored: name one of them, or change `ignore`.")
+        files += left
+    return files
+
+
+def compare_with_baseline(answer: FileAnswer, baseline: Baseline | None) -> FileAnswer:
+    """The answer with ``known`` set; a bug that the baseline lists does not change the exit status."""
+    if baseline is None or answer.report is None or not answer.report["is_bug"]:
+        return answer
+    known = baseline.knows(answer.report)
+    return replace(answer, known=known, status=0 if known else answer.status)
+
+
+def compute_status(answers: Sequence[FileAnswer], least: Severity | None = None) -> int:
+    """3 if any file could not be judged, else 2 if any is no case, else 1 if any is a bug (of ``least``), else 0."""
+    return max((_choose_status(answer, least) for answer in answers), default=0)
+
+
+def _choose_status(answer: FileAnswer, least: Severity | None) -> int:
+    own = rate_severity(answer.report)
+    spared = answer.status == 1 and least is not None and own is not None and not own.reaches(least)
+    return 0 if spared else answer.status

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 class WaitLine:
     """One line on a terminal that names the step in progress; elsewhere a line for each step, the first time.
 
-    Args:
-        as_json: print nothing where standard error is no terminal: a program reads the output.
-        several: there are several tasks: a terminal's line names the task, elsewhere workers' steps are left out.
+    ``as_json`` prints nothing where standard error is no terminal: a program reads the output. With ``several`` tasks,
+    a terminal's line names the task, and elsewhere workers' steps are left out.
     """
 
     def __init__(self, *, as_json: bool = False, several: bool = False) -> None:
@@ -70,14 +69,12 @@ class WaitLine:
 
 
 def _start_line() -> Progress:
-    """Return a line that is redrawn again and again; other output goes where it would go without it.
-
-    Standard output may be a file while standard error is the terminal: rich would send both to the latter.
-    """
+    """Return a line that is redrawn again and again."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description} ...", markup=False), TimeElapsedColumn())
+    # Standard output may be a file while standard error is the terminal: rich would send both to the latter.
     console = Console(stderr=True)
     line = Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
     line.add_task("")

@@ -31,9 +31,7 @@ _WIDTH = 120  # where standard error is no terminal
     metavar="N",
     help="Sample every N-th step.",
 )
-@click.option(
-    "--steps", default=None, type=click.IntRange(min=1), metavar="N", help="End the script after its N-th step."
-)
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="End the script after its N-th step.")
 @click.option(
     "--stop-at",
     type=click.Choice(["first"]),
@@ -78,20 +76,20 @@ def watch(
     On the first step that rounding does not explain, that step becomes a case and is triaged. The exit status is 3 if
     the script fails by itself or no step could be judged.
     """
-    from fuzzcompile.front.commands.watch import check_script
+    from fuzzcompile.analyses.watch.watched_script import check_script, watch_script
     from fuzzcompile.report import output_files as outputs
 
     check_script(script)
     if html is not None:
         outputs.check_writable(html, "--html")
-    folder = _choose_folder(script, out)
+    folder = out or _choose_folder(script)
+    outputs.make_empty_folder(folder, "--out")
 
     from rich.console import Console
 
     from fuzzcompile.analyses.watch.step_records import WatchSettings
     from fuzzcompile.analyses.watch.watch_page import page_of_watch
     from fuzzcompile.analyses.watch.watch_text import print_summary
-    from fuzzcompile.front.commands.watch import watch as run
     from fuzzcompile.report.verdict_text import report_console
     from fuzzcompile.run.subprocesses import sigterm_interrupts
 
@@ -107,7 +105,7 @@ def watch(
     conditions = Conditions("cpu", plants=plants, limits=Limits(timeout, int(memory * 2**30)))
     show = functools.partial(_print_step, as_json=as_json)
     with sigterm_interrupts():
-        summary = run(script, arguments, settings, conditions, on_step=show, quiet=as_json)
+        summary = watch_script(script, arguments, settings, conditions, on_step=show, quiet=as_json)
     if as_json:
         click.echo(json.dumps(summary.to_json(), allow_nan=False))
         print_summary(Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH), summary)
@@ -127,14 +125,10 @@ def _print_step(step: StepReport, *, as_json: bool) -> None:
         click.echo(f"fuzzcompile: {step_line(step)}", err=True)
 
 
-def _choose_folder(script: Path, out: Path | None) -> Path:
-    """The folder for results, made if it is not there: that of ``--out``, or the next free one of the script's name."""
-    from fuzzcompile.report.output_files import make_empty_folder
-
-    if out is None:
-        number, out = 1, Path(f"watch_{script.stem}")
-        while out.exists():
-            number += 1
-            out = Path(f"watch_{script.stem}_{number}")
-    make_empty_folder(out, "--out")
-    return out
+def _choose_folder(script: Path) -> Path:
+    """Return the next free folder of the script's name."""
+    number, folder = 1, Path(f"watch_{script.stem}")
+    while folder.exists():
+        number += 1
+        folder = Path(f"watch_{script.stem}_{number}")
+    return folder

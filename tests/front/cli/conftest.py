@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from calling import PLANT
 
-from fuzzcompile.front.commands import triage
+from fuzzcompile.diagnosis.worker import file_triage
 from fuzzcompile.run.pool.worker_pool import WorkerPool
 
-_open_pool = triage.open_pool
+_open_pool = file_triage.open_pool
 
 
 @pytest.fixture(scope="session")
@@ -48,4 +48,4 @@ def kept_pools() -> Iterator[Callable[..., contextlib.AbstractContextManager[Wor
 @pytest.fixture
 def shared_workers(kept_pools, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are judged by workers that earlier tests have used; for tests that are not about workers."""
-    monkeypatch.setattr(triage, "open_pool", kept_pools)
+    monkeypatch.setattr(file_triage, "open_pool", kept_pools)

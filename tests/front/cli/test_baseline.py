@@ -7,7 +7,7 @@ import json
 import pytest
 from triage_reports import SIGNATURE, report
 
-from fuzzcompile.front.commands.triage import Baseline
+from fuzzcompile.front.known_bugs import Baseline
 from fuzzcompile.model.errors import UsageError
 
 OTHER = "runtime:RuntimeError:tensor 'N' has N dims # not a comment"

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from fuzzcompile.analyses import rule_coverage as attention
+from fuzzcompile.analyses import rule_coverage as coverage
 from fuzzcompile.compiler import sdpa_patterns
 from fuzzcompile.corpus.records import CaseRecord, Coverage
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.front.cli.main import main
-from fuzzcompile.front.commands import coverage
-from fuzzcompile.front.commands import coverage as attention
 from fuzzcompile.model.facts import find_facts
 
 VARIANT = "_inference" if torch.__version__ >= "2.12" else ""

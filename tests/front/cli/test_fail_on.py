@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from calling import call, sentence
 
-from fuzzcompile.front.commands.triage import FileAnswer, compute_status
+from fuzzcompile.diagnosis.worker.file_triage import FileAnswer
+from fuzzcompile.front.cli.triage import compute_status
 from fuzzcompile.model.severity import Severity
 
 

@@ -12,8 +12,8 @@ from calling import CLEAN, SUBTRACTS, call, sentence
 
 from fuzzcompile.corpus.records import CaseRecord
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.front.commands import confirm
-from fuzzcompile.front.commands.triage import FileAnswer
+from fuzzcompile.diagnosis.worker import file_triage
+from fuzzcompile.diagnosis.worker.file_triage import FileAnswer
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.run.device import identify_machine
 
@@ -43,7 +43,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def triaged(paths: list[Path], conditions: object) -> Any:
         yield from (FileAnswer(path, answers[0] or None, error="no worker", status=3) for path in paths)
 
-    monkeypatch.setattr(confirm, "triage_files", triaged)
+    monkeypatch.setattr(file_triage, "triage_files", triaged)
     return answers
 
 

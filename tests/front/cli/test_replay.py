@@ -12,9 +12,9 @@ from packaging.version import Version
 from torch_stubs import BROKEN_ON, add, interpreter, wheel
 
 from fuzzcompile.corpus.replay import environments
+from fuzzcompile.corpus.replay import replay_run as replaying
 from fuzzcompile.corpus.replay.environments import NoDisk, Torch, find_torch, is_made
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.front.commands import replay as replaying
 from fuzzcompile.model.errors import EnvironmentUnfit
 
 COMMITTED = Path(__file__).parents[3] / "corpus" / "torch-2.13.0-cpu"

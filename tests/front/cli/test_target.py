@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from calling import CLEAN, call, sentence
 
+from fuzzcompile.diagnosis.worker.file_triage import FileAnswer
 from fuzzcompile.diagnosis.worker.local_pool import open_pool
-from fuzzcompile.front.commands.triage import FileAnswer
 from fuzzcompile.model.conditions import Conditions, choose_running_device
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.targets import TARGETS
@@ -58,7 +58,7 @@ def _looked(target: dict[str, Any] | None, error: str | None = None) -> Any:
         None if target is None else {"target": {"device": "cuda:sm_90", "confirmed_on_device": False} | target}
     )
 
-    def judged(files, conditions, question):
+    def judged(files, conditions):
         assert conditions == Conditions("cpu", target="cuda:sm_90")
         yield FileAnswer(files[0], report, error and error.replace("FILE", str(files[0])))
 
@@ -70,8 +70,8 @@ def doctor(tmp_path, monkeypatch, capsys):
     """The exit status and the checks of ``doctor --target`` with a made-up answer on the small program."""
 
     def examined(judged: Any) -> tuple[int, dict[str, Any]]:
-        monkeypatch.setattr("fuzzcompile.front.commands.doctor._list_checks", lambda device, corpus: ())
-        monkeypatch.setattr("fuzzcompile.front.commands.doctor.triage_files", judged)
+        monkeypatch.setattr("fuzzcompile.front.machine_checks._list_checks", lambda device, corpus: ())
+        monkeypatch.setattr("fuzzcompile.diagnosis.worker.file_triage.triage_files", judged)
         status = call("doctor", "--target", "cuda:sm_90", "--corpus", tmp_path / "c.db", "--json")
         return status, {check["name"]: check for check in json.loads(capsys.readouterr().out)}
 

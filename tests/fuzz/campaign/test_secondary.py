@@ -13,7 +13,7 @@ import torch
 from fuzzcompile.corpus.records import Campaign
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.worker.minimize_task import MinimizeTask
-from fuzzcompile.front.commands.minimize import store_secondary_findings
+from fuzzcompile.front.minimize_case import store_secondary_findings
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
 from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuzzcompile.front.commands import doctor
+from fuzzcompile.front import machine_checks as doctor
 
 
 @pytest.mark.parametrize("version", ["2.14.0", "2.16.0"])

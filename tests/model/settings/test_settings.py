@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from fuzzcompile.front.cli.main import main
+from fuzzcompile.front.known_bugs import IgnorePatterns
 from fuzzcompile.model.errors import UsageError
-from fuzzcompile.model.settings import SETTINGS, IgnorePatterns, SettingSource, read_settings
+from fuzzcompile.model.settings import SETTINGS, SettingSource, read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,7 @@ def test_the_environment_beats_the_project_and_the_project_the_default(project, 
     assert (settings.find_value("timeout"), settings.find_source("timeout")) == (180.0, SettingSource.DEFAULT)
     assert settings.find_value("max-memory") == 4 and settings.find_value("ignore") == ("a*", "b")
     assert settings.find_value("corpus") == project / "c/x.db"
-    assert settings.make_ignore_patterns(("a*", "b")) == IgnorePatterns(("a*", "b"), project)
+    assert IgnorePatterns.of(("a*", "b")) == IgnorePatterns(("a*", "b"), project)
 
 
 def test_the_nearest_file_with_the_table_counts(project):

@@ -17,7 +17,7 @@ from test_reducers import given, search
 from fuzzcompile.diagnosis.probe import SignatureLock
 from fuzzcompile.diagnosis.worker.minimization import CandidateTools
 from fuzzcompile.diagnosis.worker.minimize_task import ResumableState, can_resume
-from fuzzcompile.front.commands.minimize import PoolAsker
+from fuzzcompile.front.minimize_case import PoolAsker
 from fuzzcompile.programs.ir.case_source import CaseText
 from fuzzcompile.programs.ir.evaluation import evaluate, guard_runs
 from fuzzcompile.programs.ir.program import Program, Ref, Statement

@@ -13,7 +13,7 @@ import torch
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.probe import SignatureLock
 from fuzzcompile.diagnosis.worker.minimization import CandidateTools, LocalAsker, capture_programs, make_job
-from fuzzcompile.front.commands.minimize import MinimizeSubject, read_state, write_state
+from fuzzcompile.front.minimize_case import MinimizeSubject, read_state, write_state
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.fuzz.recipe import GeneratedRecipe
 from fuzzcompile.model.errors import UsageError
@@ -239,7 +239,7 @@ def test_a_state_is_of_one_case_and_one_torch(tmp_path):
         read_state(state, subject)
     tally = SearchTally(3, 4, True, {"a": True}, {"b": "source"})
     write_state(state, subject, tally)
-    assert read_state(state, subject) == tally
+    assert read_state(state, subject)[0] == tally
     with pytest.raises(UsageError, match="another case"):
         read_state(state, MinimizeSubject(SOURCE + "\n", REPORT))
     state.write_text("{")

@@ -15,14 +15,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuzzcompile.front.commands.doctor import ask_kernels, format_kernel_table
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.programs.capture.state import Ambient
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.attention_backends import (
     KERNELS,
+    ask_kernels,
     force_kernel,
     force_math_kernel,
+    format_kernel_table,
     list_backends,
     list_enabled_kernels,
     record_attention_calls,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.front.commands.triage import triage_files
+from fuzzcompile.diagnosis.worker.file_triage import triage_files
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.run.device import find_gpu_error
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -12,22 +11,21 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from fuzzcompile.corpus.records import CaseRecord, public_id
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.probe import Keep, SignatureLock
+from fuzzcompile.diagnosis.worker.file_triage import triage_files, triage_sources
 from fuzzcompile.diagnosis.worker.local_pool import LEAST_THREADS, open_pool
 from fuzzcompile.diagnosis.worker.minimization import Answer, CandidateLost, CandidateTools, make_job, run_eagerly
 from fuzzcompile.diagnosis.worker.minimize_task import CONCLUDING, CONFIRMING, LEAST_SEARCH
 from fuzzcompile.diagnosis.worker.worker_loss import choose_loss_verdict, make_start_error, read_left
-from fuzzcompile.front.commands.triage import triage_files
 from fuzzcompile.fuzz.recipe import GeneratedRecipe, read_recipe
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import ReportJson, read_target
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.signatures import hash_source
+from fuzzcompile.model.versions import installed_torch
 from fuzzcompile.programs.casefiles.case_file import read_case_file
 from fuzzcompile.programs.casefiles.python_text import defines_make
 from fuzzcompile.programs.ir.case_source import write_source
@@ -64,10 +62,8 @@ class PoolAsker:
         except WorkerFailed as error:
             compiling, report = read_left(error.left)
             greedy = isinstance(error, WorkerOutOfMemory)  # this machine's fault, if anyone's
-            verdict, detail = (
-                "memory" if greedy else str(choose_loss_verdict(error)),
-                f"{error}, before eager had finished",
-            )
+            verdict = "memory" if greedy else str(choose_loss_verdict(error))
+            detail = f"{error}, before eager had finished"
             raise CandidateLost(verdict, detail, compiling=compiling and not greedy, report=report) from error
         except RemoteError as error:
             raise CandidateLost(error.kind, str(error)) from error
@@ -80,9 +76,9 @@ class PoolAsker:
         source = write_source(program)
         if source in self.fatal:
             return False
-        run = partial(run_eagerly, program)
         try:
-            self.pool.schedule(run, label="run", time_limit=_CANDIDATE_TIME, counts=False).result()
+            step = partial(run_eagerly, program)
+            self.pool.schedule(step, label="run", time_limit=_CANDIDATE_TIME, counts=False).result()
         except WorkerStartFailed as error:
             raise make_start_error(error) from error
         except WorkerFailed:
@@ -108,17 +104,6 @@ class MinimizeSubject:
         return None if self.case is None else read_recipe(self.case.choices, self.case.spec)
 
 
-def judge_subject(path: Path, store: Store | None, conditions: Conditions) -> MinimizeSubject | None:
-    """Judge the case file; None if it shows no bug.
-
-    Raises:
-        CaseError: the file is not a case.
-        EnvironmentUnfit: it could not be judged.
-    """
-    report = judge_case_file(path, conditions)
-    return _make_subject(path, store, report) if report["is_bug"] else None
-
-
 def judge_case_file(path: Path, conditions: Conditions) -> ReportJson:
     """Judge the case file.
 
@@ -132,6 +117,12 @@ def judge_case_file(path: Path, conditions: Conditions) -> ReportJson:
         error.exit_status = answer.status
         raise error
     return answer.report
+
+
+def judge_subject(path: Path, store: Store | None, conditions: Conditions) -> MinimizeSubject | None:
+    """Judge the case file as :func:`judge_case_file` does; None if it shows no bug."""
+    report = judge_case_file(path, conditions)
+    return _make_subject(path, store, report) if report["is_bug"] else None
 
 
 def load_subject(store: Store, name: str) -> MinimizeSubject:
@@ -150,15 +141,12 @@ def resume_subject(path: Path, store: Store | None, state: Path) -> MinimizeSubj
     Raises:
         UsageError: no search was started for this source with this torch.
     """
-    subject = MinimizeSubject(read_case_file(path).source, {"torch": torch.__version__})
-    return _make_subject(path, store, _load_state(state, subject)[1])
+    subject = MinimizeSubject(read_case_file(path).source, {"torch": installed_torch()})
+    return _make_subject(path, store, read_state(state, subject)[1])
 
 
 def choose_conditions(subject: MinimizeSubject, conditions: Conditions) -> Conditions:
-    """The conditions under which to minimize the subject: for the target of its report, unless another was asked for.
-
-    A GPU that the user named takes the place of a target.
-    """
+    """The conditions to minimize the subject under: for the target of its report, unless a target or GPU was named."""
     target = read_target(subject.report)
     if target is None or conditions.target is not None or conditions.device not in ("auto", "cpu"):
         return conditions
@@ -192,8 +180,7 @@ def minimize(
     Args:
         subject: the case.
         conditions: where to compile, what to veto and plant, and the limits of one candidate.
-        seconds: time for everything: the start of a worker, the search, the reproducer. A search has ten seconds at
-            least.
+        seconds: time for the start of a worker, the search (ten seconds at least) and the reproducer.
         compiles: how many compiles and screens the search may use, an earlier search's not counted.
         keep: what must stay: the verdict's kind, or the culprit too.
         state: a file that keeps what was learned, and is deleted once the search is finished.
@@ -207,7 +194,7 @@ def minimize(
     """
     ends = time.monotonic() + seconds
     target = SignatureLock.of(subject.report, keep)
-    tally = read_state(state, subject) if resume and state is not None else SearchTally()
+    tally = read_state(state, subject)[0] if resume and state is not None else SearchTally()
     whole = for_issue or subject.finding is not None
     job = replace(make_job(subject.source, subject.report, subject.recipe, keep, for_issue=whole), ends=ends)
 
@@ -231,17 +218,12 @@ def minimize(
     return outcome
 
 
-def read_state(state: Path, subject: MinimizeSubject) -> SearchTally:
-    """Read the results of an earlier search for this subject.
+def read_state(state: Path, subject: MinimizeSubject) -> tuple[SearchTally, ReportJson]:
+    """Read the results of an earlier search for this subject, and the report that it started from.
 
     Raises:
         UsageError: there is no such file, or it is about another case.
     """
-    return _load_state(state, subject)[0]
-
-
-def _load_state(state: Path, subject: MinimizeSubject) -> tuple[SearchTally, ReportJson]:
-    """Read the results of an earlier search, and the report that it started from."""
     try:
         kept = json.loads(state.read_text(encoding="utf-8"))
         source, report = kept.pop("source"), kept.pop("report")
@@ -291,30 +273,21 @@ def store_secondary_findings(
     new = sorted((source for source in sources if not store.has_source(hash_source(source))), key=len)[:most]
     if not new:
         return []
-    environment, findings = (
-        describe_environment(resolve_device(conditions.device), conditions.target),
-        list[SecondaryFinding](),
-    )
-    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
-        paths = [Path(folder, f"other_{number}.py") for number in range(len(new))]
-        for path, source in zip(paths, new, strict=True):
-            path.write_text(source, encoding="utf-8")
-        answers = triage_files(paths, conditions)
-        for source, answer in zip(new, answers, strict=True):
-            report = answer.report
-            if report is None or not report["is_bug"]:
-                continue
-            stored = store.record(None, CaseRecord(hash_source(source), source, REDUCTION_ORIGIN), environment, report)
-            if stored.finding_id is not None:
-                signature = report["signature"] or ""
-                name = public_id(stored.finding_id)
-                findings.append(SecondaryFinding(name, signature, report["verdict"], stored.is_new_finding))
+    environment = describe_environment(resolve_device(conditions.device), conditions.target)
+    findings = list[SecondaryFinding]()
+    answers = triage_sources({f"other_{number}.py": source for number, source in enumerate(new)}, conditions)
+    for source, answer in zip(new, answers, strict=True):
+        report = answer.report
+        if report is None or not report["is_bug"]:
+            continue
+        stored = store.record(None, CaseRecord(hash_source(source), source, REDUCTION_ORIGIN), environment, report)
+        if stored.finding_id is not None:
+            name, signature = public_id(stored.finding_id), report["signature"] or ""
+            findings.append(SecondaryFinding(name, signature, report["verdict"], stored.is_new_finding))
     return findings
 
 
-# The facts behind the issue draft of a case file that is in no corpus.
-
-# The draft needs a reproducer, and its reader waits for it.
+# The facts behind the issue draft of a case file: it needs a reproducer, and its reader waits for it.
 _SECONDS = 60.0
 
 

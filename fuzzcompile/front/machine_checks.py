@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -16,35 +13,29 @@ from fuzzcompile.compiler.target.target_process import list_replaced
 from fuzzcompile.compiler.watch import conformance
 from fuzzcompile.compiler.watch.patch_table import PATCHES
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.front.commands.triage import triage_files
-from fuzzcompile.model.conditions import Conditions, Question
+from fuzzcompile.diagnosis.worker.file_triage import triage_sources
+from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import TargetJson
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.model.facts import find_facts, list_known_versions
 from fuzzcompile.model.profile_contract import AttentionKernelsJson
 from fuzzcompile.model.targets import find_target
-from fuzzcompile.run.attention_backends import AttentionBackend, list_backends
+from fuzzcompile.run.attention_backends import ask_kernels, format_kernel_table
 from fuzzcompile.run.device import describe_environment, resolve_device
 from fuzzcompile.run.subprocesses import find_cxx_compiler, find_toolchain_fault
-
-# One check of a machine.
 
 
 @dataclass(frozen=True)
 class MachineCheck:
-    """One check and its result.
-
-    ``needed`` tells whether a campaign needs it to pass, ``lines`` is a table below it, and ``attention`` that table
-    as data.
-    """
+    """One check and its result."""
 
     name: str
     fine: bool
     found: str
     advice: str = ""
-    needed: bool = True
-    lines: tuple[str, ...] = ()
-    attention: tuple[AttentionKernelsJson, ...] = ()
+    needed: bool = True  # whether a campaign needs it to pass
+    lines: tuple[str, ...] = ()  # a table below it
+    attention: tuple[AttentionKernelsJson, ...] = ()  # that table as data
 
 
 # Checks of a target on this machine: torch's places that answer for it, and how each stage is judged.
@@ -79,95 +70,12 @@ def examine_target(name: str) -> Iterator[MachineCheck]:
 
 def _judge_small_program(name: str) -> tuple[TargetJson | None, str | None]:
     """Return how each stage was examined, or the reason why none was."""
-    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
-        path = Path(folder, "small.py")
-        path.write_text(_SMALL_PROGRAM, encoding="utf-8")
-        try:
-            (answer,) = triage_files([path], Conditions("cpu", target=name), Question())
-        except FuzzcompileError as error:
-            return None, str(error)
-    trouble = answer.error.replace(str(path), "a small program") if answer.error is not None else None
+    try:
+        (answer,) = triage_sources({"small.py": _SMALL_PROGRAM}, Conditions("cpu", target=name))
+    except FuzzcompileError as error:
+        return None, str(error)
+    trouble = answer.error.replace(str(answer.path), "a small program") if answer.error is not None else None
     return (answer.report or {}).get("target"), trouble
-
-
-# A table of the kernels of ``scaled_dot_product_attention`` that a device has for typical inputs.
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_WIDTHS = (64, 80, 256)
-_INPUTS = ("plain", "causal", "masked", "training", "training, dropout")
-_BATCH, _HEADS, _LENGTH = 1, 2, 64
-
-
-@dataclass(frozen=True)
-class KernelAnswer:
-    """The answer of every kernel to one kind of inputs: usable, or the reason why not."""
-
-    inputs: str
-    width: int
-    dtype: str
-    backends: Sequence[AttentionBackend]
-
-    @property
-    def usable(self) -> str:
-        """The kernels that take the inputs, the chosen one first."""
-        names = [backend.name for backend in sorted(self.backends, key=lambda backend: not backend.chosen)]
-        taken = {backend.name for backend in self.backends if backend.usable}
-        return ", ".join(name for name in names if name in taken) or "none"
-
-    def to_json(self) -> AttentionKernelsJson:
-        """The entry of the contract."""
-        backends = [backend.to_json() for backend in self.backends]
-        return {"inputs": self.inputs, "head_dim": self.width, "dtype": self.dtype, "backends": backends}
-
-
-def ask_kernels(device: torch.device) -> list[KernelAnswer]:
-    """Ask about typical inputs of shape (1, 2, 64, head dim) on ``device``; runs no kernel."""
-    return [
-        KernelAnswer(inputs, width, str(dtype).removeprefix("torch."), _ask_backends(inputs, width, dtype, device))
-        for inputs, width, dtype in itertools.product(_INPUTS, _WIDTHS, _DTYPES)
-    ]
-
-
-def format_kernel_table(answered: Sequence[KernelAnswer]) -> list[str]:
-    """The answers as lines of text: the chosen kernel first, head dims of equal answers together, then refusals."""
-    dtypes = list(dict.fromkeys(answer.dtype for answer in answered))
-    rows = [["inputs", "head dim", *dtypes], *_format_rows(answered, dtypes)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [*lines, *_list_refusals(answered)]
-
-
-def _ask_backends(inputs: str, width: int, dtype: torch.dtype, device: torch.device) -> list[AttentionBackend]:
-    training = inputs.startswith("training")
-    query = torch.zeros(_BATCH, _HEADS, _LENGTH, width, dtype=dtype, device=device, requires_grad=training)
-    mask = torch.ones(_LENGTH, _LENGTH, dtype=torch.bool, device=device) if inputs == "masked" else None
-    dropout = 0.1 if "dropout" in inputs else 0.0
-    with torch.set_grad_enabled(training):
-        try:
-            return list_backends(query, query, query, attn_mask=mask, dropout_p=dropout, is_causal=inputs == "causal")
-        except RuntimeError:  # torch knows no attention on this device
-            return []
-
-
-def _format_rows(answered: Sequence[KernelAnswer], dtypes: Sequence[str]) -> Iterator[list[str]]:
-    cells = {(answer.inputs, answer.width, answer.dtype): answer.usable for answer in answered}
-    for inputs in dict.fromkeys(answer.inputs for answer in answered):
-        alike: dict[tuple[str, ...], list[str]] = {}
-        for width in dict.fromkeys(answer.width for answer in answered):
-            alike.setdefault(tuple(cells[inputs, width, dtype] for dtype in dtypes), []).append(str(width))
-        for row, widths in alike.items():
-            yield [inputs, ", ".join(widths), *row]
-
-
-def _list_refusals(answered: Sequence[KernelAnswer]) -> Iterator[str]:
-    """Each reason once, with the first inputs that it refuses."""
-    seen = set()
-    for answer in answered:
-        for backend in answer.backends:
-            if not backend.usable and (backend.name, backend.reason) not in seen:
-                seen.add((backend.name, backend.reason))
-                refused = f"{answer.inputs} {answer.dtype}, head dim {answer.width}"
-                yield f"{backend.name} refuses {refused}: {backend.reason}"
 
 
 def examine(device_option: str, corpus: str | None, target: str | None = None) -> list[MachineCheck]:

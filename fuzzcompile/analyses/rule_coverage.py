@@ -1,18 +1,24 @@
-"""Coverage of a corpus: its share of all that the installed torch can do, by stage."""
+"""Rules of the installed torch and what a corpus has seen of them: a listing, and coverage by stage.
+
+Rules are passes, patterns, operators with a decomposition or lowering, and settings.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
+from typing import TypeVar
 
 import torch
 
 from fuzzcompile.compiler.inductor_toggles import FOR_GPU, TOGGLES
+from fuzzcompile.compiler.rule_catalogue import Kind, KnownRule, list_known_rules
 from fuzzcompile.compiler.sdpa_patterns import VariantResult, list_registered, read_variants, try_variants
 from fuzzcompile.corpus.records import (
+    CorpusError,
     Counters,
     StoredCampaign,
     StoredCoverage,
@@ -21,34 +27,157 @@ from fuzzcompile.corpus.records import (
     moment_at,
 )
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.front.commands.passes import UNREGISTERED, ListedPass, ask_target, list_passes
-from fuzzcompile.fuzz.campaign.budget import format_duration
+from fuzzcompile.diagnosis.worker.local_pool import open_pool
+from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
+from fuzzcompile.model.conditions import Conditions, Limits
 from fuzzcompile.model.facts import Facts, UnreachableReason, facts
-from fuzzcompile.model.privacy import scrub
-from fuzzcompile.model.stages import SCHEDULER
+from fuzzcompile.model.stages import DECOMPOSITION, LOWERING, SCHEDULER
 from fuzzcompile.model.targets import find_target
-from fuzzcompile.model.templates import get_environment
-from fuzzcompile.model.versions import __version__
-from fuzzcompile.report.circumstances import versions
-from fuzzcompile.run.device import describe_environment
+from fuzzcompile.run.pool.worker import WorkerStartFailed
 
 # The kinds that are rewrite rules or observed passes, not operators or kernels.
 RULES = ("pass", "pattern")
+UNREGISTERED = "not registered in this torch"
+# What the corpus counts there are shapes of kernels, which torch does not register.
+_UNLISTED = (SCHEDULER,)
+_KINDS: Mapping[str, Kind] = {DECOMPOSITION: "decomposition", LOWERING: "lowering"}
+# Outcomes by stage and name, and by the pass that ran the rewrite.
+_Counts = Mapping[tuple[str, str], Mapping[str, Counter[str]]]
+# A process that compiles for a target registers its patterns first; trying all of those for attention takes minutes.
+_SECONDS = 900.0
+
+Result = TypeVar("Result")
+
+
+def _ask_target(target: str, ask: Callable[[torch.device], Result], device: torch.device) -> Result:
+    """Return the result of ``ask`` for ``device`` in a process that compiles for the target."""
+    with open_pool(Conditions(str(device), limits=Limits(_SECONDS), target=target), 1) as pool:
+        try:
+            return pool.submit(ask, device).result()
+        except WorkerStartFailed as error:
+            raise make_start_error(error) from error
+
+
+def _list_sendable(device: torch.device) -> list[KnownRule]:
+    """Return what is registered, without torch's own objects, which a process cannot send."""
+    return [replace(row, made_of=()) for row in list_known_rules(device)]
+
+
+@dataclass(frozen=True)
+class ListedRule:
+    """One pass, pattern, operator or setting with its counts in the corpus.
+
+    The counts are None where there is no corpus, or where nothing of the kind is counted.
+    """
+
+    known: KnownRule
+    fired: int | None = None
+    refused: int | None = None  # by the rule's own check
+    fallback: int | None = None  # an operator with a lowering was called all the same
+
+    def to_json(self) -> dict[str, object]:
+        """Everything, as plain JSON."""
+        counts = {} if self.known.kind == "setting" else {"fired": self.fired, "refused": self.refused}
+        own = {key: value for key, value in vars(self.known).items() if key != "made_of"}
+        return {**{key: value for key, value in own.items() if value not in (None, "") or key == "on"}, **counts}
+
+
+@dataclass(frozen=True)
+class RuleListing:
+    """All of them, and the corpus in which they were counted (None: there is none)."""
+
+    rows: list[ListedRule]
+    corpus: str | None
+
+
+def list_rules(
+    device: torch.device, location: str | None, *, target: str | None = None, until: datetime | None = None
+) -> RuleListing:
+    """The catalogue of the installed torch with the counts of a corpus.
+
+    Rewrites that the corpus saw under this torch but torch does not register (a user's own passes) are added.
+
+    Args:
+        device: where the passes would run.
+        location: path or URL of the corpus; None for the default one, without which the counts are left out.
+        target: list what is registered for this target, and what campaigns for it reached.
+        until: what a case judged later was the first to reach counts as never reached.
+
+    Raises:
+        CorpusError: ``location`` was given, and there is no corpus.
+        EnvironmentUnfit: no worker can be started for the target.
+    """
+    known = list_known_rules(device) if target is None else _ask_target(target, _list_sendable, device)
+    compiler = identify_compiler({"torch": str(torch.__version__), "target": target})
+    try:
+        with Store.open(location, create=False) as store:
+            seen, corpus = store.coverage(compiler, until=until), store.location
+    except CorpusError:
+        if location is not None:
+            raise
+        return RuleListing([ListedRule(row) for row in known], None)
+    return RuleListing(list(_count_rules(known, seen)), corpus)
+
+
+def _count_rules(known: Sequence[KnownRule], seen: Iterable[StoredCoverage]) -> Iterator[ListedRule]:
+    counts = defaultdict[tuple[str, str], dict[str, Counter[str]]](lambda: defaultdict(Counter))
+    for row in seen:
+        counts[row.stage, row.rewrite][row.pass_name or ""][row.outcome] += row.count
+    passes = defaultdict[tuple[str, str], set[str]](set)
+    for rule in known:
+        passes[rule.stage, rule.name].add(rule.pass_name or "")
+    listed = []
+    for rule in known:
+        by_pass = counts.get((rule.stage, rule.name), {})
+        # A name that stands once is counted whatever pass ran it: tables without a name get that of their caller.
+        alone = len(passes[rule.stage, rule.name]) == 1
+        listed.append(_count_rule(rule, by_pass.values() if alone else [by_pass.get(rule.pass_name or "", Counter())]))
+    unregistered = {at: by_pass for at, by_pass in counts.items() if at not in passes and at[0] not in _UNLISTED}
+    yield from _add_patterns(listed, unregistered)
+    for (stage, name), by_pass in unregistered.items():
+        own = KnownRule(stage, _KINDS.get(stage, "pass"), name, next(iter(by_pass)) or None, when=UNREGISTERED)
+        yield _count_rule(own, by_pass.values())
+
+
+def _count_rule(rule: KnownRule, counts: Iterable[Counter[str]]) -> ListedRule:
+    if rule.kind == "setting":
+        return ListedRule(rule)
+    total = sum(counts, Counter[str]())
+    return ListedRule(rule, total["fired"], total["refused"], total["fallback"] if rule.kind == "lowering" else None)
+
+
+def _add_patterns(listed: list[ListedRule], unregistered: _Counts) -> Iterator[ListedRule]:
+    """Count a table of patterns as often as its patterns fired, and a pass as often as the rules that it makes."""
+    inside = defaultdict[tuple[str, str | None], Counter[str]](Counter)
+    for row in listed:
+        if row.known.kind == "pattern":
+            inside[row.known.stage, row.known.pass_name].update(fired=row.fired or 0, refused=row.refused or 0)
+    for (stage, _), by_pass in unregistered.items():
+        for pass_name, outcomes in by_pass.items():
+            inside[stage, pass_name].update(outcomes)
+    for row in listed:
+        if row.known.kind == "pass":
+            more = inside[row.known.stage, row.known.name]
+            row = replace(row, fired=(row.fired or 0) + more["fired"], refused=(row.refused or 0) + more["refused"])
+        yield row
+
+
+# Coverage: what campaigns have reached of all that torch registers.
 
 
 @dataclass(frozen=True)
 class StageCoverage:
     """All entries of one kind in one stage, grouped by outcome."""
 
-    stage: str  # the stage
+    stage: str
     kind: str  # pass, pattern, decomposition, lowering or kernel
     known: int | None  # how many torch registers; None for kernels, which are not registered
-    fired: Sequence[str] = ()  # fired at least once
+    fired: Sequence[str] = ()
     refused: Sequence[str] = ()  # matched, and its own check refused every match
     fallback: Sequence[str] = ()  # operators that were only called where others are lowered
     off: Sequence[str] = ()  # never reached, and does not run under the present settings
     never: Sequence[str] = ()  # never reached, for no known reason
-    # never reached, with the reason why this device or the default configuration cannot reach it
+    # Never reached, with the reason why this device or the default configuration cannot reach it.
     unreachable: Mapping[str, UnreachableReason] = field(default_factory=dict)
 
     @property
@@ -65,13 +194,10 @@ class StageCoverage:
 
 @dataclass(frozen=True)
 class CoverageTotal:
-    """Counts of the rewrite rules and observed passes of all stages.
-
-    ``unreachable`` counts those with a reason against them; None if no reasons were checked on this torch.
-    """
+    """Counts of the rewrite rules and observed passes of all stages."""
 
     known: int
-    unreachable: int | None
+    unreachable: int | None  # those with a reason against them; None if no reasons were checked on this torch
     fired: int
 
     @property
@@ -93,16 +219,16 @@ class CoverageTotal:
 class CoverageTable:
     """The coverage that campaigns reached under one torch."""
 
-    torch: str  # its version
+    torch: str
     device: str  # where rules would run
     target: str | None  # the target that the compiler generated code for; None for ``device``
     corpus: str  # where it was counted
-    stages: Sequence[StageCoverage]  # the stages in order
+    stages: Sequence[StageCoverage]
     seen: Sequence[StoredCoverage]  # the entries that the corpus has reached
     within: float | None  # the seconds of campaign time that were asked for; None for all
     ran: float  # the seconds of campaign time that were counted
-    campaigns: Sequence[StoredCampaign]  # the campaigns that started in that time
-    counters: Counters  # the counts of cases that they judged
+    campaigns: Sequence[StoredCampaign]  # those that started in that time
+    counters: Counters  # of the cases that they judged
     note: str | None  # why no rule counts as unreachable; None where reasons were checked on this torch
 
     @property
@@ -114,12 +240,7 @@ class CoverageTable:
 
 
 def measure_coverage(
-    device: torch.device,
-    location: str | None,
-    within: float | None = None,
-    version_facts: Facts | None = None,
-    *,
-    target: str | None = None,
+    device: torch.device, location: str | None, within: float | None = None, *, target: str | None = None
 ) -> CoverageTable:
     """Compare the coverage of a corpus under the installed torch with all that this torch registers.
 
@@ -127,14 +248,12 @@ def measure_coverage(
         device: where rules would run.
         location: path or URL of the corpus; None for the default one.
         within: count only what campaigns had judged in their first so many seconds together.
-        version_facts: the facts whose reasons apply; by default those of the installed torch.
         target: count what campaigns for this target reached.
 
     Raises:
         CorpusError: there is no corpus.
     """
-    own = version_facts or facts()
-    version, until = str(torch.__version__), None
+    own, version, until = facts(), str(torch.__version__), None
     compiler = identify_compiler({"torch": version, "target": target})
     kind = device.type if target is None else find_target(target).device_type
     with Store.open(location, create=False) as store:
@@ -144,27 +263,20 @@ def measure_coverage(
             campaigns = [campaign for campaign in campaigns if campaign.started <= until]
         counters = store.counters(compiler=compiler, until=until)
         seen, corpus = store.coverage(compiler, until=until), store.location
-    groups = defaultdict[tuple[str, str], list[ListedPass]](list)
-    for row in list_passes(device, location, target=target, until=until).rows:
+    groups = defaultdict[tuple[str, str], list[ListedRule]](list)
+    for row in list_rules(device, location, target=target, until=until).rows:
         # A pass that torch does not register (a user's own) could only ever count as reached.
         if row.known.kind != "setting" and row.known.when != UNREGISTERED:
             groups[row.known.stage, row.known.kind].append(row)
     reasons = own if target is None else None
     stages = [_measure_stage(*group, rows, kind, reasons) for group, rows in groups.items()]
+    # The shapes of kernels that were scheduled, the most frequent first.
+    shapes = sorted((-row.count, row.rewrite) for row in seen if row.stage == SCHEDULER)
+    if shapes:
+        stages.append(StageCoverage(SCHEDULER, "kernel", None, [name for _, name in shapes]))
     ran = min(campaign_seconds(campaigns), float("inf") if within is None else within)
-    return CoverageTable(
-        version,
-        device.type,
-        target,
-        corpus,
-        [*stages, *_count_kernels(seen)],
-        seen,
-        within,
-        ran,
-        campaigns,
-        counters,
-        _make_note(own, target),
-    )
+    note = _make_note(own, target)
+    return CoverageTable(version, device.type, target, corpus, stages, seen, within, ran, campaigns, counters, note)
 
 
 def _make_note(own: Facts, target: str | None) -> str | None:
@@ -185,15 +297,18 @@ def list_switched_on(*, gpu: bool = False) -> frozenset[str]:
 
 
 def _measure_stage(
-    stage: str, kind: str, rows: Sequence[ListedPass], device_type: str, own: Facts | None
+    stage: str, kind: str, rows: Sequence[ListedRule], device_type: str, own: Facts | None
 ) -> StageCoverage:
     names = defaultdict[str, list[str]](list)
     unreachable = dict[str, UnreachableReason]()
+    same_name = Counter(row.known.name for row in rows)
     for row in rows:
-        outcome, name = _classify_outcome(row), _format_name(row, rows)
+        known, outcome = row.known, _classify_outcome(row)
+        alone = same_name[known.name] == 1 or not known.pass_name
+        name = known.name if alone else f"{known.name} ({known.pass_name})"
         reason = None
         if own is not None and kind in RULES and outcome not in ("fired", "fallback"):
-            reason = own.find_reason(stage, row.known.name, device_type, list_switched_on(gpu=device_type != "cpu"))
+            reason = own.find_reason(stage, known.name, device_type, list_switched_on(gpu=device_type != "cpu"))
         if reason is None:
             names[outcome].append(name)
         else:
@@ -201,28 +316,9 @@ def _measure_stage(
     return StageCoverage(stage, kind, len(rows), unreachable=unreachable, **names)
 
 
-def _classify_outcome(row: ListedPass) -> str:
-    if row.fired:
-        return "fired"
-    if row.fallback:
-        return "fallback"
-    if row.refused:
-        return "refused"
-    return "off" if row.known.on is False else "never"
-
-
-def _format_name(row: ListedPass, rows: Iterable[ListedPass]) -> str:
-    """The name, with its pass where the stage has another of that name."""
-    known = row.known
-    alone = sum(candidate.known.name == known.name for candidate in rows) == 1
-    return known.name if alone or not known.pass_name else f"{known.name} ({known.pass_name})"
-
-
-def _count_kernels(seen: Iterable[StoredCoverage]) -> Iterator[StageCoverage]:
-    """The shapes of kernels that were scheduled, the most frequent first."""
-    shapes = sorted((-row.count, row.rewrite) for row in seen if row.stage == SCHEDULER)
-    if shapes:
-        yield StageCoverage(SCHEDULER, "kernel", None, [name for _, name in shapes])
+def _classify_outcome(row: ListedRule) -> str:
+    reached = [outcome for outcome in ("fired", "fallback", "refused") if getattr(row, outcome)]
+    return reached[0] if reached else "off" if row.known.on is False else "never"
 
 
 # Coverage of SDPA patterns: those that can fire on a device, and those that a corpus has made fire.
@@ -232,9 +328,9 @@ def _count_kernels(seen: Iterable[StoredCoverage]) -> Iterator[StageCoverage]:
 class AttentionCoverage:
     """Names of SDPA patterns, in the order in which torch registers them."""
 
-    registered: Sequence[str]  # all that torch registers for the device
-    can_fire: Sequence[str]  # fire when a search function of the patterns is compiled
-    fired: Sequence[str]  # fired for a case of the corpus
+    registered: Sequence[str]
+    can_fire: Sequence[str]  # when a search function of the patterns is compiled
+    fired: Sequence[str]  # for a case of the corpus
     untried: dict[str, str]  # those whose search function does not compile, with the reason
 
     @property
@@ -276,7 +372,7 @@ def measure_attention_coverage(
         EnvironmentUnfit: the installed torch keeps no list of its SDPA patterns where fuzzcompile expects it.
     """
     known, attempts = (
-        _try_patterns(device, on_progress) if target is None else ask_target(target, _try_patterns, device)
+        _try_patterns(device, on_progress) if target is None else _ask_target(target, _try_patterns, device)
     )
     can_fire = {name for attempt in attempts for name in attempt.fired}
     untried = {attempt.name: attempt.trouble for attempt in attempts if attempt.trouble is not None}
@@ -289,51 +385,9 @@ def measure_attention_coverage(
 def _try_patterns(
     device: torch.device, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[list[str], list[VariantResult]]:
-    """The registered patterns, and what the search function of each made fire."""
+    """Return the registered patterns, and what the search function of each made fire."""
     candidates, attempts = read_variants(device), list[VariantResult]()
     for attempt in try_variants(device, candidates):
         attempts.append(attempt)
         on_progress(len(attempts), len(candidates))
     return list_registered(device), attempts
-
-
-# A coverage table as a report in Markdown.
-
-
-def format_coverage_report(table: CoverageTable, patterns: AttentionCoverage | None, missing: str | None) -> str:
-    """The report: what was counted, the table by stage, SDPA patterns, what cannot be reached and why, what never was.
-
-    Args:
-        table: what was reached.
-        patterns: the SDPA patterns; None to leave them out.
-        missing: why they are left out, as a sentence, if they were asked for.
-    """
-    rules = [row for row in table.stages if row.kind in RULES]
-    names = defaultdict[tuple[str, str, str], list[str]](list)
-    for row in rules:
-        for name, reason in row.unreachable.items():
-            names[row.stage, row.kind, reason.why].append(name)
-    machine = {**describe_environment(torch.device(table.device), table.target), "torch": table.torch}
-    return (
-        get_environment()
-        .get_template("reports/coverage.md.j2")
-        .render(
-            table=table,
-            total=table.rules,
-            rules=rules,
-            groups=Counter(reason.group for row in rules for reason in row.unreachable.values()).most_common(),
-            reasons=[(*place, listed) for place, listed in names.items()],
-            attention=patterns,
-            missing=missing,
-            version=__version__,
-            versions=versions(machine),
-            clock=format_duration,
-            percent=format_percent,
-            scrub=scrub,
-        )
-    )
-
-
-def format_percent(share: float | None, digits: int = 1) -> str:
-    """A share as a percentage, ``-`` for None."""
-    return "-" if share is None else f"{100 * share:.{digits}f} %"

@@ -26,7 +26,7 @@ from fuzzcompile.analyses.watch.step_records import (
     steps_in,
     summarised,
 )
-from fuzzcompile.front.commands.triage import triage_files
+from fuzzcompile.diagnosis.worker.file_triage import triage_files
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import ReportJson
@@ -57,7 +57,7 @@ def check_script(path: Path) -> None:
         )
 
 
-def watch(
+def watch_script(
     script: Path,
     arguments: Sequence[str],
     settings: WatchSettings,
@@ -66,15 +66,10 @@ def watch(
     on_step: Callable[[StepReport], None],
     quiet: bool = False,
 ) -> Summary:
-    """Run a script watched, to its end or to where the settings end it.
+    """Run a script with its arguments in the working folder, watched, to its end or to where the settings end it.
 
-    Args:
-        script: the script; it runs in the working folder, with the user's environment.
-        arguments: what follows its name on its command line.
-        settings: how it is watched; its folder exists.
-        conditions: under which the case of an unexplained step is judged in a fresh process.
-        on_step: called with each sampled step once it is judged.
-        quiet: send what the script writes to standard output to standard error.
+    The case of an unexplained step is judged in a fresh process under ``conditions``. ``on_step`` gets each sampled
+    step once it is judged; ``quiet`` sends what the script writes to standard output to standard error.
 
     Raises:
         UsageError: a plant cannot be used.
@@ -95,8 +90,6 @@ def watch(
 
 @dataclass
 class _WatchJob:
-    """The script's process, and the reports of the processes beside it."""
-
     process: subprocess.Popen[bytes]
     settings: WatchSettings
     on_step: Callable[[StepReport], None]
@@ -147,7 +140,6 @@ class _WatchJob:
         return True
 
     def _end_script(self) -> None:
-        """Wait for a script that was interrupted with us, and end it if it goes on."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
             try:
                 self.process.wait(_GRACE if self.interrupted or number != signal.SIGINT else 0)
@@ -172,7 +164,6 @@ def _is_watching(pid: int) -> bool:
 
 
 def _confirm_summary(summary: Summary, conditions: Conditions) -> Summary:
-    """The summary with the answer of a fresh process on the case of the first unexplained step."""
     first = next((step for step in summary.unexplained if step.cases), None)
     if first is None or importlib.util.find_spec("safetensors") is None:
         return summary
@@ -185,10 +176,7 @@ def _confirm_summary(summary: Summary, conditions: Conditions) -> Summary:
 
 
 def _add_answers(summary: Summary, answers: Sequence[tuple[Path, ReportJson]]) -> Summary:
-    """Return the summary with the answer of a fresh process, which confirms it, or attributes it if nothing else did.
-
-    A step is wrong by its values. Other bugs of its graphs, such as a wrong stride, are not the one.
-    """
+    """Confirm or attribute the step, which is wrong by its values: other bugs of its graphs are not the one."""
     from fuzzcompile.analyses.watch.step_judgement import wrong_by_value
 
     seen = summary.report

@@ -1,0 +1,155 @@
+"""The profile of a case in a worker process, and of a jump the triage of its layer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from fuzzcompile.analyses.profile.layer_profile import ProfileOptions, profile
+from fuzzcompile.analyses.profile.recordings import RecordedRun, record
+from fuzzcompile.diagnosis.worker.file_triage import FileAnswer, triage_files
+from fuzzcompile.diagnosis.worker.judge import isolate_process
+from fuzzcompile.diagnosis.worker.local_pool import LEAST_THREADS, open_pool
+from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
+from fuzzcompile.model.conditions import Conditions, Question
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError
+from fuzzcompile.model.profile_contract import ProfileJson
+from fuzzcompile.programs.capture.case_loader import load
+from fuzzcompile.run.case import Case
+from fuzzcompile.run.footprint import refuse_oversized
+from fuzzcompile.run.plants import check_plants
+from fuzzcompile.run.pool.worker import (
+    RemoteError,
+    WorkerFailed,
+    WorkerOutOfMemory,
+    WorkerStartFailed,
+    WorkerTimeout,
+    get_current_device,
+    restore_streams,
+)
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class ProfileTask:
+    """A case to profile or to record: a file, and for a script which call, or a submodule of it."""
+
+    path: Path
+    asked: ProfileOptions  # what is compared with what
+    call: int | None = None
+    module: str | None = None
+    recording: Path | None = None  # the file for a recording of ``asked.against``
+    memory: int | None = None  # bytes of the worker beyond which the case is refused before it runs
+
+
+def profile_case(
+    task: ProfileTask, conditions: Conditions, *, progress: Callable[[str], None] = lambda said: None
+) -> ProfileJson:
+    """Profile the case, and triage the layer of a jump that Inductor makes; vetoes hold in every compile.
+
+    ``progress`` is told in a few words what is being done.
+
+    Raises:
+        FuzzcompileError: the case cannot be profiled; the message says why.
+    """
+    task.asked.check()
+    against = task.asked.against
+    progress(f"running {task.path.name} as {against} and as {task.asked.reference}, layer by layer")
+    profiled = _run_in_worker(_profile_file, task, conditions)
+    if profiled["verdict"] != "jump" or against.kind != "inductor":
+        return profiled
+    return profiled | _triage_layer(profiled, task, conditions, progress)
+
+
+def record_case(task: ProfileTask, conditions: Conditions) -> RecordedRun:
+    """Run the case as ``task.asked.against`` says, and record it.
+
+    Raises:
+        FuzzcompileError: the case cannot be recorded; the message says why.
+    """
+    return _run_in_worker(_record_file, task, conditions)
+
+
+def _profile_file(task: ProfileTask) -> ProfileJson:
+    with _load_case(task) as (case, device):
+        return profile(case, device, task.asked)
+
+
+def _record_file(task: ProfileTask) -> RecordedRun:
+    asked, file = task.asked, task.recording
+    assert file is not None
+    with _load_case(task) as (case, device):
+        return record(case, device, asked.against, file, look=asked.look, math_kernel=asked.math_only)
+
+
+@contextlib.contextmanager
+def _load_case(task: ProfileTask) -> Iterator[tuple[Case, torch.device]]:
+    device = torch.device(get_current_device())
+    with isolate_process():
+        case = load(task.path, device, call=task.call, module=task.module)
+        restore_streams()  # the script may have closed them, and the compiler writes to them
+        if task.memory is not None:
+            refuse_oversized(case, device, task.memory)
+        yield case, device
+
+
+def _run_in_worker(function: Callable[[ProfileTask], Result], task: ProfileTask, conditions: Conditions) -> Result:
+    """Return the result of ``function`` for the task in a worker."""
+    check_plants(conditions.plants)
+    asked = replace(task.asked, look=replace(task.asked.look, vetoes=conditions.vetoes))
+    task = replace(task, asked=asked, memory=conditions.limits.memory)
+    with open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool:
+        try:
+            return pool.schedule(function, (task,), label=f"profile {task.path.name}").result()
+        except FuzzcompileError:
+            raise
+        except WorkerStartFailed as error:
+            raise make_start_error(error) from error
+        except (WorkerFailed, MemoryError, RemoteError) as error:
+            raise EnvironmentUnfit(f"{task.path} could not be profiled: {_explain_failure(error)}.") from error
+
+
+def _explain_failure(error: Exception) -> str:
+    text = " ".join(str(error).split())[:400]
+    if isinstance(error, WorkerTimeout):
+        return f"it was {text}; raise --timeout, or profile a part with --module"
+    if isinstance(error, WorkerOutOfMemory | MemoryError):
+        return f"memory ran out ({text}); raise --max-memory, or profile a part with --module"
+    return f"{text}; triage {'may say more' if isinstance(error, RemoteError) else 'judges crashes'}"
+
+
+def _triage_layer(
+    profiled: ProfileJson, task: ProfileTask, conditions: Conditions, progress: Callable[[str], None]
+) -> ProfileJson:
+    """Return the reports on the layer alone and, if that shows nothing, on the whole."""
+    layer, notes = profiled["layer"], list(profiled["notes"])
+    of_layer: ReportJson | None = None
+    if layer is not None:
+        name = layer.partition("#")[0]
+        progress(f"triaging {name} alone, on its own inputs")
+        answer = _triage_part(task, f"{task.module}.{name}" if task.module else name, conditions)
+        of_layer = answer.report
+        if of_layer is None:
+            notes.append(f"{name} could not be triaged alone: {answer.error}")
+        elif of_layer["is_bug"]:
+            return {"triage": of_layer, "notes": notes}
+        else:
+            notes.append(f"{name} alone shows no bug ({of_layer['verdict']}): the whole program was triaged as well")
+    progress("triaging the whole program")
+    answer = _triage_part(task, task.module, conditions)
+    if answer.report is None:
+        notes.append(f"the whole program could not be triaged: {answer.error}")
+    return {"triage": of_layer, "triage_whole": answer.report, "notes": notes}
+
+
+def _triage_part(task: ProfileTask, module: str | None, conditions: Conditions) -> FileAnswer:
+    question = Question(call=task.call, module=module, thorough=True)
+    (answer,) = triage_files([task.path], conditions, question)
+    return answer

@@ -1,1 +1,0 @@
-"""One library function for each command of the command line."""
