@@ -6,6 +6,7 @@ import ast
 import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeGuard
 
 _MAIN = "__main__"
 # Functions of torch that make a tensor on the default device, unless they are told another.
@@ -191,54 +192,50 @@ def _nest_values(body: list[ast.stmt]) -> list[ast.stmt]:
 
     How a program is laid out in lines depends on how long its names are.
     """
-    index = len(body) - 1
-    while index >= 0:
-        name = get_assigned_name(body[index])
-        if name is not None and _inline_value(body, index, name):
+    for index in reversed(range(len(body))):
+        statement, reader = body[index], find_only_reader(body, index)
+        if reader is None or not isinstance(statement, ast.Assign):
+            continue
+        name, user = get_assigned_name(statement) or "", body[reader]
+        named = [node for part in (*body[:index], statement) for node in ast.walk(part) if _names(node, name)]
+        scoped = any(isinstance(node, _SCOPES) for node in ast.walk(user))
+        if len(named) > 1 or scoped or not isinstance(user, (*_ASSIGNED, ast.Return)):
+            continue
+        if all(get_assigned_name(between) is not None for between in body[index + 1 : reader]):
+            put_value(user, name, statement.value)
             del body[index]
-        index -= 1
     return body
 
 
 def get_assigned_name(statement: ast.stmt) -> str | None:
     """The one plain name that a statement assigns."""
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        target = statement.targets[0]
-        return target.id if isinstance(target, ast.Name) else None
-    return None
+    target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
+    return target.id if isinstance(target, ast.Name) else None
 
 
-def _inline_value(body: list[ast.stmt], index: int, name: str) -> bool:
-    """Put the value of a name in the place of its only use, if that is a plain statement before anything is written."""
-    named = [
-        (place, node)
-        for place, statement in enumerate(body)
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and node.id == name
-    ]
-    uses = [(place, node) for place, node in named if place > index]
-    if len(uses) != 1 or len(named) != 2 or not isinstance(uses[0][1].ctx, ast.Load):
-        return False
-    place, statement = uses[0][0], body[index]
-    user, between = body[place], body[index + 1 : place]
-    if not isinstance(user, (*_ASSIGNED, ast.Return)) or any(isinstance(node, _SCOPES) for node in ast.walk(user)):
-        return False
-    if any(get_assigned_name(statement) is None for statement in between):
-        return False
-    assert isinstance(statement, ast.Assign)
-    ValueInliner({name: statement.value}).visit(user)
-    return True
+def find_only_reader(body: Sequence[ast.stmt], index: int) -> int | None:
+    """The place of the one later statement that has the name that a statement assigns, and only reads it, once."""
+    name = get_assigned_name(body[index])
+    if name is None:
+        return None
+    uses = [(place, n) for place, s in enumerate(body) if place > index for n in ast.walk(s) if _names(n, name)]
+    return uses[0][0] if len(uses) == 1 and isinstance(uses[0][1].ctx, ast.Load) else None
 
 
-class ValueInliner(ast.NodeTransformer):
-    """Writes values in the places where the names that they are assigned to are read."""
+def _names(node: ast.AST, name: str) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and node.id == name
 
-    def __init__(self, values: Mapping[str, ast.expr]) -> None:
-        self.values = values
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        """The value of a name that is read; a name that is assigned stays."""
-        return self.values.get(node.id, node) if isinstance(node.ctx, ast.Load) else node
+def put_value(statement: ast.stmt, name: str, value: ast.expr) -> ast.stmt:
+    """Write a value in the places where a statement reads the name that it is assigned to."""
+
+    class Inliner(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return value if node.id == name and isinstance(node.ctx, ast.Load) else node
+
+    written = Inliner().visit(statement)
+    assert isinstance(written, ast.stmt)
+    return written
 
 
 def _find_own_attributes(tree: ast.Module) -> Iterator[str]:

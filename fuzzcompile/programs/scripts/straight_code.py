@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import copy
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from fuzzcompile.programs.ir.case_text import ValueInliner, collect_bound_names, get_assigned_name
+from fuzzcompile.programs.ir.case_text import collect_bound_names, find_only_reader, get_assigned_name, put_value
 
 # Module-level names that only say how a case is run; a script says that where it compiles.
 _SETTINGS = ("GRAD", "BACKWARD", "OPTIONS", "CONFIG", "MODE", "DYNAMIC", "FULLGRAPH", "PATH")
@@ -35,8 +35,8 @@ class Pieces:
     @property
     def function(self) -> ast.FunctionDef | None:
         """The function that is compiled, if it is a plain one."""
-        named = isinstance(self.callee, ast.Name)
-        return _find_definition(self.definitions, ast.unparse(self.callee), ast.FunctionDef) if named else None
+        name = self.callee.id if isinstance(self.callee, ast.Name) else None
+        return _find_definition(self.definitions, name, ast.FunctionDef)
 
     @property
     def module(self) -> ast.ClassDef | None:
@@ -45,23 +45,24 @@ class Pieces:
 
 
 def split_case(source: str) -> Pieces:
-    """Take a case file apart.
-
-    A ``make()`` that is no straight code stays a function, and the script calls it.
-    """
+    """Take a case file apart; a ``make()`` that is no straight code stays a function, which the script calls."""
     body = ast.parse(source).body
     imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     made = _find_definition(body, "make", ast.FunctionDef)
     definitions = [node for node in body if node not in imports and not _is_setting(node)]
-    pair = made.body[-1] if made is not None and _is_straight(made) else None
+    pair = _find_returned_pair(made) if made is not None else None
     if made is None or pair is None or collect_bound_names(made.body) & collect_bound_names(definitions):
         called = ast.parse("model, inputs = make()").body
         return Pieces(imports, definitions, called, ast.Name("model", ast.Load()), ast.Name("inputs", ast.Load()), ())
     definitions.remove(made)
-    assert isinstance(pair, ast.Return) and isinstance(pair.value, ast.Tuple)
-    callee, arguments = pair.value.elts
-    pieces = Pieces(imports, definitions, made.body[:-1], callee, arguments, ())
-    return replace(pieces, parameters=_find_parameters(pieces))
+    pieces = Pieces(imports, definitions, made.body[:-1], *pair, ())
+    function, module = pieces.function, pieces.module
+    if function is None and module is not None:
+        function = _find_definition(module.body, "forward", ast.FunctionDef)
+    if function is None or function.args.vararg is not None:
+        return pieces
+    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+    return replace(pieces, parameters=names if pieces.function is not None else names[1:])
 
 
 def get_variable(statement: ast.stmt) -> str:
@@ -86,30 +87,22 @@ def _get_made_class(callee: ast.expr) -> str | None:
     return None
 
 
-def _is_straight(made: ast.FunctionDef) -> bool:
-    last = made.body[-1]
-    pair = isinstance(last, ast.Return) and isinstance(last.value, ast.Tuple) and len(last.value.elts) == 2
+def _find_returned_pair(made: ast.FunctionDef) -> list[ast.expr] | None:
+    """The callee and the arguments that ``make()`` returns; None if it is no straight code."""
+    pair = made.body[-1].value if isinstance(made.body[-1], ast.Return) else None
     own = [node for statement in made.body[:-1] for node in _walk_own(statement)]
     leaves = any(isinstance(node, ast.Return | ast.Yield | ast.Global | ast.Nonlocal) for node in own)
-    return pair and not (leaves or made.args.args or made.args.kwonlyargs or made.decorator_list)
+    if leaves or made.args.args or made.args.kwonlyargs or made.decorator_list:
+        return None
+    return pair.elts if isinstance(pair, ast.Tuple) and len(pair.elts) == 2 else None
 
 
-def _walk_own(statement: ast.AST) -> Iterable[ast.AST]:
+def _walk_own(statement: ast.AST) -> Iterator[ast.AST]:
     """The nodes of a statement without the bodies of functions and classes in it."""
     yield statement
     if not isinstance(statement, Function | ast.ClassDef | ast.Lambda):
         for child in ast.iter_child_nodes(statement):
             yield from _walk_own(child)
-
-
-def _find_parameters(pieces: Pieces) -> Sequence[str]:
-    function, module = pieces.function, pieces.module
-    if function is None and module is not None:
-        function = _find_definition(module.body, "forward", ast.FunctionDef)
-    if function is None or function.args.vararg is not None:
-        return ()
-    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
-    return names if pieces.function is not None else names[1:]
 
 
 def _is_setting(node: ast.stmt) -> bool:
@@ -118,8 +111,7 @@ def _is_setting(node: ast.stmt) -> bool:
 
 
 def _find_definition(nodes: Iterable[ast.stmt], name: str | None, kind: type[Node]) -> Node | None:
-    named = (node for node in nodes if isinstance(node, kind) and getattr(node, "name", None) == name)
-    return next(named, None) if name is not None else None
+    return next((node for node in nodes if isinstance(node, kind) and getattr(node, "name", None) == name), None)
 
 
 # Longest line that inlining may make, and longest for a value whose name says something.
@@ -150,16 +142,9 @@ def inline_values(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
     A value is left where a statement that may write to memory stands between, or where the line would grow long.
     """
-    statements = list(body)
-    place = 0
+    statements, place = list(body), 0
     while place < len(statements):
-        merged = _merge_into_use(statements, place)
-        if merged is None:
-            place += 1
-            continue
-        statements[merged[0]] = merged[1]
-        del statements[place]
-        place = 0
+        place = 0 if _merge_into_use(statements, place) else place + 1
     return statements
 
 
@@ -167,35 +152,31 @@ def grow_last(body: Sequence[ast.stmt], width: int) -> ast.stmt:
     """The last statement with the values that it uses written into it, the nearest first, in ``width`` characters."""
     statements = list(body)
     for place in reversed(range(len(statements) - 1)):
-        merged = _merge_into_use(statements, place, named=width)
-        if merged is not None and merged[0] == len(statements) - 1 and len(ast.unparse(merged[1])) <= width:
-            statements[-1] = merged[1]
-            del statements[place]
+        _merge_into_use(statements, place, into_last=width)
     return statements[-1]
 
 
-def _merge_into_use(
-    statements: Sequence[ast.stmt], place: int, named: int = _NAMED_WIDTH
-) -> tuple[int, ast.stmt] | None:
-    """The statement that uses the value of the one at ``place``, with that value in it, and where; None if it stays."""
+def _merge_into_use(statements: list[ast.stmt], place: int, *, into_last: int | None = None) -> bool:
+    """Write the value of the statement at ``place`` into the only statement that uses it, if that is safe and short.
+
+    With ``into_last`` only the last statement takes it, up to that width.
+    """
     statement = statements[place]
-    name = get_assigned_name(statement)
-    if name is None or not isinstance(statement, ast.Assign) or _may_write(statement):
-        return None
-    later = statements[place + 1 :]
-    uses = [number for number, user in enumerate(later) for node in ast.walk(user) if _is(node, name)]
-    if len(uses) != 1 or any(_may_write(between) for between in later[: uses[0] + 1]):
-        return None
-    if any(_binds(between, read) for between in later[: uses[0]] for read in find_names([statement.value])):
-        return None  # it would see another value there
-    merged = ValueInliner({name: statement.value}).visit(copy.deepcopy(later[uses[0]]))
-    if _binds(later[uses[0]], name) or len(ast.unparse(merged)) > (named if name in _USUAL else _WIDTH):
-        return None
-    return place + 1 + uses[0], merged
-
-
-def _binds(statement: ast.stmt, name: str) -> bool:
-    return any(_is(node, name) and isinstance(getattr(node, "ctx", None), ast.Store) for node in ast.walk(statement))
+    name, reader = get_assigned_name(statement), find_only_reader(statements, place)
+    if name is None or reader is None or not isinstance(statement, ast.Assign):
+        return False
+    if any(map(_may_write, (statement, *statements[place + 1 : reader + 1]))):
+        return False
+    read, rebound = find_names([statement.value]), collect_bound_names(statements[place + 1 : reader])
+    if read & rebound:
+        return False  # it would see another value there
+    merged = put_value(copy.deepcopy(statements[reader]), name, statement.value)
+    width = into_last or (_NAMED_WIDTH if name in _USUAL else _WIDTH)
+    if len(ast.unparse(merged)) > width or (into_last is not None and reader != len(statements) - 1):
+        return False
+    statements[reader] = merged
+    del statements[place]
+    return True
 
 
 def _is(node: ast.AST, name: str) -> bool:
@@ -226,16 +207,17 @@ def unwrap_module(pieces: Pieces) -> Pieces:
 
     What the module holds becomes variables of the script. Any other module stays.
     """
-    model, function = pieces.module, None
-    if model is not None and not model.decorator_list and not model.keywords:
-        function = _find_definition(model.body, "forward", ast.FunctionDef)
-    if model is None or function is None:
+    model = pieces.module
+    if model is None or model.decorator_list or model.keywords:
         return pieces
-    held = _find_attributes(model)
-    own = {argument.arg for argument in function.args.args[1:]} | _find_locals(function)
-    if held is None or not _only_reads(function, held) or set(held) & (own | find_names(pieces.setup)):
+    function, held = _find_definition(model.body, "forward", ast.FunctionDef), _find_attributes(model)
+    if function is None or held is None or not _only_reads(function, held):
         return pieces
-    plain = _Unbinding(held).visit(_as_function(function, "f"))
+    if set(held) & ({argument.arg for argument in function.args.args[1:]} | _find_locals(function)):
+        return pieces
+    if set(held) & find_names(pieces.setup):
+        return pieces
+    plain = _Unbinding().visit(_as_function(function, "f"))
     mode = ".eval()" if ".eval()" in ast.unparse(pieces.callee) else ""
     definitions, variables = [plain if node is model else node for node in pieces.definitions], []
     for name, value in held.items():
@@ -244,7 +226,8 @@ def unwrap_module(pieces: Pieces) -> Pieces:
             replaced = _as_function(empty[1], name)
             definitions = [replaced if node is empty[0] else node for node in definitions]
             continue
-        variables += ast.parse(f"{name} = {ast.unparse(value)}{mode if _is_module(value) else ''}").body
+        is_module = isinstance(value, ast.Call) and not ast.unparse(value.func).startswith(("torch.", "nn.Parameter"))
+        variables += ast.parse(f"{name} = {ast.unparse(value)}{mode if is_module else ''}").body
     return replace(pieces, definitions=definitions, setup=[*variables, *pieces.setup], callee=ast.Name("f", ast.Load()))
 
 
@@ -266,15 +249,10 @@ def _find_empty_module(value: ast.expr, definitions: Sequence[ast.stmt]) -> tupl
 
 
 class _Unbinding(ast.NodeTransformer):
-    """``self.name`` becomes ``name`` for what the module holds."""
-
-    def __init__(self, held: Iterable[str]) -> None:
-        self._held = set(held)
+    """``self.name`` becomes ``name``."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        if _is(node.value, "self") and node.attr in self._held:
-            return ast.Name(node.attr, node.ctx)
-        return self.generic_visit(node)
+        return ast.Name(node.attr, node.ctx) if _is(node.value, "self") else self.generic_visit(node)
 
 
 def _find_attributes(model: ast.ClassDef) -> dict[str, ast.expr] | None:
@@ -292,24 +270,18 @@ def _find_attributes(model: ast.ClassDef) -> dict[str, ast.expr] | None:
         if re.fullmatch(r"super\((\w+, self)?\)\.__init__\(\)", ast.unparse(statement)):
             continue
         target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-        if not isinstance(target, ast.Attribute) or not _is(target.value, "self"):
-            return None
-        assert isinstance(statement, ast.Assign)
-        if "self" in find_names([statement.value]):
+        own = isinstance(target, ast.Attribute) and _is(target.value, "self")
+        if not own or not isinstance(statement, ast.Assign) or "self" in find_names([statement.value]):
             return None
         held[target.attr] = statement.value
     return held
 
 
-def _only_reads(function: ast.FunctionDef, held: Iterable[str]) -> bool:
-    inner, known = list(ast.walk(function)), set(held)
+def _only_reads(function: ast.FunctionDef, held: Collection[str]) -> bool:
+    inner = list(ast.walk(function))
     attributes = [node for node in inner if isinstance(node, ast.Attribute) and _is(node.value, "self")]
-    reads = [node for node in attributes if isinstance(node.ctx, ast.Load) and node.attr in known]
+    reads = [node for node in attributes if isinstance(node.ctx, ast.Load) and node.attr in held]
     return len(reads) == sum(_is(node, "self") for node in inner)
-
-
-def _is_module(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and not ast.unparse(value.func).startswith(("torch.", "nn.Parameter"))
 
 
 def _find_locals(function: ast.FunctionDef) -> set[str]:
@@ -347,8 +319,9 @@ def rename_for_users(pieces: Pieces, kinds: Sequence[str] = ()) -> Pieces:
     for place, name in enumerate(pieces.parameters):
         kind = kinds[place] if place < len(kinds) else ""
         names[name] = _choose_usual_name(name, kind, taken - {name} | set(names.values()))
-    top = dict(names)
-    gone = set(names) - set(names.values())
+    outer = _Renaming(dict(names))
+    parameters = list(names.values())
+    gone = set(names) - set(parameters)
     for name in sorted(_find_locals(function)):
         plain = name.rstrip("0123456789_")
         if plain and plain not in (taken - gone) | set(names.values()) and plain != function.name:
@@ -358,10 +331,10 @@ def rename_for_users(pieces: Pieces, kinds: Sequence[str] = ()) -> Pieces:
     return replace(
         pieces,
         definitions=[inner if node is function else node for node in pieces.definitions],
-        setup=[_Renaming(top).visit(copy.deepcopy(node)) for node in pieces.setup],
-        arguments=_Renaming(top).visit(copy.deepcopy(pieces.arguments)),
+        setup=[outer.visit(copy.deepcopy(node)) for node in pieces.setup],
+        arguments=outer.visit(copy.deepcopy(pieces.arguments)),
         callee=ast.Name(inner.name, ast.Load()),
-        parameters=list(top.values()),
+        parameters=parameters,
     )
 
 
