@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,8 @@ from fuzzcompile.programs.scripts.script_plan import ComparedValue, ScriptPlan
 ACCEPTED = "compiled:"
 # A result or the inputs of one call of several.
 _CALL = re.compile(r"\b(outs|calls)\[\d+\]")
+# The names in an observable's expression that a script has other ones for.
+_OBSERVABLE = re.compile(r"(?<![\w.\"'])(?:out|model(?:\.(?P<attribute>\w+))?|inputs\[(?P<index>\d+)\])(?!\w)")
 _PROPERTIES = {"strides": "{0}.stride()", "dtype": "{0}.dtype", "shape": "{0}.shape"}
 
 
@@ -59,8 +60,16 @@ class CallText:
 
     def format_observable(self, expression: str, call: str) -> str:
         """An observable's expression, with ``call`` for the result, and the script's names for inputs and module."""
-        tree = _ObservableRewriter(self, ast.parse(call, mode="eval").body).visit(ast.parse(expression, mode="eval"))
-        return ast.unparse(tree)
+
+        def put(found: re.Match[str]) -> str:
+            if found["index"]:
+                return found[0] if self.star else self.arguments[int(found["index"])]
+            if found[0] == "out":
+                return call
+            attribute = found["attribute"] or ""
+            return attribute if attribute in self.held else found[0].replace("model", self.callee, 1)
+
+        return _OBSERVABLE.sub(put, expression)
 
 
 def generate_checks(plan: ScriptPlan, calls: CallText) -> Iterator[ScriptCheck]:
@@ -91,34 +100,33 @@ class _Checks:
         self.clones = {name: f"{name}.clone()" for name in reached if name in calls.arguments}
 
     def generate(self) -> Iterator[ScriptCheck]:
-        form, callee = self.plan.form, self.calls.callee
+        form, callee, call = self.plan.form, self.calls.callee, self.calls.format_call
         single = bool(self.probe.outputs) and isinstance(self.probe.outputs[0], torch.Tensor)
         tail = ".sum().backward()" if self.probe.case.backward and single else ""
         kinds = {_find_value_kind(target): target for target in reversed(self.plan.targets)}
         if form in ("raises", "process"):
-            eager, compiled = (f"{self.calls.format_call(name, self.clones)}{tail}" for name in (callee, "compiled"))
-            yield ScriptCheck("raises" if form == "raises" else "dies", [f"{eager}  # runs", compiled])
+            lines = [f"{call(callee, self.clones)}{tail}  # runs", f"{call('compiled', self.clones)}{tail}"]
+            yield ScriptCheck("raises" if form == "raises" else "dies", lines)
         elif form == "accepts":
-            eager, compiled = (f"{self.calls.format_call(name)}{tail}" for name in (callee, "compiled"))
-            yield ScriptCheck("accepts", [f'print("{ACCEPTED}", {compiled})', eager])
+            yield ScriptCheck("accepts", [f'print("{ACCEPTED}", {call("compiled")}{tail})', f"{call(callee)}{tail}"])
         elif form == "nondeterministic":
             equal = "torch.equal(result, results[0])" if self.plan.tensors else "result == results[0]"
             made = f"results = [{self._outputs('compiled')} for _ in range(4)]"
             yield ScriptCheck("asserts", [made, f"assert all({equal} for result in results)"])
         elif form == "memory":
-            yield from self._memory(self.plan.targets[0])
+            yield from self._compare_memory(self.plan.targets[0])
         elif form == "metadata":
-            yield from self._metadata(self.plan.targets[0])
+            yield from self._compare_metadata(self.plan.targets[0])
         elif "gradient" in kinds:
-            yield self._gradient(kinds["gradient"])
+            yield self._compare_gradient(kinds["gradient"])
         elif "mutation" in kinds:
-            yield from self._mutation(kinds["mutation"])
+            yield from self._compare_mutation(kinds["mutation"])
         else:
-            yield from self._values()
+            yield from self._compare_values()
 
     # -- values -------------------------------------------------------------------------------------
 
-    def _values(self) -> Iterator[ScriptCheck]:
+    def _compare_values(self) -> Iterator[ScriptCheck]:
         result, expected = self._outputs("compiled"), self._outputs(self.calls.callee)
         if not self.plan.tensors:
             yield ScriptCheck("asserts", [f"print({result}, {expected})", f"assert {result} == {expected}"])
@@ -134,17 +142,15 @@ class _Checks:
                 yield self._against_float64(self.target)
 
     def _pair(self, result: str, expected: str, tolerance: str) -> ScriptCheck:
-        doubled = self._doubled() if self.plan.form == "apart in float64" else []
-        if not self.probe.random:
-            return ScriptCheck("asserts", [f"torch.testing.assert_close({result}, {expected}{tolerance})"], doubled)
-        seed = "torch.manual_seed(0)"
-        lines = [seed, f"expected = {expected}", seed, f"result = {result}"]
-        return ScriptCheck("asserts", [*lines, f"torch.testing.assert_close(result, expected{tolerance})"], doubled)
-
-    def _doubled(self) -> list[str]:
-        pairs = zip(self.calls.arguments, self.probe.tensor_inputs, strict=False)
-        lines = [f"{name} = {name}.double()" for name, value in pairs if value.is_floating_point()]
-        return [*lines, f"{self.calls.callee}.double()"] if self.probe.is_module else lines
+        doubled: list[str] = []
+        if self.plan.form == "apart in float64":
+            pairs = zip(self.calls.arguments, self.probe.tensor_inputs, strict=False)
+            doubled = [f"{name} = {name}.double()" for name, value in pairs if value.is_floating_point()]
+            doubled += [f"{self.calls.callee}.double()"] * self.probe.is_module
+        lines, seed = list[str](), "torch.manual_seed(0)"
+        if self.probe.random:
+            lines, result, expected = [seed, f"expected = {expected}", seed, f"result = {result}"], "result", "expected"
+        return ScriptCheck("asserts", [*lines, f"torch.testing.assert_close({result}, {expected}{tolerance})"], doubled)
 
     def _against_float64(self, target: ComparedValue) -> ScriptCheck:
         """Both errors against float64, for what `torch.testing.assert_close` lets pass."""
@@ -164,7 +170,7 @@ class _Checks:
         ]
         return ScriptCheck("asserts", lines)
 
-    def _mutation(self, target: ComparedValue) -> Iterator[ScriptCheck]:
+    def _compare_mutation(self, target: ComparedValue) -> Iterator[ScriptCheck]:
         calls, reached = self.calls, self.calls.format_observable(target.expression, "out")
         if reached in calls.arguments:
             compared = f"torch.testing.assert_close({reached}, expected{self.equal_nan})"
@@ -179,7 +185,7 @@ class _Checks:
         first = self.calls.format_call(self.calls.callee, {reached: copied})
         return [f"{copied} = {reached}.clone()", first, self.calls.format_call("compiled")]
 
-    def _gradient(self, target: ComparedValue, measured: str = "") -> ScriptCheck:
+    def _compare_gradient(self, target: ComparedValue, measured: str = "") -> ScriptCheck:
         """Gradients by ``torch.autograd.grad``, of a fixed combination of the outputs.
 
         ``measured`` is a property of them to compare, with ``{}`` for the gradient, in place of their values.
@@ -214,18 +220,18 @@ class _Checks:
 
     # -- metadata and memory ----------------------------------------------------------------
 
-    def _metadata(self, target: ComparedValue) -> Iterator[ScriptCheck]:
+    def _compare_metadata(self, target: ComparedValue) -> Iterator[ScriptCheck]:
         calls, name = self.calls, self.plan.property_name
         if name == "structure":
-            pair = [f"tree_structure({calls.format_call(function)})" for function in (calls.callee, "compiled")]
-            lines = [f"eager, result = {', '.join(pair)}", "print(eager, result)", "assert result == eager"]
+            eager, result = (f"tree_structure({calls.format_call(name)})" for name in (calls.callee, "compiled"))
+            lines = [f"eager, result = {eager}, {result}", "print(eager, result)", "assert result == eager"]
             imports = ["from torch.utils._pytree import tree_structure"]
             yield ScriptCheck("asserts", lines, seeded=False, imports=imports)
             return
         written = _PROPERTIES.get(name, "({0}.dtype, {0}.shape, {0}.stride())")
         kind = _find_value_kind(target)
         if kind == "gradient":
-            yield self._gradient(target, written)
+            yield self._compare_gradient(target, written)
             return
         if kind == "mutation":
             reached = calls.format_observable(target.expression, "out")
@@ -233,31 +239,36 @@ class _Checks:
                 return
             first = [*self._run_on_copy(reached, "eager"), f"result = {reached}"]
         else:
-            made = (calls.format_call(function) for function in (calls.callee, "compiled"))
-            eager, result = (calls.format_observable(target.expression, call) for call in made)
+            eager, result = (self._observe(target.expression, name) for name in (calls.callee, "compiled"))
             first = [f"eager, result = {eager}, {result}"]
         if target.evidence.get("view_raises") and name == "strides":
             printed = 'print("eager:", eager.stride(), "compiled:", result.stride())'
             yield ScriptCheck("views", [*first, printed, "eager.view(-1)  # runs", "result.view(-1)"], seeded=False)
         yield ScriptCheck("asserts", [*first, *_list_measured(written)], seeded=False)
 
-    def _memory(self, target: ComparedValue) -> Iterator[ScriptCheck]:
+    def _compare_memory(self, target: ComparedValue) -> Iterator[ScriptCheck]:
         """Writing into one tensor and looking at the other; where the other is no input, their addresses."""
         calls, callee = self.calls, self.calls.callee
         partner = calls.format_observable(target.partner, "out")
         if partner in calls.arguments:
-            eager = calls.format_observable(target.expression, calls.format_call(callee, {partner: "expected"}))
-            compiled = calls.format_observable(target.expression, calls.format_call("compiled"))
+            eager = self._observe(target.expression, callee, {partner: "expected"})
+            compiled = self._observe(target.expression, "compiled")
+            copied, compared = f"expected = {partner}.clone()", f"torch.testing.assert_close({partner}, expected)"
             for write in (".add_(1)", ".logical_not_()"):
-                compared = f"torch.testing.assert_close({partner}, expected)"
-                copied = f"expected = {partner}.clone()"
                 yield ScriptCheck("asserts", [copied, f"{eager}{write}", f"{compiled}{write}", compared])
-        lines, same = [f"eager, result = {calls.format_call(callee)}, {calls.format_call('compiled')}"], []
-        for name in ("eager", "result"):
-            pair = [calls.format_observable(part, name) for part in (target.expression, target.partner)]
-            same.append(" == ".join(f"{part}.untyped_storage().data_ptr()" for part in pair))
-        lines += [f"shared = [{', '.join(same)}]", "print(shared)", "assert shared[1] == shared[0]"]
-        yield ScriptCheck("asserts", lines, seeded=False)
+        made = f"eager, result = {calls.format_call(callee)}, {calls.format_call('compiled')}"
+        eager, result = (
+            " == ".join(
+                f"{calls.format_observable(part, name)}.untyped_storage().data_ptr()"
+                for part in (target.expression, target.partner)
+            )
+            for name in ("eager", "result")
+        )
+        shared = [f"shared = [{eager}, {result}]", "print(shared)", "assert shared[1] == shared[0]"]
+        yield ScriptCheck("asserts", [made, *shared], seeded=False)
+
+    def _observe(self, expression: str, function: str, replaced: Mapping[str, str] | None = None) -> str:
+        return self.calls.format_observable(expression, self.calls.format_call(function, replaced))
 
     def _outputs(self, function: str) -> str:
         """The compared outputs of a call: all of them, if `torch.testing.assert_close` takes them as returned."""
@@ -281,27 +292,3 @@ def _find_value_kind(target: ComparedValue) -> str:
     if target.expression.endswith(".grad"):
         return "gradient"
     return "output" if target.expression.startswith("out") else target.observable.kind
-
-
-class _ObservableRewriter(ast.NodeTransformer):
-    """Puts a script's own names into an observable's expression."""
-
-    def __init__(self, calls: CallText, call: ast.expr) -> None:
-        self._calls, self._call = calls, call
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        if node.id == "out":
-            return self._call
-        return ast.Name(self._calls.callee, node.ctx) if node.id == "model" else node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        if isinstance(node.value, ast.Name) and node.value.id == "model" and node.attr in self._calls.held:
-            return ast.Name(node.attr, node.ctx)
-        return self.generic_visit(node)
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        index = node.slice
-        flat = isinstance(node.value, ast.Name) and node.value.id == "inputs" and not self._calls.star
-        if flat and isinstance(index, ast.Constant) and isinstance(index.value, int):
-            return ast.parse(self._calls.arguments[index.value], mode="eval").body
-        return self.generic_visit(node)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import ast
-import copy
 import itertools
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.programs.ir.case_source import format_literal
-from fuzzcompile.programs.ir.case_text import MAKES, find_bound_names
+from fuzzcompile.programs.ir.case_text import find_bound_names
 from fuzzcompile.programs.scripts.plain_checks import CallText, ScriptCheck, generate_checks
 from fuzzcompile.programs.scripts.script_plan import ScriptPlan
 from fuzzcompile.programs.scripts.straight_code import (
@@ -28,24 +28,8 @@ from fuzzcompile.programs.scripts.straight_code import (
     unwrap_module,
 )
 
-# The same code for a CUDA device.
-
 # Sources of code that runs on a CPU only, by words of their paths.
 _CPU_SOURCES = ("cpp", "mkldnn", "onednn", "/cpu")
-
-
-def _move_to_cuda(pieces: Pieces) -> Pieces:
-    mover = _CudaMover([node.name for node in pieces.definitions if isinstance(node, ast.ClassDef)])
-
-    def move(nodes: Sequence[ast.stmt]) -> list[ast.stmt]:
-        return [ast.fix_missing_locations(mover.visit(copy.deepcopy(node))) for node in nodes]
-
-    return replace(pieces, definitions=move(pieces.definitions), setup=move(pieces.setup))
-
-
-def _move_lines_to_cuda(lines: Sequence[str]) -> list[str]:
-    tree = _CudaMover(()).visit(ast.parse("\n".join(lines)))
-    return ast.unparse(ast.fix_missing_locations(tree)).replace("'cuda'", '"cuda"').splitlines()
 
 
 def may_show_on_cuda(report: ReportJson) -> bool:
@@ -53,45 +37,6 @@ def may_show_on_cuda(report: ReportJson) -> bool:
     culprit = report.get("culprit") or {}
     named = f"{culprit.get('source') or ''} {culprit.get('rewrite') or ''} {culprit.get('family') or ''}".lower()
     return not any(word in named for word in _CPU_SOURCES) and "aten_kernel" not in read_details(culprit)
-
-
-class _CudaMover(ast.NodeTransformer):
-    """In a class, parameters are moved with their module; what ``forward`` makes is not."""
-
-    def __init__(self, classes: Collection[str]) -> None:
-        self._classes = classes
-        self._in_class = False
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        makes = isinstance(node.func, ast.Attribute) and node.func.attr in MAKES
-        told = any(keyword.arg == "device" for keyword in node.keywords)
-        if makes and not told and re.fullmatch(r"torch\.\w+", ast.unparse(node.func)):
-            node.keywords.append(ast.keyword("device", ast.Constant("cuda")))
-        return node
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        self.generic_visit(node)
-        if not self._in_class and self._makes_module(node.value):
-            node.value = ast.Call(ast.Attribute(node.value, "cuda", ast.Load()), [], [])
-        return node
-
-    def _makes_module(self, value: ast.expr) -> bool:
-        while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-            if value.func.attr not in ("eval", "train"):
-                break
-            value = value.func.value
-        made = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
-        return made in self._classes or (made.startswith("nn.") and made != "nn.Parameter")
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        self._in_class = True
-        node.body = [self.visit(part) for part in node.body]
-        self._in_class = False
-        return node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return node if self._in_class and node.name == "__init__" else self.generic_visit(node)
 
 
 _WIDTH = 100
@@ -116,9 +61,7 @@ class PlainScript:
 
     def text(self, backend: str | None = None) -> str:
         """The script; compiled with another backend than Inductor ("off": not at all)."""
-        pieces = _move_to_cuda(self.pieces) if self.cuda else self.pieces
-        setup = _move_lines_to_cuda(self.check.setup) if self.cuda else self.check.setup
-        definitions = [part for node in pieces.definitions for part in ("", *_unparse_lines(node))]
+        definitions = [part for node in self.pieces.definitions for part in ("", *_unparse_lines(node))]
         before, compiled = self._format_compile(backend)
         lines = self._enclose(self.check.lines)
         used = [line for line in lines if re.search(r"\bcompiled\(", line)]
@@ -127,8 +70,9 @@ class PlainScript:
             lines = [re.sub(r"\bcompiled\(", lambda _: f"{compiled}(", line) for line in lines]
         else:
             before.append(f"compiled = {compiled}")
-        body = [*self._format_setup(pieces, setup), *before, *lines]
-        return "\n".join([*self._imports([*definitions, *body]), *definitions, "", *body]) + "\n"
+        moved = ["", 'torch.set_default_device("cuda")'] if self.cuda else []
+        body = [*self._format_setup(), *before, *lines]
+        return "\n".join([*self._imports([*definitions, *body]), *moved, *definitions, "", *body]) + "\n"
 
     def _format_compile(self, backend: str | None) -> tuple[list[str], str]:
         """The call of ``torch.compile``, and the lines that it needs before it."""
@@ -150,10 +94,8 @@ class PlainScript:
         return lines, f"torch.compile({', '.join(arguments)})"
 
     def _enclose(self, check: Sequence[str]) -> list[str]:
-        probe = self.chosen.probe
-        grad = probe.case.grad
-        recorded = list(probe.tensor_inputs)
-        recorded += probe.model.parameters() if isinstance(probe.model, torch.nn.Module) else []
+        probe, grad = self.chosen.probe, self.chosen.probe.case.grad
+        recorded = [*probe.tensor_inputs, *(probe.model.parameters() if isinstance(probe.model, nn.Module) else ())]
         records = any(x.requires_grad for x in recorded) or _MODULES.search(self.chosen.source) is not None
         if grad == "enabled" or (grad == "no_grad" and not records):
             return list(check)
@@ -161,24 +103,25 @@ class PlainScript:
 
     def _imports(self, lines: Sequence[str]) -> list[str]:
         configs = self.chosen.probe.case.settings.config_patches
-        made = [ast.unparse(node) for node in self.pieces.imports if _is_needed(node, lines)]
-        if "import torch" not in made:
-            made.insert(0, "import torch")
-        copied = ["import copy"] if any("copy." in line for line in lines) and "import copy" not in made else []
-        modules = [f"torch._{name}.config" for name in configs]
-        settings = [
-            f"torch._{name}.config.{key} = {format_literal(value)}"
-            for name in configs
-            for key, value in configs[name].items()
+        text = "\n".join(lines)
+        made = [
+            ast.unparse(node)
+            for node in self.pieces.imports
+            if any(re.search(rf"\b{name}\b", text) for name in find_bound_names(ast.unparse(node)))
         ]
+        entries = [(name, key, value) for name, held in configs.items() for key, value in held.items()]
         if self.chosen.probe.random and self.check.kind == "asserts":
-            modules.append("torch._inductor.config")
-            settings.append("torch._inductor.config.fallback_random = True")
-        imports = [*copied, *made, *(f"import {module}" for module in modules), *self.check.imports]
+            entries.append(("inductor", "fallback_random", True))
+        copied = ["import copy"] if "copy." in text else []
+        torch_first = [] if "import torch" in made else ["import torch"]
+        modules = [f"import torch._{name}.config" for name, *_ in entries]
+        settings = [f"torch._{name}.config.{key} = {format_literal(value)}" for name, key, value in entries]
+        imports = [*copied, *torch_first, *made, *modules, *self.check.imports]
         return [*dict.fromkeys(imports), *([""] if settings else []), *settings]
 
-    def _format_setup(self, pieces: Pieces, check: Sequence[str]) -> list[str]:
-        lines = [line for node in _join_assignments(pieces.setup) for line in _unparse_lines(node)] + [*check]
+    def _format_setup(self) -> list[str]:
+        lines = [line for node in _join_assignments(self.pieces.setup) for line in _unparse_lines(node)]
+        lines += self.check.setup
         drawn = self.chosen.probe.is_module or any(re.search(r"\brand|nn\.|normal_|uniform_", x) for x in lines)
         seeds = [line for line in lines if line.startswith("torch.manual_seed(")]
         if not (drawn and self.check.seeded):
@@ -236,18 +179,16 @@ def _make_calls(chosen: ScriptPlan, pieces: Pieces, original: Pieces) -> tuple[C
 
 
 def _join_assignments(setup: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements, with names that get the same expression one after another assigned together."""
 
     def find_assigned(node: ast.stmt) -> str | int:
         plain = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
         return ast.unparse(node.value) if plain and isinstance(node, ast.Assign) else id(node)
 
-    for key, group in itertools.groupby(setup, key=find_assigned):
+    for _, group in itertools.groupby(setup, key=find_assigned):
         nodes = list(group)
-        if len(nodes) > 1 and isinstance(key, str):
-            values = [node.value for node in nodes if isinstance(node, ast.Assign)]
-            yield from _assign_inputs(list(zip(map(get_variable, nodes), values, strict=True)))
-        else:
-            yield from nodes
+        new = [(get_variable(node), node.value) for node in nodes if isinstance(node, ast.Assign)]
+        yield from _assign_inputs(new) if len(nodes) > 1 else nodes
 
 
 def _assign_inputs(new: Sequence[tuple[str, ast.expr]]) -> list[ast.stmt]:
@@ -262,22 +203,15 @@ def _assign_inputs(new: Sequence[tuple[str, ast.expr]]) -> list[ast.stmt]:
 
 
 def _unparse_lines(node: ast.AST) -> list[str]:
-    text = re.sub(r"^([\w, ]+) = \((.*, .*)\)$", _remove_parentheses, ast.unparse(node))
+    text = ast.unparse(node)
+    assigned = re.fullmatch(r"([\w, ]+) = \((.*, .*)\)", text)
+    if assigned and "," in assigned[1] and " for _ in " not in assigned[2]:
+        text = f"{assigned[1]} = {assigned[2]}"
     returned = node.body[-1] if isinstance(node, ast.FunctionDef) else None
     if isinstance(returned, ast.Return) and isinstance(returned.value, ast.Tuple) and len(returned.value.elts) > 1:
         text = f"{text.rpartition('return ')[0]}return {ast.unparse(returned.value)[1:-1]}"
     return re.sub(r"'([^'\"\\\n]*)'", r'"\1"', text).splitlines()
 
 
-def _remove_parentheses(assignment: re.Match[str]) -> str:
-    names, values = assignment.groups()
-    return f"{names} = {values}" if "," in names and " for _ in " not in values else assignment.group()
-
-
 def _assign(name: str, value: ast.expr) -> ast.stmt:
     return ast.fix_missing_locations(ast.Assign([ast.Name(name, ast.Store())], value, lineno=0))
-
-
-def _is_needed(node: ast.stmt, lines: Sequence[str]) -> bool:
-    names = find_bound_names(ast.unparse(node))
-    return any(re.search(rf"\b{name}\b", line) for name in names for line in lines)

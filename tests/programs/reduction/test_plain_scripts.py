@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import io
@@ -12,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from fuzzcompile.programs.scripts import ladder
 from fuzzcompile.programs.scripts.issue_script import find_faulty_expression
@@ -287,15 +287,22 @@ def test_a_make_that_is_no_straight_code_is_called():
     assert "model, inputs = make()\n" in text and "torch.compile(model)(*inputs)" in text
 
 
-def test_the_copy_for_cuda_makes_everything_there():
+def test_the_copy_for_cuda_makes_everything_there(tmp_path):
+    path = tmp_path / "repro.py"
     for source in (FUNCTION, MODULE, BACKWARD):
         verdict = "wrong_gradient" if source is BACKWARD else "miscompile"
         outputs = {"gradient of input0": {"finding": "far"}} if source is BACKWARD else WHOLE
         text = replace(scripts(source, verdict, **outputs)[0], cuda=True).text()
-        made = [line for line in text.splitlines() if "torch.randn" in line]
-        assert made and all(line.count("torch.randn") == line.count('device="cuda"') for line in made)
-        assert ("nn.LayerNorm(4).eval().cuda()" in text) == (source is MODULE)
-        ast.parse(text)
+        on_meta = text.replace('set_default_device("cuda")', 'set_default_device("meta")')
+        path.write_text(on_meta.partition("torch.testing")[0] + "pass\n")
+        try:
+            made = runpy.run_path(str(path))
+        finally:
+            torch.set_default_device(None)
+        held = [x for value in made.values() if isinstance(value, nn.Module) for x in value.parameters()]
+        tensors = [value for value in made.values() if isinstance(value, torch.Tensor)]
+        assert tensors and all(tensor.device.type == "meta" for tensor in (*held, *tensors))
+        assert bool(held) == (source is MODULE)
 
 
 def test_the_expression_is_the_operation_at_the_site_in_the_scripts_names():
