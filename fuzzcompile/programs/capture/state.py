@@ -43,13 +43,17 @@ from fuzzcompile.run.tensors import KnownCopies, StorageCopier, measure_storages
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
-class Autocast(NamedTuple):
-    """One device type's autocast state."""
+def _read_deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
-    device: str
-    enabled: bool
-    dtype: torch.dtype
-    cache: bool
+
+# Reads and writes of switches of the process that are none of its numerics.
+_SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_num_threads, torch.set_num_threads),
+    (_read_deterministic, lambda modes: torch.use_deterministic_algorithms(modes[0], warn_only=modes[1])),
+    (lambda: torch.backends.mkldnn.enabled, partial(setattr, torch.backends.mkldnn, "enabled")),
+)
 
 
 @dataclass(frozen=True)
@@ -78,16 +82,16 @@ class RandomState:
 
 @dataclass(frozen=True)
 class Ambient:
-    """The state around a call, which surrounds each run of it again."""
+    """The state around a call, which surrounds each run of it again.
+
+    ``autocast`` are the regions entered, as the arguments of `torch.autocast`.
+    """
 
     grad: GradMode
-    autocast: tuple[Autocast, ...]
+    autocast: tuple[tuple[str, torch.dtype, bool, bool], ...]
     numerics: Numerics
     random: RandomState
-    default_dtype: torch.dtype
-    deterministic: tuple[bool, bool]
-    onednn: bool
-    threads: int
+    switches: tuple[object, ...]
     precisions: tuple[str, ...]
     device: torch.device
 
@@ -96,18 +100,13 @@ class Ambient:
         """The state as it is now."""
         recording: GradMode = "enabled" if torch.is_grad_enabled() else "no_grad"
         cached = torch.is_autocast_cache_enabled()
-        regions = [
-            (name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in _AUTOCAST_DEVICES
-        ]
+        entered = [name for name in _AUTOCAST_DEVICES if torch.is_autocast_enabled(name)]
         return cls(
             "inference_mode" if torch.is_inference_mode_enabled() else recording,
-            tuple(Autocast(*region, cached) for region in regions),
+            tuple((name, torch.get_autocast_dtype(name), True, cached) for name in entered),
             Numerics.current(),
             RandomState.current(),
-            torch.get_default_dtype(),
-            (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-            bool(torch.backends.mkldnn.enabled),
-            torch.get_num_threads(),
+            tuple(read() for read, _ in _SWITCHES),
             tuple(str(group.fp32_precision) for group in _precision_groups()),
             torch.get_default_device(),
         )
@@ -115,18 +114,11 @@ class Ambient:
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
         """Apply the state in the block, except for grad mode and random state, which a run sets itself."""
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         with contextlib.ExitStack() as stack:
             stack.enter_context(apply_numerics(self.numerics))
-            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-            torch.set_default_dtype(self.default_dtype)
-            stack.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(self.threads)
-            stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
-            torch.use_deterministic_algorithms(self.deterministic[0], warn_only=self.deterministic[1])
-            stack.callback(setattr, torch.backends.mkldnn, "enabled", torch.backends.mkldnn.enabled)
-            torch.backends.mkldnn.enabled = self.onednn  # type: ignore[assignment] # a property made at run time
+            for (read, write), value in zip(_SWITCHES, self.switches, strict=True):
+                stack.callback(write, read())
+                write(value)
             own = () if "float32_matmul" in list_held() else self.precisions
             for group, precision in zip(_precision_groups(), own, strict=bool(own)):
                 # A setting made by the older API is among the numerics, which pin and restore it in both.
@@ -135,8 +127,7 @@ class Ambient:
             if self.device.type != "cpu":
                 stack.enter_context(self.device)
             for region in self.autocast:
-                if region.enabled:
-                    stack.enter_context(torch.autocast(region.device, dtype=region.dtype, cache_enabled=region.cache))
+                stack.enter_context(torch.autocast(*region))
             yield
 
 
@@ -153,10 +144,13 @@ Undo = Callable[[], object]
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None), torch.Tensor)
 
 
-def list_undos(value: object) -> list[Undo]:
-    """Functions that give an object what it holds now; none if it holds nothing that can be restored."""
-    items = _undo_items(value)
-    return [*([items] if items is not None else []), *_undo_attributes(value)]
+def _list_undos(objects: Iterable[object]) -> list[Undo]:
+    """Functions that give objects what they hold now, as far as that can be restored."""
+    undos: list[Undo] = []
+    for value in objects:
+        items = _undo_items(value)
+        undos += [*([items] if items is not None else []), *_undo_attributes(value)]
+    return undos
 
 
 def _undo_attributes(value: object) -> Iterator[Undo]:
@@ -240,7 +234,7 @@ def _undo_function(function: types.FunctionType) -> Undo:
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # it is empty
             cells.append((cell, cell.cell_contents))
-    names = set(list_global_names(function.__code__)) if is_user_file(function.__code__.co_filename) else set()
+    names = list_global_names(function.__code__) if is_user_file(function.__code__.co_filename) else ()
     bound = {name: function.__globals__[name] for name in names if name in function.__globals__}
 
     def undo() -> None:
@@ -253,10 +247,22 @@ def _undo_function(function: types.FunctionType) -> Undo:
 
 
 class _Kept(NamedTuple):
+    """What a tensor holds, to be written back."""
+
     tensor: torch.Tensor
-    copy: torch.Tensor
+    values: torch.Tensor
     gradient: torch.Tensor | None
     requires_grad: bool
+
+    def write_back(self, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Give the tensor its values and its gradient, each as ``place`` makes it."""
+        self.tensor.grad = None  # before the data: a gradient must have its tensor's dtype
+        for name, held in (("data", self.values), ("grad", self.gradient)):
+            # Subclasses keep their values: torch refuses to replace them.
+            with contextlib.suppress(RuntimeError), torch.inference_mode(self.tensor.is_inference()):
+                setattr(self.tensor, name, None if held is None else place(held))
+        if self.tensor.is_leaf and self.tensor.requires_grad != self.requires_grad:
+            self.tensor.requires_grad_(self.requires_grad)
 
 
 class World:
@@ -272,8 +278,8 @@ class World:
         self.complete = reached.complete
         modules = [value for value in reached.objects if isinstance(value, nn.Module)]
         hooks = {id(table) for module in modules for name, table in vars(module).items() if "_hooks" in name}
-        self._undo = _undos(value for value in reached.objects if id(value) not in hooks)
-        self._undo_hooks = _undos(value for value in reached.objects if id(value) in hooks)
+        self._undo = _list_undos(value for value in reached.objects if id(value) not in hooks)
+        self._undo_hooks = _list_undos(value for value in reached.objects if id(value) in hooks)
         with torch.inference_mode(False), torch.no_grad():
             copier = StorageCopier(known=self.known)
             self._kept = [_keep(tensor, copier) for tensor in reached.tensors.values()]
@@ -291,7 +297,7 @@ class World:
 
     def originals(self) -> list[torch.Tensor]:
         """Copies from the moment of capture."""
-        return [kept.copy for kept in self._kept]
+        return [kept.values for kept in self._kept]
 
     def restore(self, device: torch.device, *, double: bool, hooks: bool = True) -> None:
         """Restore the moment of capture on ``device``; with ``double``, floating tensors in float64.
@@ -302,14 +308,7 @@ class World:
             undo()
         copiers = {inference: StorageCopier(double=double, device=device) for inference in (False, True)}
         for kept in self._kept:
-            kept.tensor.grad = None  # before the data: a gradient must have its tensor's dtype
-            inference = kept.tensor.is_inference()
-            copier = copiers[inference]
-            with contextlib.suppress(RuntimeError), torch.inference_mode(inference):  # subclasses keep their values
-                kept.tensor.data = copier(kept.copy).detach()
-                kept.tensor.grad = None if kept.gradient is None else copier(kept.gradient).detach()
-            if kept.tensor.is_leaf and kept.tensor.requires_grad != kept.requires_grad:
-                kept.tensor.requires_grad_(kept.requires_grad)
+            kept.write_back(lambda values: copiers[torch.is_inference_mode_enabled()](values).detach())
 
 
 class Worlds:
@@ -356,25 +355,17 @@ class PresentState:
 
     def __init__(self, roots: Mapping[str, object]) -> None:
         reached = ReachedObjects(roots)
-        self._undo = _undos(reached.objects)
-        tensors = reached.tensors.values()
-        self._held = [(tensor, tensor.data, tensor.grad, tensor.requires_grad) for tensor in tensors]
+        self._undo = _list_undos(reached.objects)
+        self._held = [
+            _Kept(x, x.data, x.grad if x.is_leaf else None, x.requires_grad) for x in reached.tensors.values()
+        ]
 
     def put_back(self) -> None:
         """Restore objects, tensors and gradients."""
         for undo in self._undo:
             undo()
-        for tensor, memory, gradient, requires_grad in self._held:
-            tensor.grad = None  # before the data: a gradient must have its tensor's dtype
-            with contextlib.suppress(RuntimeError), torch.inference_mode(tensor.is_inference()):
-                tensor.data = memory  # of subclasses torch refuses it, and no run has replaced theirs
-            if tensor.is_leaf:
-                tensor.requires_grad_(requires_grad)
-                tensor.grad = gradient
-
-
-def _undos(objects: Iterable[object]) -> list[Undo]:
-    return [undo for value in objects for undo in list_undos(value)]
+        for kept in self._held:
+            kept.write_back(lambda held: held)
 
 
 def _keep(tensor: torch.Tensor, copier: StorageCopier) -> _Kept:

@@ -24,8 +24,7 @@ from fuzzcompile.programs.scripts.reproducer import (
     confirm_reproducer,
     write_reproducer,
 )
-from fuzzcompile.programs.shrink.outcome import SearchTally
-from fuzzcompile.programs.shrink.search import OutOfBudget, Prober, SearchBudget
+from fuzzcompile.programs.shrink.search import CandidateTests, OutOfBudget
 
 # Programs one change away that are compiled at most.
 _MOST_NEIGHBOURS = 14
@@ -59,9 +58,7 @@ def find_passing_neighbour(program: Program, passes: Callable[[Program], bool]) 
     return next((source for candidate, source in islice(near, _MOST_NEIGHBOURS) if passes(candidate)), None)
 
 
-def find_neighbour(
-    program: Program, prober: Prober, tally: SearchTally, budget: SearchBudget, *, screen: bool
-) -> str | None:
+def find_neighbour(program: Program, questions: CandidateTests, *, screen: bool) -> str | None:
     """The source of a program one change away in one line that passes; None if none of those that are tried does.
 
     With ``screen``, candidates are probed without code generation first, and in full only if that passes. An interrupt
@@ -69,14 +66,8 @@ def find_neighbour(
     """
 
     def passes(candidate: Program) -> bool:
-        for screened in (True, False) if screen else (False,):
-            if budget.spent(tally.tests):
-                raise OutOfBudget
-            probed = prober.probe(write_program(candidate), screen=screened)
-            tally.add(probed)
-            if probed.verdict not in (Verdict.EQUAL, Verdict.ROUNDING):
-                return False
-        return True
+        probes = (questions.probe(write_program(candidate), screen=s) for s in ((True, False) if screen else (False,)))
+        return all(probed.verdict in (Verdict.EQUAL, Verdict.ROUNDING) for probed in probes)
 
     try:
         return find_passing_neighbour(program, passes)
@@ -133,19 +124,9 @@ def _run(reproducer: str, report: ReportJson) -> ReproducerResult:
     return ReproducerResult(reproducer, first.confirmed, first.output, note)
 
 
-def can_build_reproducer(source: str, report: ReportJson) -> bool:
-    """Return whether a reproducer can be built from a reduced text."""
+def try_reproducer(source: str, report: ReportJson) -> str | None:
+    """The reproducer of a source that was not judged; None if none can be built."""
     try:
-        build_reproducer(source, report)
+        return build_reproducer(source, report)
     except Exception:  # it runs the case, which may raise anything once statements are gone
-        return False
-    return True
-
-
-def build_unconfirmed(source: str, report: ReportJson) -> ReproducerResult:
-    """The reproducer of an interrupted search, not run; the source itself if none can be built."""
-    said = "the search was interrupted"
-    try:
-        return ReproducerResult(build_reproducer(source, report), False, said)
-    except Exception:  # it runs the case, which may raise anything once statements are gone
-        return ReproducerResult(source, False, said)
+        return None

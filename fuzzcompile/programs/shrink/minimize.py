@@ -15,10 +15,9 @@ from fuzzcompile.programs.reducers import inputs, statements
 from fuzzcompile.programs.shrink.case_reducer import reduce_text
 from fuzzcompile.programs.shrink.conclusion import (
     ReproducerResult,
-    build_unconfirmed,
-    can_build_reproducer,
     find_neighbour,
     show,
+    try_reproducer,
 )
 from fuzzcompile.programs.shrink.outcome import DrawnSource, MinimizeResult, SearchTally
 from fuzzcompile.programs.shrink.search import (
@@ -79,55 +78,36 @@ class LostBug(Exception):
     """None of the captured programs shows the bug."""
 
 
-@dataclass(frozen=True)
-class Reduced:
-    """The smallest program found, confirmed by a full compile unless the search was ``interrupted``.
-
-    ``finished`` unless that or the budget ended the search. ``path`` holds the best programs in the order in which they
-    were found. ``comes_and_goes`` is set if only some compiles show the bug: in how many, of how many.
-    """
-
-    program: Program
-    finished: bool
-    screened: bool
-    path: tuple[Program, ...] = ()
-    interrupted: bool = False
-    comes_and_goes: tuple[int, int] | None = None
-
-
 def reduce_programs(
     candidates: Sequence[Program], questions: CandidateTests, *, screens: bool, refuses: bool = False
-) -> Reduced:
+) -> ProgramSearch:
     """Reduce the first of the captured programs, the likeliest first, that shows the bug.
 
-    An interrupt ends the search; the result is then the smallest program so far that fits in a script, unconfirmed.
-    With ``screens`` the bug may show without code generation, which is then tried first; with ``refuses`` it is that
-    compiled accepts what eager refuses.
+    The best program of the search is confirmed by a full compile. An interrupt ends the search; its best program is
+    then the smallest so far that fits in a script, unconfirmed. With ``screens`` the bug may show without code
+    generation, which is then tried first; with ``refuses`` it is that compiled accepts what eager refuses.
 
     Raises:
         LostBug: none of the programs shows the bug.
     """
     search = _start_search(candidates, questions, screens=screens, refuses=refuses)
-    shown: tuple[int, int] | None = None
-    kept, finished = search.best, True
+    kept = search.best
     try:
         for reducers in (CUTTING, POLISHING):
-            start = search.best
-            steps = len(search.path)
+            start, steps = search.best, len(search.path)
             _run(search, reducers)
-            if search.screen and not search.holds(search.best, screen=False):
-                shown = _count_reproductions(search)
-                if shown is None:
-                    # Generated code does not show it: back to the last confirmed program, on with full compiles.
-                    _step_back(search, start, steps)
-                    _run(search, reducers)
+            if search.screen and not search.holds(search.best, screen=False) and not _count_reproductions(search):
+                # Generated code does not show it: back to the last confirmed program, on with full compiles.
+                _step_back(search, start, steps)
+                _run(search, reducers)
             kept = search.best
+        search.finished = True
     except OutOfBudget:
-        kept, finished = _finish_early(search, kept), False
+        search.best = _finish_early(search, kept)
     except KeyboardInterrupt:
-        plain = next((program for program in reversed(search.path) if not program.is_recorded), search.best)
-        return Reduced(plain, False, search.screen, interrupted=True, comes_and_goes=shown)
-    return Reduced(kept, finished, search.screen, tuple(search.path), comes_and_goes=shown)
+        search.best = next((program for program in reversed(search.path) if not program.is_recorded), search.best)
+        search.interrupted = True
+    return search
 
 
 def _run(search: ProgramSearch, reducers: Sequence[tuple[str, Reducer]]) -> None:
@@ -136,18 +116,18 @@ def _run(search: ProgramSearch, reducers: Sequence[tuple[str, Reducer]]) -> None
         reducer(search)
 
 
-def _count_reproductions(search: ProgramSearch) -> tuple[int, int] | None:
-    """After a full compile without the bug: in how many of all compiles the best program shows it; None if in none.
+def _count_reproductions(search: ProgramSearch) -> int:
+    """After a full compile without the bug: how many further compiles of the best program show it.
 
-    If it shows in some, every later candidate is compiled up to ``REPEATS`` times.
+    If some do, every later candidate is compiled up to ``REPEATS`` times.
     """
     text = write_program(search.best)
     shown = search.questions.times(text, REPEATS)
-    if not shown:
-        return None
-    search.questions.repeats = REPEATS
-    search.questions.tally.answers[text.digest] = True
-    return shown, REPEATS + 1
+    if shown:
+        search.comes_and_goes = shown, REPEATS + 1
+        search.questions.repeats = REPEATS
+        search.questions.tally.answers[text.digest] = True
+    return shown
 
 
 def _step_back(search: ProgramSearch, start: Program, steps: int) -> None:
@@ -212,7 +192,8 @@ def minimize(
     search it goes on where that stopped. A KeyboardInterrupt from ``on_progress``, which is called after each candidate
     that was compiled, ends the search like a spent budget; any other exception propagates.
     """
-    return _Minimiser(job, tools, CandidateTests(tools, budget, tally or SearchTally(), on_progress=on_progress)).run()
+    questions = CandidateTests(tools, budget, tally or SearchTally(), on_progress=on_progress)
+    return _Minimiser(job, tools, questions, job.source, job.report).run()
 
 
 @dataclass
@@ -220,8 +201,8 @@ class _Minimiser:
     job: MinimizeJob
     tools: MinimizerTools
     questions: CandidateTests
-    best: str = ""
-    report: ReportJson = field(default_factory=ReportJson)
+    best: str
+    report: ReportJson
     how: str = "as found"
     program: Program | None = None
     finished: bool = True
@@ -233,7 +214,6 @@ class _Minimiser:
 
     def run(self) -> MinimizeResult:
         start = time.monotonic()
-        self.best, self.report = self.job.source, self.job.report
         if self.questions.tally.thorough:
             self.tools.become_thorough()
         try:
@@ -244,15 +224,13 @@ class _Minimiser:
             self.finished = False
         except KeyboardInterrupt:
             self.finished, self.interrupted = False, True
-        before = next((n for c in ("static", "aten") if (n := sum(p.size[0] for p in self.captured.get(c, [])))), None)
-        return self._build_outcome(start, before)
+        return self._build_outcome(start)
 
     def _reduce_recipe(self) -> None:
-        recipe, questions = self.job.recipe, self.questions
+        recipe, questions, best = self.job.recipe, self.questions, list[DrawnSource]()
         if recipe is None:
             return
         questions.reducer = "recipe"
-        best: list[DrawnSource] = []
         most = max(1, int(_RECIPE_SHARE * (questions.budget.compiles - questions.tally.tests)))
         for screen in (True, False) if self.job.screens else (False,):
 
@@ -262,8 +240,8 @@ class _Minimiser:
                 return questions.ask(text, screen=screen)
 
             try:
-                deadline = questions.budget.deadline
-                smallest = recipe.shrink(ask, max_tests=most, deadline=deadline, on_test=best.append)
+                ends = questions.budget.deadline
+                smallest = recipe.shrink(ask, max_tests=most, deadline=ends, on_test=best.append)
             except (OutOfBudget, KeyboardInterrupt) as ending:
                 self.interrupted = isinstance(ending, KeyboardInterrupt)
                 if best:
@@ -279,19 +257,19 @@ class _Minimiser:
         if reduced is None:
             return False
         self.finished &= reduced.finished
-        self.screened, self.interrupted = reduced.screened, reduced.interrupted
+        self.screened, self.interrupted = reduced.screen, reduced.interrupted
         if reduced.comes_and_goes is not None:
-            shown, of = reduced.comes_and_goes
-            self.note = f"the bug comes and goes: it showed in {shown} of {of} compiles"
-        if reduced.program.is_recorded:
+            self._note_times(*reduced.comes_and_goes)
+        if reduced.best.is_recorded:
             self.note = "the bug needs more recorded values than fit in a script: the case is kept as it was"
-            return True
-        source = write_source(reduced.program)
-        if not self._is_smaller(source, reduced.program):
-            self.program = reduced.program
-        elif not self._take(source, "graph", program=reduced.program):
+        elif not self._is_smaller(write_source(reduced.best), reduced.best):
+            self.program = reduced.best
+        elif not self._take(write_source(reduced.best), "graph", program=reduced.best):
             self._step_back_on(reduced.path)
         return True
+
+    def _note_times(self, shown: int, of: int) -> None:
+        self.note = f"the bug comes and goes: it showed in {shown} of {of} compiles"
 
     def _step_back_on(self, path: Sequence[Program]) -> None:
         """Take the last program of ``path`` that triage confirms, by bisection.
@@ -302,12 +280,11 @@ class _Minimiser:
         taken = [(source, program) for source, program in sources if self._is_smaller(source, program)]
         bisect_last(-1, len(taken) - 1, lambda step: self._take(taken[step][0], "graph", program=taken[step][1]))
 
-    def _reduce(self) -> Reduced | None:
+    def _reduce(self) -> ProgramSearch | None:
         captures: tuple[Capture, ...] = ("static", "dynamic", "aten") if self.job.resizes else ("static", "aten")
         for attempt in ("plain", "thorough", "repeated"):
             for capture in captures:
-                reduced = self._reduce_capture(capture, note=attempt != "repeated")
-                if reduced is not None:
+                if reduced := self._reduce_capture(capture, note=attempt != "repeated"):
                     return reduced
             if not any(self.captured.values()):
                 return None
@@ -322,7 +299,7 @@ class _Minimiser:
                 break
         return None
 
-    def _reduce_capture(self, capture: Capture, *, note: bool) -> Reduced | None:
+    def _reduce_capture(self, capture: Capture, *, note: bool) -> ProgramSearch | None:
         """The reduced graph of one kind of capture; None if no graph of that kind shows the bug."""
         if capture not in self.captured:
             self.captured[capture] = list(self.tools.programs(self.best, capture))
@@ -339,7 +316,7 @@ class _Minimiser:
         self.questions.reducer = "repetition"
         shown = self.questions.times(CaseText(self.best, {}), REPEATS)
         if 0 < shown < REPEATS:
-            self.note = f"the bug comes and goes: it showed in {shown} of {REPEATS} compiles"
+            self._note_times(shown, REPEATS)
         return 0 < shown < REPEATS
 
     def _reduce_text(self) -> None:
@@ -397,26 +374,25 @@ class _Minimiser:
     def _refuse(self, source: str, how: str, report: ReportJson) -> None:
         if not report.get("is_bug"):
             self.note = f"the reduction by {how} lost the bug: triage says {report['verdict']}, twice"
-            return
-        if report["verdict"] == Verdict.NONDETERMINISTIC:
+        elif report["verdict"] == Verdict.NONDETERMINISTIC:
             self.note = f"the result of the reduction by {how} comes and goes from compile to compile"
-            return
-        name = report.get("signature") or report["verdict"]
-        self.note = f"the reduction by {how} led to another bug ({name})"
-        self.questions.tally.others.setdefault(CaseText(source, {}).digest, source)
+        else:
+            self.note = f"the reduction by {how} led to another bug ({report.get('signature') or report['verdict']})"
+            self.questions.tally.others.setdefault(CaseText(source, {}).digest, source)
 
     def _is_smaller(self, source: str, program: Program) -> bool:
         return is_smaller(source, program, self.best, self.captured.get("static", []))
 
-    def _build_outcome(self, start: float, before: int | None) -> MinimizeResult:
-        if self.how == "text" and self.job.is_case and not can_build_reproducer(self.best, self.report):
+    def _build_outcome(self, start: float) -> MinimizeResult:
+        graphs = (self.captured.get(capture, []) for capture in ("static", "aten"))
+        before = next((n for programs in graphs if (n := sum(program.size[0] for program in programs))), None)
+        if self.how == "text" and self.job.is_case and try_reproducer(self.best, self.report) is None:
             self.best, self.report, self.how = self.job.source, self.job.report, "as found"
             self.note = "the reduced text cannot be run as a script"
         neighbour = None
         if self.program is not None and self.how == "graph" and self.finished:
             self.questions.reducer = "neighbour"
-            tally, budget = self.questions.tally, self.questions.budget
-            neighbour = find_neighbour(self.program, self.tools, tally, budget, screen=self.screened)
+            neighbour = find_neighbour(self.program, self.questions, screen=self.screened)
         shown = self._show_result(neighbour)
         others = [self.drawn[digest] for digest in self.questions.tally.others if digest in self.drawn]
         return MinimizeResult(
@@ -445,5 +421,6 @@ class _Minimiser:
         if self.how in ("as found", "text") and not self.job.is_case:
             return ReproducerResult(self.best, False, "a script is kept as a script")
         if self.interrupted:
-            return build_unconfirmed(self.best, self.report)
+            reproducer = try_reproducer(self.best, self.report) or self.best
+            return ReproducerResult(reproducer, False, "the search was interrupted")
         return show(self.best, self.report, neighbour, for_issue=self.job.for_issue, ends=self.job.ends)

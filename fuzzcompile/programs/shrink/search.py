@@ -110,12 +110,21 @@ class CandidateTests:
             shown += probed.matches
         return shown
 
+    def probe(self, text: CaseText, *, screen: bool) -> ProbeResult:
+        """Probe a text once.
+
+        Raises:
+            OutOfBudget: the budget is spent.
+        """
+        if self.budget.spent(self.tally.tests):
+            raise OutOfBudget
+        probed = self.prober.probe(text, screen=screen)
+        self.tally.add(probed)
+        return probed
+
     def _probe(self, text: CaseText, *, screen: bool) -> bool:
         for _ in range(self.repeats):
-            if self.budget.spent(self.tally.tests):
-                raise OutOfBudget
-            probed = self.prober.probe(text, screen=screen)
-            self.tally.add(probed)
+            probed = self.probe(text, screen=screen)
             if probed.matches:
                 return True
             if probed.is_bug and not text.values and len(self.tally.others) < _MOST_OTHERS:
@@ -128,7 +137,8 @@ class ProgramSearch:
     """The best program so far, and the test for candidates.
 
     ``refuses``: the bug is that eager raises and compiled does not, so candidates must raise the same error in eager;
-    otherwise none. ``path`` holds the best programs in the order in which they were found.
+    otherwise none. ``path`` holds the best programs in the order in which they were found. ``comes_and_goes`` is set if
+    only some compiles show the bug: in how many, of how many.
     """
 
     best: Program
@@ -136,6 +146,9 @@ class ProgramSearch:
     screen: bool = False
     refuses: bool = False
     path: list[Program] = field(default_factory=list)
+    finished: bool = False
+    interrupted: bool = False
+    comes_and_goes: tuple[int, int] | None = None
     _evaluation: tuple[Program, Evaluation] | None = None
 
     @property

@@ -215,7 +215,7 @@ def test_the_budget_is_a_bound_and_the_best_so_far_is_kept():
         questions = CandidateTests(bug, SearchBudget(most))
         reduced = reduce_programs([long_chain()], questions, screens=False)
         assert not reduced.finished
-        assert "torch.tanh" in write_source(reduced.program)
+        assert "torch.tanh" in write_source(reduced.best)
     with pytest.raises(OutOfBudget):
         search(long_chain(), "tanh", compiles=0).holds(long_chain())
 
@@ -234,9 +234,9 @@ def test_what_the_screen_alone_shows_is_not_believed():
 
     questions = CandidateTests(Screened(lambda source: "torch.tanh" in source), SearchBudget(400))
     reduced = reduce_programs([long_chain(8)], questions, screens=True)
-    source = write_source(reduced.program)
+    source = write_source(reduced.best)
     assert source.count("torch.") <= 6 and "torch.cos" in source and "torch.tanh" in source
-    assert not reduced.screened and reduced.comes_and_goes is None
+    assert not reduced.screen and reduced.comes_and_goes is None
 
 
 def test_a_bug_of_the_interpreted_graph_alone_is_lost():
@@ -264,7 +264,7 @@ def test_what_fails_now_and_then_is_not_given_up_as_lost():
     reduced = reduce_programs([long_chain(8)], questions, screens=True)
     shown, of = reduced.comes_and_goes
     assert 0 < shown < of == REPEATS + 1 and questions.repeats == REPEATS
-    assert [s.target for s in reduced.program.statements] == ["torch.tanh"]
+    assert [s.target for s in reduced.best.statements] == ["torch.tanh"]
 
 
 def test_an_interrupt_leaves_a_program_that_can_be_written_down():
@@ -276,8 +276,8 @@ def test_an_interrupt_leaves_a_program_that_can_be_written_down():
 
     bug = Interrupted(lambda source: "torch.tanh" in source)
     reduced = reduce_programs([long_chain()], CandidateTests(bug, SearchBudget(400)), screens=False)
-    assert reduced.interrupted and not reduced.finished and not reduced.program.is_recorded
-    assert reduced.program.size < long_chain().size
+    assert reduced.interrupted and not reduced.finished and not reduced.best.is_recorded
+    assert reduced.best.size < long_chain().size
     assert len(bug.asked) < 12  # nothing is compiled after it
 
 

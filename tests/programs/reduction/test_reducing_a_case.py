@@ -25,7 +25,7 @@ from fuzzcompile.programs.shrink import conclusion
 from fuzzcompile.programs.shrink.conclusion import find_neighbour
 from fuzzcompile.programs.shrink.minimize import minimize
 from fuzzcompile.programs.shrink.outcome import MinimizeResult, ProbeResult, SearchTally
-from fuzzcompile.programs.shrink.search import MinimizeJob, SearchBudget, SearchProgress, same_bug
+from fuzzcompile.programs.shrink.search import CandidateTests, MinimizeJob, SearchBudget, SearchProgress, same_bug
 
 KNOWN = Path(__file__).parents[2] / "known_issues"
 BURIED = Path(__file__).parents[2].parent / "bench" / "buried"
@@ -362,6 +362,6 @@ def test_a_neighbour_that_passes_without_generated_code_must_pass_with_it():
             looks.append(screen)
             return ProbeResult(not screen, not screen, "equal" if screen else "miscompile")
 
-    assert find_neighbour(program, Screened(runs), SearchTally(), SearchBudget(100), screen=True) is None
+    assert find_neighbour(program, CandidateTests(Screened(runs), SearchBudget(100)), screen=True) is None
     assert looks[:2] == [True, False] and looks.count(True) == looks.count(False)
-    assert find_neighbour(program, Tools(runs), SearchTally(), SearchBudget(0), screen=True) is None
+    assert find_neighbour(program, CandidateTests(Tools(runs), SearchBudget(0)), screen=True) is None

@@ -96,7 +96,7 @@ def test_only_programs_that_eager_refuses_in_the_same_way_are_taken():
     program = Program((x, where), statements, Ref("last"))
     reduced = reduce_programs(
         [program], CandidateTests(Anything(), SearchBudget(200)), screens=False, refuses=True
-    ).program
+    ).best
     assert [statement.target for statement in reduced.statements] == ["torch.index_add"]
     # Shapes that do not go together are refused too, but that is another error.
     assert evaluate(reduced).refusal == evaluate(program).refusal and not reduced.is_recorded
