@@ -93,14 +93,12 @@ def receive(path: Path, device: torch.device) -> Invocation:
     with torch.enable_grad():
         fresh = [leaf.clone() if number in sent.results else leaf for number, leaf in enumerate(leaves)]
     # Entries of the sender's configs that this process has otherwise.
-    changed: dict[str, Any] = {name: _find_different(name, held) for name, held in sent.invocation.configs.items()}
+    changed: dict[str, Any] = {}
+    for name, held in sent.invocation.configs.items():
+        own = load_config(name).get_config_copy() if held else {}
+        changed[name] = {key: value for key, value in held.items() if key in own and own[key] != value}
     settings = replace(sent.invocation.settings, **changed)
     return replace(sent.invocation, arguments=pytree.tree_unflatten(fresh, spec), settings=settings)
-
-
-def _find_different(config: str, entries: Mapping[str, object]) -> dict[str, object]:
-    own = load_config(config).get_config_copy() if entries else {}
-    return {key: value for key, value in entries.items() if key in own and own[key] != value}
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
@@ -149,20 +147,15 @@ def _make_globals(name: str, file: str | None) -> dict[str, object]:
 
 @contextlib.contextmanager
 def _modules_by_value() -> Iterator[None]:
-    hidden = [module for module in list(sys.modules.values()) if _is_hidden(module)]
+    """Pickle the user's modules by value that another process would not import from the same file."""
     with contextlib.ExitStack() as stack:
-        for module in hidden:
-            cloudpickle.register_pickle_by_value(module)
-            stack.callback(cloudpickle.unregister_pickle_by_value, module)
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            own = name != "__main__" and getattr(module, "__name__", None) == name and isinstance(file, str)
+            if own and is_user_file(file) and _origin(name) != Path(file).resolve():
+                cloudpickle.register_pickle_by_value(module)
+                stack.callback(cloudpickle.unregister_pickle_by_value, module)
         yield
-
-
-def _is_hidden(module: object) -> bool:
-    file, name = getattr(module, "__file__", None), getattr(module, "__name__", None)
-    if not isinstance(file, str) or not isinstance(name, str) or name == "__main__":
-        return False
-    own = sys.modules.get(name) is module and is_user_file(file)
-    return own and _origin(name) != Path(file).resolve()
 
 
 def _origin(name: str) -> Path | None:

@@ -92,15 +92,17 @@ def load_script(file: CaseFile, device: torch.device, *, call: int | None = None
     if captured is None:
         raise CaseError(run.explain())
     inductor, dynamo, functorch = (dict(captured.configs[name]) for name in ("inductor", "dynamo", "functorch"))
-    recording = captured.ambient.grad == "enabled" and run.mentions_backward
+    record, calls = captured.record, captured.calls
+    recording = captured.ambient.grad == "enabled" and run.mentions_backward and not runs_own_backward(record.target)
+    tensors = [*calls[-1].world.reached().tensors.values(), *list_tensors([call.arguments for call in calls])]
     return make_captured_case(
-        captured.calls,
+        calls,
         captured.ambient,
-        replace(captured.record.settings, inductor=inductor, dynamo=dynamo, functorch=functorch),
+        replace(record.settings, inductor=inductor, dynamo=dynamo, functorch=functorch),
         name=file.path.stem,
         path=file.path,
         source=file.source,
-        backward=recording and _differentiable(captured),
+        backward=recording and any(tensor.requires_grad for tensor in tensors),
         notes=run.notes(),
     )
 
@@ -122,9 +124,11 @@ class _Run:
         self.filename = str(self.path.resolve())
         self.interception = CompileInterception(self.filename, self._on_call, self.file.place)
         self.tree = ast.parse(self.source, self.filename)
-        self.compile_lines = _lines_that_compile(self.tree)
-        nodes = ast.walk(self.tree)
-        self.mentions_backward = any(isinstance(n, ast.Attribute) and n.attr in _OWN_BACKWARD for n in nodes)
+        attributes = [node for node in ast.walk(self.tree) if isinstance(node, ast.Attribute)]
+        compiling = [node for node in attributes if node.attr == "compile" and isinstance(node.value, ast.Name)]
+        # Lines with ``torch.compile`` in any form: a call, a decorator, a bare name.
+        self.compile_lines = {node.lineno for node in compiling if ast.unparse(node.value) == "torch"}
+        self.mentions_backward = any(node.attr in _OWN_BACKWARD for node in attributes)
         self._before = copy_configs()
         self.environment = dict(os.environ)
 
@@ -240,19 +244,6 @@ class _Run:
         cause = "" if first is error else f", because of {type(first).__name__} ({format_message(first, 200)})"
         text = format_message(error, 200)
         return f"raises {type(error).__name__}{f' ({text})' if text else ''}{where}{cause}"
-
-
-def _lines_that_compile(tree: ast.Module) -> set[int]:
-    """Lines with ``torch.compile`` in any form: a call, a decorator, a bare name."""
-    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "compile"]
-    return {node.lineno for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "torch"}
-
-
-def _differentiable(captured: _Captured) -> bool:
-    if runs_own_backward(captured.record.target):
-        return False
-    inputs = list_tensors([call.arguments for call in captured.calls])
-    return any(tensor.requires_grad for tensor in (*captured.calls[-1].world.reached().tensors.values(), *inputs))
 
 
 def runs_own_backward(target: Callable[..., object]) -> bool:

@@ -91,20 +91,26 @@ def capture_invocation(model: object, arguments: Arguments) -> Invocation:
     except LookupError as error:
         settings = None
         notes.append(f"{error}: the defaults are judged; pass them to triage.options()")
-    ambient = Ambient.current()
+    modules, ambient = list(_find_modules(target)), Ambient.current()
+    parts = [f"{name_target(m)}.{name}" for m in modules for name, child in m._modules.items() if is_compiled(child)]
+    if parts:
+        first = f"{parts[0]}{f' and {len(parts) - 1} more' if parts[1:] else ''}"
+        notes.append(f"judged as a whole, though {first} is compiled on its own: pass that part to judge it as it is")
+    recording = ambient.grad == "enabled" and not runs_own_backward(target)
+    trained = (p for module in modules if module.training for p in module.parameters(recurse=False))
     return Invocation(
         name=name_target(target),
         target=target,
         arguments=arguments,
         settings=settings or CompileSettings(),
         ambient=ambient,
-        backward=ambient.grad == "enabled" and _trains(target, arguments),
+        backward=recording and any(tensor.requires_grad for tensor in (*list_tensors(arguments), *trained)),
         configs={
             name: {key: value for key, value in list_changed_entries(name).items() if key not in _OF_PROCESS}
             for name in CONFIGS
         },
         source=_build_source(target, arguments),
-        notes=(*notes, *_about_parts(target)),
+        notes=tuple(notes),
     )
 
 
@@ -164,23 +170,6 @@ def _find_modules(target: AnyCallable) -> Iterator[nn.Module]:
     else:
         reached = ReachedObjects({"": target}).objects
         yield from (value for value in reached if isinstance(value, nn.Module))
-
-
-def _trains(target: AnyCallable, arguments: Arguments) -> bool:
-    """Return whether the call is one whose gradients a program would use."""
-    if runs_own_backward(target):
-        return False
-    if any(tensor.requires_grad for tensor in list_tensors(arguments)):
-        return True
-    return any(p.requires_grad for m in _find_modules(target) if m.training for p in m.parameters(recurse=False))
-
-
-def _about_parts(target: AnyCallable) -> Iterator[str]:
-    modules = list(_find_modules(target))
-    parts = [f"{name_target(m)}.{name}" for m in modules for name, child in m._modules.items() if is_compiled(child)]
-    if parts:
-        more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
-        yield f"judged as a whole, though {parts[0]}{more} is compiled on its own: pass that part to judge it as it is"
 
 
 def _build_source(target: AnyCallable, arguments: Arguments) -> str:

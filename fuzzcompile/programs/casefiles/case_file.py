@@ -137,18 +137,13 @@ def _as_python(code: str) -> tuple[str, list[str]]:
         if not 0 <= index < len(lines) or not _MAGIC.match(lines[index]):
             break
         dropped = lines[index].strip()
-        lines[index] = _without_magic(lines[index])
+        timed = _RUN_A_LINE.match(lines[index])
+        runs = timed is not None and isinstance(parse_source(timed[3]), ast.Module)
+        indent = lines[index][: len(lines[index]) - len(lines[index].lstrip())]
+        lines[index] = f"{timed[1]}{timed[3]}" if timed is not None and runs else f"{indent}pass"
         kept = lines[index].strip() not in ("pass", "")
         notes.append(f"`{dropped[:60]}` is {'run as Python' if kept else 'dropped'}")
     return "\n".join(lines) + "\n", notes
-
-
-def _without_magic(line: str) -> str:
-    """A line of a notebook's own as Python: the statement that it times, or nothing."""
-    timed = _RUN_A_LINE.match(line)
-    if timed and isinstance(parse_source(timed[3]), ast.Module):
-        return f"{timed[1]}{timed[3]}"
-    return f"{line[: len(line) - len(line.lstrip())]}pass"
 
 
 # The text of a file that a user names.

@@ -42,12 +42,15 @@ def load_case(path: str | Path | CaseFile, rewrite: Callable[[ast.Module], ast.M
             f"{path} is no case: it defines no make() that returns (module, inputs); see 'Case files' in the README."
         )
     backward = bool(namespace.get("BACKWARD", False))
+    grad = namespace.get("GRAD", "enabled" if backward else "no_grad")
+    if grad not in _GRAD_MODES:
+        raise CaseError(f"{path}: GRAD is {grad!r}; use one of {', '.join(_GRAD_MODES)}.")
     return Case(
         name=path.stem,
         path=path,
         source=source,
         make=make,
-        grad=_grad_mode(path, namespace, backward),
+        grad=grad,
         backward=backward,
         settings=_settings(path, namespace, backward=backward),
         calls=namespace.get("CALLS"),
@@ -113,14 +116,6 @@ def _path(path: Path, namespace: Mapping[str, Any], *, backward: bool) -> str:
     if wanted == AOTI and backward:
         raise CaseError(f"{path}: AOTInductor computes no gradients; remove BACKWARD, or use PATH = 'export'.")
     return str(wanted)
-
-
-def _grad_mode(path: Path, namespace: Mapping[str, object], backward: bool) -> GradMode:
-    wanted = namespace.get("GRAD", "enabled" if backward else "no_grad")
-    for mode in _GRAD_MODES:
-        if wanted == mode:
-            return mode
-    raise CaseError(f"{path}: GRAD is {wanted!r}; use one of {', '.join(_GRAD_MODES)}.")
 
 
 def _one_line(error: BaseException) -> str:

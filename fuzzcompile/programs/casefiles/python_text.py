@@ -192,12 +192,9 @@ def is_pytest_file(tree: ast.Module) -> bool:
     """Return whether the module holds tests for pytest and, run as a script, would run nothing of its own."""
     functions = {s.name for s in at_module_level(tree.body) if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)}
     classes = {s.name: s for s in at_module_level(tree.body) if isinstance(s, ast.ClassDef)}
-    has_tests = any(name.startswith("test") for name in functions) or any(map(_is_test_class, classes.values()))
+    methods = (s for statement in classes.values() for s in statement.body if isinstance(s, ast.FunctionDef))
+    has_tests = any(name.startswith("test") for name in (*functions, *(method.name for method in methods)))
     return has_tests and not any(_runs(call, functions | set(classes)) for call in _calls_at_import(tree))
-
-
-def _is_test_class(statement: ast.ClassDef) -> bool:
-    return any(isinstance(s, ast.FunctionDef) and s.name.startswith("test") for s in statement.body)
 
 
 def _calls_at_import(tree: ast.Module) -> Iterator[ast.Call]:

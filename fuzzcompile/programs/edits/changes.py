@@ -56,8 +56,10 @@ def generate_substitutes(program: Program) -> Iterator[Change]:
 
     They say where a bug is, and not why.
     """
+    integers = (x for x in program.inputs if not (x.dtype.is_floating_point or x.dtype.is_complex))
+    widened = (_change_dtype(program, x, torch.int64) for x in integers if x.dtype is not torch.bool)
     changed = (change for statement in program.statements for change in _substitute(program, statement))
-    return _select_running(program, chain(_widen_integers(program), changed))
+    return _select_running(program, chain(widened, changed))
 
 
 def _select_running(program: Program, changes: Iterable[Change]) -> Iterator[Change]:
@@ -162,12 +164,6 @@ def _cast(input_: Input, dtype: torch.dtype) -> Input:
     if dtype.is_floating_point == input_.dtype.is_floating_point:
         return replace(input_, dtype=dtype, values=None if input_.values is None else input_.values.to(dtype))
     return replace(input_, dtype=dtype, fill="randn" if dtype.is_floating_point else "zeros", values=None)
-
-
-def _widen_integers(program: Program) -> Iterator[Change]:
-    for input_ in program.inputs:
-        if not (input_.dtype.is_floating_point or input_.dtype.is_complex or input_.dtype is torch.bool):
-            yield _change_dtype(program, input_, torch.int64)
 
 
 def _change_layouts(program: Program, evaluation: Evaluation) -> Iterator[Change]:
@@ -383,7 +379,9 @@ class _Statement:
         """The default of each argument that is given another value."""
         for argument in self.arguments:
             implied = argument.default is None and argument.is_dimension  # from the number of dimensions
-            if argument.has_default and not implied and not _is_same(argument.value, argument.default):
+            flag = isinstance(argument.value, bool) or isinstance(argument.default, bool)
+            same = argument.value is argument.default if flag else argument.value == argument.default
+            if argument.has_default and not implied and not same:
                 yield self._with(argument, argument.default)
 
     def last_dimension(self) -> Iterator[Change]:
@@ -476,12 +474,6 @@ class _Statement:
 
 def _text(value: object) -> str:
     return value.name if isinstance(value, Ref) else format_literal(value, _text)
-
-
-def _is_same(value: object, default: object) -> bool:
-    if isinstance(value, bool) or isinstance(default, bool):
-        return value is default
-    return not isinstance(value, Ref) and value == default
 
 
 def _format_like(value: object, dimension: int) -> object:

@@ -108,11 +108,17 @@ def _probe(case: Case, device: torch.device) -> EagerProbe:
     recorded = replace(case, run=run)
     program = build(recorded, device)
     first = runs.observe(recorded, program, program.model)
-    random, seen = _random_was_drawn(first), tuple(outputs)
+    seen, states = tuple(outputs), _read_generators()
+    seed_everything(RUN_SEED)
+    moved = any(not torch.equal(*pair) for pair in zip(states, _read_generators(), strict=True))
+    random = moved and first.failure is None
     repeatable = first.failure is None and not random and not any(value.kind == "mutation" for value in first.values)
     if repeatable:
         repeatable = _has_repeated(first, runs.observe(replace(recorded, backward=False), program, program.model))
     exact = None if first.failure else _in_float64(case, device)
+    wide = exact.index_by_name() if exact is not None else {}
+    compared = [value for value in first.values if value.kind != "gradient"]
+    held = pytree.tree_leaves([value.value for value in (*first.values, *(exact.values if exact is not None else ()))])
     return EagerProbe(
         case=case,
         model=program.model,
@@ -121,8 +127,8 @@ def _probe(case: Case, device: torch.device) -> EagerProbe:
         observables={value.name: _observable(value) for value in first.values},
         repeatable=repeatable,
         random=random,
-        float64=exact is not None and _same_program(first, exact),
-        nonfinite=any(_has_nonfinite(run) for run in (first, exact) if run is not None),
+        float64=exact is not None and all(_near(value, wide.get(value.name)) for value in compared),
+        nonfinite=any(isinstance(leaf, torch.Tensor) and not bool(torch.isfinite(leaf).all()) for leaf in held),
     )
 
 
@@ -138,16 +144,8 @@ def _has_repeated(first: Observation, again: Observation) -> bool:
     )
 
 
-def _random_was_drawn(observation: Observation) -> bool:
-    states = _generator_states()
-    seed_everything(RUN_SEED)
-    moved = any(not torch.equal(state, seeded) for state, seeded in zip(states, _generator_states(), strict=True))
-    return moved and observation.failure is None
-
-
-def _generator_states() -> list[torch.Tensor]:
-    gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return [torch.get_rng_state(), *gpu]
+def _read_generators() -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
 
 
 def _in_float64(case: Case, device: torch.device) -> Observation | None:
@@ -156,15 +154,10 @@ def _in_float64(case: Case, device: torch.device) -> Observation | None:
         return None  # a script would need more than a line to convert these
     if any(find_aliases({str(n): x for n, x in enumerate(list_tensors([call]))}) for call in program.calls):
         return None  # tensors converted one by one no longer share memory
-    if any(tensor.is_complex() for tensor in list_tensors(list(program.calls))):
+    if any(tensor.is_complex() for tensor in list_tensors(program.calls)):
         return None
     observation = runs.observe(case, program, program.model)
     return None if observation.failure else observation
-
-
-def _same_program(eager: Observation, exact: Observation) -> bool:
-    named = exact.index_by_name()
-    return all(_near(value, named.get(value.name)) for value in eager.values if value.kind != "gradient")
 
 
 def _near(eager: Value, exact: Value | None) -> bool:
@@ -183,11 +176,6 @@ def _observable(value: Value) -> Observable:
         return Observable(value.name, value.kind, False)
     wide = metrics.widen(value.value).abs()
     return Observable(value.name, value.kind, True, value.value.dtype, metrics.largest(wide[torch.isfinite(wide)]))
-
-
-def _has_nonfinite(observation: Observation) -> bool:
-    leaves = pytree.tree_leaves([value.value for value in observation.values])
-    return any(isinstance(leaf, torch.Tensor) and not bool(torch.isfinite(leaf).all()) for leaf in leaves)
 
 
 # Python expressions for the observables of a run: outputs, inputs, gradients, mutated state.
@@ -230,11 +218,12 @@ def _of_call(leaf: LeafName, call: int, probe: EagerProbe) -> str | None:
     base = f"{name}[{call}]" if several else name
     leaves = pytree.tree_leaves(trees[call])
     if leaf.kind == "input":  # counts tensors only
-        places = [n for n, value in enumerate(leaves) if isinstance(value, torch.Tensor)]
-        return _find_leaf(base, trees[call], places[index]) if index < len(places) else None
-    reached = _find_leaf(base, trees[call], index)
-    inner = _within(leaves[index], leaf.path) if reached is not None else None
-    return None if reached is None or inner is None else reached + inner
+        tensors = [n for n, value in enumerate(leaves) if isinstance(value, torch.Tensor)]
+        return _find_leaf(base, trees[call], tensors[index]) if index < len(tensors) else None
+    if index >= len(leaves):
+        return None
+    inner = _within(leaves[index], leaf.path)
+    return None if inner is None else _find_leaf(base, trees[call], index) + inner
 
 
 def _within(value: object, path: Sequence[str]) -> str | None:
@@ -256,10 +245,7 @@ def _within(value: object, path: Sequence[str]) -> str | None:
     return written
 
 
-def _find_leaf(base: str, tree: object, index: int) -> str | None:
-    leaves = pytree.tree_leaves(tree)
-    if index >= len(leaves):
-        return None
+def _find_leaf(base: str, tree: object, index: int) -> str:
     if pytree.tree_structure(tree) == pytree.tree_structure(0):
         return base
     flat = is_flat(tree)

@@ -94,7 +94,9 @@ def find_faulty_expression(source: str, chosen: ScriptPlan, report: ReportJson) 
     body, place = list(function.body), _find_statement(pieces, source, str(culprit.get("site") or ""))
     if place is None or not any(isinstance(x, ast.Call | ast.BinOp | ast.AugAssign) for x in ast.walk(body[place])):
         said = f"{culprit.get('rewrite')} {culprit.get('family')} {culprit.get('pass')}".lower()
-        place = next((n for n in reversed(range(len(body))) if _mentions(said, body[n])), len(body) - 1)
+        calls = [(n, node.func) for n, s in enumerate(body) for node in ast.walk(s) if isinstance(node, ast.Call)]
+        named = [(n, ast.unparse(function).rpartition(".")[2].lower()) for n, function in calls]
+        place = max((n for n, name in named if len(name) > 2 and name in said), default=len(body) - 1)
     return next((text for text in _expressions(body, place) if len(text) <= _WIDTH), None)
 
 
@@ -109,12 +111,6 @@ def _expressions(body: Sequence[ast.stmt], place: int) -> Iterator[str]:
     if calls:
         yield f"{ast.unparse(calls[0].func)}(...)"
     yield f"{plain[: _WIDTH - 3]}..."
-
-
-def _mentions(said: str, statement: ast.stmt) -> bool:
-    calls = (node.func for node in ast.walk(statement) if isinstance(node, ast.Call))
-    names = [ast.unparse(function).rpartition(".")[2].lower() for function in calls]
-    return any(len(name) > 2 and name in said for name in names)
 
 
 def _value(statement: ast.stmt) -> str:

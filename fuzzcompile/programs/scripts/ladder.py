@@ -6,13 +6,19 @@ process, and leaves what each showed in ``seen.jsonl``.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
+import runpy
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 from fuzzcompile.model.contract import ReportJson, RungJson
 from fuzzcompile.model.culprit_contract import read_details
@@ -166,7 +172,8 @@ def climb_ladder(candidates: Sequence[PlainScript], ends: float) -> LadderResult
     """
     dies = next((plain for plain in candidates if plain.check.kind == "dies"), None)
     seen = _try_candidates(candidates, ends) if dies is None else {}
-    honest = [n for n, plain in enumerate(candidates) if _is_honest(plain, seen.get(n, {}))]
+    silent = [number for number, rungs in seen.items() if _OFF in rungs and rungs[_OFF].result == "right"]
+    honest = [n for n in silent if shows_bug(candidates[n].check.kind, seen[n]["inductor"].result)]
     number = honest[0] if honest else 0
     plain = dies or candidates[number]
     found = {**seen.get(number, {}), "inductor": _run_rung_alone(plain, "inductor", ends)}
@@ -177,15 +184,11 @@ def climb_ladder(candidates: Sequence[PlainScript], ends: float) -> LadderResult
     return LadderResult(plain, shows, rungs["inductor"].output, ladder)
 
 
-def _write(plain: PlainScript, backend: str) -> str:
-    return plain.text(None if backend == "inductor" else backend)
-
-
 def _try_candidates(candidates: Sequence[PlainScript], ends: float) -> dict[int, dict[str, _Rung]]:
     limit = find_time(ends)
     if limit is None:
         return {}
-    asked = [(plain.check.kind, {backend: _write(plain, backend) for backend in _TRIED}) for plain in candidates]
+    asked = [(plain.check.kind, {backend: plain.text(backend) for backend in _TRIED}) for plain in candidates]
     command = ("-m", "fuzzcompile.programs.scripts.ladder")
     ran = run_alone(json.dumps(asked), command=command, environment=_OWN_PACKAGE, timeout=limit, wanted=["seen.jsonl"])
     found: dict[int, dict[str, _Rung]] = {}
@@ -195,16 +198,11 @@ def _try_candidates(candidates: Sequence[PlainScript], ends: float) -> dict[int,
     return found
 
 
-def _is_honest(plain: PlainScript, seen: Mapping[str, _Rung]) -> bool:
-    shown = "inductor" in seen and shows_bug(plain.check.kind, seen["inductor"].result)
-    return shown and _OFF in seen and seen[_OFF].result == "right"
-
-
 def _run_rung_alone(plain: PlainScript, backend: str, ends: float) -> _Rung:
     limit = find_time(ends)
     if limit is None:
         return _Rung(_NOT_RUN, "no time was left")
-    ran = run_alone(_write(plain, backend), timeout=limit)
+    ran = run_alone(plain.text(backend), timeout=limit)
     died = plain.check.kind == "dies" and ran.status != 0
     output = _describe_death(ran) if died else ran.output
     return _Rung(classify_output(plain.check.kind, ran.output, ran.status), output)
@@ -224,13 +222,6 @@ def _rung_as_json(backend: str, rung: _Rung, plain: PlainScript) -> RungJson:
 
 def _run(script: str) -> tuple[str, int]:
     """Run a script in this process; return its output, and the exit status that it would have."""
-    import contextlib
-    import io
-    import runpy
-    import traceback
-
-    import torch
-
     torch._dynamo.reset()
     Path("rung.py").write_text(script, encoding="utf-8")
     printed, status = io.StringIO(), 0

@@ -59,7 +59,7 @@ class PlainScript:
     check: ScriptCheck
     cuda: bool = False
 
-    def text(self, backend: str | None = None) -> str:
+    def text(self, backend: str = "inductor") -> str:
         """The script; compiled with another backend than Inductor ("off": not at all)."""
         definitions = [part for node in self.pieces.definitions for part in ("", *_unparse_lines(node))]
         before, compiled = self._format_compile(backend)
@@ -74,15 +74,15 @@ class PlainScript:
         body = [*self._format_setup(), *before, *lines]
         return "\n".join([*self._imports([*definitions, *body]), *moved, *definitions, "", *body]) + "\n"
 
-    def _format_compile(self, backend: str | None) -> tuple[list[str], str]:
+    def _format_compile(self, backend: str) -> tuple[list[str], str]:
         """The call of ``torch.compile``, and the lines that it needs before it."""
         settings, lines = self.chosen.probe.case.settings, []
         arguments = [self.calls.callee]
-        if backend is not None:
+        if backend != "inductor":
             arguments.append("disable=True" if backend == "off" else f'backend="{backend}"')
         elif settings.mode:
             arguments.append(f'mode="{settings.mode}"')
-        if settings.options and backend is None:
+        if settings.options and backend == "inductor":
             options = format_literal(dict(settings.options)).replace("'", '"')
             wide = len(options) + 30 > _WIDTH
             lines = [f"options = {options}"] if wide else []

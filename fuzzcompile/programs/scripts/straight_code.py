@@ -49,7 +49,8 @@ def split_case(source: str) -> Pieces:
     body = ast.parse(source).body
     imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     made = _find_definition(body, "make", ast.FunctionDef)
-    definitions = [node for node in body if node not in imports and not _is_setting(node)]
+    rest = (node for node in body if node not in imports)
+    definitions = [node for node in rest if not (isinstance(node, ast.Assign) and get_variable(node) in _SETTINGS)]
     pair = _find_returned_pair(made) if made is not None else None
     if made is None or pair is None or collect_bound_names(made.body) & collect_bound_names(definitions):
         called = ast.parse("model, inputs = make()").body
@@ -103,11 +104,6 @@ def _walk_own(statement: ast.AST) -> Iterator[ast.AST]:
     if not isinstance(statement, Function | ast.ClassDef | ast.Lambda):
         for child in ast.iter_child_nodes(statement):
             yield from _walk_own(child)
-
-
-def _is_setting(node: ast.stmt) -> bool:
-    targets = node.targets if isinstance(node, ast.Assign) else [node]
-    return all(isinstance(target, ast.Name) and target.id in _SETTINGS for target in targets)
 
 
 def _find_definition(nodes: Iterable[ast.stmt], name: str | None, kind: type[Node]) -> Node | None:

@@ -294,9 +294,13 @@ class _Minimiser:
             else:
                 self.questions.repeats = REPEATS
             self.questions.tally.answers.clear()
-            if attempt == "thorough" and not self._is_intermittent():
-                self.questions.repeats = 1
-                break
+            if attempt == "thorough":
+                self.questions.reducer = "repetition"
+                shown = self.questions.times(CaseText(self.best, {}), REPEATS)
+                if not 0 < shown < REPEATS:
+                    self.questions.repeats = 1
+                    break
+                self._note_times(shown, REPEATS)
         return None
 
     def _reduce_capture(self, capture: Capture, *, note: bool) -> ProgramSearch | None:
@@ -311,13 +315,6 @@ class _Minimiser:
             if note and programs:
                 self.note = str(lost)
         return None
-
-    def _is_intermittent(self) -> bool:
-        self.questions.reducer = "repetition"
-        shown = self.questions.times(CaseText(self.best, {}), REPEATS)
-        if 0 < shown < REPEATS:
-            self._note_times(shown, REPEATS)
-        return 0 < shown < REPEATS
 
     def _reduce_text(self) -> None:
         self.questions.reducer = "text"
@@ -393,7 +390,13 @@ class _Minimiser:
         if self.program is not None and self.how == "graph" and self.finished:
             self.questions.reducer = "neighbour"
             neighbour = find_neighbour(self.program, self.questions, screen=self.screened)
-        shown = self._show_result(neighbour)
+        if self.how in ("as found", "text") and not self.job.is_case:
+            shown = ReproducerResult(self.best, False, "a script is kept as a script")
+        elif self.interrupted:
+            reproducer = try_reproducer(self.best, self.report) or self.best
+            shown = ReproducerResult(reproducer, False, "the search was interrupted")
+        else:
+            shown = show(self.best, self.report, neighbour, for_issue=self.job.for_issue, ends=self.job.ends)
         others = [self.drawn[digest] for digest in self.questions.tally.others if digest in self.drawn]
         return MinimizeResult(
             source=self.best,
@@ -416,11 +419,3 @@ class _Minimiser:
             program_key=program_key(self.best),
             original=self.job.source,
         )
-
-    def _show_result(self, neighbour: str | None) -> ReproducerResult:
-        if self.how in ("as found", "text") and not self.job.is_case:
-            return ReproducerResult(self.best, False, "a script is kept as a script")
-        if self.interrupted:
-            reproducer = try_reproducer(self.best, self.report) or self.best
-            return ReproducerResult(reproducer, False, "the search was interrupted")
-        return show(self.best, self.report, neighbour, for_issue=self.job.for_issue, ends=self.job.ends)
