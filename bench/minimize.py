@@ -36,7 +36,7 @@ from fuzzcompile.fuzz.campaign.leftovers import load_case
 from fuzzcompile.fuzz.recipe import GeneratedRecipe, read_recipe
 from fuzzcompile.model.judge_task import WorkerSetup
 from fuzzcompile.model.verdicts import Verdict
-from fuzzcompile.programs.casefiles.python_text import defines_make
+from fuzzcompile.programs.casefiles.case_file import defines_make
 from fuzzcompile.programs.ir.case_source import count_model_lines
 from fuzzcompile.programs.ir.case_text import extract_case
 from fuzzcompile.programs.shrink.minimize import minimize

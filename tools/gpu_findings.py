@@ -22,7 +22,7 @@ from fuzzcompile.model.conditions import Conditions, Limits
 from fuzzcompile.model.contract import ReportJson, read_target
 from fuzzcompile.model.errors import FuzzcompileError, UsageError
 from fuzzcompile.model.verdicts import Verdict
-from fuzzcompile.programs.casefiles.python_text import defines_make
+from fuzzcompile.programs.casefiles.case_file import defines_make
 from fuzzcompile.programs.scripts.reproducer import confirm_reproducer
 from fuzzcompile.programs.shrink.search import same_bug
 from fuzzcompile.run.device import resolve_device

@@ -26,8 +26,7 @@ from fuzzcompile.model.contract import ReportJson, read_target
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.versions import installed_torch
-from fuzzcompile.programs.casefiles.case_file import read_case_file
-from fuzzcompile.programs.casefiles.python_text import defines_make
+from fuzzcompile.programs.casefiles.case_file import defines_make, read_case_file
 from fuzzcompile.programs.ir.case_source import write_source
 from fuzzcompile.programs.ir.evaluation import guard_runs
 from fuzzcompile.programs.ir.program import Program

@@ -25,7 +25,7 @@ from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.capture.case_loader import load
-from fuzzcompile.programs.casefiles.python_text import defines_make
+from fuzzcompile.programs.casefiles.case_file import defines_make
 from fuzzcompile.programs.ir.case_source import CaseText, write_source
 from fuzzcompile.programs.ir.evaluation import evaluate, guard_runs
 from fuzzcompile.programs.ir.program import Program

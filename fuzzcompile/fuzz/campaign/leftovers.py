@@ -13,7 +13,7 @@ from fuzzcompile.corpus.records import Finding, FindingSummary, StoredCampaign
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase
 from fuzzcompile.model.verdicts import Verdict
-from fuzzcompile.programs.casefiles.python_text import defines_make
+from fuzzcompile.programs.casefiles.case_file import defines_make
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.ir.case_source import CaseText, count_model_lines, write_program, write_source
 from fuzzcompile.programs.ir.case_text import extract_case, program_key
 from fuzzcompile.programs.ir.program import Program
-from fuzzcompile.programs.reducers import inputs, statements
+from fuzzcompile.programs.shrink import reducers as reduce
 from fuzzcompile.programs.shrink.case_reducer import reduce_text
 from fuzzcompile.programs.shrink.conclusion import (
     ReproducerResult,
@@ -39,34 +39,34 @@ from fuzzcompile.programs.shrink.search import (
 Reducer = Callable[[ProgramSearch], None]
 # Names appear in progress lines. Reducers that make every later candidate cheaper come first.
 CUTTING: tuple[tuple[str, Reducer], ...] = (
-    ("settings", statements.plain_settings),
-    ("parameters", inputs.plain_parameters),
-    ("outputs", statements.drop_outputs),
-    ("values", inputs.random_values),
-    ("tail", statements.cut_tail),
-    ("head", statements.cut_head),
-    ("values", inputs.random_values),
-    ("outputs", statements.drop_outputs),
-    ("modules", statements.bypass_modules),
-    ("first statements", statements.give_first_statements),
-    ("values", inputs.random_values),
-    ("statements", statements.bypass_statements),
-    ("values", inputs.random_values),
+    ("settings", reduce.plain_settings),
+    ("parameters", reduce.plain_parameters),
+    ("outputs", reduce.drop_outputs),
+    ("values", reduce.random_values),
+    ("tail", reduce.cut_tail),
+    ("head", reduce.cut_head),
+    ("values", reduce.random_values),
+    ("outputs", reduce.drop_outputs),
+    ("modules", reduce.bypass_modules),
+    ("first statements", reduce.give_first_statements),
+    ("values", reduce.random_values),
+    ("statements", reduce.bypass_statements),
+    ("values", reduce.random_values),
 )
 POLISHING: tuple[tuple[str, Reducer], ...] = (
-    ("contexts", statements.drop_blocks),
-    ("precision", statements.single_precision),
-    ("evaluation mode", statements.evaluation_mode),
-    ("arguments", statements.drop_arguments),
-    ("strides", inputs.plain_strides),
-    ("values", inputs.plain_values),
-    ("sizes", inputs.shrink_sizes),
-    ("strides", inputs.plain_strides),
-    ("constants", statements.round_constants),
-    ("equal inputs", inputs.merge_equal),
-    ("values", inputs.plain_values),
-    ("parameters", inputs.plain_parameters),
-    ("settings", statements.plain_settings),
+    ("contexts", reduce.drop_blocks),
+    ("precision", reduce.single_precision),
+    ("evaluation mode", reduce.evaluation_mode),
+    ("arguments", reduce.drop_arguments),
+    ("strides", reduce.plain_strides),
+    ("values", reduce.plain_values),
+    ("sizes", reduce.shrink_sizes),
+    ("strides", reduce.plain_strides),
+    ("constants", reduce.round_constants),
+    ("equal inputs", reduce.merge_equal),
+    ("values", reduce.plain_values),
+    ("parameters", reduce.plain_parameters),
+    ("settings", reduce.plain_settings),
 )
 # After the budget is spent, tests and seconds for values that fit in a script and for the last full compile.
 _LAST_TESTS, _LAST_SECONDS = 16, 45.0
@@ -147,11 +147,11 @@ def _finish_early(search: ProgramSearch, kept: Program) -> Program:
     questions.budget = questions.budget.beyond(questions.tally.tests, _LAST_TESTS, _LAST_SECONDS)
     questions.reducer = "values"
     try:
-        inputs.plain_values(search)
+        reduce.plain_values(search)
         if not search.screen or search.holds(search.best, screen=False):
             return search.best
         search.best, search.screen = kept, False
-        inputs.plain_values(search)
+        reduce.plain_values(search)
     except OutOfBudget:
         return search.best if not search.screen else kept
     return search.best

@@ -37,7 +37,7 @@ OTHER_MEANINGS = {
     "fuzz/rules/rule_programs.py": {"freezing", "decomposition", "lowering"},  # the entry, and the kinds of rule
     "programs/capture/case_loader.py": {"dynamo"},  # the key of the settings
     "programs/casefiles/case_module.py": {"dynamo"},  # the key of the settings
-    "programs/casefiles/python_text.py": {"dynamo"},  # a part of the names by which a program reaches the compiler
+    "programs/casefiles/case_file.py": {"dynamo"},  # a part of the names by which a program reaches the compiler
     "programs/edits/near_miss_edits.py": {"freezing"},  # the entry
     "programs/edits/pattern_program.py": {"dynamo", "freezing"},  # the key of the settings, and the entry
     "programs/shrink/search.py": {"freezing"},  # the entry

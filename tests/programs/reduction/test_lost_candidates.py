@@ -21,8 +21,8 @@ from fuzzcompile.front.minimize_case import PoolAsker
 from fuzzcompile.programs.ir.case_source import CaseText
 from fuzzcompile.programs.ir.evaluation import evaluate, guard_runs
 from fuzzcompile.programs.ir.program import Program, Ref, Statement
-from fuzzcompile.programs.reducers.inputs import shrink_sizes
 from fuzzcompile.programs.shrink.outcome import SearchTally
+from fuzzcompile.programs.shrink.reducers import shrink_sizes
 from fuzzcompile.run.pool.worker import WorkerCrashed
 from fuzzcompile.run.pool.worker_pool import WorkerPool
 

@@ -10,12 +10,7 @@ import torch
 from fuzzcompile.programs.ir.case_source import CaseText, write_source
 from fuzzcompile.programs.ir.case_text import only_difference
 from fuzzcompile.programs.ir.program import Input, Program, Ref, Statement
-from fuzzcompile.programs.reducers import inputs
-from fuzzcompile.programs.reducers import inputs as shapes
-from fuzzcompile.programs.reducers import statements as arguments
-from fuzzcompile.programs.reducers import statements as cutting
-from fuzzcompile.programs.reducers import statements as nodes
-from fuzzcompile.programs.reducers import statements as settings
+from fuzzcompile.programs.shrink import reducers
 from fuzzcompile.programs.shrink.case_reducer import find_unused_statements, leave_out_calls, reduce_text, without_run
 from fuzzcompile.programs.shrink.conclusion import find_passing_neighbour
 from fuzzcompile.programs.shrink.minimize import REPEATS, LostBug, reduce_programs
@@ -63,8 +58,8 @@ def long_chain(count: int = 32) -> Program:
 
 def test_tail_and_head_are_cut_by_bisection():
     found = search(long_chain(), "torch.tanh")
-    cutting.cut_tail(found)
-    cutting.cut_head(found)
+    reducers.cut_tail(found)
+    reducers.cut_head(found)
     assert [s.target for s in found.best.statements] == ["torch.tanh"]
     assert len(found.questions.prober.asked) <= 12  # two bisections of 32
 
@@ -73,7 +68,7 @@ def test_what_is_cut_off_is_given_as_recorded():
     program = long_chain()
     whole = search(program, "torch.tanh").evaluation.values
     found = search(program, "torch.tanh")
-    cutting.cut_head(found)
+    reducers.cut_head(found)
     (one,) = found.best.inputs
     torch.testing.assert_close(one.values, whole["s15"], rtol=0, atol=0)
 
@@ -82,13 +77,13 @@ def test_outputs_are_dropped():
     x = given(("x", torch.randn(2)))
     statements = (call("a", "sin", Ref("x")), call("b", "cos", Ref("x")), call("c", "tanh", Ref("x")))
     found = search(Program(x, statements, (Ref("a"), Ref("b"), Ref("c"))), "cos")
-    cutting.drop_outputs(found)
+    reducers.drop_outputs(found)
     assert found.best.outputs == Ref("b") and len(found.best.statements) == 1
 
 
 def test_statements_between_are_bypassed():
     found = search(long_chain(8), "torch.tanh(", "torch.sin(x)")
-    nodes.bypass_statements(found)
+    reducers.bypass_statements(found)
     assert len(found.best.statements) <= 3
 
 
@@ -97,7 +92,7 @@ def test_parts_of_a_chunk_become_inputs():
     first, second = (Statement(f"p{n}", "getitem", "getitem", (Ref("parts"), n)) for n in (0, 1))
     program = Program(given(("x", torch.randn(2, 4))), (parts, first, second, call("y", "tanh", Ref("p1"))), Ref("y"))
     found = search(program, "tanh")
-    cutting.cut_head(found)
+    reducers.cut_head(found)
     assert found.best.size[:2] == (1, 1) and found.best.inputs[0].shape == (2, 2)
 
 
@@ -111,10 +106,10 @@ def test_a_block_stays_whole_when_it_is_cut_and_goes_when_it_can():
     )
     program = Program(given(("x", torch.randn(2))), block, Ref("c"))
     found = search(program, "tanh")
-    cutting.cut_tail(found)
-    cutting.cut_head(found)
+    reducers.cut_tail(found)
+    reducers.cut_head(found)
     assert [s.form for s in found.best.statements] == ["enter", "function", "exit"]
-    nodes.drop_blocks(found)
+    reducers.drop_blocks(found)
     assert found.best.size[0] == 1 and "autocast" not in write_source(found.best)
 
 
@@ -123,7 +118,7 @@ def test_sizes_shrink_together_with_the_constants_that_name_them():
     swapped = Statement("y", "method", "transpose", (Ref("split"), 1, 2))
     program = Program(given(("x", torch.randn(4, 8, 64))), (view, swapped), Ref("y"))
     found = search(program, "view(")
-    shapes.shrink_sizes(found)
+    reducers.shrink_sizes(found)
     assert max(found.best.inputs[0].shape) <= 2
 
 
@@ -131,9 +126,9 @@ def test_sizes_that_the_bug_needs_are_kept():
     program = Program(given(("x", torch.randn(6, 5))), (call("y", "tanh", Ref("x")),), Ref("y"))
     bug = Bug(lambda source: True)
     found = ProgramSearch(program, CandidateTests(bug, SearchBudget(100)))
-    inputs.plain_values(found)
+    reducers.plain_values(found)
     bug.holds = lambda source: ", 5)" in source
-    shapes.shrink_sizes(found)
+    reducers.shrink_sizes(found)
     assert found.best.inputs[0].shape == (1, 5)
 
 
@@ -142,10 +137,10 @@ def test_values_are_written_as_calls_the_plainest_that_holds():
         given(("x", torch.rand(3)), ("n", torch.tensor([2, 0, 1]))), (call("y", "take", Ref("x"), Ref("n")),), Ref("y")
     )
     found = search(program, "torch.zeros(3, dtype=torch.int64)")
-    inputs.plain_values(found)
+    reducers.plain_values(found)
     assert "VALUES" not in write_source(found.best) or found.questions.tally.tests > 0
     wide = search(program, "torch.take")
-    inputs.plain_values(wide)
+    reducers.plain_values(wide)
     assert "VALUES" not in write_source(wide.best) and "torch.randn(3)" in write_source(wide.best)
 
 
@@ -154,7 +149,7 @@ def test_values_that_matter_are_written_out():
     program = Program(given(("x", exact)), (call("y", "sign", Ref("x")),), Ref("y"))
     found = search(program, "sign")
     found.questions.prober.holds = lambda source: "3.5" in source or "VALUES" in source
-    inputs.plain_values(found)
+    reducers.plain_values(found)
     assert "torch.tensor([0.0, 3.5, -1.0])" in write_source(found.best)
 
 
@@ -163,11 +158,11 @@ def test_strides_dtypes_gradients_and_settings_become_plain():
     program = Program(given(("x", odd)), (call("y", "tanh", Ref("x")),), Ref("y"), {"GRAD": "enabled", "DYNAMIC": True})
     found = search(program, "tanh", "DYNAMIC")
     for reducer in (
-        inputs.plain_parameters,
-        inputs.plain_strides,
-        arguments.single_precision,
-        settings.plain_settings,
-        inputs.plain_values,
+        reducers.plain_parameters,
+        reducers.plain_strides,
+        reducers.single_precision,
+        reducers.plain_settings,
+        reducers.plain_values,
     ):
         reducer(found)
     assert found.best.settings == {"DYNAMIC": True}
@@ -180,8 +175,8 @@ def test_arguments_are_left_out_and_constants_made_round():
     summed = Statement("s", "method", "sum", (Ref("z"),), {"dim": 1, "keepdim": True})
     tensors = given(("x", torch.randn(2, 3)), ("w", torch.randn(4, 3)), ("b", torch.randn(4)))
     found = search(Program(tensors, (linear, scaled, summed), Ref("s")), "linear", "dim=1")
-    arguments.drop_arguments(found)
-    arguments.round_constants(found)
+    reducers.drop_arguments(found)
+    reducers.round_constants(found)
     source = write_source(found.best)
     assert "* 0.5" in source and "keepdim" not in source and [one.name for one in found.best.inputs] == ["x", "w"]
 
@@ -190,7 +185,7 @@ def test_equal_inputs_are_merged():
     tensor = torch.randn(2)
     program = Program(given(("a", tensor), ("b", tensor.clone())), (call("y", "add", Ref("a"), Ref("b")),), Ref("y"))
     found = search(program, "add")
-    inputs.merge_equal(found)
+    reducers.merge_equal(found)
     assert len(found.best.inputs) == 1
 
 
@@ -285,7 +280,7 @@ def test_sizes_do_not_shrink_until_an_index_takes_nothing():
     statements = (Statement("y", "getitem", "getitem", (Ref("x"), slice(2, 8))), call("z", "tanh", Ref("y")))
     program = Program(given(("x", torch.randn(8, 8))), statements, Ref("z"))
     found = search(program, "tanh")
-    shapes.shrink_sizes(found)
+    reducers.shrink_sizes(found)
     assert found.evaluation.values["z"].numel() > 0
 
 

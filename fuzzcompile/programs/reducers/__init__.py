@@ -1,1 +1,0 @@
-"""Reducers: each makes a program smaller in one way."""
