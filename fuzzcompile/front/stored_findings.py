@@ -22,7 +22,7 @@ from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.ir.case_text import program_key
-from fuzzcompile.programs.shrink.conclusion import show
+from fuzzcompile.programs.scripts.issue_script import show
 from fuzzcompile.run.device import describe_environment, resolve_device
 
 # The kind of a reproducer that no reduction made.

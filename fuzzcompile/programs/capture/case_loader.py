@@ -35,6 +35,7 @@ from fuzzcompile.programs.capture.interception import (
     CompileInterception,
     RecordedCall,
     make_captured_case,
+    record_call,
 )
 from fuzzcompile.programs.capture.script_process import (
     imitate_cuda,
@@ -48,7 +49,7 @@ from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.case import Arguments, Case
 from fuzzcompile.run.case_program import RUN_SEED, build
-from fuzzcompile.run.device import is_exhausted_memory, seed_everything
+from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.reachable_state import (
     ReachedObjects,
     get_own_dict,
@@ -58,7 +59,7 @@ from fuzzcompile.run.reachable_state import (
     name_holders,
 )
 from fuzzcompile.run.runs import observe
-from fuzzcompile.run.tensors import StorageCopier, list_tensors, map_tensors
+from fuzzcompile.run.tensors import list_tensors
 
 __all__ = ["load_script", "preserve_process"]
 
@@ -263,9 +264,8 @@ _NAMES_SHOWN = 6
 def submodule_case(case: Case, path: str, device: torch.device) -> Case:
     """The submodule at ``path`` (in ``named_modules``) as a case: its state and inputs at its first call in eager.
 
-    Inputs of later calls are kept up to the number of calls that the case has. Inputs that hold objects, such as a
-    key-value cache, cannot be replayed one after the other: they are those of the first call in the case's last one.
-    Settings are the case's; grad mode, autocast and random state are those in force around the submodule's call.
+    Inputs of later calls are kept up to the number of calls that the case has. Settings are the case's; grad mode,
+    autocast and random state are those in force around the submodule's call.
 
     Raises:
         CaseError: the callable is no module, has no such submodule, or never calls it.
@@ -279,29 +279,22 @@ def submodule_case(case: Case, path: str, device: torch.device) -> Case:
     if module is None:
         raise CaseError(f"{case.name} has no module {path!r}; {_closest(path, [name for name in modules if name])}")
     watch = _SubmoduleRecorder(module, 1 + len(case.calls or ()))
-    try:
-        seen = observe(case, program, program.model if case.run is not None else watch.count_calls(program.model))
-    finally:
-        watch.stop()
+    seen = observe(case, program, program.model)
+    watch.handle.remove()
     if not watch.calls:
         if seen.failure is not None:
             raise CaseError(f"{case.name} raises in eager before it calls {path} ({seen.failure}); fix the case.")
         raise CaseError(
             f"{case.name} never calls {path}, only things in it or nothing of it; name a module whose forward runs."
         )
-    (first, ambient), *later = watch.calls
-    return replace(
-        case,
+    return make_captured_case(
+        watch.calls,
+        watch.ambients[0],
+        case.settings,
         name=f"{case.name}:{path}",
-        # Objects that a call can change (a key-value cache) are copied anew.
-        make=lambda: (watch.copied, copy_objects(first)),
-        calls=[arguments for arguments, _ in later] or None,
-        run=None,
-        grad=ambient.grad,
-        backward=case.backward and ambient.grad == "enabled",
-        ambient=ambient.enter,
-        reseed=ambient.random.restore,
-        state=None,
+        path=case.path,
+        source=case.source,
+        backward=case.backward and watch.ambients[0].grad == "enabled",
         notes=(*case.notes, f"judged: module {path} alone, on the inputs that it gets in {case.name}"),
     )
 
@@ -314,64 +307,26 @@ _PLAIN = (torch.Tensor, type(None), bool, int, float, complex, str, bytes, torch
 
 
 class _SubmoduleRecorder:
-    """Records the first calls of a module, and a copy of the module from before the first."""
+    """Records the first calls of a module, and what is in force around each."""
 
     def __init__(self, module: nn.Module, wanted: int) -> None:
-        self._module = module
-        self._wanted = wanted
-        self._copier = StorageCopier()  # one for all calls: views of one buffer stay views of one buffer
-        self._handle = self._watch()
-        self._own: dict[int, torch.Tensor] = {}
-        self._begun = wanted  # calls of the whole; all of them where they are not counted
-        self.copied: nn.Module = module
-        self.calls: list[tuple[Arguments, Ambient]] = []
-
-    def stop(self) -> None:
-        self._handle.remove()
-
-    def count_calls(self, whole: Callable[..., object]) -> Callable[..., object]:
-        self._begun = 0
-
-        def call(*args: object, **kwargs: object) -> object:
-            self._begun += 1
-            return whole(*args, **kwargs)
-
-        return call
+        self._module, self._wanted = module, wanted
+        self.calls: list[RecordedCall] = []
+        self.ambients: list[Ambient] = []
+        self.handle = self._watch()
 
     def _watch(self) -> RemovableHandle:
         return self._module.register_forward_pre_hook(self._on_call, prepend=True, with_kwargs=True)
 
     def _on_call(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        plain = all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((args, kwargs)))
-        if self.calls and not plain:
-            raise _AllRecorded  # its objects live from call to call: no run could start from fresh ones
-        if not plain and self._begun < self._wanted:
-            return
-        ambient = Ambient.current()
+        self.ambients.append(Ambient.current())
+        self.handle.remove()  # or it would be restored with the module's own hooks
         # Outside of inference mode and autograd, because the copies serve runs of every kind.
         with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
-            if not self.calls:
-                self.stop()  # or it would be copied with the module
-                self.copied = self._copy_module()
-                own = ReachedObjects({"": self.copied}).tensors
-                self._own = {id(tensor): own[name] for name, tensor in ReachedObjects({"": module}).tensors.items()}
-                self._handle = self._watch()
-            arguments = copy_objects(map_tensors(self._place, Arguments(args, kwargs)))
-        self.calls.append((arguments, ambient))
+            self.calls.append(record_call(module, Arguments(args, kwargs), self.calls))
         if len(self.calls) >= self._wanted:
             raise _AllRecorded
-
-    def _copy_module(self) -> nn.Module:
-        try:
-            return copy.deepcopy(self._module)
-        except Exception as error:  # a user's __deepcopy__ may raise anything
-            if is_exhausted_memory(error):
-                raise
-            return self._module  # the run ends after the recorded calls, so little can change it
-
-    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
-        own = self._own.get(id(tensor))  # a parameter that is an input as well stays one tensor
-        return self._copier(tensor) if own is None else own
+        self.handle = self._watch()
 
 
 def copy_objects(tree: T) -> T:

@@ -56,7 +56,7 @@ class CallHistory:
         kind = _find_kind(arguments)
         if any(known.kind == kind and known.target == target for known in self.calls):
             return
-        self.calls.append(self._record(target, kind, arguments))
+        self.calls.append(record_call(target, arguments, self.calls, kind))
         while _bytes(self.calls) - _bytes([self.calls[-1]]) > _MAX_BYTES:
             self.calls.popleft()
             self.dropped = True
@@ -65,13 +65,7 @@ class CallHistory:
         """A call, after the earlier ones of other kinds."""
         kind = _find_kind(arguments)
         earlier = [call for call in self.calls if call.target == target and call.kind != kind]
-        return [*earlier, self._record(target, kind, arguments)][-_MAX_HISTORY:]
-
-    def _record(self, target: Callable[..., object], kind: Kind, arguments: Arguments) -> RecordedCall:
-        # Copies of what has not changed since the last call are shared with it.
-        known = self.calls[-1].world.known if self.calls else None
-        world = World(roots_of_call(target, arguments), known)
-        return RecordedCall(target, kind, _copy_arguments(arguments, world), world)
+        return [*earlier, record_call(target, arguments, self.calls, kind)][-_MAX_HISTORY:]
 
 
 def _find_kind(arguments: Arguments) -> Kind:
@@ -101,15 +95,22 @@ def roots_of_call(target: Callable[..., object], arguments: Arguments) -> dict[s
     return {"": target, **named}
 
 
-def _copy_arguments(arguments: Arguments, world: World) -> Arguments:
-    """The arguments as they are now; tensors that belong to the callable's state stay themselves."""
-    copier = StorageCopier()
+def record_call(
+    target: Callable[..., object], arguments: Arguments, earlier: Sequence[RecordedCall], kind: Kind = ()
+) -> RecordedCall:
+    """A call as it is about to be made; copies of what has not changed since the last earlier call are shared with it.
+
+    Tensors among the arguments that belong to the callable's state stay themselves.
+    """
+    world, copier = (
+        World(roots_of_call(target, arguments), earlier[-1].world.known if earlier else None),
+        StorageCopier(),
+    )
 
     def copy(leaf: object) -> object:
         return place_input(leaf, copier) if isinstance(leaf, torch.Tensor) and not world.owns(leaf) else leaf
 
-    copied: Arguments = pytree.tree_map(copy, arguments)
-    return copied
+    return RecordedCall(target, kind, pytree.tree_map(copy, arguments), world)
 
 
 def _bytes(calls: Sequence[RecordedCall]) -> int:

@@ -1,14 +1,16 @@
-"""What an issue shows of a reduced case: its plain script with ladder, environment and outputs, and the operation."""
+"""What is shown of a reduced case: its reproducer, and for an issue its plain script with ladder and environment."""
 
 from __future__ import annotations
 
 import ast
+import math
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
+from fuzzcompile.compiler.custom_code import has_custom_code
 from fuzzcompile.model.contract import COMPILE, ReportJson, RungJson, ShownJson, read_target
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.privacy import scrub
@@ -22,6 +24,15 @@ from fuzzcompile.programs.scripts.ladder import (
     shorten_output,
 )
 from fuzzcompile.programs.scripts.plain_script import choose_input_kinds, generate_plain_scripts, may_show_on_cuda
+from fuzzcompile.programs.scripts.reproducer import (
+    ReproducerConfirmation,
+    blames_custom,
+    build_reproducer,
+    choose_script,
+    confirm_for_target,
+    confirm_reproducer,
+    write_reproducer,
+)
 from fuzzcompile.programs.scripts.script_plan import ScriptPlan
 from fuzzcompile.programs.scripts.straight_code import (
     Pieces,
@@ -37,6 +48,82 @@ _MOST_TRIED = 6
 # Seconds for all of them together, at most: a minimization in a campaign has little time left.
 _SECONDS = 150.0
 _ERRORS = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR, Verdict.CRASH)
+# Further runs of a reproducer that does not show the bug the first time: the bug may come and go.
+_FURTHER_RUNS = 2
+# Seconds for the script of an issue where none are left: budgets may be overrun by so much.
+_LEAST_PLAIN = 10.0
+
+
+@dataclass(frozen=True)
+class ReproducerResult:
+    """A reproducer, whether it showed the bug when run alone, and its output; ``note`` is for the user.
+
+    ``plain`` is the script for an issue with what it showed; None if none was made. ``interrupted``: by the user.
+    """
+
+    reproducer: str
+    confirmed: bool
+    said: str
+    note: str = ""
+    plain: ShownJson | None = None
+    interrupted: bool = False
+
+
+def show(
+    source: str, report: ReportJson, neighbour: str | None, *, for_issue: bool, ends: float = math.inf
+) -> ReproducerResult:
+    """Build the reproducer and run it in a clean process, several times if the first run does not show the bug.
+
+    That of a target's finding is judged there for the target instead. Under passes or a backend of the user's own, one
+    whose culprit is PyTorch's is tried without them first; where it needs them, no script for an issue is made.
+    With ``for_issue`` what an issue shows is made too, if the bug is confirmed: in the time until ``ends``, a value of
+    ``time.monotonic()``, or ten seconds. An interrupt ends the runs; the reproducer is returned unconfirmed.
+
+    Raises:
+        CaseError, UsageError: no reproducer can be built.
+    """
+    custom, script = has_custom_code(), None
+    if custom and not blames_custom(report):
+        bare = choose_script(source, report, neighbour=neighbour, custom=False)
+        if confirm_reproducer(write_reproducer(bare, report)).confirmed:
+            custom, script = False, bare  # a bug of PyTorch that needs nothing of the user's own
+    script = script or choose_script(source, report, neighbour=neighbour)
+    shown = _confirm(write_reproducer(script, report), report)
+    if not for_issue or custom or not shown.confirmed:
+        return shown
+    seconds = max(_LEAST_PLAIN, ends - time.monotonic())
+    try:
+        return replace(shown, plain=build_issue_script(source, script, report, seconds))
+    except KeyboardInterrupt:
+        return replace(shown, interrupted=True)
+    except Exception as error:  # a case may be of any form, and its reproducer stands without this script
+        why = f"no script for an issue could be made ({type(error).__name__}: {error})"
+        return replace(shown, note="; ".join(filter(None, (shown.note, why))))
+
+
+def _confirm(reproducer: str, report: ReportJson) -> ReproducerResult:
+    def run() -> ReproducerConfirmation:
+        return confirm_reproducer(reproducer) if read_target(report) is None else confirm_for_target(reproducer, report)
+
+    try:
+        first = run()
+        again = [] if first.confirmed else [run() for _ in range(_FURTHER_RUNS)]
+    except KeyboardInterrupt:
+        return ReproducerResult(reproducer, False, "the confirmation was interrupted", interrupted=True)
+    shown = [confirmation for confirmation in again if confirmation.confirmed]
+    if shown:
+        note = f"the bug comes and goes: the reproducer showed it in {len(shown)} of {len(again) + 1} runs"
+        return ReproducerResult(reproducer, True, shown[0].output, note)
+    note = f"the reproducer does not show the bug alone in {len(again) + 1} runs" if again else ""
+    return ReproducerResult(reproducer, first.confirmed, first.output, note)
+
+
+def try_reproducer(source: str, report: ReportJson) -> str | None:
+    """The reproducer of a source that was not judged; None if none can be built."""
+    try:
+        return build_reproducer(source, report)
+    except Exception:  # it runs the case, which may raise anything once statements are gone
+        return None
 
 
 def build_issue_script(source: str, chosen: ScriptPlan, report: ReportJson, seconds: float = _SECONDS) -> ShownJson:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.programs.edits.changes import generate_changes, generate_substitutes
 from fuzzcompile.programs.ir.case_source import CaseText, count_model_lines, write_program, write_source
 from fuzzcompile.programs.ir.case_text import extract_case, program_key
 from fuzzcompile.programs.ir.program import Program
+from fuzzcompile.programs.scripts.issue_script import ReproducerResult, show, try_reproducer
 from fuzzcompile.programs.shrink import reducers as reduce
 from fuzzcompile.programs.shrink.case_reducer import reduce_text
-from fuzzcompile.programs.shrink.conclusion import (
-    ReproducerResult,
-    find_neighbour,
-    show,
-    try_reproducer,
-)
 from fuzzcompile.programs.shrink.outcome import DrawnSource, MinimizeResult, SearchTally
 from fuzzcompile.programs.shrink.search import (
     CandidateTests,
@@ -170,6 +167,36 @@ def _start_search(
         except OutOfBudget as error:
             raise LostBug("there was no budget to show the bug in a captured graph") from error
     raise LostBug("no graph that dynamo captures shows the bug when it runs alone")
+
+
+# Programs one change away that are compiled at most.
+_MOST_NEIGHBOURS = 14
+
+
+def find_passing_neighbour(program: Program, passes: Callable[[Program], bool]) -> str | None:
+    """The source of the first program one change away that ``passes``, as many lines long; None if none does."""
+    own = len(write_source(program).splitlines())
+    changed = [*generate_changes(program), *generate_substitutes(program)]
+    written = ((change.program, write_source(change.program)) for change in changed)
+    near = ((candidate, source) for candidate, source in written if len(source.splitlines()) == own)
+    return next((source for candidate, source in islice(near, _MOST_NEIGHBOURS) if passes(candidate)), None)
+
+
+def find_neighbour(program: Program, questions: CandidateTests, *, screen: bool) -> str | None:
+    """The source of a program one change away in one line that passes; None if none of those that are tried does.
+
+    With ``screen``, candidates are probed without code generation first, and in full only if that passes. An interrupt
+    or a spent budget ends the search.
+    """
+
+    def passes(candidate: Program) -> bool:
+        probes = (questions.probe(write_program(candidate), screen=s) for s in ((True, False) if screen else (False,)))
+        return all(probed.verdict in (Verdict.EQUAL, Verdict.ROUNDING) for probed in probes)
+
+    try:
+        return find_passing_neighbour(program, passes)
+    except (KeyboardInterrupt, OutOfBudget):
+        return None
 
 
 # Candidates with recipes that failed in another way, of one reduction.

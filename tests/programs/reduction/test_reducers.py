@@ -12,8 +12,7 @@ from fuzzcompile.programs.ir.case_text import only_difference
 from fuzzcompile.programs.ir.program import Input, Program, Ref, Statement
 from fuzzcompile.programs.shrink import reducers
 from fuzzcompile.programs.shrink.case_reducer import find_unused_statements, leave_out_calls, reduce_text, without_run
-from fuzzcompile.programs.shrink.conclusion import find_passing_neighbour
-from fuzzcompile.programs.shrink.minimize import REPEATS, LostBug, reduce_programs
+from fuzzcompile.programs.shrink.minimize import REPEATS, LostBug, find_passing_neighbour, reduce_programs
 from fuzzcompile.programs.shrink.outcome import ProbeResult
 from fuzzcompile.programs.shrink.search import CandidateTests, OutOfBudget, ProgramSearch, SearchBudget
 
