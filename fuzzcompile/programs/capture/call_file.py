@@ -150,9 +150,9 @@ def _modules_by_value() -> Iterator[None]:
     """Pickle the user's modules by value that another process would not import from the same file."""
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
-            own = name != "__main__" and getattr(module, "__name__", None) == name and isinstance(file, str)
-            if own and is_user_file(file) and _origin(name) != Path(file).resolve():
+            file = str(getattr(module, "__file__", None) or "")
+            own = name != "__main__" and getattr(module, "__name__", None) == name and is_user_file(file)
+            if own and _origin(name) != Path(file).resolve():
                 cloudpickle.register_pickle_by_value(module)
                 stack.callback(cloudpickle.unregister_pickle_by_value, module)
         yield

@@ -102,10 +102,8 @@ def record_call(
 
     Tensors among the arguments that belong to the callable's state stay themselves.
     """
-    world, copier = (
-        World(roots_of_call(target, arguments), earlier[-1].world.known if earlier else None),
-        StorageCopier(),
-    )
+    world = World(roots_of_call(target, arguments), earlier[-1].world.known if earlier else None)
+    copier = StorageCopier()
 
     def copy(leaf: object) -> object:
         return place_input(leaf, copier) if isinstance(leaf, torch.Tensor) and not world.owns(leaf) else leaf

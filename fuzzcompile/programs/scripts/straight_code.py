@@ -88,14 +88,14 @@ def _get_made_class(callee: ast.expr) -> str | None:
     return None
 
 
-def _find_returned_pair(made: ast.FunctionDef) -> list[ast.expr] | None:
+def _find_returned_pair(made: ast.FunctionDef) -> tuple[ast.expr, ast.expr] | None:
     """The callee and the arguments that ``make()`` returns; None if it is no straight code."""
     pair = made.body[-1].value if isinstance(made.body[-1], ast.Return) else None
     own = [node for statement in made.body[:-1] for node in _walk_own(statement)]
     leaves = any(isinstance(node, ast.Return | ast.Yield | ast.Global | ast.Nonlocal) for node in own)
     if leaves or made.args.args or made.args.kwonlyargs or made.decorator_list:
         return None
-    return pair.elts if isinstance(pair, ast.Tuple) and len(pair.elts) == 2 else None
+    return (pair.elts[0], pair.elts[1]) if isinstance(pair, ast.Tuple) and len(pair.elts) == 2 else None
 
 
 def _walk_own(statement: ast.AST) -> Iterator[ast.AST]:
@@ -266,8 +266,9 @@ def _find_attributes(model: ast.ClassDef) -> dict[str, ast.expr] | None:
         if re.fullmatch(r"super\((\w+, self)?\)\.__init__\(\)", ast.unparse(statement)):
             continue
         target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-        own = isinstance(target, ast.Attribute) and _is(target.value, "self")
-        if not own or not isinstance(statement, ast.Assign) or "self" in find_names([statement.value]):
+        if not isinstance(target, ast.Attribute) or not _is(target.value, "self"):
+            return None
+        if not isinstance(statement, ast.Assign) or "self" in find_names([statement.value]):
             return None
         held[target.attr] = statement.value
     return held

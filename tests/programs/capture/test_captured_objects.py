@@ -257,7 +257,7 @@ def test_a_submodule_of_a_method_gets_the_inputs_of_the_call_that_is_named(scrip
     case = submodule_case(whole, "layer", CPU)
     name = "layers.0.keys after the call"
     expected = run_eager(whole, CPU).index_by_name()[f"call2.tensor cache.{name}"].value
-    assert torch.equal(run_eager(case, CPU).index_by_name()[f"tensor argument1.{name}"].value, expected)
+    assert torch.equal(run_eager(case, CPU).index_by_name()[f"call2.tensor argument1.{name}"].value, expected)
 
 
 def test_hooks_that_watch_a_run_stay_through_its_calls(script: Loader):
