@@ -7,17 +7,16 @@ order, so that one cause has one name in programs of different sizes.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
 
-from fuzzcompile.programs.edits.operations import StatementArgument, list_arguments, name_operation
 from fuzzcompile.programs.ir.case_source import (
     Writer,
-    format_literal,
     input_expression,
     is_contiguous,
     make_contiguous,
@@ -25,6 +24,7 @@ from fuzzcompile.programs.ir.case_source import (
 )
 from fuzzcompile.programs.ir.evaluation import Evaluation, evaluate
 from fuzzcompile.programs.ir.program import Input, Program, Ref, Statement, find_refs, map_leaves
+from fuzzcompile.programs.ir.tracing import OPERATORS
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,9 @@ def _format_dtype(dtype: torch.dtype) -> str:
 
 def _change_dtypes(program: Program) -> Iterator[Change]:
     """All floating tensors in float32 (or, where they are, in float64), then one input in the dtype of the others."""
-    present = {input_.dtype for input_ in program.inputs}
-
-    def look(value: object) -> None:
-        present.update([value] if isinstance(value, torch.dtype) else [])
-
-    map_leaves(look, [(statement.args, statement.kwargs) for statement in program.statements])
+    leaves: list[object] = [input_.dtype for input_ in program.inputs]
+    map_leaves(leaves.append, [(statement.args, statement.kwargs) for statement in program.statements])
+    present = {leaf for leaf in leaves if isinstance(leaf, torch.dtype)}
     floating = sorted((dtype for dtype in present if dtype.is_floating_point), key=str)
     for wanted in (torch.float32, torch.float64):
         if floating and set(floating) != {wanted}:
@@ -205,9 +202,7 @@ def _without_view(program: Program, statement: Statement, value: torch.Tensor) -
         return
     fresh = Input.from_tensor(viewed.name, value.contiguous())
     kept = fresh.values if viewed.fill in ("recorded", "literal") else None
-    fresh = replace(
-        fresh, fill=viewed.fill, requires_grad=viewed.requires_grad, parameter=viewed.parameter, values=kept
-    )
+    fresh = replace(viewed, shape=fresh.shape, stride=fresh.stride, dtype=fresh.dtype, values=kept)
     changed = replace(program.with_input(fresh), statements=tuple(s for s in program.statements if s is not statement))
     changed = replace(changed.rename({statement.name: viewed.name}), inputs=changed.inputs)
     yield Change(changed, "layout", "layout", _format_call(statement), f"contiguous {viewed.name}", hides=True)
@@ -338,17 +333,16 @@ _ASIDE = ("device", "layout", "pin_memory", "memory_format", "generator", "size"
 
 def _substitute(program: Program, statement: Statement) -> Iterator[Change]:
     text = _format_call(statement)
+
+    def put(kind: str, fingerprint: str, changed: Statement) -> Change:
+        after = _format_call(changed)
+        return Change(program.with_statement(changed), kind, fingerprint, text, after, statement=changed)
+
     for dtype in (torch.float32, torch.int64):
-
-        def put(leaf: object, dtype: torch.dtype = dtype) -> object:
-            return dtype if isinstance(leaf, torch.dtype) else leaf
-
-        changed = statement.map_leaves(put)
-        yield Change(program.with_statement(changed), "dtype", "dtype", text, _format_call(changed), statement=changed)
-    other = _OTHER_OPERATOR.get(statement.target) if statement.form == "operator" else None
-    if other is not None:
-        changed = replace(statement, target=other)
-        yield Change(program.with_statement(changed), "argument", text, text, _format_call(changed), statement=changed)
+        cast = functools.partial(lambda dtype, leaf: dtype if isinstance(leaf, torch.dtype) else leaf, dtype)
+        yield put("dtype", "dtype", statement.map_leaves(cast))
+    if statement.form == "operator" and statement.target in _OTHER_OPERATOR:
+        yield put("argument", text, replace(statement, target=_OTHER_OPERATOR[statement.target]))
 
 
 def _name_arguments(program: Program) -> Iterator[Change]:
@@ -386,15 +380,11 @@ class _Statement:
 
     def last_dimension(self) -> Iterator[Change]:
         """The last dimension for any before it."""
-        for argument, dimensions, _ in self._dimensions():
-            if any(dimension != -1 for dimension in dimensions):
-                yield self._with(argument, _format_like(argument.value, -1))
+        yield from self._move_dimension(-1, lambda dimensions, _: dimensions != [-1] * len(dimensions))
 
     def first_dimension(self) -> Iterator[Change]:
         """The first dimension for the last."""
-        for argument, dimensions, rank in self._dimensions():
-            if rank > 1 and dimensions == [-1]:
-                yield self._with(argument, _format_like(argument.value, 0))
+        yield from self._move_dimension(0, lambda dimensions, rank: rank > 1 and dimensions == [-1])
 
     def order(self) -> Iterator[Change]:
         """Listed tensors in the order in which the program makes them."""
@@ -409,8 +399,7 @@ class _Statement:
         dims, name = self._find_permutation(), self.statement.name
         if dims is None or len(dims) < 3 or dims[-2] < dims[-1] or dims[:-2] == list(range(len(dims) - 2)):
             return
-        given = (self.statement.args[0], *dims[:-2], dims[-1], dims[-2])
-        inner = Statement(f"{name}_plain", "method", "permute", given)
+        inner = Statement(f"{name}_plain", "method", "permute", (self.statement.args[0], *dims[:-2], *dims[:-3:-1]))
         outer = Statement(name, "method", "transpose", (Ref(inner.name), -2, -1))
         program = self.program.replace_statement(self.statement, inner, outer)
         text = f"{_format_call(inner)}.transpose(-2, -1)"
@@ -431,18 +420,19 @@ class _Statement:
             if isinstance(argument.value, bool):
                 yield self._with(argument, not argument.value)
 
-    def _dimensions(self) -> Iterator[tuple[StatementArgument, list[int], int]]:
-        """The arguments that name dimensions to work along, these counted from the end, and the rank of the tensor."""
+    def _move_dimension(self, wanted: int, applies: Callable[[list[int], int], bool]) -> Iterator[Change]:
+        """Another dimension to work along, where it ``applies`` to those given (counted from the end) and the rank."""
         tensor, operation = next(iter(self.statement.refs()), None), name_operation(self.statement)
         known = self.evaluation.get_shape(tensor) if tensor is not None else None
         if known is None or operation == "permute":
             return
         rank = len(known[0]) + (operation in ("stack", "unsqueeze"))
         for argument in self.arguments:
-            listed = argument.value if isinstance(argument.value, tuple | list) else [argument.value]
-            dimensions = [d - rank if d >= 0 else d for d in listed if isinstance(d, int) and not isinstance(d, bool)]
-            if argument.name in ("dim", "dims") and dimensions:
-                yield argument, dimensions, rank
+            value = argument.value
+            listed = value if isinstance(value, tuple | list) else [value]
+            dimensions = [d - rank if d >= 0 else d for d in listed if type(d) is int]
+            if argument.name in ("dim", "dims") and dimensions and applies(dimensions, rank):
+                yield self._with(argument, type(value)([wanted]) if isinstance(value, tuple | list) else wanted)
 
     def _find_permutation(self) -> list[int] | None:
         """The order of dimensions that the statement makes; None if it makes none."""
@@ -462,7 +452,7 @@ class _Statement:
         statement = self.statement
         if isinstance(argument.where, str):
             changed = replace(statement, kwargs={**statement.kwargs, argument.where: value})
-            before, after = (f"{argument.where}={_text(text)}" for text in (argument.value, value))
+            before, after = (f"{argument.where}={Writer(set()).text(text)}" for text in (argument.value, value))
         else:
             args = (*statement.args[: argument.where], value, *statement.args[argument.where + 1 :])
             changed = replace(statement, args=args)
@@ -472,9 +462,116 @@ class _Statement:
         return Change(program, kind, fingerprint, before, after, statement=changed)
 
 
-def _text(value: object) -> str:
-    return value.name if isinstance(value, Ref) else format_literal(value, _text)
+# Ways to write another order of dimensions: the compiler has one operator for all of them.
+PERMUTATIONS = (
+    "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "mT", "T", "adjoint", "mH", "H",
+)  # fmt: skip
+_ONE_NAME = {
+    **dict.fromkeys(PERMUTATIONS, "permute"), "truediv": "div", "divide": "div", "true_divide": "div",
+    "multiply": "mul", "subtract": "sub", "concat": "cat", "concatenate": "cat", "iadd": "add", "isub": "sub",
+    "imul": "mul", "itruediv": "div", "ipow": "pow", "_softmax": "softmax", "_log_softmax": "log_softmax",
+    **dict.fromkeys(("float", "double", "half", "bfloat16", "int", "long", "bool", "type"), "to"),
+}  # fmt: skip
+_SAME_ARGUMENT = {"axis": "dim", "axes": "dims", "keepdims": "keepdim", "train": "training", "input": "self"}
+# Methods that take numbers one by one where functions take a tuple.
+_SPREAD = ("permute", "view", "reshape", "expand", "repeat", "flip", "tile")
+_OPERATIONS = {sign: name for name, sign in reversed(OPERATORS.items())}
+_ABSENT = object()
 
 
-def _format_like(value: object, dimension: int) -> object:
-    return type(value)([dimension]) if isinstance(value, tuple | list) else dimension
+@dataclass(frozen=True)
+class StatementArgument:
+    """An argument of a statement: its name for torch (``dim`` for ``axis``), and its keyword or position (``where``).
+
+    ``default`` is as torch fills it in; ``has_default`` tells None from none.
+    """
+
+    name: str
+    where: str | int
+    value: object
+    default: object = _ABSENT
+
+    @property
+    def has_default(self) -> bool:
+        """Return whether the argument can be left out."""
+        return self.default is not _ABSENT
+
+    @property
+    def is_dimension(self) -> bool:
+        """Return whether it names dimensions."""
+        return self.name in ("dim", "dims", "dim0", "dim1", "start_dim", "end_dim")
+
+
+def name_operation(statement: Statement) -> str:
+    """The operation: ``softmax`` for ``F.softmax``, ``torch.softmax`` and ``.softmax()``, ``add`` for ``+``."""
+    if statement.form == "operator":
+        name = _OPERATIONS.get(statement.target, statement.target)
+    else:
+        name = statement.target.rpartition(".")[2]
+    if statement.form != "attribute" and name.endswith("_") and not name.endswith("__"):
+        name = name.rstrip("_")
+    return _ONE_NAME.get(name, name)
+
+
+def list_arguments(statement: Statement) -> list[StatementArgument]:
+    """The arguments that are written into the statement, values of the program among them."""
+    names, defaults = _parameters(statement)
+    rest = names[-1] if names and _is_spread(statement) else "argument {}"
+    given: list[tuple[str, str | int, object]] = [
+        (names[place] if place < len(names) else rest.format(place), place, value)
+        for place, value in enumerate(statement.args)
+    ]
+    return [
+        StatementArgument(_SAME_ARGUMENT.get(name, name), where, value, defaults.get(name, _ABSENT))
+        for name, where, value in (*given, *((key, key, value) for key, value in statement.kwargs.items()))
+    ]
+
+
+def _is_spread(statement: Statement) -> bool:
+    return statement.form == "method" and statement.target in _SPREAD
+
+
+def _parameters(statement: Statement) -> tuple[list[str], Mapping[str, object]]:
+    """Names of the parameters in order, and the defaults of those that have one."""
+    if statement.form == "operator":
+        return ["self", "other"], {}
+    if statement.form in ("getitem", "setitem", "attribute", "enter", "exit"):
+        return ["self", "index", "value"], {}
+    for parameters in _find_overloads(statement.form, statement.target):
+        if _fits(parameters, statement):
+            names = [name for name, _, _ in parameters]
+            return names, {name: default for name, default, _ in parameters if default is not _ABSENT}
+    return [], {}
+
+
+# Name, default and whether it takes a tensor; None where that is not declared.
+_Parameter = tuple[str, object, bool | None]
+
+
+@functools.cache
+def _find_overloads(form: str, target: str) -> Sequence[Sequence[_Parameter]]:
+    space, _, name = target.rpartition(".")
+    holder = torch.nn.functional if space == "F" else torch
+    function = getattr(holder, name, None) if form == "function" else None
+    if inspect.isfunction(function):
+        signature = inspect.signature(function).parameters.items()
+        return [[(key, _ABSENT if p.default is p.empty else p.default, None) for key, p in signature]]
+    packet = getattr(torch.ops.aten, name.rstrip("_") or name, None)
+    overloads = (getattr(packet, overload) for overload in packet.overloads()) if packet is not None else ()
+    return [
+        [(a.name, a.default_value if a.has_default_value() else _ABSENT, "Tensor" in str(a.type)) for a in arguments]
+        for arguments in (overload._schema.arguments for overload in overloads)
+    ]
+
+
+def _fits(parameters: Sequence[_Parameter], statement: Statement) -> bool:
+    names = [name for name, _, _ in parameters]
+    if not {_SAME_ARGUMENT.get(key, key) for key in statement.kwargs} <= {_SAME_ARGUMENT.get(n, n) for n in names}:
+        return False
+    if len(statement.args) > len(names):
+        return _is_spread(statement)
+    tensors = zip(statement.args, parameters, strict=False)
+    firsts = (
+        (value[0] if isinstance(value, tuple | list) and value else value, takes) for value, (*_, takes) in tensors
+    )
+    return all(takes is None or takes == isinstance(first, Ref) for first, takes in firsts)

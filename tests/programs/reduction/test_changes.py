@@ -12,8 +12,7 @@ from fuzzcompile.diagnosis.causes.search import (
     generate_windows,
     shrink_window,
 )
-from fuzzcompile.programs.edits.changes import generate_changes
-from fuzzcompile.programs.edits.operations import list_arguments, name_operation
+from fuzzcompile.programs.edits.changes import generate_changes, list_arguments, name_operation
 from fuzzcompile.programs.ir.case_source import write_source
 from fuzzcompile.programs.ir.program import Form, Input, Program, Ref, Statement
 
