@@ -29,6 +29,7 @@ from fuzzcompile.programs.ir.case_source import MOST_LITERALS, write_program, wr
 from fuzzcompile.programs.ir.case_text import program_key
 from fuzzcompile.programs.ir.evaluation import evaluate
 from fuzzcompile.programs.ir.program import Input, Program, Ref, Statement, use_plain_names
+from fuzzcompile.programs.shrink.reducers import give_value
 from fuzzcompile.programs.shrink.search import capture_graph_programs, write_out
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.pool.worker import say
@@ -138,31 +139,21 @@ def _cut(
     program: Program, statements: Sequence[Statement], values: Mapping[str, object], outputs: Sequence[str] = ()
 ) -> Program:
     """The statements as a program, whose further inputs are the recorded values of what they use."""
-    kept = list(statements)
-    inputs = {input_.name: input_ for input_ in program.inputs}
-    grads = _find_requiring_grad(program)
-    made = {statement.name: statement for statement in program.statements}
-    position = {statement.name: place for place, statement in enumerate(program.statements)}
-    constants: dict[str, object] = {}
-    while True:
-        here = {statement.name for statement in kept}
-        missing = [name for s in kept for name in s.refs() if name not in here | inputs.keys() | constants.keys()]
-        if not missing:
-            break
-        value = values.get(missing[0])
-        if isinstance(value, torch.Tensor):
-            recorded = Input.from_tensor(missing[0], value)
-            inputs[missing[0]] = replace(recorded, requires_grad=missing[0] in grads and value.is_floating_point())
-        elif isinstance(value, bool | int | float | complex):
-            constants[missing[0]] = value
-        else:  # several tensors at once: what makes them belongs to the window
-            kept = sorted([*kept, made[missing[0]]], key=lambda statement: position[statement.name])
+    kept, grads = {statement.name for statement in statements}, _find_requiring_grad(program)
     results = tuple(Ref(name) for name in outputs)
     tree = program.outputs if not results else results if len(results) > 1 else results[0]
-    window = replace(program, inputs=tuple(inputs.values()), statements=tuple(kept), outputs=tree, as_module=False)
-    for name, value in constants.items():
-        window = window.substitute(name, value)
-    return window.without_dead_code()
+    window = replace(program, outputs=tree, as_module=False)
+    for name in (statement.name for statement in program.statements if statement.name not in kept):
+        value = values.get(name)
+        if not isinstance(value, tuple | list):  # several tensors at once: what makes them belongs to the window
+            window = give_value(window, name, value) or window
+    inputs = {input_.name for input_ in program.inputs}
+
+    def mark(input_: Input) -> Input:
+        wanted = input_.name in grads and input_.dtype.is_floating_point
+        return input_ if input_.name in inputs else replace(input_, requires_grad=wanted)
+
+    return window.map_inputs(mark).without_dead_code()
 
 
 def _find_requiring_grad(program: Program) -> set[str]:

@@ -34,9 +34,8 @@ def input_expression(input_: Input, *, plain: bool = False) -> str:
 def _format_fill(input_: Input, shape: tuple[int, ...]) -> str:
     dtype = "" if input_.dtype is torch.get_default_dtype() else f", dtype={input_.dtype}"
     sizes = ", ".join(map(str, shape))
-    total = torch.Size(shape).numel()
+    values = input_.values
     if input_.fill == "literal":
-        values = input_.values
         assert values is not None
         inferred = torch.tensor(values.tolist()).dtype if values.numel() else None
         literal = "" if inferred is input_.dtype else f", dtype={input_.dtype}"
@@ -44,13 +43,12 @@ def _format_fill(input_: Input, shape: tuple[int, ...]) -> str:
     kind = "" if input_.dtype is torch.int64 else f", dtype={input_.dtype}"
     if input_.fill == "arange":
         kind = ".0" if input_.dtype is torch.float32 else kind
-        text = f"torch.arange({total}{kind})"
+        text = f"torch.arange({torch.Size(shape).numel()}{kind})"
         return text if len(shape) == 1 else f"{text}.reshape({sizes})"
     if input_.fill == "randint":
         if input_.dtype is torch.bool:
             return f"torch.rand({sizes or '()'}) > 0.5" if not shape else f"(torch.rand({sizes}) > 0.5)"
-        known = input_.values is not None and input_.values.numel() > 0
-        highest = max(1, int(input_.values.max())) if known and input_.values is not None else 1
+        highest = max(1, int(values.max())) if values is not None and values.numel() else 1
         return f"torch.randint({highest + 1}, ({sizes}{',' if len(shape) == 1 else ''}){kind})"
     if input_.fill == "tril":
         return f"torch.ones({sizes}{dtype}).tril()"
@@ -187,28 +185,23 @@ def write_program(program: Program) -> CaseText:
     """The program as a case file, with the values that are still recorded ones."""
     # Named once: the text must read the values by the names under which they are kept.
     program = use_plain_names(program)
-    recorded = [x for x in program.inputs if x.fill == "recorded" and x.values is not None]
-    return CaseText(_text(program), {x.name: x.values for x in recorded if x.values is not None})
-
-
-def write_source(program: Program) -> str:
-    """The text of a program's case file."""
-    return _text(use_plain_names(program))
-
-
-def _text(program: Program) -> str:
     body, result = write_body(program)
-    recorded = program.is_recorded
-    lines = ["from pathlib import Path\n"] if recorded else []
+    lines = ["from pathlib import Path\n"] if program.is_recorded else []
     lines.append("import torch")
     if any("F." in line for line in [*body, result]):
         lines.append("import torch.nn.functional as F")
     if program.as_module:
         lines.append("from torch import nn")
     if program.settings:
-        lines.append("")
-        lines += [f"{name} = {format_literal(value)}" for name, value in program.settings.items()]
-    return "\n".join([*lines, "", "", *_list_callable(program, body, result), "", "", *_list_make(program)]) + "\n"
+        lines += ["", *(f"{name} = {format_literal(value)}" for name, value in program.settings.items())]
+    lines += ["", "", *_list_callable(program, body, result), "", "", *_list_make(program)]
+    recorded = {x.name: x.values for x in program.inputs if x.fill == "recorded" and x.values is not None}
+    return CaseText("\n".join(lines) + "\n", recorded)
+
+
+def write_source(program: Program) -> str:
+    """The text of a program's case file."""
+    return write_program(program).source
 
 
 def count_model_lines(source: str) -> int:
@@ -380,31 +373,24 @@ def _is_nested(program: Program, index: int, writer: Writer) -> bool:
 
     A statement that writes, or the start or end of a block, between the two prevents it.
     """
-    statement = program.statements[index]
+    statement, later = program.statements[index], program.statements[index + 1 :]
     if statement.form in ("enter", "setitem") or statement.writes or program.count_uses(statement.name) != 1:
         return False
-    later = program.statements[index + 1 :]
-    place = next((n for n, statement_ in enumerate(later) if statement.name in statement_.refs()), None)
-    between = later if place is None else later[:place]
-    if any(statement_.writes or statement_.form in ("enter", "exit") for statement_ in between):
-        return False
-    if place is not None and later[place].writes:
+    place = next((n for n, user in enumerate(later) if statement.name in user.refs()), len(later))
+    if any(between.writes or between.form in ("enter", "exit") for between in later[: place + 1]):
         return False
     text, strength = writer.expression(statement)
-    light = statement.form in ("getitem", "attribute") or (
-        statement.form == "method" and statement.target in _LIGHT_METHODS
-    )
-    scaled = statement.form == "operator" and statement.target in _LIGHT_OPERATORS
-    if place is not None:
-        user = later[place]
+    if place == len(later):
+        fits = len(text) <= _WIDTH and isinstance(program.outputs, Ref)
+    elif statement.form == "operator" and statement.target in _LIGHT_OPERATORS:
+        # A product or a scale goes into the next operator, not into the arguments of a call.
+        fits = len(text) <= 48 and later[place].form == "operator" and later[place].target in _LIGHT_OPERATORS
+    else:
+        light = statement.form == "method" and statement.target in _LIGHT_METHODS
         # A copied expression stands before ``.clone()``.
-        light = light or (user.form == "method" and user.target == "clone" and statement.form in ("function", "method"))
-        if scaled:
-            # A product or a scale goes into the next operator, not into the arguments of a call.
-            light = user.form == "operator" and len(text) <= 48 and user.target in _LIGHT_OPERATORS
-        if not light or len(text) > 56:
-            return False
-    elif len(text) > _WIDTH or not isinstance(program.outputs, Ref):
-        return False
-    writer.inline[statement.name] = (text, strength)
-    return True
+        copied = later[place].form == "method" and later[place].target == "clone"
+        light |= copied and statement.form in ("function", "method")
+        fits = len(text) <= 56 and (light or statement.form in ("getitem", "attribute"))
+    if fits:
+        writer.inline[statement.name] = (text, strength)
+    return fits

@@ -140,13 +140,7 @@ _SILENT = ("_assert", "_check", "_assert_async", "_assert_scalar", "lazy_load_de
 _PRIVATE_ARGUMENTS = ("_stacklevel",)
 _CONTEXTS = ("_enter_autocast", "_exit_autocast", "_set_grad_enabled", "_sdpa_kernel", "_backend_from_string")
 _ATTENTION = "torch.nn.attention"
-_INLINED = (
-    "wrap",
-    "tag_activation_checkpoint",
-    "wrap_activation_checkpoint",
-    "wrap_with_set_grad_enabled",
-    "inline_asm",
-)
+_INLINED = ("wrap", "tag_activation_checkpoint", "inline_asm")
 
 
 def translate_graph(

@@ -203,11 +203,6 @@ def _clean(text: str) -> str:
 _GENERATOR = f"torch.manual_seed({COTANGENT_SEED})"
 # Export takes modules.
 _AS_MODULE = 'type("Program", (torch.nn.Module,), {"forward": lambda self, *args: model(*args)})()'
-_PROPERTIES = {
-    "dtype": "out.dtype",
-    "shape": "tuple(out.shape)",
-    "strides": "[s for n, s in zip(out.shape, out.stride()) if n > 1]",
-}
 
 
 def write_reproducer(plan: ScriptPlan, report: ReportJson) -> str:
@@ -337,34 +332,10 @@ class _Texts:
         return "({})".format(", ".join(f'"{target.observable.name}"' for target in self.plan.targets))
 
     @property
-    def difference(self) -> str:
+    def wide(self) -> str:
+        """The conversion to the widest dtype of what is compared."""
         dtypes = [target.observable.dtype for target in self.plan.targets]
-        wide = ".to(torch.complex128)" if any(dtype and dtype.is_complex for dtype in dtypes) else ".double()"
-        if self.probe.nonfinite:
-            return f"distance(compiled{wide}, eager{wide}).max().item()"
-        return f"(compiled{wide} - eager{wide}).abs().max().item()"
-
-    @property
-    def metadata(self) -> str:
-        if self.plan.property_name == "structure":
-            return "tree_structure(out)"
-        return _PROPERTIES.get(self.plan.property_name) or f"({', '.join(_PROPERTIES.values())})"
-
-    @property
-    def heading(self) -> str:
-        gpu = ", {torch.cuda.get_device_name()}" if self.plan.on_gpu else ""
-        figures = {
-            "values": ", error vs fp64:",
-            "apart": ", compiled differs from eager by:",
-            "apart in float64": ", in float64 compiled differs from eager by:",
-            "integers": ", elements that differ from eager:" if self.plan.tensors else ":",
-        }
-        return "torch {torch.__version__}" + gpu + figures.get(self.plan.form, ":")
-
-    @property
-    def sharing(self) -> str:
-        pairs = (f"{target.expression} and {target.partner}" for target in self.plan.targets)
-        return ", ".join(pairs).replace('"', "'")
+        return ".to(torch.complex128)" if any(dtype and dtype.is_complex for dtype in dtypes) else ".double()"
 
     def list_imports(self, text: str) -> list[str]:
         lines = [f"import {name}" for name in ("copy", "inspect", "subprocess", "sys") if f"{name}." in text]

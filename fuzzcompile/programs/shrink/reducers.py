@@ -174,7 +174,7 @@ def give_value(program: Program, name: str, value: object) -> Program | None:
         return rest
     if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized:
         return replace(rest, inputs=(*program.inputs, Input.from_tensor(name, value)))
-    if isinstance(value, bool | int | float):
+    if isinstance(value, bool | int | float | complex):
         return program.substitute(name, value)
     if not isinstance(value, tuple | list) or not all(isinstance(part, torch.Tensor) for part in value):
         return None
