@@ -54,7 +54,7 @@ class CallText:
         """A call of ``function``; ``replaced`` are other expressions for arguments."""
         arguments = [(replaced or {}).get(name, name) for name in self.arguments]
         if not self.runs:
-            return f"{function}({self.star}{', '.join(arguments)})"
+            return f"{function}({self.star.strip()}{', '.join(arguments)})"
         whole = arguments[0] if self.star else f"({', '.join(arguments)}{',' if len(arguments) == 1 else ''})"
         return f"run({function}, {whole})"
 
