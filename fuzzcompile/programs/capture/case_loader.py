@@ -39,7 +39,6 @@ from fuzzcompile.programs.capture.interception import (
 )
 from fuzzcompile.programs.capture.script_process import (
     imitate_cuda,
-    preserve_process,
     retarget_script,
     set_too_late,
     silence_output,
@@ -61,21 +60,8 @@ from fuzzcompile.run.reachable_state import (
 from fuzzcompile.run.runs import observe
 from fuzzcompile.run.tensors import list_tensors
 
-__all__ = ["load_script", "preserve_process"]
-
-
 # Attributes by which a callable runs its own backward pass, which frees its graph.
 _OWN_BACKWARD = {"backward", "grad"}
-
-
-@dataclass
-class _Captured:
-    """The call that becomes the case, and the state around it."""
-
-    record: CompiledCallable
-    calls: list[RecordedCall]
-    ambient: Ambient
-    configs: Mapping[str, Mapping[str, object]]
 
 
 def load_script(file: CaseFile, device: torch.device, *, call: int | None = None) -> Case:
@@ -89,33 +75,33 @@ def load_script(file: CaseFile, device: torch.device, *, call: int | None = None
     """
     run = _Run(file, device, call or 1)
     run.execute()
-    captured = run.captured
-    if captured is None:
+    record, calls = run.record, run.calls
+    if record is None:
         raise CaseError(run.explain())
-    inductor, dynamo, functorch = (dict(captured.configs[name]) for name in ("inductor", "dynamo", "functorch"))
-    record, calls = captured.record, captured.calls
-    recording = captured.ambient.grad == "enabled" and run.mentions_backward and not runs_own_backward(record.target)
+    inductor, dynamo, functorch = (dict(run.configs[name]) for name in ("inductor", "dynamo", "functorch"))
+    recording = run.ambient.grad == "enabled" and run.mentions_backward and not runs_own_backward(record.target)
     tensors = [*calls[-1].world.reached().tensors.values(), *list_tensors([call.arguments for call in calls])]
     return make_captured_case(
         calls,
-        captured.ambient,
+        run.ambient,
         replace(record.settings, inductor=inductor, dynamo=dynamo, functorch=functorch),
         name=file.path.stem,
         path=file.path,
         source=file.source,
         backward=recording and any(tensor.requires_grad for tensor in tensors),
-        notes=run.notes(),
+        notes=run.notes(record),
     )
 
 
 @dataclass
 class _Run:
-    """One execution of a script, up to the wanted call."""
+    """One execution of a script, up to the wanted call: its callable (None if it was not reached), and its state."""
 
     file: CaseFile
     device: torch.device
     wanted: int
-    captured: _Captured | None = None
+    record: CompiledCallable | None = None
+    calls: list[RecordedCall] = field(default_factory=list)
     error: BaseException | None = None
     rewritten: bool = False
     history: dict[int, CallHistory] = field(default_factory=dict)
@@ -130,8 +116,8 @@ class _Run:
         # Lines with ``torch.compile`` in any form: a call, a decorator, a bare name.
         self.compile_lines = {node.lineno for node in compiling if ast.unparse(node.value) == "torch"}
         self.mentions_backward = any(node.attr in _OWN_BACKWARD for node in attributes)
-        self._before = copy_configs()
-        self.environment = dict(os.environ)
+        self.configs: Mapping[str, Mapping[str, object]] = copy_configs()
+        self.ambient, self.environment = Ambient.current(), dict(os.environ)
 
     def execute(self) -> None:
         tree, self.rewritten = retarget_script(self.tree, self.device)
@@ -164,21 +150,20 @@ class _Run:
                 reset_compiler()
 
     def _on_call(self, record: CompiledCallable, arguments: Arguments, number: int) -> None:
-        if self.captured is not None:
+        if self.record is not None:
             raise CallReached  # a bare except in the script has swallowed the first one
         history = self.history.setdefault(record.number, CallHistory())
         if number < self.wanted:
             history.add(record.target, arguments)
             return
-        ambient, configs = Ambient.current(), diff_configs(self._before)
-        calls = history.until(record.target, arguments)
-        self.captured = _Captured(record, calls, ambient, configs)
+        self.ambient, self.configs = Ambient.current(), diff_configs(self.configs)
+        self.calls = history.until(record.target, arguments)
+        self.record = record
         raise CallReached
 
-    def notes(self) -> list[str]:
+    def notes(self, record: CompiledCallable) -> list[str]:
         """Remarks for the user: what is judged and what is not, and the state that could not be kept."""
-        assert self.captured is not None
-        record, calls, compiled = self.captured.record, self.captured.calls, self.interception.compiled
+        calls, compiled = self.calls, self.interception.compiled
         kind = "notebook" if self.file.notebook is not None else "script"
         notes = [f"judged: call {self.wanted} of the {kind}, {record}", *self.file.notes]
         also_compiled = [str(callable_) for callable_ in compiled if callable_.number != record.number]
