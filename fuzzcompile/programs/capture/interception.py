@@ -70,19 +70,19 @@ class CallHistory:
 
 def _find_kind(arguments: Arguments) -> Kind:
     """Return the key of a recompile: shapes, strides and dtypes of the inputs and of tensors held by objects."""
-    inner = (pair for name, leaf in name_arguments(arguments) for pair in unwrap(name, leaf))
-    return [part for name, leaf in inner for part in _list_kinds(name, leaf)]
-
-
-def _list_kinds(name: str, leaf: object) -> list[object]:
-    if isinstance(leaf, torch.Tensor):
-        return [name, _form(leaf)]
-    if not is_holder(leaf):
-        return [name, repr(leaf)[:100]]
-    if is_model(leaf):
-        return [name, id(leaf)]
-    reached = ReachedObjects({name: leaf}, functions=False)
-    return [*((held, _form(tensor)) for held, tensor in reached.tensors.items()), reached.plain_attributes()]
+    kinds: list[object] = []
+    for name, leaf in (pair for named in name_arguments(arguments) for pair in unwrap(*named)):
+        if isinstance(leaf, torch.Tensor):
+            kinds += [name, _form(leaf)]
+        elif not is_holder(leaf):
+            kinds += [name, repr(leaf)[:100]]
+        elif is_model(leaf):
+            kinds += [name, id(leaf)]
+        else:
+            reached = ReachedObjects({name: leaf}, functions=False)
+            kinds += [(held, _form(tensor)) for held, tensor in reached.tensors.items()]
+            kinds.append(reached.plain_attributes())
+    return kinds
 
 
 def _form(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -131,8 +131,8 @@ def make_captured_case(
     All that they reach is restored before every run.
     """
     first, *later = (call.arguments for call in calls)
-    incomplete = ["the callable reaches more than 200 000 objects; what lies behind them is not restored"]
-    complete = all(call.world.complete for call in calls)
+    if not all(call.world.complete for call in calls):
+        notes = [*notes, "the callable reaches more than 200 000 objects; what lies behind them is not restored"]
     return Case(
         name=name,
         path=path,
@@ -146,7 +146,7 @@ def make_captured_case(
         ambient=ambient.enter,
         reseed=ambient.random.restore,
         state=Worlds([call.world for call in calls]),
-        notes=(*notes, *([] if complete else incomplete)),
+        notes=tuple(notes),
     )
 
 

@@ -181,8 +181,7 @@ class Program:
 
         A statement that writes stays while any tensor that may share the written memory is used.
         """
-        roots = self._roots()
-        live = set(self.output_refs())
+        roots, live = self._roots(), set(self.output_refs())
         live_roots = {roots[name] for name in live if name in roots}
         mutable = {roots[s.refs()[0]] for s in self.statements if s.writes and s.refs()}
         kept: list[Statement] = []
@@ -191,12 +190,14 @@ class Program:
             needed = statement.name in live or statement.form in ("enter", "exit")
             if statement.writes and used:
                 needed = needed or roots[used[0]] in live_roots or self.input(roots[used[0]]) is not None
-            if needed:
+            if statement.form == "enter" and kept and kept[-1].form == "exit":
+                kept.pop()  # nothing is left in the block
+            elif needed:
                 kept.append(statement)
                 live |= set(used)
                 live_roots |= {roots[name] for name in used if roots.get(name) in mutable}
         inputs = tuple(input_ for input_ in self.inputs if input_.name in live)
-        return replace(self, statements=_drop_empty_blocks(kept[::-1]), inputs=inputs)
+        return replace(self, statements=tuple(reversed(kept)), inputs=inputs)
 
     def _roots(self) -> dict[str, str]:
         """For each name, the input or statement whose memory it may be a view of (followed through first arguments)."""
@@ -207,16 +208,6 @@ class Program:
             viewing = viewing or statement.target.startswith(("torch.", "F."))
             roots[statement.name] = roots[first] if first is not None and viewing else statement.name
         return roots
-
-
-def _drop_empty_blocks(statements: list[Statement]) -> tuple[Statement, ...]:
-    result: list[Statement] = []
-    for statement in statements:
-        if statement.form == "exit" and result and result[-1].form == "enter":
-            result.pop()
-        else:
-            result.append(statement)
-    return tuple(result)
 
 
 def find_refs(tree: object) -> list[str]:
@@ -257,8 +248,7 @@ _MEANINGLESS = ("getitem", "arg", "chunk", "split", "unbind", "primals", "tangen
 
 def use_plain_names(program: Program) -> Program:
     """The program with short names: inputs by dynamo's last words, statements as the user called them."""
-    names: dict[str, str] = {}
-    taken = set(TAKEN)
+    names, taken = dict[str, str](), set(TAKEN)
     inputs = [input_.name for input_ in program.inputs]
     free = (letter for letter in "xyzwuv" if letter not in inputs)
     for name in (*inputs, *(s.name for s in program.statements)):

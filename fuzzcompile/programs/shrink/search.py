@@ -92,12 +92,11 @@ class CandidateTests:
         key = f"{text.digest}{' screened' if screen else ''}"
         if key in self.tally.answers:
             return self.tally.answers[key]
-        answer = self._probe(text, screen=screen)
-        self.tally.answers[key] = answer
+        answer, tally = self._shows(text, screen=screen), self.tally
+        tally.answers[key] = answer
         if answer:
             self._now = (operators, count_model_lines(text.source))
         if self.on_progress is not None:
-            tally = self.tally
             self.on_progress(SearchProgress(self.reducer, *self._now, tally.compiles, tally.screens, answer))
         return answer
 
@@ -122,7 +121,7 @@ class CandidateTests:
         self.tally.add(probed)
         return probed
 
-    def _probe(self, text: CaseText, *, screen: bool) -> bool:
+    def _shows(self, text: CaseText, *, screen: bool) -> bool:
         for _ in range(self.repeats):
             probed = self.probe(text, screen=screen)
             if probed.matches:
@@ -279,15 +278,13 @@ def capture_graph_programs(case: Case, device: torch.device, capture: Capture = 
     Raises:
         CaseError: ``make()`` fails.
     """
-    if capture == "aten":
-        captured = capture_functional(case, device)
-    else:
-        captured = capture_graphs(case, device, dynamic=capture == "dynamic")
-    if capture == "dynamic":  # as dynamo makes sizes dynamic that change between calls
+    dynamic = capture == "dynamic"
+    graphs = capture_functional(case, device) if capture == "aten" else capture_graphs(case, device, dynamic=dynamic)
+    if dynamic:  # as dynamo makes sizes dynamic that change between calls
         case = replace(case, settings=replace(case.settings, dynamic=True))
     freezes = bool(dict(case.settings.options).get("freezing")) or bool(case.settings.inductor.get("freezing"))
     programs: list[Program] = []
-    for graph in captured:
+    for graph in graphs:
         with contextlib.suppress(Untranslatable):
             program = translate_graph(graph.module, graph.inputs, graph.parameters, _list_settings(case, graph.grad))
             if program.output_refs():
