@@ -21,7 +21,6 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.hooks import RemovableHandle
 
 from fuzzcompile.compiler.custom_code import apply_backend
 from fuzzcompile.compiler.target.target_process import current_target
@@ -263,23 +262,36 @@ def submodule_case(case: Case, path: str, device: torch.device) -> Case:
     module = modules.get(path) if path else None
     if module is None:
         raise CaseError(f"{case.name} has no module {path!r}; {_closest(path, [name for name in modules if name])}")
-    watch = _SubmoduleRecorder(module, 1 + len(case.calls or ()))
+    calls, ambients = list[RecordedCall](), list[Ambient]()
+
+    def record(called: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        nonlocal handle
+        ambients.append(Ambient.current())
+        handle.remove()  # or it would be restored with the module's own hooks
+        # Outside of inference mode and autograd, because the copies serve runs of every kind.
+        with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
+            calls.append(record_call(called, Arguments(args, kwargs), calls))
+        if len(calls) > len(case.calls or ()):
+            raise _AllRecorded
+        handle = called.register_forward_pre_hook(record, prepend=True, with_kwargs=True)
+
+    handle = module.register_forward_pre_hook(record, prepend=True, with_kwargs=True)
     seen = observe(case, program, program.model)
-    watch.handle.remove()
-    if not watch.calls:
+    handle.remove()
+    if not calls:
         if seen.failure is not None:
             raise CaseError(f"{case.name} raises in eager before it calls {path} ({seen.failure}); fix the case.")
         raise CaseError(
             f"{case.name} never calls {path}, only things in it or nothing of it; name a module whose forward runs."
         )
     return make_captured_case(
-        watch.calls,
-        watch.ambients[0],
+        calls,
+        ambients[0],
         case.settings,
         name=f"{case.name}:{path}",
         path=case.path,
         source=case.source,
-        backward=case.backward and watch.ambients[0].grad == "enabled",
+        backward=case.backward and ambients[0].grad == "enabled",
         notes=(*case.notes, f"judged: module {path} alone, on the inputs that it gets in {case.name}"),
     )
 
@@ -289,29 +301,6 @@ class _AllRecorded(BaseException):
 
 
 _PLAIN = (torch.Tensor, type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-
-
-class _SubmoduleRecorder:
-    """Records the first calls of a module, and what is in force around each."""
-
-    def __init__(self, module: nn.Module, wanted: int) -> None:
-        self._module, self._wanted = module, wanted
-        self.calls: list[RecordedCall] = []
-        self.ambients: list[Ambient] = []
-        self.handle = self._watch()
-
-    def _watch(self) -> RemovableHandle:
-        return self._module.register_forward_pre_hook(self._on_call, prepend=True, with_kwargs=True)
-
-    def _on_call(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self.ambients.append(Ambient.current())
-        self.handle.remove()  # or it would be restored with the module's own hooks
-        # Outside of inference mode and autograd, because the copies serve runs of every kind.
-        with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
-            self.calls.append(record_call(module, Arguments(args, kwargs), self.calls))
-        if len(self.calls) >= self._wanted:
-            raise _AllRecorded
-        self.handle = self._watch()
 
 
 def copy_objects(tree: T) -> T:

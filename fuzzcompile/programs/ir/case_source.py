@@ -39,7 +39,7 @@ def _format_fill(input_: Input, shape: tuple[int, ...]) -> str:
         assert values is not None
         inferred = torch.tensor(values.tolist()).dtype if values.numel() else None
         literal = "" if inferred is input_.dtype else f", dtype={input_.dtype}"
-        return f"torch.tensor({_format_numbers(values.tolist())}{literal})"
+        return f"torch.tensor({format_literal(values.tolist())}{literal})"
     kind = "" if input_.dtype is torch.int64 else f", dtype={input_.dtype}"
     if input_.fill == "arange":
         kind = ".0" if input_.dtype is torch.float32 else kind
@@ -57,20 +57,9 @@ def _format_fill(input_: Input, shape: tuple[int, ...]) -> str:
     return f"torch.{input_.fill}({sizes or '()'}{dtype})"
 
 
-def _format_numbers(value: object) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(_format_numbers(part) for part in value)}]"
-    if isinstance(value, float):
-        if value != value or value in (float("inf"), float("-inf")):
-            return f'float("{value}")'
-        short = f"{value:.4g}"
-        return repr(float(short)) if float(short) == value else repr(value)
-    return repr(value)
-
-
 def is_contiguous(input_: Input) -> bool:
     """Return whether the strides are those of a fresh tensor of its shape (where there is more than one element)."""
-    return _same_strides(input_.shape, input_.stride, contiguous_strides(input_.shape))
+    return _is_dense(input_.shape, input_.stride)
 
 
 def make_contiguous(input_: Input) -> Input:
@@ -84,10 +73,8 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return torch.empty(shape, device="meta").stride()
 
 
-def _same_strides(shape: tuple[int, ...], stride: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    if 0 in shape:
-        return True
-    return all(a == b for size, a, b in zip(shape, stride, expected, strict=True) if size > 1)
+def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    return torch.empty_strided(shape, stride, device="meta").is_contiguous()
 
 
 def _find_dense_shape(input_: Input) -> tuple[tuple[int, ...], str]:
@@ -102,7 +89,7 @@ def _find_dense_shape(input_: Input) -> tuple[tuple[int, ...], str]:
         return inner, f"{suffix}.expand({', '.join(map(str, input_.shape))})"
     order = sorted(range(len(input_.shape)), key=lambda d: (-input_.stride[d], d))
     shape = tuple(input_.shape[d] for d in order)
-    if _same_strides(shape, tuple(input_.stride[d] for d in order), contiguous_strides(shape)):
+    if _is_dense(shape, tuple(input_.stride[d] for d in order)):
         back = [order.index(d) for d in range(len(order))]
         moved = [d for d, place in enumerate(back) if place != d]
         if len(moved) == 2:

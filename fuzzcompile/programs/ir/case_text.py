@@ -8,9 +8,9 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeGuard
 
-_MAIN = "__main__"
+_MAIN = ("__name__ == '__main__'", "'__main__' == __name__")
 # Functions of torch that make a tensor on the default device, unless they are told another.
-MAKES = frozenset({
+_MAKES = frozenset({
     "arange", "empty", "empty_permuted", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand",
     "randint", "randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros",
 })  # fmt: skip
@@ -69,16 +69,10 @@ def collect_bound_names(nodes: Iterable[ast.stmt]) -> set[str]:
 
 def makes_tensors(source: str) -> bool:
     """Return whether the program, ``make()`` apart, makes tensors without saying on which device."""
-    program = (
-        node for node in ast.parse(source).body if not (isinstance(node, ast.FunctionDef) and node.name == "make")
-    )
+    program = (node for node in ast.parse(source).body if getattr(node, "name", None) != "make")
     calls = (node for part in program for node in ast.walk(part) if isinstance(node, ast.Call))
-    return any(
-        isinstance(call.func, ast.Attribute)
-        and call.func.attr in MAKES
-        and "device" not in {keyword.arg for keyword in call.keywords}
-        for call in calls
-    )
+    undecided = [call for call in calls if "device" not in {keyword.arg for keyword in call.keywords}]
+    return any(isinstance(call.func, ast.Attribute) and call.func.attr in _MAKES for call in undecided)
 
 
 def _is_docstring(node: ast.stmt) -> bool:
@@ -87,12 +81,7 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 def _is_main(node: ast.stmt) -> bool:
-    if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
-        return False
-    parts = [node.test.left, *node.test.comparators]
-    names = {part.id for part in parts if isinstance(part, ast.Name)}
-    constants = {part.value for part in parts if isinstance(part, ast.Constant)}
-    return names == {"__name__"} and constants == {_MAIN}
+    return isinstance(node, ast.If) and ast.unparse(node.test) in _MAIN
 
 
 # Names that mean something to whoever runs a case, as does everything in capitals (``GRAD``, ``OPTIONS``…).
