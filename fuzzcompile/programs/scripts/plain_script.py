@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -120,7 +119,7 @@ class PlainScript:
         return [*dict.fromkeys(imports), *([""] if settings else []), *settings]
 
     def _format_setup(self) -> list[str]:
-        lines = [line for node in _join_assignments(self.pieces.setup) for line in _unparse_lines(node)]
+        lines = [line for node in self.pieces.setup for line in _unparse_lines(node)]
         lines += self.check.setup
         drawn = self.chosen.probe.is_module or any(re.search(r"\brand|nn\.|normal_|uniform_", x) for x in lines)
         seeds = [line for line in lines if line.startswith("torch.manual_seed(")]
@@ -176,19 +175,6 @@ def _make_calls(chosen: ScriptPlan, pieces: Pieces, original: Pieces) -> tuple[C
         names.append(pieces.parameters[place] if place < len(pieces.parameters) else next(fresh))
         new.append((names[-1], value))
     return CallText(callee, names, "", runs, held), replace(pieces, setup=[*setup, *_assign_inputs(new)])
-
-
-def _join_assignments(setup: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements, with names that get the same expression one after another assigned together."""
-
-    def find_assigned(node: ast.stmt) -> str | int:
-        plain = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-        return ast.unparse(node.value) if plain and isinstance(node, ast.Assign) else id(node)
-
-    for _, group in itertools.groupby(setup, key=find_assigned):
-        nodes = list(group)
-        new = [(get_variable(node), node.value) for node in nodes if isinstance(node, ast.Assign)]
-        yield from _assign_inputs(new) if len(nodes) > 1 else nodes
 
 
 def _assign_inputs(new: Sequence[tuple[str, ast.expr]]) -> list[ast.stmt]:

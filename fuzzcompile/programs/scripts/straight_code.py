@@ -213,35 +213,14 @@ def unwrap_module(pieces: Pieces) -> Pieces:
         return pieces
     if set(held) & find_names(pieces.setup):
         return pieces
-    plain = _Unbinding().visit(_as_function(function, "f"))
+    plain = _Unbinding().visit(copy.deepcopy(function))
+    plain.name, plain.args.args = "f", plain.args.args[1:]
     mode = ".eval()" if ".eval()" in ast.unparse(pieces.callee) else ""
     definitions, variables = [plain if node is model else node for node in pieces.definitions], []
     for name, value in held.items():
-        empty = _find_empty_module(value, definitions)
-        if empty is not None:
-            replaced = _as_function(empty[1], name)
-            definitions = [replaced if node is empty[0] else node for node in definitions]
-            continue
         is_module = isinstance(value, ast.Call) and not ast.unparse(value.func).startswith(("torch.", "nn.Parameter"))
         variables += ast.parse(f"{name} = {ast.unparse(value)}{mode if is_module else ''}").body
     return replace(pieces, definitions=definitions, setup=[*variables, *pieces.setup], callee=ast.Name("f", ast.Load()))
-
-
-def _as_function(method: ast.FunctionDef, name: str) -> ast.FunctionDef:
-    plain = copy.deepcopy(method)
-    plain.name, plain.args.args = name, plain.args.args[1:]
-    return plain
-
-
-def _find_empty_module(value: ast.expr, definitions: Sequence[ast.stmt]) -> tuple[ast.ClassDef, ast.FunctionDef] | None:
-    """The class of a module that holds nothing and is used once, and its ``forward``; None for anything else."""
-    made = _get_made_class(value)
-    model = _find_definition(definitions, made, ast.ClassDef)
-    function = None if model is None else _find_definition(model.body, "forward", ast.FunctionDef)
-    if made is None or model is None or function is None:
-        return None
-    used = any(_is(node, made) for root in definitions for node in ast.walk(root))
-    return None if used or _find_attributes(model) != {} or not _only_reads(function, ()) else (model, function)
 
 
 class _Unbinding(ast.NodeTransformer):
