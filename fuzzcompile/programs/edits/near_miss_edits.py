@@ -22,6 +22,7 @@ from fuzzcompile.programs.edits.pattern_program import (
     render_pattern_program,
 )
 from fuzzcompile.programs.edits.tensor_values import LAYOUTS, VALUES
+from fuzzcompile.programs.ir.case_text import put_value
 
 Edits = Iterator[tuple[tuple[Argument, ...], PatternProgram]]
 
@@ -62,10 +63,6 @@ def _with(program: PatternProgram, changed: Operand) -> PatternProgram:
     return replace(program, operands=operands)
 
 
-def _map(program: PatternProgram, change: Callable[[Operand], Operand]) -> PatternProgram:
-    return replace(program, operands=tuple(map(change, program.operands)))
-
-
 # -- operands ---------------------------------------------------------------------------------------
 
 
@@ -74,15 +71,14 @@ def _resize(program: PatternProgram) -> Edits:
     present = sorted({size for operand in program.operands for size in operand.shape})
     for size in present:
         for wanted in dict.fromkeys((*_SIZES, *present)):
-            if wanted == size:
-                continue
-
-            def grow(operand: Operand, size: int = size, wanted: int = wanted) -> Operand:
-                return replace(operand, shape=tuple(wanted if length == size else length for length in operand.shape))
-
-            lines = tuple(_replace_number(line, size, wanted) for line in program.statements)
-            # Smaller numbers are dimensions and steps as often as sizes.
-            yield (size, wanted), replace(_map(program, grow), statements=lines if size > 2 else program.statements)
+            if wanted != size:
+                shapes = (tuple(wanted if n == size else n for n in operand.shape) for operand in program.operands)
+                operands = tuple(replace(o, shape=shape) for o, shape in zip(program.operands, shapes, strict=True))
+                # Smaller numbers are dimensions and steps as often as sizes.
+                lines = (
+                    program.statements if size <= 2 else [_replace_number(s, size, wanted) for s in program.statements]
+                )
+                yield (size, wanted), replace(program, operands=operands, statements=tuple(lines))
 
 
 def _replace_number(statement: str, number: int, wanted: int) -> str:
@@ -115,12 +111,9 @@ def _change_dtypes(program: PatternProgram) -> Edits:
     """All floating operands have another dtype."""
     present = {operand.dtype for operand in program.operands if operand.floating}
     for dtype in _DTYPES:
-
-        def cast(operand: Operand, dtype: str = dtype) -> Operand:
-            return replace(operand, dtype=dtype) if operand.floating else operand
-
         if present and present != {dtype}:
-            yield (dtype,), _map(program, cast)
+            cast = tuple(replace(o, dtype=dtype) if o.floating else o for o in program.operands)
+            yield (dtype,), replace(program, operands=cast)
 
 
 def _mix_dtypes(program: PatternProgram) -> Edits:
@@ -240,21 +233,13 @@ def _insert_between(program: PatternProgram) -> Edits:
         read = [node.id for node in ast.walk(ast.parse(statement)) if isinstance(node, ast.Name) and _is_value(node)]
         for name in dict.fromkeys(read):
             for between, expression in _BETWEEN.items():
-                wrapped = _wrap_operand(statement, name, expression.format(x=name))
+                put = ast.parse(f"({expression.format(x=name)})", mode="eval").body
+                wrapped = ast.unparse(put_value(ast.parse(statement).body[0], name, put))
                 yield (at, name, between), _put_line(program, at, wrapped)
 
 
 def _is_value(node: ast.Name) -> bool:
     return isinstance(node.ctx, ast.Load) and node.id[:1] in "xt" and node.id[1:2].isdigit()
-
-
-def _wrap_operand(statement: str, name: str, expression: str) -> str:
-    class Wrap(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.expr:
-            read = node.id == name and isinstance(node.ctx, ast.Load)
-            return ast.parse(f"({expression})", mode="eval").body if read else node
-
-    return ast.unparse(Wrap().visit(ast.parse(statement)))
 
 
 def _write_input(program: PatternProgram) -> Edits:
