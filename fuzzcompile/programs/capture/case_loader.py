@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.hooks import RemovableHandle
 
 from fuzzcompile.compiler.custom_code import apply_backend
 from fuzzcompile.compiler.target.target_process import current_target
@@ -262,22 +263,21 @@ def submodule_case(case: Case, path: str, device: torch.device) -> Case:
     module = modules.get(path) if path else None
     if module is None:
         raise CaseError(f"{case.name} has no module {path!r}; {_closest(path, [name for name in modules if name])}")
-    calls, ambients = list[RecordedCall](), list[Ambient]()
+    calls, ambients, handles = list[RecordedCall](), list[Ambient](), list[RemovableHandle]()
 
     def record(called: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        nonlocal handle
         ambients.append(Ambient.current())
-        handle.remove()  # or it would be restored with the module's own hooks
+        handles[-1].remove()  # or it would be restored with the module's own hooks
         # Outside of inference mode and autograd, because the copies serve runs of every kind.
         with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
             calls.append(record_call(called, Arguments(args, kwargs), calls))
         if len(calls) > len(case.calls or ()):
             raise _AllRecorded
-        handle = called.register_forward_pre_hook(record, prepend=True, with_kwargs=True)
+        handles.append(called.register_forward_pre_hook(record, prepend=True, with_kwargs=True))
 
-    handle = module.register_forward_pre_hook(record, prepend=True, with_kwargs=True)
+    handles.append(module.register_forward_pre_hook(record, prepend=True, with_kwargs=True))
     seen = observe(case, program, program.model)
-    handle.remove()
+    handles[-1].remove()
     if not calls:
         if seen.failure is not None:
             raise CaseError(f"{case.name} raises in eager before it calls {path} ({seen.failure}); fix the case.")
