@@ -11,9 +11,8 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from markupsafe import Markup
 
@@ -51,8 +50,7 @@ _SETTINGS = {
 }
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(NamedTuple):
     """Values along the axis; None and NaN are gaps, marked below the curve.
 
     ``is_limit`` draws a broken line without markers: what the other series are held against.
@@ -63,8 +61,7 @@ class Series:
     is_limit: bool = False
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """Series that share a vertical axis; ``label`` says what it measures, with its unit.
 
     Where it is logarithmic, zeros lie on its floor, which is labelled 0.
@@ -141,9 +138,6 @@ def shortened(names: Sequence[str]) -> tuple[list[str], str]:
     return short, ".".join(parts[0][:common]) if parts else ""
 
 
-# -- curves ---------------------------------------------------------------------------------------
-
-
 def _draw(axes: Axes, panel: Panel, places: Sequence[float]) -> None:
     # Zeros lie a decade below the smallest other value.
     floor = 10.0 ** (math.floor(math.log10(min(panel.positive, default=1.0))) - 1) if panel.log else None
@@ -151,7 +145,10 @@ def _draw(axes: Axes, panel: Panel, places: Sequence[float]) -> None:
         _curve(axes, series, places, index, floor)
     axes.set_ylabel(panel.label)
     axes.grid(axis="y")
-    _scale(axes, panel, floor)
+    if floor is None:
+        axes.ticklabel_format(useOffset=False)
+    else:
+        _scale(axes, panel, floor)
     if len(panel.series) > 1:
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(panel.series) + 1, handlelength=2.8)
 
@@ -161,10 +158,10 @@ def _curve(axes: Axes, series: Series, places: Sequence[float], index: int, floo
     colour = _SOFT if series.is_limit else _COLOURS[index % len(_COLOURS)]
     marked = len(places) <= _MARKED and not series.is_limit
     values = [math.nan if value is None else value for value in series.values]
-    drawn = [value if math.isfinite(value) else math.nan for value in values]
+    least = -math.inf if floor is None else floor
     axes.plot(
         places,
-        drawn if floor is None else [max(value, floor) if value == value else value for value in drawn],
+        [max(value, least) if math.isfinite(value) else math.nan for value in values],
         label=series.name,
         color=colour,
         linewidth=1.4,
@@ -172,29 +169,20 @@ def _curve(axes: Axes, series: Series, places: Sequence[float], index: int, floo
         marker=_MARKERS[index % len(_MARKERS)] if marked else None,
         markersize=3.5,
     )
-    if series.is_limit:
-        return
     edge = axes.get_xaxis_transform()
     for marker, height, chosen in (("x", 0.0, math.isnan), ("^", 1.0, math.isinf)):
-        where = [place for place, value in zip(places, values, strict=True) if chosen(value)]
+        where = [place for place, value in zip(places, values, strict=True) if chosen(value) and not series.is_limit]
         if where:
             axes.plot(where, [height] * len(where), marker, color=colour, markersize=5, transform=edge, clip_on=False)
 
 
-# -- axes -----------------------------------------------------------------------------------------
-
-
-def _scale(axes: Axes, panel: Panel, floor: float | None) -> None:
-    if floor is None:
-        axes.ticklabel_format(useOffset=False)
-        return
+def _scale(axes: Axes, panel: Panel, floor: float) -> None:
     top = max(panel.positive, default=floor * 100)
     axes.set_yscale("log")
     has_zeros = any(value == 0 for series in panel.series for value in series.values)
     axes.set_ylim(floor * (0.7 if has_zeros else 5), top * 3)
-    low, high = math.log10(floor) + 1, math.floor(math.log10(top * 3))
-    every = max(1, math.ceil((high - low + 1) / 8))
-    decades = [10.0**power for power in range(round(low), high + 1, every)]
+    low, high = round(math.log10(floor)) + 1, math.floor(math.log10(top * 3))
+    decades = [10.0**power for power in range(low, high + 1, max(1, math.ceil((high - low + 1) / 8)))]
     axes.set_yticks([floor, *decades] if has_zeros else decades)
     axes.set_yticklabels([*["0"] * has_zeros, *(f"{decade:.0e}" for decade in decades)])
     axes.minorticks_off()
@@ -227,27 +215,18 @@ def _highlight(axes: Axes, places: Sequence[float], highlight: tuple[int, str], 
         )
 
 
-# -- SVG ------------------------------------------------------------------------------------------
-
-
 def _svg(figure: Figure, about: str) -> str:
     """The figure as one element: no prologue, no metadata, no identifiers that nothing uses, colours of the page."""
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    # References within the page need no namespace of their own.
-    text = text.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "").replace("xlink:href=", "href=")
-    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', text))
-    text = re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in used else "", text)
-    for colour, themed in _THEMED.items():
-        text = text.replace(colour, themed)
+    _, start, text = buffer.getvalue().partition("<svg ")
     for pattern, replacement in _SMALLER:
         text = re.sub(pattern, replacement, text)
+    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', text))
+    text = re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in used else "", text)
     text = re.sub(r'="[^"]*"', lambda value: _DIGITS.sub(r"\1", value[0]), text)  # of places, not of what is written
-    label = f'<svg role="img" aria-label="{escape(about)}" '
-    return label + text.removeprefix("<svg ").rstrip()
+    return f'{start}role="img" aria-label="{escape(about)}" {text.rstrip()}'
 
 
 _DIGITS = re.compile(r"(\d+\.\d\d)\d+")
@@ -255,4 +234,8 @@ _SMALLER = (
     (r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", ""),
     (r"'DejaVu Sans'(, [^;\"]*)?", "system-ui, sans-serif"),
     (r"\n\s*", "\n"),
+    # References within the page need no namespace of their own.
+    (r' xmlns:xlink="http://www.w3.org/1999/xlink"', ""),
+    (r"xlink:href=", "href="),
+    *_THEMED.items(),
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from fuzzcompile.model.contract import EvidenceJson, ReportJson, read_target
 from fuzzcompile.model.hints import CommandSubject
@@ -13,11 +15,13 @@ from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.stages import CODEGEN, LOWERING, SCHEDULER
 from fuzzcompile.model.verdicts import VALUES
-from fuzzcompile.report.words import WORDS
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.machines import Machines
 
+
+# The words of reports by verdict, by severity and so on: words.toml, which says of each table what it is.
+WORDS: Final[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 
 # What a report says of a target: the device that the compiler was told, while the case ran on the CPU.
 
@@ -142,19 +146,14 @@ def seen_on_and_next(machines: Machines, named: CommandSubject) -> str:
 
 
 class Ranked(Protocol):
-    """Something with a severity."""
+    """Something with a severity: a word of `Severity`, or None."""
 
     @property
-    def severity(self) -> str | None:
-        """A word of `Severity`, or None."""
+    def severity(self) -> str | None: ...  # noqa: D102
 
 
 Line = TypeVar("Line", bound=Ranked)
-
-_COUNTED = {
-    Severity.LAYOUT: "of other layout",
-    Severity.ACCEPTS_INVALID: "that accept what eager refuses",
-}
+_COUNTED = {Severity.LAYOUT: "of other layout", Severity.ACCEPTS_INVALID: "that accept what eager refuses"}
 
 
 def divided(lines: Iterable[Line]) -> tuple[list[Line], list[Line]]:

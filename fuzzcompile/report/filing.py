@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus, order, public
 from fuzzcompile.model.contract import OutputJson
@@ -20,25 +21,15 @@ from fuzzcompile.report.wording import title, why_not
 # PyTorch's rules for reports that come from a fuzzer, and which of them a finding meets.
 
 # Verdicts that rest on comparing numbers.
-_NUMERIC = (
-    Verdict.MISCOMPILE,
-    Verdict.WRONG_GRADIENT,
-    Verdict.NONFINITE,
-    Verdict.PRECISION_LOSS,
-    Verdict.ALIASING,
-)
-
-
+_NUMERIC = (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.PRECISION_LOSS, Verdict.ALIASING)
 # Calls that return positions.
 _INDICES = re.compile(
     r"\b(arg(?:max|min|sort|where)|max|min|sort|topk|mode|median|nanmedian|kthvalue|cummax|cummin|multinomial)\("
 )
-
 _LARGER = "a case in which the difference is larger than PyTorch tolerates"
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """One rule, and what meets it; ``met`` is None where it does not apply or the facts do not show it."""
 
     text: str
@@ -96,12 +87,17 @@ def _always(facts: IssueFacts) -> Iterator[Rule]:
         note = "the reproducer showed it there" if facts.seen_on_device else "run the reproducer on a GPU first"
         remedy = f"run the reproducer on a {facts.target} GPU"
         yield Rule(f"Seen on a {facts.target} device", facts.seen_on_device, note, remedy)
-    tried, rungs = len(facts.report.get("ablations") or ()), len(facts.shown.get("ladder") or ())
-    parts = [f"{number} {what} tried" for number, what in ((tried, "settings"), (rungs, "backends")) if number]
+    tried = (("settings", facts.report.get("ablations")), ("backends", facts.shown.get("ladder")))
+    parts = [f"{len(entries)} {what} tried" for what, entries in tried if entries]
     again = subject.format_command(*(("corpus", "refresh") if subject.is_finding else ("triage",)))
     yield Rule("Ablation", bool(parts), ", ".join(parts) or "none was run", f"`{again}` runs them")
+    note = "there is none yet"
+    if facts.reproducer:
+        shown = "run alone: it shows the bug" if facts.target is None else f"judged alone for {facts.target}: the bug"
+        lines = len((facts.shown.get("plain") or facts.reproducer).splitlines())
+        note = f"{lines} lines, {shown if facts.confirmed else 'not confirmed in a clean process'}"
     remedy = f"`{subject.format_command('minimize')}` makes one and confirms it in a clean process"
-    yield Rule("Minimal reproducer", bool(facts.reproducer and facts.confirmed), _reproducer(facts), remedy)
+    yield Rule("Minimal reproducer", bool(facts.reproducer and facts.confirmed), note, remedy)
     searched = f"on {facts.searched}: {len(facts.related)} related" if facts.searched else "by hand, before filing"
     yield Rule("Existing issues and pull requests searched", bool(facts.searched) or None, searched)
 
@@ -114,22 +110,13 @@ def _random_state(facts: IssueFacts) -> Rule:
     return Rule("Equal random state", met, note, "seed the script before each of the two runs")
 
 
-def _reproducer(facts: IssueFacts) -> str:
-    if not facts.reproducer:
-        return "there is none yet"
-    shown = "run alone: it shows the bug" if facts.target is None else f"judged alone for {facts.target}: the bug"
-    run = shown if facts.confirmed else "not confirmed in a clean process"
-    return f"{len((facts.shown.get('plain') or facts.reproducer).splitlines())} lines, {run}"
-
-
 # What these do shows without an attribution: an error, a crash or a hang needs no other proof.
 _EVIDENT = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR, Verdict.CRASH, Verdict.TIMEOUT)
 
 _MORE_SECONDS = 900.0
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Reason why a finding is not to be filed, and what would make it fileable."""
 
     reason: str
@@ -152,10 +139,6 @@ def _refusals(facts: IssueFacts) -> Iterator[Refusal]:
         yield Refusal(why_not(facts), f"nothing does: `{explained}` explains the verdict")
         return
     yield from _marked(facts)
-    name = (facts.culprit or {}).get("pass")
-    if is_custom(name):
-        yield Refusal(f"{name} is at fault, which is no part of PyTorch", "fix it there")
-    yield from _of_umbrella(facts)
     yield from _fixed(facts)
     yield from _unproved(facts)
     for rule in rules(facts):
@@ -163,38 +146,37 @@ def _refusals(facts: IssueFacts) -> Iterator[Refusal]:
             yield Refusal(f"a rule of PyTorch's for fuzzers is not met: {rule.text} ({rule.note})", rule.remedy)
 
 
+# What a person says of a finding that is not to be filed.
+_MARKS = {
+    "known": "it is known",
+    "dup": "it is a duplicate of",
+    "fixed": "it is marked as fixed",
+    "invalid": "it is marked as invalid",
+    "wontfix": "it is marked as one that PyTorch will not fix",
+}
+
+
 def _marked(facts: IssueFacts) -> Iterator[Refusal]:
-    mark = facts.mark
-    if mark is None:
-        return
-    words = {
-        "known": "it is known" + (f": {mark.issue}" if mark.issue else ""),
-        "dup": f"it is a duplicate of {mark.duplicate_of or 'another finding'}",
-        "fixed": "it is marked as fixed",
-        "invalid": "it is marked as invalid",
-        "wontfix": "it is marked as one that PyTorch will not fix",
-    }
-    if mark.status in words:
+    mark, umbrella = facts.mark, facts.umbrella
+    if mark is not None and mark.status in _MARKS:
+        known = f": {mark.issue}" if mark.status == "known" and mark.issue else ""
+        other = f" {mark.duplicate_of or 'another finding'}" if mark.status == "dup" else ""
         note = f" ({mark.note})" if mark.note else ""
         comment = "comment on that issue instead; " if mark.issue else ""
-        yield Refusal(words[mark.status] + note, f"{comment}if that is wrong, `{_reopened(facts.subject)}`")
-
-
-def _of_umbrella(facts: IssueFacts) -> Iterator[Refusal]:
-    umbrella = facts.umbrella
+        wrong = f"{comment}if that is wrong, `{_reopened(facts.subject)}`"
+        yield Refusal(f"{_MARKS[mark.status]}{known}{other}{note}", wrong)
+    name = (facts.culprit or {}).get("pass")
+    if is_custom(name):
+        yield Refusal(f"{name} is at fault, which is no part of PyTorch", "fix it there")
     if umbrella is None:
         return
+    group = f"it belongs to the group {umbrella.name}, which"
     if umbrella.issue:
-        yield Refusal(
-            f"it belongs to the group {umbrella.name}, which has an issue: {umbrella.issue}",
-            "comment on that issue with the reproducer",
-        )
+        yield Refusal(f"{group} has an issue: {umbrella.issue}", "comment on that issue with the reproducer")
     elif umbrella.status not in ("open", "known"):
         note = f" ({umbrella.note})" if umbrella.note else ""
-        yield Refusal(
-            f"it belongs to the group {umbrella.name}, which is marked {umbrella.status}{note}",
-            f"if that is wrong, `{_reopened(replace(facts.subject, name=umbrella.name))}`",
-        )
+        wrong = f"if that is wrong, `{_reopened(replace(facts.subject, name=umbrella.name))}`"
+        yield Refusal(f"{group} is marked {umbrella.status}{note}", wrong)
 
 
 def _fixed(facts: IssueFacts) -> Iterator[Refusal]:
@@ -203,14 +185,10 @@ def _fixed(facts: IssueFacts) -> Iterator[Refusal]:
     if facts.history is None or newest is None or order(newest) < order(public(facts.torch or "")):
         return
     if facts.history.torch[newest] == ReplayStatus.FIXED:
-        subject = facts.subject
-        replayed = format_command(
-            "replay", published=subject.published, select=subject.name, corpus=subject.options.get("corpus")
-        )
-        yield Refusal(
-            f"it is fixed in torch {newest}, the newest that was tried",
-            f"nothing, unless it comes back: `{replayed}` says so",
-        )
+        subject, corpus = facts.subject, facts.subject.options.get("corpus")
+        replayed = format_command("replay", published=subject.published, select=subject.name, corpus=corpus)
+        remedy = f"nothing, unless it comes back: `{replayed}` says so"
+        yield Refusal(f"it is fixed in torch {newest}, the newest that was tried", remedy)
 
 
 def _unproved(facts: IssueFacts) -> Iterator[Refusal]:
@@ -235,19 +213,16 @@ def _reopened(subject: CommandSubject) -> str:
 # The index of a folder of drafts: what is fit to be filed, the worst first, then what is refused, and why.
 
 INDEX = "INDEX.md"
-_ROW = re.compile(r"^\| (?:\[(?P<link>\w+)\]\(\w+\.md\)|(?P<name>\w+)) \| (?P<severity>\w+) \| (?P<rest>.*) \|$")
-_CELLS = re.compile(r"(?<!\\) \| ")
+_ROW = re.compile(r"^\| (?:\[(?P<link>\w+)\]\(\w+\.md\)|(?P<name>\w+)) \| (?P<severity>\w+) \| .* \|$")
 
 
-@dataclass(frozen=True)
-class IndexEntry:
-    """A finding in the index; ``reason`` and ``remedy`` are None where it has a draft."""
+class IndexEntry(NamedTuple):
+    """A finding in the index, as a row of one of its two tables."""
 
     finding: str
     severity: str
-    title: str
-    reason: str | None = None
-    remedy: str | None = None
+    has_draft: bool
+    row: str
 
     @property
     def rank(self) -> tuple[int, int, str]:
@@ -259,9 +234,9 @@ class IndexEntry:
 
 def make_entry(finding: str, facts: IssueFacts, refusal: Refusal | None) -> IndexEntry:
     """The entry of a finding by its public id."""
-    words = title(facts) if facts.is_bug else why_not(facts)
-    why = () if refusal is None else (refusal.reason, refusal.remedy)
-    return IndexEntry(finding, str(facts.severity or "none"), words, *why)
+    words, severity = title(facts) if facts.is_bug else why_not(facts), str(facts.severity or "none")
+    name = f"[{finding}]({finding}.md)" if refusal is None else finding
+    return IndexEntry(finding, severity, refusal is None, _row(name, severity, words, *(refusal or ())))
 
 
 def with_entry(index: str, entry: IndexEntry, replaces: str | None = None) -> str:
@@ -269,33 +244,23 @@ def with_entry(index: str, entry: IndexEntry, replaces: str | None = None) -> st
 
     ``replaces`` names a finding that was merged into that of the entry.
     """
-    gone = (entry.finding, replaces)
-    return make_index([*(known for known in _entries(index) if known.finding not in gone), entry])
+    rows = [row for line in index.splitlines() if (row := _ROW.match(line)) and row["name"] not in ("draft", "finding")]
+    known = [IndexEntry(row["link"] or row["name"], row["severity"], bool(row["link"]), row[0]) for row in rows]
+    return make_index([*(other for other in known if other.finding not in (entry.finding, replaces)), entry])
 
 
 def make_index(entries: Iterable[IndexEntry]) -> str:
     """The text of an index, in Markdown."""
     ordered = sorted(entries, key=lambda entry: entry.rank)
-    drafts = [entry for entry in ordered if entry.reason is None]
-    refused = [entry for entry in ordered if entry.reason is not None]
+    drafts, refused = ([entry.row for entry in ordered if entry.has_draft is wanted] for wanted in (True, False))
     lines = ["# Drafts", "", f"{len(drafts)} to be filed, {len(refused)} refused. The worst come first.", ""]
     if drafts:
-        lines += [_row("draft", "severity", "what"), "|---|---|---|"]
-        lines += [_row(f"[{entry.finding}]({entry.finding}.md)", entry.severity, entry.title) for entry in drafts]
+        lines += [_row("draft", "severity", "what"), "|---|---|---|", *drafts]
     if refused:
         lines += ["", "## Refused", "", _row("finding", "severity", "what", "why not", "what would change that")]
-        lines += ["|---|---|---|---|---|", *(_row(*map(str, astuple(entry))) for entry in refused)]
+        lines += ["|---|---|---|---|---|", *refused]
     return "\n".join(lines) + "\n"
 
 
 def _row(*cells: str) -> str:
     return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
-
-
-def _entries(index: str) -> Iterator[IndexEntry]:
-    for line in index.splitlines():
-        row = _ROW.match(line)
-        if row is None or row["name"] in ("draft", "finding"):
-            continue
-        words, *refused = (cell.replace("\\|", "|") for cell in _CELLS.split(row["rest"]))
-        yield IndexEntry(row["link"] or row["name"], row["severity"], words, *refused[:2])

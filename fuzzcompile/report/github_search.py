@@ -1,22 +1,204 @@
-"""GitHub's search API: the requests, its limits, and its errors in one sentence each."""
+"""Search GitHub for public reports on a finding: the words to ask for, the queries, the ranking, and the search API."""
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
+import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, Self
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import httpx
 
 from fuzzcompile.corpus.records import Related
 from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.report.search_terms import SearchTerms, extract_terms
+from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION, REWRITING_STAGES
+from fuzzcompile.report.circumstances import WORDS
+
+# The words by which a maintainer would look for a finding, read off its report and its program.
+
+
+def base_classes(source: str, names: Collection[str], torch: str | None) -> list[str]:
+    """The bases, from the same file of torch, of its classes that are called ``names``.
+
+    A report is often about the base class, whose code its subclasses run. Where another ``torch`` than the one that
+    showed the bug is installed, nothing is read: it may be laid out otherwise.
+    """
+    try:
+        installed = metadata.distribution("torch")
+        if installed.version != torch:
+            return []
+        module = ast.parse(Path(str(installed.locate_file(source))).read_text(encoding="utf-8"))
+    except (metadata.PackageNotFoundError, OSError, UnicodeDecodeError, SyntaxError):
+        return []
+    classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
+    bases = [base for name in names if name in classes for base in classes[name].bases]
+    return list(dict.fromkeys(base.id for base in bases if isinstance(base, ast.Name) and base.id in classes))
+
+
+# The operators that a program calls, read off its source.
+
+_OPERATORS: dict[type[ast.operator], str] = {
+    ast.MatMult: "matmul",
+    ast.Mod: "remainder",
+    ast.FloorDiv: "floor_divide",
+    ast.Pow: "pow",
+    ast.Div: "div",
+    ast.Mult: "mul",
+    ast.Sub: "sub",
+    ast.Add: "add",
+}
+# Functions of a case file that set it up.
+_SET_UP = {"make", "run", "reference"}
+
+
+class CalledOperator(NamedTuple):
+    """A call of an operator, and the names of the arguments that it is given by name."""
+
+    name: str
+    keywords: tuple[str, ...] = ()
+
+
+def list_calls(source: str) -> list[CalledOperator]:
+    """The operators that a source calls, each once, in its order.
+
+    Text that does not parse has none. Of a case file, only its program counts: not ``make``, and not what runs it.
+    """
+    try:
+        module = ast.parse(textwrap.dedent(source))
+    except SyntaxError:
+        return []
+    keywords = defaultdict[str, dict[str, None]](dict)
+    for node in _nodes(module):
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            keywords[_OPERATORS[type(node.op)]] |= {}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            # An attribute of the module itself has a name that the user chose.
+            is_own = isinstance(node.func.value, ast.Name) and node.func.value.id == "self"
+            if not is_own and not node.func.attr.startswith("__"):
+                keywords[node.func.attr] |= dict.fromkeys(word.arg for word in node.keywords if word.arg)
+    return [CalledOperator(name, tuple(names)) for name, names in keywords.items()]
+
+
+def most_telling(calls: Sequence[CalledOperator], rewrite: str) -> list[CalledOperator]:
+    """The calls that tell programs apart, those first which the name of a rewrite contains.
+
+    What every program calls is left out, unless there is nothing else.
+    """
+    words, named = WORDS["search"], rewrite.lower().replace("_", "")
+    telling = [call for call in calls if call.name not in words["everywhere"]] or calls
+    return sorted(telling, key=lambda call: (call.name.replace("_", "") not in named, call.name in words["common"]))
+
+
+def _nodes(module: ast.AST) -> Iterator[ast.AST]:
+    """Every node of a program, in the order of the source; neither its set-up nor its check."""
+    for child in ast.iter_child_nodes(module):
+        is_set_up = isinstance(child, ast.FunctionDef) and child.name in _SET_UP
+        if not is_set_up and not (isinstance(module, ast.Module) and isinstance(child, ast.If)):
+            yield from _nodes(child)
+            yield child
+
+
+_MOST_TERMS = 3  # of a kind
+# Passes that hold many rules: their names lead everywhere.
+_NUMBERED_PASS = re.compile(r"pass_pattern_\d+|.*_p(?:re|ost)_pass|passes?_\d+")
+_VARIANT = re.compile(r"(?:_(?:inference|training|half|mask|bs\d+|fp\d+))+$")
+_ERROR = re.compile(r"\b([A-Z]\w*(?:Error|Exception)): *")
+# Labels of an operator's rule: ``aten.celu.default``, or ``CppVecOverrides.expm1`` of a code generator.
+_OPERATOR_RULE = re.compile(r"(?:aten|prims|torch|[A-Z]\w*)[.:]+_*(\w+)")
+
+
+# Words one of which a report on the compiler has; of some stages, the first is another.
+_COMPILER = ("inductor", "torch.compile", "dynamo", "decomp", "aot_eager", "aotautograd")
+_STAGES = {DECOMPOSITION: "decomposition", FAKE_TENSOR: "fake tensor", FUNCTIONALIZATION: "functionalization"}
+
+
+class SearchTerms(NamedTuple):
+    """Search terms by kind; each tuple holds the most telling word first."""
+
+    names: tuple[str, ...] = ()  # of the rewrite, its pass and its classes
+    places: tuple[str, ...] = ()  # names of the source file at fault, where it holds few rules
+    operators: tuple[str, ...] = ()  # the user's operators, that at fault first
+    arguments: tuple[str, ...] = ()  # names of the arguments that the user gives them
+    owner: str = ""  # the operator that is given the first argument
+    symptoms: tuple[str, ...] = ()  # words for the kind of fault
+    errors: tuple[str, ...] = ()  # the exception's type, and the words of its message that do not hang on the case
+    context: tuple[str, ...] = ()  # words one of which a report on the compiler has; the first is asked for
+
+
+def extract_terms(report: ReportJson, source: str, expression: str = "") -> SearchTerms:
+    """The terms of a report and of the program that shows it; ``expression`` is the operation in the user's words."""
+    culprit: CulpritJson = report.get("culprit") or {}
+    rewrite, details = str(culprit.get("rewrite")), read_details(culprit)
+    at_fault = [call for line in details.get("matched") or () for call in list_calls(line["code"] or "")]
+    calls = most_telling([*list_calls(expression), *(at_fault or list_calls(source))], rewrite)
+    fault = re.fullmatch(r"([\w.]+)\((\w+)\)", str((report.get("cause") or {}).get("fingerprint") or ""))
+    operator, argument = ([fault[1].rpartition(".")[2]], [fault[2]]) if fault else ([], [])
+    rule, family = _OPERATOR_RULE.match(rewrite if culprit else ""), culprit.get("family")
+    ruled = [rule[1]] if rule else []
+    ruled += [family] if family and f"aten.{family}." in (details.get("diff") or "") else []
+    operators = _distinct([*operator, *ruled, *(call.name for call in calls)])
+    given = [call for call in calls if call.keywords and call.name in operators]
+    stem = PurePosixPath(str(culprit.get("source") or "")).stem
+    is_broad = stem.strip("_") in {"", "init"} or stem in WORDS["search"]["broad_files"]
+    asked = _STAGES.get(str(culprit.get("stage")), "inductor")
+    return SearchTerms(
+        names=_distinct([name for name in _names(culprit, report.get("torch")) if name not in operators]),
+        places=() if is_broad else (stem,),
+        operators=operators,
+        arguments=_distinct([*argument, *(keyword for call in given for keyword in call.keywords)]),
+        owner=next(iter([*operator, *(call.name for call in given)]), ""),
+        symptoms=_symptoms(report),
+        errors=tuple(_errors(str(report.get("detail") or ""))),
+        context=tuple(dict.fromkeys((asked, *_COMPILER))),
+    )
+
+
+def _names(culprit: CulpritJson, torch: str | None) -> Iterator[str]:
+    if culprit.get("stage") not in REWRITING_STAGES:
+        return
+    told = [culprit.get("rewrite"), *(culprit.get("siblings") or ()), culprit.get("family"), culprit.get("pass")]
+    named = [_VARIANT.sub("", name) for name in told if name and name.isidentifier()]
+    yield from named[:1]
+    yield from base_classes(str(culprit.get("source")), named, torch)
+    yield from (name for name in named[1:] if not _NUMBERED_PASS.fullmatch(name))
+
+
+def _symptoms(report: ReportJson) -> tuple[str, ...]:
+    if report.get("verdict") in ("metadata", "aliasing"):
+        for output in (report.get("evidence") or {}).get("outputs") or ():
+            if words := WORDS["of_output"].get(str(output.get("finding"))):
+                return tuple(words)
+    return tuple(WORDS["of_verdict"].get(str(report.get("verdict")), ()))
+
+
+def _errors(detail: str) -> Iterator[str]:
+    types = list(_ERROR.finditer(detail))
+    if not types:
+        return
+    yield types[-1][1]
+    message = re.split(r"[;\n]", detail[types[-1].end() :])[0]
+    # What hangs on the case stands between: numbers, quoted text, sizes in brackets.
+    parts = re.split(r"\S*\d\S*|'[^']*'|\"[^\"]*\"|`[^`]*`|\([^)]*\)|\[[^]]*\]|[^\w\s-]", message)
+    longest = max((part.split() for part in parts), key=len, default=[])
+    if len(longest) > 2:
+        yield " ".join(longest[:6])
+
+
+def _distinct(words: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(words))[:_MOST_TERMS]
+
 
 # Queries for GitHub's search, which finds what holds all words of a query, in its title, text or comments.
 
@@ -39,20 +221,20 @@ def _queries(terms: SearchTerms) -> Iterator[str]:
     if len(terms.errors) > 1:
         yield f'"{terms.errors[1]}" compile'
     if terms.owner:
-        yield _joined((terms.owner,), terms.arguments[:1], ("inductor",))
+        yield _joined(terms.owner, *terms.arguments[:1], "inductor")
     if terms.places:
-        yield _joined(operators, terms.places)
+        yield _joined(*operators, *terms.places)
     if operators:
-        yield _joined(operators, symptoms, terms.context[:1])
-        yield _joined(operators, symptoms, ("compile",))
-        yield _joined(operators, ("inductor",))
-        yield _joined(terms.operators[:2], ("inductor",))
+        yield _joined(*operators, *symptoms, *terms.context[:1])
+        yield _joined(*operators, *symptoms, "compile")
+        yield _joined(*operators, "inductor")
+        yield _joined(*terms.operators[:2], "inductor")
     elif terms.names:
-        yield _joined(terms.names[:1], symptoms)
+        yield _joined(terms.names[0], *symptoms)
 
 
-def _joined(*groups: tuple[str, ...]) -> str:
-    return " ".join(f'"{word}"' if " " in word else word for group in groups for word in group)
+def _joined(*words: str) -> str:
+    return " ".join(f'"{word}"' if " " in word else word for word in words)
 
 
 # Which of the reports that a search returned are likely to be about the same bug.
@@ -77,8 +259,7 @@ _LEAST = 4.0
 _MOST = 10
 
 
-@dataclass(frozen=True)
-class Hit:
+class Hit(NamedTuple):
     """A report as GitHub's search returns it. ``kind`` and ``state`` are those of `Related`."""
 
     url: str
@@ -87,10 +268,6 @@ class Hit:
     body: str
     state: str
     updated: datetime
-
-
-# Each term that a report holds, and whether in its "title" or its "text"; by the kind of term.
-_Places = dict[str, list[tuple[str, str]]]
 
 
 def ranked(terms: SearchTerms, hits: Iterable[Hit], today: datetime) -> list[Related]:
@@ -106,26 +283,23 @@ def ranked(terms: SearchTerms, hits: Iterable[Hit], today: datetime) -> list[Rel
 
 def _score(terms: SearchTerms, hit: Hit, today: datetime) -> Related | None:
     places = {kind: list(_find_terms(getattr(terms, kind), hit)) for kind in _WEIGHTS}
-    if not _is_close(places, terms):
-        return None
+    named = places["names"] or places["places"] or any(" " in term for term, _ in places["errors"])
+    # Without the name of a rewrite, the operator decides: that at fault, which comes first.
+    fault = any(term in terms.operators[:1] for term, _ in places["operators"])
     # Each kind counts by its best term, so that ten words for one symptom do not outweigh the name of a pass.
     score = sum(
         weight * max(((_IN_TITLE if place == "title" else 1.0) for _, place in places[kind]), default=0.0)
         for kind, weight in _WEIGHTS.items()
     )
     score += _OPERATOR_AND_SYMPTOM * bool(places["operators"] and places["symptoms"])
-    if score < _LEAST:
+    if score < _LEAST or not (named or (fault and places["context"])):
         return None
     score += _RECENT * 0.5 ** (max(0.0, (today - hit.updated).total_seconds()) / 86400 / _HALF_LIFE)
-    return Related(hit.url, hit.kind, hit.title, hit.state, round(score, 2), _explain(places))
-
-
-def _is_close(places: _Places, terms: SearchTerms) -> bool:
-    if places["names"] or places["places"] or any(" " in term for term, _ in places["errors"]):
-        return True
-    # Without the name of a rewrite, the operator decides: that at fault, which comes first.
-    fault = any(term in terms.operators[:1] for term, _ in places["operators"])
-    return fault and bool(places["context"])
+    by_place: dict[str, dict[str, None]] = {"title": {}, "text": {}}
+    for term, place in (held for kind in places.values() for held in kind):
+        by_place[place][term] = None
+    why = "; ".join(f"{place}: {', '.join(terms)}" for place, terms in by_place.items() if terms)
+    return Related(hit.url, hit.kind, hit.title, hit.state, round(score, 2), why)
 
 
 def _find_terms(terms: Sequence[str], hit: Hit) -> Iterator[tuple[str, str]]:
@@ -138,13 +312,6 @@ def _find_terms(terms: Sequence[str], hit: Hit) -> Iterator[tuple[str, str]]:
             yield term, "title"
         elif word.search(hit.body):
             yield term, "text"
-
-
-def _explain(places: _Places) -> str:
-    by_place: dict[str, list[str]] = {"title": [], "text": []}
-    for term, place in dict.fromkeys(held for kind in places.values() for held in kind):
-        by_place[place].append(term)
-    return "; ".join(f"{place}: {', '.join(terms)}" for place, terms in by_place.items() if terms)
 
 
 API: Final = "https://api.github.com"
@@ -161,8 +328,7 @@ class SearchFailed(EnvironmentUnfit):
     """GitHub did not answer the search."""
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """The answer to one query: ``total`` reports of a kind match it, of which the best ``hits`` were read.
 
     ``complete`` is False where GitHub ran out of time and says that there may be more.
@@ -215,29 +381,23 @@ class GitHub:
     def search(self, query: str, kind: str, repository: str) -> Answer:
         """The reports of one kind ("issue" or "pull request") in a repository that match the words of a query.
 
-        Raises:
-            SearchFailed: there is no answer; the message says why.
+        SearchFailed says why there is no answer.
         """
         hits: list[Hit] = []
-        total, complete = 0, True
+        total, complete, asked = 0, True, f"{query} repo:{repository} {_KINDS[kind]}"
         for page in range(1, _MOST_PAGES + 1):
-            response = self._get(
-                {"q": f"{query} repo:{repository} {_KINDS[kind]}", "per_page": _PER_PAGE, "page": page}
-            )
+            response = self._get({"q": asked, "per_page": _PER_PAGE, "page": page})
             try:
                 answer = response.json()
-            except ValueError as error:
-                raise SearchFailed(
-                    f"{self._host} answered with something else than JSON: check GITHUB_API_URL."
-                ) from error
-            try:
                 items, total = answer["items"], int(answer["total_count"])
                 complete = complete and not answer.get("incomplete_results")
                 hits += [_read_hit(item, kind) for item in items]
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                what = f"{self._host} answered with something else than JSON"
+                raise SearchFailed(f"{what}: check GITHUB_API_URL.") from error
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise SearchFailed(
-                    f"{self._host} does not answer as GitHub's search API does ({error!r}): check GITHUB_API_URL."
-                ) from error
+                what = f"{self._host} does not answer as GitHub's search API does ({error!r})"
+                raise SearchFailed(f"{what}: check GITHUB_API_URL.") from error
             # More than the pages that are read are not worth a request: GitHub has put its best matches first.
             if not items or len(hits) >= total or total > _PER_PAGE * _MOST_PAGES:
                 break
@@ -346,19 +506,12 @@ class Search:
 
     def to_json(self) -> dict[str, object]:
         """The search for machines."""
+        queries = [{**asked._asdict(), "read": len(asked.hits)} for asked in self.asked]
+        keys = ("query", "kind", "total", "read", "complete")
         return {
             "repository": self.repository,
             "searched": self.when.isoformat(timespec="seconds"),
-            "queries": [
-                {
-                    "query": asked.query,
-                    "kind": asked.kind,
-                    "total": asked.total,
-                    "read": len(asked.hits),
-                    "complete": asked.complete,
-                }
-                for asked in self.asked
-            ],
+            "queries": [{key: query[key] for key in keys} for query in queries],
             "related": [vars(report) for report in self.related],
         }
 
@@ -368,8 +521,7 @@ def search(report: ReportJson, source: str, github: GitHub, expression: str = ""
 
     ``source`` is the shortest program that shows it, ``expression`` the operation at fault in the user's words.
 
-    Raises:
-        SearchFailed: GitHub did not answer one of the queries: a search that asked for less would claim too much.
+    SearchFailed if GitHub does not answer one of the queries: a search that asked for less would claim too much.
     """
     terms = extract_terms(report, source, expression)
     asked = [github.search(query, kind, REPOSITORY) for query in make_queries(terms) for kind in _KINDS]

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.privacy import fold_lines, scrub
 from fuzzcompile.model.templates import get_environment
 from fuzzcompile.model.verdicts import Verdict
-from fuzzcompile.report import proof as place
-from fuzzcompile.report import wording
+from fuzzcompile.report import proof, wording
 from fuzzcompile.report.circumstances import seen_on, versions
 from fuzzcompile.report.filing import Refusal, rules
 from fuzzcompile.report.finding_facts import IssueFacts, case_part
-from fuzzcompile.report.proof import (
-    error_rows,
-    format_shown,
-    get_diff,
-    has_errors,
-    is_measured,
-    named,
-    tried,
-    workaround_with_cost,
-)
+from fuzzcompile.report.proof import error_rows
 from fuzzcompile.report.wording import find_pair, refusal
 
 if TYPE_CHECKING:
@@ -80,11 +69,10 @@ def draft_issue(facts: IssueFacts, refusal: Refusal | None = None) -> str:
 def _list_parts(facts: IssueFacts) -> dict[str, object]:
     script, output = _script(facts)
     errors, left_out = error_rows(facts)
-    workaround, _, seen = (workaround_with_cost(facts.report) or "").partition("  # ")
+    workaround, _, seen = (proof.workaround_with_cost(facts.report) or "").partition("  # ")
     kernel = (read_details(facts.culprit).get("kernel_source") or "") if facts.target is not None else ""
-    culprit_shown = format_shown(facts.culprit) if facts.culprit is not None else ""
+    culprit_shown = proof.format_shown(facts.culprit) if facts.culprit is not None else ""
     machines = [] if facts.machines is None else [("Machines", scrub(seen_on(facts.machines)))]
-    known = next((said.issue for said in (facts.mark, facts.umbrella) if said is not None and said.issue), None)
     return {
         "facts": facts,
         "title": wording.title(facts),
@@ -92,29 +80,29 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         "script": script,
         "whole_output": scrub(output).strip(),
         "ladder": list(_ladder(facts)),
-        "component": place.name_component(facts),
-        "culprit": place.culprit_line(facts),
-        "paths": place.paths(facts),
-        "proof": place.proof(facts),
+        "component": proof.name_component(facts),
+        "culprit": proof.culprit_line(facts),
+        "paths": proof.paths(facts),
+        "proof": proof.proof(facts),
         "workaround": scrub(workaround),
         "workaround_seen": _PRICE.sub("", seen),
-        "known": known,
+        "known": next((said.issue for said in (facts.mark, facts.umbrella) if said is not None and said.issue), None),
         "related": facts.related[:_RELATED],
         "queries": facts.queries[:_QUERIES],
-        "errors": errors if any(is_measured(row) for row in errors) else [],
+        "errors": errors if any(map(proof.is_measured, errors)) else [],
         "left_out": left_out,
         "culprit_shown": culprit_shown[:1].upper() + culprit_shown[1:],
-        "contributors": [named(contributor) for contributor in facts.report.get("contributors") or ()],
-        "ablations": tried(facts.report, "{:.3g}".format, "–"),
-        "ablation_errors": has_errors(facts.report),
-        "diff": [scrub(line) for line in get_diff(facts.culprit)[:_MAX_DIFF]],
+        "contributors": [proof.named(contributor) for contributor in facts.report.get("contributors") or ()],
+        "ablations": proof.tried(facts.report, "{:.3g}".format, "–"),
+        "ablation_errors": proof.has_errors(facts.report),
+        "diff": [scrub(line) for line in proof.get_diff(facts.culprit)[:_MAX_DIFF]],
         # Of a target: nobody can look at the generated kernel on the device.
         "kernel": [scrub(line) for line in str(kernel).strip().splitlines()[:_MAX_KERNEL]],
         "log": scrub(facts.shown.get("error_log") or "").strip(),
         "notes": [scrub(note) for note in facts.report.get("evidence", {}).get("notes") or ()],
         "versions": [*versions({**facts.environment, **facts.where}), *machines],
         "rules": rules(facts),
-        "labels": ", ".join(f"`{label}`" for label in place.labels(facts)),
+        "labels": ", ".join(f"`{label}`" for label in proof.labels(facts)),
         "newest": facts.history.newest if facts.history is not None else None,
     }
 
@@ -151,51 +139,32 @@ _LONGEST = 120
 _CLOSED = ("dup", "fixed", "invalid", "wontfix")
 
 
-@dataclass(frozen=True)
-class Row:
-    """Cells of a Markdown table on one finding."""
-
-    finding: str
-    operator: str
-    call: str
-    invalid: str
-    eager: str
-    compiled: str
-
-
 def draft_umbrella(group: Umbrella, members: Sequence[IssueFacts]) -> str:
     """The draft of a group's issue, in Markdown; ``members`` that a person closed are left out."""
     kept = [facts for facts in members if facts.mark is None or facts.mark.status not in _CLOSED]
-    refuses = all(facts.verdict == Verdict.ACCEPTS_INVALID for facts in kept)
-    return (
-        get_environment()
-        .get_template("reports/umbrella.md.j2")
-        .render(
-            group=group,
-            refuses=refuses,
-            rows=sorted((_row(facts) for facts in kept), key=lambda row: (row.operator, row.call)),
-            scripts=[
-                (facts.subject.name, scrub(script))
-                for facts in kept
-                if (script := facts.plain or facts.reproducer) is not None
-            ],
-            versions=versions(kept[0].environment) if kept else [],
-            unconfirmed=[facts.subject.name for facts in kept if not facts.confirmed],
-        )
+    scripts = ((facts.subject.name, facts.plain or facts.reproducer) for facts in kept)
+    template = get_environment().get_template("reports/umbrella.md.j2")
+    return template.render(
+        group=group,
+        refuses=all(facts.verdict == Verdict.ACCEPTS_INVALID for facts in kept),
+        rows=sorted(map(_row, kept), key=lambda row: row[1:3]),
+        scripts=[(name, scrub(script)) for name, script in scripts if script is not None],
+        versions=versions(kept[0].environment) if kept else [],
+        unconfirmed=[facts.subject.name for facts in kept if not facts.confirmed],
     )
 
 
-def _row(facts: IssueFacts) -> Row:
+def _row(facts: IssueFacts) -> list[str]:
+    """Cells on one finding: its name, operator, call, what matters, and what eager and compiled give."""
     culprit, cause = facts.culprit or {}, facts.cause or {}
-    kind, message = refusal(facts) if facts.verdict == Verdict.ACCEPTS_INVALID else ("", "")
     seen = find_pair(facts.wrong[0]) if facts.wrong else None
     eager, compiled = (seen.eager, seen.compiled) if seen else ("", fold_lines(facts.detail))
-    if kind:
-        gives = facts.report.get("evidence", {}).get("gives")
-        eager, compiled = f"{kind}: {message}", str(gives or "runs")
+    if facts.verdict == Verdict.ACCEPTS_INVALID:
+        eager = ": ".join(refusal(facts))
+        compiled = str(facts.report.get("evidence", {}).get("gives") or "runs")
     operator = culprit.get("rewrite") or culprit.get("family") or "unknown"
     cells = (str(operator), facts.expression or "", str(cause.get("before") or ""), eager, compiled)
-    return Row(facts.subject.name, *map(_cell, cells))
+    return [facts.subject.name, *map(_cell, cells)]
 
 
 def _cell(text: str) -> str:

@@ -17,8 +17,7 @@ from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, UsageEr
 def check_writable(path: Path, option: str, *, parents: bool = False) -> None:
     """Check before any work that the file can be written; ``parents`` that are not there yet will be made.
 
-    Raises:
-        UsageError: it cannot; the message names ``option``, the one that gave the path.
+    If it cannot, UsageError names ``option``, the one that gave the path.
     """
     if path.is_dir():
         raise UsageError(f"Cannot write {path}: it is a folder; name a file for {option}.")
@@ -35,9 +34,7 @@ def check_writable(path: Path, option: str, *, parents: bool = False) -> None:
 def write_whole(path: Path, content: bytes, option: str) -> None:
     """Write the file whole or not at all.
 
-    Raises:
-        EnvironmentUnfit: its disk is full.
-        UsageError: it cannot be written; both messages name ``option``, the one that gave the path.
+    The message of EnvironmentUnfit (a full disk) or UsageError names ``option``, the one that gave the path.
     """
     draft = _draft(path)
     try:
@@ -50,11 +47,7 @@ def write_whole(path: Path, content: bytes, option: str) -> None:
 
 
 def make_empty_folder(path: Path, option: str) -> None:
-    """Make the folder, or accept one that is there and empty.
-
-    Raises:
-        UsageError: it cannot be made or written, or is not empty; the message names ``option``, which gave the path.
-    """
+    """Make the folder, or accept one that is there and empty; UsageError names ``option``, which gave the path."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         taken = any(path.iterdir())
@@ -88,11 +81,7 @@ class EventLog:
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Open the file.
-
-        Raises:
-            UsageError: it cannot be written.
-        """
+        """Open the file; UsageError if it cannot be written."""
         self._path = path
         try:
             self._file = path.open("a", encoding="utf-8", buffering=1) if path is not None else None
@@ -100,11 +89,7 @@ class EventLog:
             raise UsageError(f"Cannot write {path}: {error.strerror}; name another file for --log.") from error
 
     def write(self, event: str, fields: Mapping[str, object]) -> None:
-        """Append an event.
-
-        Raises:
-            EnvironmentUnfit: it cannot be written, such as on a full disk.
-        """
+        """Append an event; EnvironmentUnfit if it cannot be written, such as on a full disk."""
         if self._file is None:
             return
         moment = datetime.now(UTC).isoformat(timespec="microseconds")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -15,9 +15,8 @@ from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.profile_contract import AttentionCallJson, LayerJson, ProfileJson
 from fuzzcompile.report import verdict_text as triaged
-from fuzzcompile.report.circumstances import several
+from fuzzcompile.report.circumstances import WORDS, several
 from fuzzcompile.report.proof import format_number
-from fuzzcompile.report.words import WORDS
 
 _OUTSIDE = "an error that rounding does not explain is made outside of the layers that were looked at"
 _COMPILED = ("inductor", "aot_eager")
@@ -65,10 +64,9 @@ def advice(profile: ProfileJson, name: str | CommandSubject) -> str:
         bug = next(bugs, None)
         return _deeper(profile, subject) if bug is None else triaged.advice(bug.report, bug.name)
     if profile["verdict"] == "unstable_reference":
-        return (
-            "compare something better conditioned: trained weights, real inputs, or float64 on both sides "
-            f"(`{subject.format_command('profile', against='float64')}` shows which layer loses the digits)"
-        )
+        command = subject.format_command("profile", against="float64")
+        how = f"float64 on both sides (`{command}` shows which layer loses the digits)"
+        return f"compare something better conditioned: trained weights, real inputs, or {how}"
     if profile["verdict"] == "equal":
         return "nothing: the values are the same"
     text, program = "nothing to fix", [x for x in profile.get("layers", []) if x.get("kind") == "program"]
@@ -103,8 +101,7 @@ def _part(subject: CommandSubject, layer: str) -> CommandSubject:
     return subject.with_options(module=f"{outer}.{module}" if outer else module)
 
 
-@dataclass(frozen=True)
-class LayerReport:
+class LayerReport(NamedTuple):
     """A report of ``triage`` within a profile: what was judged, and how it is named."""
 
     what: str
@@ -114,30 +111,22 @@ class LayerReport:
 
 def triages(profile: ProfileJson, name: str | CommandSubject) -> list[LayerReport]:
     """The reports of ``triage`` that the profile holds; ``name`` is how the case is named on a command line."""
-    subject = CommandSubject.from_name(name)
-    layer, of_layer, of_whole = profile.get("layer") or "", profile.get("triage"), profile.get("triage_whole")
-    judged = []
-    if of_layer:
-        judged.append(LayerReport(f"{layer} alone, on its own inputs", _part(subject, layer), of_layer))
-    if of_whole:
-        judged.append(LayerReport("the whole program", subject, of_whole))
-    return judged
-
-
-# -- layers ---------------------------------------------------------------------------------------
+    subject, layer = CommandSubject.from_name(name), profile.get("layer") or ""
+    judged = [
+        (f"{layer} alone, on its own inputs", _part(subject, layer), profile.get("triage")),
+        ("the whole program", subject, profile.get("triage_whole")),
+    ]
+    return [LayerReport(what, named, report) for what, named, report in judged if report]
 
 
 def cells(layer: LayerJson) -> dict[str, str]:
     """A layer's numbers as text, by key."""
-    return {key: _format(key, layer.get(key)) for key in WORDS["profile_columns"]}
-
-
-def _format(key: str, value: object) -> str:
-    if not isinstance(value, int | float):
-        return _NOTHING
-    if key == "cosine":
-        return f"{value:.6f}"
-    return f"{value:.2f}" if key == "amplification" and value < 100 else format_number(value)
+    numbers = ((key, layer.get(key)) for key in WORDS["profile_columns"])
+    forms = {"cosine": "{:.6f}".format, "amplification": lambda x: f"{x:.2f}" if x < 100 else format_number(x)}
+    return {
+        key: forms.get(key, format_number)(value) if isinstance(value, int | float) else _NOTHING
+        for key, value in numbers
+    }
 
 
 def _table(profile: ProfileJson) -> Table:
@@ -156,11 +145,8 @@ def _shown(profile: ProfileJson) -> list[LayerJson]:
     layers = profile.get("layers", [])
     if len(layers) <= _ROWS:
         return layers
-    ranked = sorted(range(len(layers)), key=lambda index: -_ratio(layers[index]))
-    kept = [
-        i for i, each in enumerate(layers) if each.get("name") == profile.get("layer") or each.get("kind") == "program"
-    ]
-    return [layers[index] for index in sorted({*kept, *ranked[: _ROWS - 2]})]
+    ranked = sorted(layers, key=_ratio, reverse=True)[: _ROWS - 2]
+    return [x for x in layers if x.get("name") == profile.get("layer") or x.get("kind") == "program" or x in ranked]
 
 
 def _ratio(layer: LayerJson) -> float:
@@ -181,15 +167,11 @@ def remarks(profile: ProfileJson) -> Iterator[str]:
     yield from (f"note: {note}" for note in profile.get("notes", []))
 
 
-# -- attention ------------------------------------------------------------------------------------
-
-
 def attention_line(call: AttentionCallJson) -> str:
     """A call of attention on one line: how often, its query, the kernel that torch chooses, and why others refuse."""
-    query = call["query"]
-    kind = [part for part, holds in (("causal", call["causal"]), ("masked", call["mask"]), ("dropout", call["dropout"]))
-            if holds]  # fmt: skip
-    described = " ".join([f"attention, {call['calls']} x {query['dtype']}{query['shape']}", *kind])
+    query, traits = call["query"], {"causal": call["causal"], "masked": call["mask"], "dropout": call["dropout"]}
+    kind = "".join(f" {trait}" for trait, holds in traits.items() if holds)
+    described = f"attention, {call['calls']} x {query['dtype']}{query['shape']}{kind}"
     return f"{described}: {'; '.join(kernels(call)) or call['note']}"
 
 

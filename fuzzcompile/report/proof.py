@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fuzzcompile.model.contract import OutputJson, ReportJson, read_target
 from fuzzcompile.model.culprit_contract import CulpritJson, read_details
@@ -42,8 +43,7 @@ class Fact:
         return "\n" in self.text
 
 
-@dataclass(frozen=True)
-class Tried:
+class Tried(NamedTuple):
     """One line of the ablation table; ``toggle`` is in words, with code between backticks."""
 
     toggle: str
@@ -51,8 +51,7 @@ class Tried:
     error: str
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """Distance by which one rewrite moved the result, relative to its size: in float64, and in the program's dtypes.
 
     None where the graph could not be replayed. ``of_culprit`` marks the culprit's own.
@@ -107,18 +106,19 @@ def get_diff(culprit: CulpritJson | None) -> list[str]:
     return str(read_details(culprit).get("diff") or "").splitlines()
 
 
+# A changed setting, and the same in words that need no explanation.
+_PLAIN = (
+    (r"^veto (.+?)(, graphs run .*)?$", r"`\1` off\2"),
+    (r"^only (.+?)(, graphs run .*)?$", r"only `\1` on\2"),
+    (r"^decomposition of (\S+) off$", r"`\1` not decomposed"),
+    (r"^(.*[=(].*)$", r"`\1`"),
+)
+
+
 def plain_toggle(toggle: str) -> str:
     """A changed setting in words that need no explanation."""
     text = scrub(toggle).replace(" (graphs interpreted)", ", graphs run without generated code")
-    words = (
-        (r"^veto (.+?)(, graphs run .*)?$", r"`\1` off\2"),
-        (r"^only (.+?)(, graphs run .*)?$", r"only `\1` on\2"),
-        (r"^decomposition of (\S+) off$", r"`\1` not decomposed"),
-    )
-    for pattern, plain in words:
-        if re.match(pattern, text):
-            return re.sub(pattern, plain, text)
-    return f"`{text}`" if re.search(r"[=(]", text) else text
+    return next((re.sub(pattern, plain, text) for pattern, plain in _PLAIN if re.match(pattern, text)), text)
 
 
 def name_role(culprit: CulpritJson) -> str:
@@ -128,14 +128,14 @@ def name_role(culprit: CulpritJson) -> str:
 
 def format_shown(culprit: CulpritJson) -> str:
     """Describe the results of compiles without a culprit, and with every other optional rewrite off; may be empty."""
-    parts = []
-    if culprit.get("necessary") is not None:
+    parts, necessary, sufficient = [], culprit.get("necessary"), culprit.get("sufficient")
+    if necessary is not None:
         siblings = culprit.get("siblings")
         alike = f" and {', '.join(siblings)}, which takes its place" if siblings else ""
         doubt = "not proved: " if name_role(culprit) == "suspect" else ""
-        parts.append(f"{doubt}the bug {'is gone' if culprit['necessary'] else 'stays'} without it{alike}")
-    if culprit.get("sufficient") is not None:
-        parts.append(f"{'it alone shows the bug' if culprit['sufficient'] else 'it alone does not show the bug'}")
+        parts.append(f"{doubt}the bug {'is gone' if necessary else 'stays'} without it{alike}")
+    if sufficient is not None:
+        parts.append("it alone shows the bug" if sufficient else "it alone does not show the bug")
     return "; ".join(parts)
 
 
@@ -147,23 +147,17 @@ def has_errors(report: ReportJson) -> bool:
 
 def tried(report: ReportJson, form: Callable[[float], str] | None = None, nothing: str = "-") -> list[Tried]:
     """The ablation table; ``form`` writes a number, ``nothing`` stands where there is none."""
-    return [
-        Tried(
-            plain_toggle(str(entry["toggle"])),
-            bool(entry["repairs"]),
-            str(entry.get("non_finite") or nothing)
-            if (error := entry.get("error")) is None
-            else (form or format_number)(error),
-        )
-        for entry in report.get("ablations") or ()
-    ]
+    rows = []
+    for entry in report.get("ablations") or ():
+        error = entry.get("error")
+        left = str(entry.get("non_finite") or nothing) if error is None else (form or format_number)(error)
+        rows.append(Tried(plain_toggle(str(entry["toggle"])), bool(entry["repairs"]), left))
+    return rows
 
 
 def bars(report: ReportJson) -> list[Bar]:
     """The rewrites that moved any bit, in the order in which they were applied."""
-    culprit = report.get("culprit")
-    blamed = None if culprit is None else _identity(culprit)
-    made = []
+    culprit, made = report.get("culprit"), []
     for rewrite in report.get("changed_bits") or ():
         details = read_details(rewrite)
         direction = details.get("direction")
@@ -173,7 +167,7 @@ def bars(report: ReportJson) -> list[Bar]:
             str(rewrite.get("site") or ""),
             _number(details or {"float64": rewrite.get("step")}, "float64"),
             _number(details, "native"),
-            of_culprit=_identity(rewrite) == blamed,
+            of_culprit=culprit is not None and _identity(rewrite) == _identity(culprit),
         )
         made.append(bar)
     return made
@@ -193,10 +187,7 @@ def format_workaround(report: ReportJson) -> str | None:
 
 def workaround_with_cost(report: ReportJson) -> str | None:
     """The workaround with what was measured: that it removes the bug, and its price."""
-    workaround, how = report.get("workaround"), format_workaround(report)
-    if how is None or not workaround:
-        return how
-    notes = []
+    workaround, how, notes = report.get("workaround") or {}, format_workaround(report), []
     if "verified" in workaround:
         notes.append("run, and the bug is gone" if workaround["verified"] else "not verified")
     # The time of a run for a target is that of the CPU and of an interpreter.
@@ -221,18 +212,12 @@ def _number(details: Mapping[str, object], key: str) -> float | None:
 def _text(value: object) -> str:
     if value is None or value is False or value in ("", [], {}, ()):
         return ""
-    if value is True:
-        return "yes"
-    if isinstance(value, float):
-        return f"{value:.9g}"
-    if isinstance(value, str):
-        return value.rstrip()
     if isinstance(value, Mapping):
         parts = [f"{key} {_text(item) or '-'}" for key, item in value.items()]
-    elif isinstance(value, Sequence):
+    elif isinstance(value, Sequence) and not isinstance(value, str):
         parts = [_text(item) or "-" for item in value]
     else:
-        return str(value)
+        return "yes" if value is True else f"{value:.9g}" if isinstance(value, float) else str(value).rstrip()
     # On one line if each part is short, else one below the other.
     return ("\n" if any("\n" in part or len(part) > _SHORT for part in parts) else ", ").join(parts)
 
@@ -284,14 +269,11 @@ def culprit_line(facts: IssueFacts) -> str:
     culprit = facts.culprit
     if culprit is None:
         return ""
-    kernel = facts.kernel
-    name = kernel or culprit.get("rewrite") or culprit.get("pass") or culprit.get("family") or "?"
-    stage = str(culprit.get("stage"))
-    title = BY_NAME[stage].title if stage in BY_NAME else stage
-    component = "an ATen kernel" if kernel else title
-    within = culprit.get("pass")
-    inside = f" in `{within}`" if within and not kernel and within != name else ""
-    place = "" if kernel else source_link(facts)
+    stage, within = str(culprit.get("stage")), culprit.get("pass")
+    name = facts.kernel or culprit.get("rewrite") or within or culprit.get("family") or "?"
+    component = "an ATen kernel" if facts.kernel else BY_NAME[stage].title if stage in BY_NAME else stage
+    inside = f" in `{within}`" if within and not facts.kernel and within != name else ""
+    place = "" if facts.kernel else source_link(facts)
     # "an Inductor lowering" is one of many: of which operator says more.
     article, _, kind = component.partition(" ")
     named = f"`{scrub(str(name))}`{inside}"
@@ -314,22 +296,22 @@ def source_link(facts: IssueFacts) -> str:
 
 def proof(facts: IssueFacts) -> str:
     """Describe the proof of the culprit in one line; empty where nothing proves it."""
-    culprit = facts.culprit
     if facts.without_compiler:
         return "the script above calls the operator in eager mode, on equal values in two layouts."
+    culprit = facts.culprit
     if culprit is None or not facts.proved:
         return ""
     siblings = ", ".join(f"`{name}`" for name in culprit.get("siblings") or ())
-    what = f"switching off this and {siblings}, which takes its place," if siblings else "switching off this alone"
-    repairing = next((entry for entry in facts.report.get("ablations") or () if entry.get("repairs")), None)
-    how = f" ({plain_toggle(str(repairing['toggle']))})" if repairing else ""
-    parts = [f"the bug is gone after {what.removesuffix(',')}{how}"]
+    what = f"switching off this and {siblings}, which takes its place" if siblings else "switching off this alone"
+    repairing = (entry for entry in facts.report.get("ablations") or () if entry.get("repairs"))
+    how = next((f" ({plain_toggle(str(entry['toggle']))})" for entry in repairing), "")
+    text = f"the bug is gone after {what}{how}"
     if culprit.get("sufficient"):
-        parts.append("it stays with every other optional rewrite off")
+        text += "; it stays with every other optional rewrite off"
     if contributors := facts.report.get("contributors"):
-        names = ", ".join(f"`{entry.get('rewrite') or entry.get('family')}`" for entry in contributors)
-        parts.append(f"the bug also needs {names}")
-    return "; ".join(parts) + "."
+        text += "; the bug also needs "
+        text += ", ".join(f"`{entry.get('rewrite') or entry.get('family')}`" for entry in contributors)
+    return f"{text}."
 
 
 # Rows of the tables that pages and drafts show.

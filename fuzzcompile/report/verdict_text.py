@@ -13,7 +13,7 @@ from fuzzcompile.model.contract import OutputJson, PromiseJson, ReportJson, read
 from fuzzcompile.model.culprit_contract import CulpritJson
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.hints import CommandSubject
-from fuzzcompile.report.circumstances import advice_for, circumstances, meaning_for, several
+from fuzzcompile.report.circumstances import WORDS, advice_for, circumstances, meaning_for, several
 from fuzzcompile.report.proof import (
     NEEDED,
     find_step,
@@ -28,7 +28,6 @@ from fuzzcompile.report.proof import (
     tried,
     workaround_with_cost,
 )
-from fuzzcompile.report.words import WORDS
 
 # The proof of a culprit as lines for a terminal.
 
@@ -39,25 +38,22 @@ _LINES = 30  # lines of a diff or a kernel shown
 def proof_lines(culprit: CulpritJson) -> Iterator[str]:
     """Yield the culprit's match, the distance by which it moved the result, and the graph before and after it."""
     yield from (f"matched {line}" for line in matched(culprit)[:_MATCHED])
-    step = find_step(culprit)
-    if step:
+    if step := find_step(culprit):
         yield f"moves the result, in units of its size, by {step}"
-    for fact in list_proof_facts(culprit):
-        yield f"{fact.label}:" if fact.is_block else f"{fact.label}: {fact.text}"
-        if fact.is_block:
-            yield from (f"  {line}" for line in _cut(fact.text.splitlines()))
-    diff = get_diff(culprit)
-    if diff:
-        yield "graph before (-) and after (+):"
-        yield from (f"  {line}" for line in _cut(diff))
+    diff = "\n".join(get_diff(culprit))
+    facts = [(fact.label, fact.text, fact.is_block) for fact in list_proof_facts(culprit)]
+    for label, text, is_block in [*facts, *([("graph before (-) and after (+)", diff, True)] if diff else [])]:
+        yield f"{label}:" if is_block else f"{label}: {text}"
+        if is_block:
+            lines = text.splitlines()
+            yield from (f"  {line}" for line in lines[:_LINES])
+            if len(lines) > _LINES:
+                yield f"  ... and {len(lines) - _LINES} more lines (--json has all)"
 
 
 def ablation_table(report: ReportJson) -> Table:
     """Each ablation, and whether it removed the divergence."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("  tried", overflow="fold")
-    table.add_column("bug gone", no_wrap=True)
-    with_errors = has_errors(report)
+    table, with_errors = _table("  tried", ["bug gone"]), has_errors(report)
     if with_errors:
         table.add_column("error left", justify="right", no_wrap=True)
     for row in tried(report):
@@ -66,9 +62,12 @@ def ablation_table(report: ReportJson) -> Table:
     return table
 
 
-def _cut(lines: Sequence[str]) -> list[str]:
-    shown = list(lines[:_LINES])
-    return [*shown, f"... and {len(lines) - _LINES} more lines (--json has all)"] if len(lines) > _LINES else shown
+def _table(first: str, others: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, overflow="fold")
+    for heading in others:
+        table.add_column(heading, no_wrap=True)
+    return table
 
 
 # What a report says of a contract: the settings in force, and what became of each promise of equal bits.
@@ -97,19 +96,15 @@ def promise_lines(report: ReportJson) -> Iterator[str]:
     settings = ", ".join(f"{entry} = {value}" for entry, value in contract["settings"].items())
     yield f"{contract['name']} contract under {settings}:"
     for promise in contract["promises"]:
-        yield f"  {_NAMES.get(promise['promise'], promise['promise'])}: {_state(promise)}: {promise['why']}"
+        state = {True: "holds", False: "BROKEN", None: "not promised" if promise["outputs"] else "no answer"}
+        name = _NAMES.get(promise["promise"], promise["promise"])
+        yield f"  {name}: {state[promise['holds']]}: {promise['why']}"
         others = [place for place in promise["unpromised"] if place != promise["first"]]
         for place in others[:_PLACES]:
             kernel = f", kernel {place['kernel']}" if place["kernel"] else ""
             yield f"    bits part here too{kernel}: {place['operator']} at {place['site']}: {place['why']}"
         if len(others) > _PLACES:
             yield f"    and at {len(others) - _PLACES} more places without a promise (--json has them)"
-
-
-def _state(promise: PromiseJson) -> str:
-    if promise["holds"] is None:
-        return "not promised" if promise["outputs"] else "no answer"
-    return "holds" if promise["holds"] else "BROKEN"
 
 
 _WIDTH = 120  # where standard output is no terminal
@@ -150,20 +145,16 @@ def print_report(
         say(f"  {report['detail']}")
     outputs = report["evidence"]["outputs"]
     differing = [output for output in outputs if output.get("finding") != "same"]
+    shown = _shown(report, differing)
     if report["verdict"] not in _NOT_OF_VALUES and any(output["finding"] not in _NO_VALUES for output in differing):
-        shown = _shown(report, differing)
-        console.print(_table(shown))
+        console.print(_outputs_table(shown))
         if len(differing) > len(shown):
             say(f"  and {len(differing) - len(shown)} more outputs that differ (--json has all)")
         if len(differing) < len(outputs):
             say(f"  the same bits: {len(outputs) - len(differing)} of {len(outputs)} outputs")
-    for line in (
-        *_places(_shown(report, differing)),
-        *promise_lines(report),
-        *circumstances(report),
-        *_attribution(report, proof=proof),
-    ):
-        say(f"  {line}")
+    for lines in (_places(shown), promise_lines(report), circumstances(report), _attribution(report, proof=proof)):
+        for line in lines:
+            say(f"  {line}")
     if proof and report["ablations"]:
         console.print(ablation_table(report))
     if proof and report.get("workaround"):
@@ -188,25 +179,22 @@ def meaning(report: ReportJson) -> str:
 
 def advice(report: ReportJson, name: str | CommandSubject) -> str:
     """Advise on the report; ``name`` is the case's name on a command line."""
-    verdict = report["verdict"]
-    if not report["is_bug"] and read_target(report) is not None and verdict in ("equal", "rounding"):
+    verdict, target, culprit = report["verdict"], read_target(report), report.get("culprit")
+    if not report["is_bug"] and target is not None and verdict in ("equal", "rounding"):
         return "nothing: of what was looked at, nothing is wrong"
     if not report["is_bug"]:
         return _about_rounding(report) if verdict == "rounding" else WORDS["advice"].get(verdict, "nothing")
-    culprit = report.get("culprit") or {}
-    source = culprit.get("source")
-    if source and not source.startswith("torch/"):
-        left_out = format_workaround(report) if is_custom(culprit.get("pass")) else None
-        until = f"; until then, {left_out}" if left_out else ""
+    workaround = format_workaround(report)
+    if culprit and (source := culprit.get("source")) and not source.startswith("torch/"):
+        until = f"; until then, {workaround}" if workaround and is_custom(culprit.get("pass")) else ""
         return f"fix {culprit['rewrite']} ({source}:{culprit['line']}): it is not part of PyTorch{until}"
-    if read_target(report) is not None:
+    if target is not None:
         return advice_for(report, name)
     if broken_promise(report) is not None:
         return (  # no reducer keeps bits
             "report it with the case, the settings above, and the operator and kernel named "
             f"(torch {report['torch']}); minimizing keeps wrong values, not wrong bits"
         )
-    workaround = format_workaround(report)
     until = f"until it is fixed, use {workaround}; " if workaround else ""
     again = WORDS["again"].get(verdict, "")
     doubt = "check it first, confidence is low; " if report.get("confidence") == "low" and not again else ""
@@ -241,26 +229,21 @@ def describe_culprit(culprit: CulpritJson) -> str:
     return f"{', '.join(parts)}{f': {shown}' if shown else ''}"
 
 
-# -- what to do -----------------------------------------------------------------------------------
-
-
 def _about_rounding(report: ReportJson) -> str:
     outputs = report["evidence"]["outputs"]
-    ratios = [ratio for output in outputs if (ratio := output.get("error_ratio")) is not None]
+    ratio = max((ratio for output in outputs if (ratio := output.get("error_ratio")) is not None), default=None)
     text = "nothing: rounding"
-    if ratios and max(ratios) <= 1:
-        text += f"; compiled is no farther from float64 than eager (ratio {max(ratios):.2g})"
-    elif ratios and max(ratios) < _AS_FAR:
+    if ratio is not None and ratio <= 1:
+        text += f"; compiled is no farther from float64 than eager (ratio {ratio:.2g})"
+    elif ratio is not None and ratio < _AS_FAR:
         text += "; compiled is as far from float64 as eager"
-    elif ratios:
-        text += f"; compiled is {max(ratios):.2g} times as far from float64 as eager, as rounding may make it"
+    elif ratio is not None:
+        text += f"; compiled is {ratio:.2g} times as far from float64 as eager, as rounding may make it"
     failing = [output for output in outputs if not output.get("within_default_tolerance", True)]
     if failing:
         apart = max((o.get("max_abs_error_eager") or 0.0) + (o.get("max_abs_error_compiled") or 0.0) for o in failing)
-        text += (
-            "; assert_close fails at its defaults, so compare each with a float64 run, "
-            f"or give it atol={rounded_up(apart)}"
-        )
+        compare = "; assert_close fails at its defaults, so compare each with a float64 run, "
+        text += f"{compare}or give it atol={rounded_up(apart)}"
     return text
 
 
@@ -272,9 +255,6 @@ def rounded_up(value: float) -> str:
     return f"{float(f'{digit}e{exponent}'):.0e}"
 
 
-# -- what differs ---------------------------------------------------------------------------------
-
-
 def _shown(report: ReportJson, differing: Sequence[OutputJson]) -> list[OutputJson]:
     wrong = [output for output in differing if report["is_bug"] and output["finding"] not in _CLOSE]
     rounded = sorted(
@@ -283,9 +263,8 @@ def _shown(report: ReportJson, differing: Sequence[OutputJson]) -> list[OutputJs
     return [*wrong[:_ROWS], *rounded[: max(0, _FEW - len(wrong))]]
 
 
-def _table(outputs: Sequence[OutputJson]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("  output", overflow="fold")
+def _outputs_table(outputs: Sequence[OutputJson]) -> Table:
+    table = _table("  output", [])
     for heading in ("eager\nmax", "\nRMS", "\nulps", "compiled\nmax", "\nRMS", "\nulps"):
         table.add_column(heading, justify="right", no_wrap=True)
     for heading in ("\nratio", "noise\nfloor", "assert_\nclose", "\nsame", "\ncosine"):
@@ -324,12 +303,13 @@ def _places(outputs: Sequence[OutputJson]) -> Iterator[str]:
             kind = f"{output['finding']}: " if output["finding"] in ("dtype", "shape", "stride") else ""
             yield f"{output['name']}: {kind}{output['detail']}"
         elif output.get("where") is not None:
-            index, at = ", ".join(str(i) for i in output["where"] or ()), output["at"] or {}
-            values = []
-            for run, value in at.items():
-                text = f"{value:.9g}" if isinstance(value, float) else str(value)
-                values.append(f"{run} {at.get('non_finite') or 'non-finite' if value is None else text}")
-            shown = ", ".join(text for run, text in zip(at, values, strict=True) if run != "non_finite")
+            index, at = ", ".join(map(str, output["where"] or ())), dict(output["at"] or {})
+            broken = at.pop("non_finite", None) or "non-finite"
+            values = {
+                run: broken if value is None else f"{value:.9g}" if isinstance(value, float) else value
+                for run, value in at.items()
+            }
+            shown = ", ".join(f"{run} {value}" for run, value in values.items())
             yield f"{output['name']}[{index}]: {shown}" if index else f"{output['name']}: {shown}"
 
 

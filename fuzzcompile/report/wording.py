@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus, public
 from fuzzcompile.model.contract import CauseJson, OutputJson
@@ -21,9 +20,8 @@ from fuzzcompile.model.evidence import (
 from fuzzcompile.model.privacy import fold_lines
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import VALUES, Verdict
-from fuzzcompile.report.circumstances import meaning_for
-from fuzzcompile.report.finding_facts import IssueFacts, ProgramSetting, read_setting
-from fuzzcompile.report.words import WORDS
+from fuzzcompile.report.circumstances import WORDS, meaning_for
+from fuzzcompile.report.finding_facts import IssueFacts, read_constants
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.replay.replay_history import History
@@ -36,18 +34,41 @@ _MODES = {"enabled": "with gradients enabled", "inference_mode": "under `torch.i
 
 def reach(facts: IssueFacts) -> str:
     """Describe the reach of a bug: whether it is on by default, and the programs that it hits."""
-    setting, silent = read_setting(facts.reproducer), facts.severity in (Severity.SILENT, Severity.ALIASING)
+    constants, silent = read_constants(facts.reproducer), facts.severity in (Severity.SILENT, Severity.ALIASING)
     right = "; the values are right" if facts.severity in (Severity.RAISING_LAYOUT, Severity.LAYOUT) else ""
-    if setting is None:
-        where = "with the settings of its own script" if facts.is_script else f"on {_device(facts)}"
+    if constants is None:
+        is_script = facts.reproducer is not None and not re.search(r"^def make\(", facts.reproducer, re.MULTILINE)
+        where = "with the settings of its own script" if is_script else f"on {_device(facts)}"
         return f"It was seen {where}{' and is silent' if silent else right}."
-    seen = f"It was seen {_where(facts, setting)}{right}."
+    seen = f"It was seen {_where(facts, constants)}{right}."
     quiet = " Nothing warns of it." if silent else ""
     if facts.promise is not None:
         return f"It breaks a promise that holds only where a setting asks for it ({facts.promise}).{quiet} {seen}"
-    if setting.opt_ins:
-        return f"It needs options that are off by default: `{'`, `'.join(setting.opt_ins)}`.{quiet} {seen}"
+    if opt_ins := list(_opt_ins(constants)):
+        return f"It needs options that are off by default: `{'`, `'.join(opt_ins)}`.{quiet} {seen}"
     return f"It happens with the default settings.{quiet} {seen}"
+
+
+# Settings that make eager and compiled comparable, and change nothing else.
+_NEUTRAL = ("fallback_random",)
+_PATHS = {"export": "torch.export.export", "aoti": "torch._inductor.aoti_compile_and_package"}
+
+
+def _opt_ins(constants: Mapping[str, object]) -> Iterator[str]:
+    """What a case file asks for beyond the defaults, as a user writes it (docs/machines.md)."""
+    yield from (f"options={{{key!r}: {value!r}}}" for key, value in _settings(constants.get("OPTIONS")))
+    for area, settings in _settings(constants.get("CONFIG")):
+        yield from (f"torch._{area}.config.{key} = {value!r}" for key, value in _settings(settings))
+    if constants.get("MODE"):
+        yield f"mode={constants['MODE']!r}"
+    if constants.get("PATH"):
+        yield _PATHS.get(str(constants["PATH"]), "torch.compile")
+    if constants.get("DYNAMIC"):
+        yield "dynamic=True"
+
+
+def _settings(value: object) -> list[tuple[str, object]]:
+    return [(str(key), item) for key, item in value.items() if key not in _NEUTRAL] if isinstance(value, dict) else []
 
 
 def since(facts: IssueFacts) -> str:
@@ -74,15 +95,15 @@ def _versions(history: History, seen: str) -> Iterator[str]:
         yield f"On {newest}, the newest tried, {WORDS['newest'].get(history.torch[newest], 'there was no answer')}."
 
 
-def _where(facts: IssueFacts, setting: ProgramSetting) -> str:
+def _where(facts: IssueFacts, constants: Mapping[str, object]) -> str:
     """Device, and training or inference: what the script for the issue needs, else what the case was judged under."""
     mode = "in training"
-    if not setting.backward:
+    if not constants.get("BACKWARD"):
         plain = facts.plain or "no_grad"
         named = any(word in plain for word in ("no_grad", "inference_mode", "requires_grad"))
-        mode = _MODES.get(setting.grad or "", "under `torch.no_grad()`") if named else "in inference"
+        mode = _MODES.get(str(constants.get("GRAD")), "under `torch.no_grad()`") if named else "in inference"
         mode += " (training was not tried)"
-    return f"on {_device(facts)} {mode}{', called with several inputs in a row' if setting.calls else ''}"
+    return f"on {_device(facts)} {mode}{', called with several inputs in a row' if 'CALLS' in constants else ''}"
 
 
 def _device(facts: IssueFacts) -> str:
@@ -96,52 +117,44 @@ def _device(facts: IssueFacts) -> str:
 
 _ERROR = 90  # characters of an error's message in a title
 _NAMESPACES = re.compile(r"(?:[A-Za-z_]\w*::)+")
+_ARGUMENT = re.compile(r"\((\w+)\)$")  # in a cause's fingerprint
 _DTYPE = re.compile(r"\b(?:b?float|u?int|complex)\d+\w*|\bbool\b")
-
-
 # Names of values, not of functions, attributes or keywords.
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w.(]|\s*=)")
 
 
-@dataclass(frozen=True)
-class Effect:
-    """``does`` follows the operation; ``then`` follows the words "under torch.compile".
-
-    ``of_program``: it is the program around the operation that does it.
-    """
+class Effect(NamedTuple):
+    """``does`` follows the operation; ``then`` follows the words "under torch.compile"."""
 
     does: str
     then: str = ""
-    of_program: bool = False
+    of_program: bool = False  # it is the program around the operation that does it
 
 
 def describe_effect(facts: IssueFacts) -> Effect:
     """Describe the effect: what the compiled program does instead of what eager does."""
+    verdict = facts.verdict
     if facts.without_compiler:
-        return Effect(
-            WORDS["kernel_effect"].get(facts.verdict, "gives wrong values"), " for inputs that are not contiguous"
-        )
+        does = WORDS["kernel_effect"].get(verdict, "gives wrong values")
+        return Effect(does, " for inputs that are not contiguous")
     if facts.promise is not None and facts.promise.startswith("fallback_random"):
         return Effect("draws other random numbers than eager", " with `fallback_random = True`")
     if written := _written(facts):
         return written
-    if facts.verdict in VALUES and (ignores := _computes_its_neighbour(facts.cause, facts)):
+    if verdict in VALUES and (ignores := _computes_its_neighbour(facts)):
         return Effect(ignores)
     if facts.shares_wrongly:
         return _sharing(facts)
-    if facts.target is not None and facts.verdict in VALUES:
+    if facts.target is not None and verdict in VALUES:
         return Effect("is compiled into a program with other values")
-    special: dict[str, Callable[[IssueFacts], Effect]] = {
-        Verdict.MISCOMPILE: _wrong_values,
-        Verdict.NONFINITE: _non_finite,
-        Verdict.METADATA: _metadata,
-        Verdict.COMPILE_ERROR: lambda facts: Effect("fails to compile", f": {error_in(facts)}"),
-        Verdict.RUNTIME_ERROR: lambda facts: Effect("raises", f": {error_in(facts)}"),
-        Verdict.ACCEPTS_INVALID: lambda facts: Effect("is accepted", f", where eager raises {refusal(facts)[0]}"),
-    }
-    if facts.verdict in special:
-        return special[Verdict(facts.verdict)](facts)
-    return Effect(*WORDS["plain_effect"].get(facts.verdict, ("behaves differently",)))
+    if verdict in (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR):
+        return Effect("raises" if verdict == Verdict.RUNTIME_ERROR else "fails to compile", f": {error_in(facts)}")
+    if verdict == Verdict.ACCEPTS_INVALID:
+        return Effect("is accepted", f", where eager raises {refusal(facts)[0]}")
+    measured = {Verdict.MISCOMPILE: _wrong_values, Verdict.NONFINITE: _non_finite, Verdict.METADATA: _metadata}
+    if verdict in measured:
+        return measured[Verdict(verdict)](facts)
+    return Effect(*WORDS["plain_effect"].get(verdict, ("behaves differently",)))
 
 
 def describe_condition(facts: IssueFacts) -> str:
@@ -170,18 +183,14 @@ def refusal(facts: IssueFacts) -> tuple[str, str]:
 
 
 def error_in(facts: IssueFacts, limit: int = _ERROR) -> str:
-    """The error of a program that eager runs, on one line; as code where Markdown would read it otherwise."""
-    text = fold_lines(_said_by_the_compiler(facts) or facts.detail, limit) or "an error"
+    """The error of a program that eager runs, on one line; as code where Markdown would read it otherwise.
+
+    The first message of g++, clang++ or the like says more than torch's own.
+    """
+    kind, message = facts.detail.partition(":")[0], re.search(r": error: (.+)", facts.shown.get("error_log") or "")
+    compilers = f"{kind}: {_NAMESPACES.sub('', message[1])}" if message is not None and kind.isidentifier() else ""
+    text = fold_lines(compilers or facts.detail, limit) or "an error"
     return f"`{text}`" if re.search(r"[<*_]", text) else text
-
-
-def _said_by_the_compiler(facts: IssueFacts) -> str | None:
-    """The type of the error with the first message of g++, clang++ or the like, which says more than torch's own."""
-    message = re.search(r": error: (.+)", facts.shown.get("error_log") or "")
-    kind = facts.detail.partition(":")[0]
-    if message is None or not kind.isidentifier():
-        return None
-    return f"{kind}: {_NAMESPACES.sub('', message[1])}"
 
 
 def find_pair(entry: OutputJson) -> ValuePair | None:
@@ -189,22 +198,27 @@ def find_pair(entry: OutputJson) -> ValuePair | None:
     return ValuePair.parse(str(entry.get("detail") or ""))
 
 
-def _computes_its_neighbour(cause: CauseJson | None, facts: IssueFacts) -> str | None:
+def _computes_its_neighbour(facts: IssueFacts) -> str | None:
     """Return what is ignored, if the compiled program computes what eager computes on the nearest case that passes."""
-    if cause is None or cause.get("computes") != "neighbour" or cause.get("kind") not in ("argument", "value"):
+    cause: CauseJson = facts.cause or {}
+    if cause.get("computes") != "neighbour" or cause.get("kind") not in ("argument", "value"):
         return None
-    before, after = str(cause.get("before") or ""), str(cause.get("after") or "")
-    argument = re.search(r"\((\w+)\)$", str(cause.get("fingerprint") or ""))
+    before, after = _sides(facts)
+    argument = _ARGUMENT.search(str(cause.get("fingerprint") or ""))
     if argument and re.search(rf"\b{argument[1]}\s*=", before):
         return f"ignores `{argument[1]}`"
     if not before or not after:
         return None
     if not in_users_words(facts, before, after):
         return f"ignores the order of {reordered}" if (reordered := reordering(facts)) else None
-    whole = facts.expression
-    if whole and before in whole:
-        return f"is computed as `{whole.replace(before, after)}`"
+    if facts.expression and before in facts.expression:
+        return f"is computed as `{facts.expression.replace(before, after)}`"
     return f"computes `{after}` instead of `{before}`"
+
+
+def _sides(facts: IssueFacts) -> tuple[str, str]:
+    cause: CauseJson = facts.cause or {}
+    return str(cause.get("before") or ""), str(cause.get("after") or "")
 
 
 def in_users_words(facts: IssueFacts, *texts: str) -> bool:
@@ -217,10 +231,8 @@ def in_users_words(facts: IssueFacts, *texts: str) -> bool:
 
 def _is_composed(text: str) -> bool:
     """Return whether a text is code that calls or indexes something, not a name or words such as "shape (1, 2)"."""
-    if re.search(r"\w \(", text):
-        return False
-    nodes = _parse_arguments(text)
-    return any(isinstance(node, ast.Call | ast.Subscript | ast.List) for node in nodes[3:])
+    composed = (ast.Call, ast.Subscript, ast.List)
+    return not re.search(r"\w \(", text) and any(isinstance(node, composed) for node in _parse_arguments(text)[3:])
 
 
 def _parse_arguments(text: str) -> list[ast.AST]:
@@ -233,17 +245,17 @@ def _parse_arguments(text: str) -> list[ast.AST]:
 
 def reordering(facts: IssueFacts) -> str | None:
     """The argument whose parts the nearest case that passes has in another order; None if it differs otherwise."""
-    cause = facts.cause or {}
-    before, after = (sorted(_NAME.findall(str(cause.get(side) or ""))) for side in ("before", "after"))
-    argument = re.search(r"\((\w+)\)$", str(cause.get("fingerprint") or ""))
+    before, after = (sorted(_NAME.findall(side)) for side in _sides(facts))
+    argument = _ARGUMENT.search(str((facts.cause or {}).get("fingerprint") or ""))
     return f"its `{argument[1]}`" if argument and before == after and len(before) > 1 else None
 
 
 def _written(facts: IssueFacts) -> Effect | None:
     """Inputs or parts of the module that only one of both runs changes: what else differs follows from it."""
     named = [(ObservableName.parse(str(entry.get("name"))), entry.get("detail")) for entry in facts.wrong]
-    details = {detail for observable, detail in named if observable.after}
-    what = "input" if all("input" in observable.what for observable, _ in named if observable.after) else "state"
+    written = [(observable, detail) for observable, detail in named if observable.after]
+    details = {detail for _, detail in written}
+    what = "input" if all("input" in observable.what for observable, _ in written) else "state"
     if details == {ONLY_EAGER}:
         return Effect(f"does not change its {what}", ", as eager does", of_program=True)
     if details == {ONLY_COMPILED}:
@@ -259,14 +271,13 @@ def _wrong_values(facts: IssueFacts) -> Effect:
 
 
 def _non_finite(facts: IssueFacts) -> Effect:
-    entry = facts.measured or {}
+    entry: OutputJson = facts.measured or {}
     at = entry.get("at") or {}
-    what = str(at.get("non_finite") or entry.get("non_finite") or "")
-    name = "NaN" if "nan" in what else what if what else "NaN or infinity"
     # The judge names what is not finite on either side; only a finite value of eager's makes it the compiled side.
     if at.get("eager") is None:
         return Effect("returns other infinities or NaNs than eager")
-    return Effect(f"returns {name}", ", where eager is finite")
+    what = str(at.get("non_finite") or entry.get("non_finite") or "")
+    return Effect(f"returns {'NaN' if 'nan' in what else what or 'NaN or infinity'}", ", where eager is finite")
 
 
 def _metadata(facts: IssueFacts) -> Effect:
@@ -283,13 +294,14 @@ def _metadata(facts: IssueFacts) -> Effect:
 
 
 def _sharing(facts: IssueFacts) -> Effect:
-    differences = [AliasDifference.parse(str(entry.get("detail") or "")) for entry in facts.wrong]
-    if all(difference and difference.copied_when_compiled for difference in differences):
+    parsed = [AliasDifference.parse(str(entry.get("detail") or "")) for entry in facts.wrong]
+    differences = [difference for difference in parsed if difference is not None]
+    known = len(differences) == len(parsed)
+    if known and all(difference.copied_when_compiled for difference in differences):
         return Effect("returns a copy", ", where eager returns a view")
-    if all(difference and difference.copied_by_eager for difference in differences):
-        names = [name for difference in differences if difference for name in difference.gained[:1]]
-        leaves = [ObservableName.parse(name).leaf for name in names]
-        inputs = leaves and all(leaf is not None and leaf.kind == "input" for leaf in leaves)
+    if known and all(difference.copied_by_eager for difference in differences):
+        gained = [ObservableName.parse(name).leaf for difference in differences for name in difference.gained[:1]]
+        inputs = gained and all(leaf is not None and leaf.kind == "input" for leaf in gained)
         return Effect(f"shares memory with {'its input' if inputs else 'another tensor'}")
     return Effect("shares other memory", " than in eager")
 
@@ -339,10 +351,9 @@ def _without_compiler(facts: IssueFacts) -> Iterator[str]:
     if not facts.eager_is_wrong:
         yield f"The table is of {_subject(facts)} under `torch.compile`."
         return
-    if facts.verdict == Verdict.WRONG_GRADIENT:
-        yield f"Autograd in eager mode makes that call in the backward of {_subject(facts)}."
-    else:
-        yield f"Eager mode makes that call in {_subject(facts)}."
+    gradient = facts.verdict == Verdict.WRONG_GRADIENT
+    how = "Autograd in eager mode makes that call in the backward of" if gradient else "Eager mode makes that call in"
+    yield f"{how} {_subject(facts)}."
     if facts.proved:
         yield "Backends that compute it in another way match the operator called on contiguous copies."
     yield "In the table, what agrees with eager mode is wrong."
@@ -365,18 +376,16 @@ def _subject(facts: IssueFacts) -> str:
 
 def _right_with(facts: IssueFacts) -> str:
     """The nearest case that passes, without names of tensors: the script may call them otherwise."""
-    cause = facts.cause or {}
-    before, after = (_NAMED.sub("", str(cause.get(side) or "")) for side in ("before", "after"))
+    before, after = (_NAMED.sub("", side) for side in _sides(facts))
     if not before or not after:
         return ""
     fine = "it compiles" if facts.verdict == Verdict.COMPILE_ERROR else "the result is correct"
-    if cause.get("kind") == "layout" and after.startswith("contiguous "):
+    if (facts.cause or {}).get("kind") == "layout" and after.startswith("contiguous "):
         return f"With a contiguous input {fine}."
-    if not in_users_words(facts, before, after):
-        return (
-            f"With {reordered} in their usual order the result is correct." if (reordered := reordering(facts)) else ""
-        )
-    return f"With {_quoted(after)} instead of {_quoted(before)} {fine}."
+    if in_users_words(facts, before, after):
+        return f"With {_quoted(after)} instead of {_quoted(before)} {fine}."
+    reordered = reordering(facts)
+    return f"With {reordered} in their usual order the result is correct." if reordered else ""
 
 
 def _quoted(text: str) -> str:
@@ -411,22 +420,17 @@ def _measured(facts: IssueFacts, entry: OutputJson) -> str:
 
 
 def _differs(facts: IssueFacts, entry: OutputJson) -> str:
-    if facts.shares_wrongly:
-        return _shared(facts, entry)
-    values = find_pair(entry)
+    name, detail = _name(facts, entry), fold_lines(str(entry.get("detail") or entry.get("finding")), 160)
+    values, shared = find_pair(entry), AliasDifference.parse(detail)
+    if facts.shares_wrongly and shared is None:
+        return "The values are the same"
+    if facts.shares_wrongly and shared is not None:
+        is_or = "is " if shared.copied_when_compiled else ""
+        what = shared.eager.removeprefix(f"{entry.get('name')} ")
+        return f"{name} {what} in eager, and {is_or}{shared.compiled} when compiled; the values are the same"
     if entry.get("finding") == "stride" and values:
         return f"Its strides are {values.eager} in eager and {values.compiled} compiled"
-    return f"{_name(facts, entry)}: {fold_lines(str(entry.get('detail') or entry.get('finding')), 160)}"
-
-
-def _shared(facts: IssueFacts, entry: OutputJson) -> str:
-    difference = AliasDifference.parse(fold_lines(str(entry.get("detail")), 160))
-    if difference is None:
-        return "The values are the same"
-    is_or = "is " if difference.copied_when_compiled else ""
-    what = difference.eager.removeprefix(f"{entry.get('name')} ")
-    subject = _name(facts, entry)
-    return f"{subject} {what} in eager, and {is_or}{difference.compiled} when compiled; the values are the same"
+    return f"{name}: {detail}"
 
 
 def _name(facts: IssueFacts, entry: OutputJson) -> str:

@@ -7,7 +7,7 @@ for, and no obstacle.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +59,7 @@ def collect_facts(case: Case, program: CaseProgram, side: str, device: torch.dev
     return RunFacts(
         case.name,
         case.sha256,
-        dict(_modules(program.model)),
+        _modules(program.model),
         {name: _leaf(tensor) for name, tensor in program.collect_tensors().items()},
         {name: _leaf(leaf) for name, leaf in name_leaves("in", list(program.calls))},
         side,
@@ -70,13 +70,10 @@ def collect_facts(case: Case, program: CaseProgram, side: str, device: torch.dev
 
 
 def check_same(recorded: RunFacts, present: RunFacts) -> list[str]:
-    """Check that two runs can be compared.
+    """Check that two runs can be compared: `CaseError` says whether program, weights or inputs differ.
 
     Returns:
         Notes on what else differs, such as torch or the device, and on what could not be compared.
-
-    Raises:
-        CaseError: program, weights or inputs differ; the message says which.
     """
     differing = [
         *_program_differences(recorded, present),
@@ -94,8 +91,7 @@ def check_same(recorded: RunFacts, present: RunFacts) -> list[str]:
 def read_bytes(tensor: torch.Tensor) -> memoryview:
     """The elements of a tensor in row-major order; a view of them if the tensor is on the CPU and contiguous.
 
-    Raises:
-        RuntimeError: the tensor has no plain elements: it is sparse, quantised, or has no storage.
+    RuntimeError or TypeError for a tensor without plain elements: it is sparse, quantised, or has no storage.
     """
     with torch.no_grad(), _disable_current_modes():
         plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -103,22 +99,16 @@ def read_bytes(tensor: torch.Tensor) -> memoryview:
     return elements
 
 
-def _over(lines: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _modules(model: object) -> Iterator[tuple[str, str]]:
+def _modules(model: object) -> dict[str, str]:
     if not isinstance(model, nn.Module):
-        yield "", getattr(model, "__qualname__", type(model).__qualname__)
-        return
-    for name, module in model.named_modules():
-        yield name, type(module).__qualname__
+        return {"": getattr(model, "__qualname__", type(model).__qualname__)}
+    return {name: type(module).__qualname__ for name, module in model.named_modules()}
 
 
 def _leaf(value: object) -> Leaf:
     if not isinstance(value, torch.Tensor):
-        kind = type(value).__qualname__
-        return Leaf(_over([repr(value)]) if isinstance(value, _PLAIN) else "", kind)
+        text = repr(value).encode() if isinstance(value, _PLAIN) else None
+        return Leaf("" if text is None else hashlib.sha256(text).hexdigest(), type(value).__qualname__)
     dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
     try:
         return Leaf(hashlib.sha256(read_bytes(value)).hexdigest(), dtype, shape)
@@ -127,26 +117,19 @@ def _leaf(value: object) -> Leaf:
         return Leaf("", dtype, shape)
 
 
-# -- what differs ---------------------------------------------------------------------------------
-
-
 def _program_differences(recorded: RunFacts, present: RunFacts) -> Iterator[str]:
     if recorded.source != present.source:
         yield f"the source differs (SHA-256 {recorded.source[:12]} recorded, {present.source[:12]} here)"
     names = {**recorded.modules, **present.modules}
-    changes = [
-        f"{name or 'the model'} ({_or_absent(recorded.modules.get(name))} recorded, "
-        f"{_or_absent(present.modules.get(name))} here)"
-        for name in names
-        if recorded.modules.get(name) != present.modules.get(name)
-    ]
+    pairs = ((name, recorded.modules.get(name), present.modules.get(name)) for name in names)
+    changes = [f"{name or 'the model'} ({_beside(then, now)})" for name, then, now in pairs if then != now]
     if changes:
         yield f"{len(changes)} of {len(names)} modules differ: {_first(changes)}"
 
 
 def _leaf_differences(what: str, recorded: Mapping[str, Leaf], present: Mapping[str, Leaf]) -> Iterator[str]:
     names = {**recorded, **present}
-    changes = [(name, _change(recorded.get(name), present.get(name))) for name in names]
+    changes = ((name, _change(recorded.get(name), present.get(name))) for name in names)
     differing = [f"{name} ({change})" for name, change in changes if change]
     if differing:
         yield f"{len(differing)} of {len(names)} {what} differ: {_first(differing)}"
@@ -167,15 +150,16 @@ def _notes(recorded: RunFacts, present: RunFacts) -> Iterator[str]:
     for key in {**then, **now}:
         implied = key == "torch_git" and then.get("torch") != now.get("torch")
         if then.get(key) != now.get(key) and not implied:
-            yield f"{key.replace('_', ' ')}: {_or_absent(then.get(key))} recorded, {_or_absent(now.get(key))} here"
+            yield f"{key.replace('_', ' ')}: {_beside(then.get(key), now.get(key))}"
     for what, leaves in (("weight", present.weights), ("input", present.inputs)):
         unread = [f"{name} ({leaf.dtype})" for name, leaf in leaves.items() if not leaf.sha256]
         if unread:
             yield f"not compared, because the values of such {what}s cannot be hashed: {_first(unread)}"
 
 
-def _or_absent(value: object) -> str:
-    return "absent" if value is None else str(value)
+def _beside(recorded: object, present: object) -> str:
+    then, now = ("absent" if value is None else value for value in (recorded, present))
+    return f"{then} recorded, {now} here"
 
 
 def _first(texts: list[str]) -> str:

@@ -1,26 +1,17 @@
-"""Measurements of one call of a layer."""
+"""How far two runs are apart in the results of one layer, and in its gradients."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
-from fuzzcompile.analyses.profile.sides import exactly
-from fuzzcompile.analyses.profile.taps import KeptCall, KeptTensor, leaves
+from fuzzcompile.analyses.profile.taps import KeptTensor
 from fuzzcompile.diagnosis.oracle import rounding as value_change
-from fuzzcompile.model.thresholds import SEMANTIC_STEP
-from fuzzcompile.programs.capture.case_loader import copy_objects
-from fuzzcompile.programs.capture.state import RandomState
 from fuzzcompile.run import metrics
-from fuzzcompile.run.arithmetic_modes import UlpNoise
 from fuzzcompile.run.observation import Observation
-from fuzzcompile.run.tensors import map_tensors
 
 # How far two results of a layer are apart: all of its floating outputs taken together.
 
@@ -74,99 +65,6 @@ def distance(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> D
     return Distance(largest, math.sqrt(squares / count), math.sqrt(size / count), cosine, finite, value)
 
 
-# Layers run alone, again, on other inputs: that tells an error made in a layer from one that it inherited.
-
-Mode = contextlib.AbstractContextManager[object]
-_NOISE_SEED = 1
-
-
-@dataclass(frozen=True)
-class Entered:
-    """A call of a layer as it begins: its arguments, and the random state in which it runs."""
-
-    args: tuple[object, ...]
-    kwargs: dict[str, object]
-    random: RandomState
-
-    @classmethod
-    def now(cls, args: tuple[object, ...], kwargs: dict[str, object]) -> Entered:
-        """The call that begins now; what it can change is copied: tensors, and objects such as a key-value cache."""
-
-        def unchanging(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
-
-        return cls(*copy_objects(map_tensors(unchanging, (args, kwargs))), RandomState.current())
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """The tensors among the arguments."""
-        return leaves((self.args, self.kwargs))
-
-
-class Alone:
-    """Runs one module or operator on the device of its parameters; leaves its buffers and the random streams alone."""
-
-    def __init__(self, function: Callable[..., object], entered: Entered, device: torch.device) -> None:
-        self._function, self._entered, self._device = function, entered, device
-        self._buffers = {name: buffer.detach().clone() for name, buffer in self._own_buffers()}
-
-    def on(self, inputs: Sequence[torch.Tensor], *modes: Mode) -> list[torch.Tensor]:
-        """Return the layer's result for ``inputs``, which take the place of the tensors it was called with."""
-        entered = self._entered
-        placed = {
-            id(own): tensor.to(self._device, copy=True) for own, tensor in zip(entered.tensors, inputs, strict=True)
-        }
-        given = map_tensors(lambda tensor: placed.get(id(tensor), tensor), (entered.args, entered.kwargs))
-        args, kwargs = copy_objects(given)
-        with contextlib.ExitStack() as stack:
-            stack.callback(RandomState.current().restore)
-            entered.random.restore()
-            stack.enter_context(_disable_current_modes())
-            stack.callback(self._restore)
-            for mode in modes:
-                stack.enter_context(mode)
-            return [result.detach() for result in leaves(self._function(*args, **kwargs))]
-
-    def perturbed(self, inputs: Sequence[torch.Tensor], *modes: Mode) -> list[torch.Tensor]:
-        """Return the layer's result with every input, and every operator's result, moved by up to one ulp."""
-        generator = torch.Generator().manual_seed(_NOISE_SEED)
-
-        def moved(tensor: torch.Tensor) -> torch.Tensor:
-            if not tensor.is_floating_point():
-                return tensor
-            draw = torch.randint(-1, 2, tensor.shape, generator=generator).to(tensor.device)
-            narrow = (tensor.double() * (1 + torch.finfo(tensor.dtype).eps * draw)).to(tensor.dtype)
-            return torch.where(torch.isfinite(narrow), narrow, tensor)
-
-        return self.on([moved(tensor) for tensor in inputs], *modes, UlpNoise(_NOISE_SEED))
-
-    def _own_buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
-        return self._function.named_buffers() if isinstance(self._function, nn.Module) else ()
-
-    def _restore(self) -> None:
-        with torch.no_grad():
-            for name, buffer in self._own_buffers():
-                before = self._buffers.get(name)
-                if before is not None and not torch.equal(buffer, before):
-                    buffer.copy_(before)
-
-
-def misfit(kept: Sequence[KeptTensor], own: Sequence[torch.Tensor]) -> str | None:
-    """Return the reason why kept inputs cannot take the place of a layer's own; None if they can."""
-    if len(kept) != len(own):
-        return f"it got {len(kept)} tensors, and {len(own)} in the reference"
-    for tensor, was in zip(kept, own, strict=True):
-        if tensor.shape != tuple(was.shape):
-            return f"it got a tensor of shape {tensor.shape}, and of {tuple(was.shape)} in the reference"
-        if not tensor.whole:
-            return "its inputs were recorded as samples"
-    return None
-
-
-_EXACT_NOISE_SEED = 2
-Modes = Callable[[], Sequence[Mode]]
-
-
 @dataclass(frozen=True)
 class Layer:
     """One call of a layer, measured. What could not be measured is None, and ``note`` says why.
@@ -205,58 +103,6 @@ class Layer:
         return factor if math.isfinite(factor) else None
 
 
-@dataclass(frozen=True)
-class Rerun:
-    """A layer that can be run alone, as the reference runs it and in the dtype and on the device of the measured side.
-
-    The modes to enter are made anew for each run; ``native`` is the dtype of the program, ``own_inputs`` what the layer
-    got in the reference run. The runs of both sides are ``shared`` where they would be the same.
-    """
-
-    reference: Alone
-    against: Alone
-    reference_modes: Modes
-    against_modes: Modes
-    native: torch.dtype
-    own_inputs: Sequence[torch.Tensor]
-    shared: bool
-
-    def local(self, layer: Layer, call: KeptCall, output: Sequence[KeptTensor]) -> Layer:
-        """``layer`` with all that reruns on the inputs of ``call`` show; ``output`` is the reference's."""
-        inputs = [kept.values for kept in call.inputs]
-        again = self.reference.on(self._as_given(inputs), *self.reference_modes())
-        base = again if self.shared else self.against.on(inputs, *self.against_modes())
-        noisy = self.against.perturbed(inputs, *self.against_modes())
-        exact = self.reference.on(inputs, exactly(self.native))
-        return replace(
-            layer,
-            made=apart(call.outputs, viewed(again)),
-            inherited=apart(viewed(again), output),
-            entering=distance(inputs, [tensor.cpu() for tensor in self.own_inputs]),
-            noise=distance(noisy, base),
-            own=max(filter(None, (distance(base, exact), distance(again, exact))), key=lambda d: d.rms, default=None),
-        )
-
-    def in_float64(self, layer: Layer, call: KeptCall) -> Layer:
-        """``layer`` with what the measured side's float64 form makes newly; as it is where that was sampled."""
-        if misfit(call.inputs, self.own_inputs) is not None:
-            return layer
-        inputs = [kept.values for kept in call.inputs]
-        step = relative_step(call.outputs, viewed(self.reference.on(inputs, exactly(self.native))))
-        if step is None or step <= SEMANTIC_STEP:
-            return replace(layer, exact=step)
-        # The mode entered last sees a call first: the noise is that of the operators in float64, not of native weights.
-        noisy = self.reference.on(inputs, UlpNoise(_EXACT_NOISE_SEED), exactly(self.native))
-        again = self.reference.on(inputs, exactly(self.native))
-        return replace(layer, exact=step, exact_noise=value_change.largest_change(noisy, again))
-
-    def _as_given(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [
-            tensor.to(own.dtype) if own.is_floating_point() and tensor.is_floating_point() else tensor
-            for tensor, own in zip(inputs, self.own_inputs, strict=True)
-        ]
-
-
 def apart(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> Distance | None:
     """The distance of kept tensors, at the elements that both have; None if they do not correspond."""
     pairs = _pairs(first, second)
@@ -272,19 +118,13 @@ def relative_step(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> 
 def _pairs(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
     if misshapen(first, second):
         return None
-    pairs = [tensor.beside(other) for tensor, other in zip(first, second, strict=True)]
-    known = [pair for pair in pairs if pair is not None]
-    return known if len(known) == len(pairs) else None
+    pairs = [pair for one, other in zip(first, second, strict=True) if (pair := one.beside(other)) is not None]
+    return pairs if len(pairs) == len(first) else None
 
 
 def misshapen(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> bool:
     """Return whether two results differ in the number of their tensors, or in a shape."""
     return [tensor.shape for tensor in first] != [tensor.shape for tensor in second]
-
-
-def viewed(tensors: Sequence[torch.Tensor]) -> list[KeptTensor]:
-    """Tensors that no run changes any more, in the form of kept ones."""
-    return [KeptTensor.view(tensor) for tensor in tensors]
 
 
 # Gradients of a training case, by layer: those of the parameters that a layer holds.
@@ -309,47 +149,34 @@ def gradient_layers(
     program in float64 (``truth``), with every operator moved by an ulp (``rounding``), and the measured side in float64
     (``exact``, None if it has no such form).
     """
-    ours, theirs, exactly, perturbed, doubled = (
-        _gradients(run) for run in (against, reference, truth, rounding, exact)
-    )
+    runs = [_gradients(run) for run in (against, reference, truth, rounding, exact)]
     owned: dict[str, list[str]] = {owner: [] for owner in (*reversed(names), _OTHERS)}
-    for name in theirs:
-        owned[_owner(name, names)].append(name)
+    for name in runs[1]:
+        path = name.rpartition(" ")[2]
+        holders = [holder for holder in names if path.startswith(f"{holder}.")]
+        owned[max(holders, key=len, default=_OTHERS)].append(name)
     layers = []
     for owner, gradients in owned.items():
-        if not gradients:
-            continue
-        own, wanted, right, moved, double = (
-            [run[name] for name in gradients if name in run] for run in (ours, theirs, exactly, perturbed, doubled)
+        own, wanted, right, moved, double = ([run[name] for name in gradients if name in run] for run in runs)
+        missing = [name for name in gradients if name not in runs[0]]
+        layer = Layer(
+            f"{owner}{SUFFIX}",
+            "gradient",
+            apart=distance(own, wanted),
+            truth=distance(own, right),
+            reference_truth=distance(wanted, right),
+            rounding=distance(moved, wanted),
+            exact=None if exact is None else _step(double, right),
+            note=f"no gradient of {', '.join(missing[:3])}" if missing else "",
         )
-        missing = [name for name in gradients if name not in ours]
-        layers.append(
-            Layer(
-                f"{owner}{SUFFIX}",
-                "gradient",
-                apart=distance(own, wanted),
-                truth=distance(own, right),
-                reference_truth=distance(wanted, right),
-                rounding=distance(moved, wanted),
-                exact=None if exact is None else _step(double, right),
-                note=f"no gradient of {', '.join(missing[:3])}" if missing else "",
-            )
-        )
+        layers += [layer] if gradients else []
     return layers
 
 
 def _gradients(observation: Observation | None) -> dict[str, torch.Tensor]:
-    return {
-        value.name: value.value
-        for value in (observation.values if observation is not None else ())
-        if value.kind == "gradient" and isinstance(value.value, torch.Tensor)
-    }
-
-
-def _owner(gradient: str, names: Sequence[str]) -> str:
-    path = gradient.rpartition(" ")[2]
-    holders = [name for name in names if path.startswith(f"{name}.")]
-    return max(holders, key=len, default=_OTHERS)
+    values = () if observation is None else observation.values
+    kept = ((value.name, value.value) for value in values if value.kind == "gradient")
+    return {name: value for name, value in kept if isinstance(value, torch.Tensor)}
 
 
 def _step(doubled: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> float | None:

@@ -8,21 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from fuzzcompile.analyses.profile.layer_errors import (
-    Distance,
-    Layer,
-    Mode,
-    apart,
-    distance,
-    gradient_layers,
-    relative_step,
-)
-from fuzzcompile.analyses.profile.layer_verdict import decide
+from fuzzcompile.analyses.profile.layer_errors import Distance, Layer, apart, distance, gradient_layers, relative_step
+from fuzzcompile.analyses.profile.layer_verdict import ProfileVerdict, decide
 from fuzzcompile.analyses.profile.recordings import replay_recording
-from fuzzcompile.analyses.profile.reference_walk import Walk
+from fuzzcompile.analyses.profile.reference_walk import Mode, Walk
 from fuzzcompile.analyses.profile.side_runs import (
     BLOCKS,
     WHOLE,
@@ -36,7 +29,7 @@ from fuzzcompile.analyses.profile.side_runs import (
 from fuzzcompile.analyses.profile.sides import EAGER, Side, exactly, parse_pair
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.profile_contract import AttentionCallJson, LayerJson, ProfileJson
-from fuzzcompile.model.tolerances import Tolerances
+from fuzzcompile.model.tolerances import Tolerance, Tolerances
 from fuzzcompile.run.arithmetic_modes import UlpNoise
 from fuzzcompile.run.attention_backends import (
     MATH_ONLY,
@@ -90,13 +83,7 @@ def profile(case: Case, device: torch.device, asked: ProfileOptions) -> ProfileJ
     start = time.perf_counter()
     table = Tolerances.load(asked.tolerances)
     with force_math_kernel() if asked.math_only else contextlib.nullcontext():
-        measured = _measure(_Runs(case, device, asked))
-    dtype = str(measured.dtype).removeprefix("torch.")
-    tolerance = table.for_pair(parse_pair(asked.against, asked.reference, device), dtype)
-    *layers, whole = measured.layers
-    verdict = decide(
-        layers, whole, measured.gradients, tolerance, whole_exact=measured.whole_exact, repeats=measured.repeats
-    )
+        seen = _Runs(case, device, asked).compare(table)
     return {
         "schema": SCHEMA,
         "case": case.name,
@@ -104,13 +91,13 @@ def profile(case: Case, device: torch.device, asked: ProfileOptions) -> ProfileJ
         "device": str(device),
         "against": str(asked.against),
         "reference": str(asked.reference),
-        "verdict": verdict.name,
-        "layer": verdict.layer,
-        "rule": verdict.rule,
-        "tolerance": tolerance.to_json(),
-        "layers": [_row(layer) for layer in (*measured.layers, *measured.gradients)],
-        "attention": measured.attention,
-        "notes": [*case.notes, *([MATH_ONLY] if asked.math_only else []), *measured.notes],
+        "verdict": seen.verdict.name,
+        "layer": seen.verdict.layer,
+        "rule": seen.verdict.rule,
+        "tolerance": seen.tolerance.to_json(),
+        "layers": [_row(layer) for layer in seen.layers],
+        "attention": seen.attention,
+        "notes": [*case.notes, *([MATH_ONLY] if asked.math_only else []), *seen.notes],
         "environment": dict(describe_environment(device)),
         "triage": None,
         "triage_whole": None,
@@ -118,53 +105,12 @@ def profile(case: Case, device: torch.device, asked: ProfileOptions) -> ProfileJ
     }
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """All that a verdict rests on; the last of ``layers`` is the whole program."""
-
-    layers: list[Layer]
-    gradients: list[Layer]
-    whole_exact: float | None
-    repeats: Distance | None
+class _Compared(NamedTuple):
+    layers: list[Layer]  # then the whole program, then gradients
+    verdict: ProfileVerdict
+    tolerance: Tolerance
     attention: list[AttentionCallJson]
     notes: list[str]
-    dtype: torch.dtype
-
-
-def _measure(runs: _Runs) -> _Measured:
-    asked, whole = runs.asked, (WHOLE, 0)
-    attention, again = runs.list_attention(), runs.run_reference(asked.reference)
-    against = runs.run(asked.against)
-    elsewhere = asked.reference.is_compiled or asked.reference.kind == "recording"
-    given = runs.run(asked.reference) if elsewhere else None
-    truth = runs.run_eagerly(asked.reference, exactly, double=True)
-    # The rounding of the coarser side, as far as that shows in their names.
-    coarser = asked.against if asked.against.kind == "dtype" else asked.reference
-    rounding = runs.run_eagerly(coarser, lambda _: UlpNoise(_NOISE_SEED))
-    known = None if given is None else given.calls
-    walk = Walk(runs.case, runs.device, asked.reference, asked.against, against, truth.calls, rounding.calls, known)
-    observation = walk.run(asked.look)
-    notes = [*against.notes, *(() if given is None else given.notes)]
-    if asked.against.is_compiled:
-        notes += runs.compare_untapped(against)
-    exact = against.exact
-    gradients = gradient_layers(
-        [layer.label for layer in walk.layers[:-1]],
-        against.observation,
-        observation if given is None else given.observation,
-        truth=truth.observation,
-        rounding=rounding.observation,
-        exact=None if exact is None else exact.observation,
-    )
-    return _Measured(
-        walk.layers,
-        gradients,
-        None if exact is None else relative_step(exact.calls[whole].outputs, truth.calls[whole].outputs),
-        distance(*([kept.values for kept in returned(run)] for run in (again, observation))),
-        attention,
-        notes,
-        _coarsest(observation, against.observation),
-    )
 
 
 @dataclass(frozen=True)
@@ -172,6 +118,44 @@ class _Runs:
     case: Case
     device: torch.device
     asked: ProfileOptions
+
+    def compare(self, table: Tolerances) -> _Compared:
+        asked, whole = self.asked, (WHOLE, 0)
+        attention, again = self.list_attention(), self.run_reference(asked.reference)
+        against = self.run(asked.against)
+        elsewhere = asked.reference.is_compiled or asked.reference.kind == "recording"
+        given = self.run(asked.reference) if elsewhere else None
+        truth = self.run_eagerly(asked.reference, exactly, double=True)
+        # The rounding of the coarser side, as far as that shows in their names.
+        coarser = asked.against if asked.against.kind == "dtype" else asked.reference
+        rounding = self.run_eagerly(coarser, lambda _: UlpNoise(_NOISE_SEED))
+        known = None if given is None else given.calls
+        walk = Walk(self.case, self.device, asked.reference, asked.against, against, truth.calls, rounding.calls, known)
+        observation = walk.run(asked.look)
+        notes = [*against.notes, *(() if given is None else given.notes)]
+        notes += self.compare_untapped(against) if asked.against.is_compiled else []
+        exact, (*layers, program) = against.exact, walk.layers
+        gradients = gradient_layers(
+            [layer.label for layer in layers],
+            against.observation,
+            observation if given is None else given.observation,
+            truth=truth.observation,
+            rounding=rounding.observation,
+            exact=None if exact is None else exact.observation,
+        )
+        dtype = str(_coarsest(observation, against.observation)).removeprefix("torch.")
+        tolerance = table.for_pair(parse_pair(asked.against, asked.reference, self.device), dtype)
+        verdict = decide(
+            layers,
+            program,
+            gradients,
+            tolerance,
+            whole_exact=None
+            if exact is None
+            else relative_step(exact.calls[whole].outputs, truth.calls[whole].outputs),
+            repeats=distance(*([kept.values for kept in returned(run)] for run in (again, observation))),
+        )
+        return _Compared([*walk.layers, *gradients], verdict, tolerance, attention, notes)
 
     def run(self, side: Side) -> SideRun:
         if side.kind == "recording":
@@ -231,7 +215,7 @@ def _row(layer: Layer) -> LayerJson:
         "inherited": _rms(layer.inherited),
         "noise": _rms(layer.noise),
         "rounding": _rms(layer.rounding),
-        "made_in_float64": None if layer.exact is None else _finite(layer.exact),
+        "made_in_float64": _finite(layer.exact),
         "amplification": layer.amplification,
     }
     if apart is not None and not apart.finite:
@@ -245,5 +229,5 @@ def _rms(distance: Distance | None) -> float | None:
     return None if distance is None else _finite(distance.rms)
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

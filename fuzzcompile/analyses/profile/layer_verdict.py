@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from statistics import geometric_mean
+from typing import Literal, NamedTuple
 
 from fuzzcompile.analyses.profile.layer_errors import SUFFIX, Distance, Layer
 from fuzzcompile.model.thresholds import AMPLIFIED, SEMANTIC_STEP
@@ -31,8 +32,7 @@ class ProfileVerdict:
     rule: str  # the rule that decided, with its numbers, as one sentence
 
 
-@dataclass(frozen=True)
-class Excess:
+class Excess(NamedTuple):
     """Distance of an error from what rounding explains: ``ratio`` times the noise, where ``factor`` is allowed.
 
     Whatever the ratio, an error up to the tolerance's floor is no jump: ``counts`` is then false.
@@ -70,15 +70,12 @@ def decide(
         reason = jump_in(layer, tolerance)
         if reason is not None:
             return ProfileVerdict("jump", layer.label, f"{layer.label} {reason}")
-    backward = _backward(gradients, tolerance)
-    if backward is not None:
+    if (backward := _backward(gradients, tolerance)) is not None:
         return backward
-    outside = _outside(layers, whole, tolerance, whole_exact)
-    if outside is not None:
+    if (outside := _outside(layers, whole, tolerance, whole_exact)) is not None:
         return ProfileVerdict("jump", None, outside)
-    return _unstable(whole, repeats) or ProfileVerdict(
-        "expected_compounding", None, _compounding(layers, whole, tolerance)
-    )
+    compounding = ProfileVerdict("expected_compounding", None, _compounding(layers, whole, tolerance))
+    return _unstable(whole, repeats) or compounding
 
 
 def jump_in(layer: Layer, tolerance: Tolerance) -> str | None:
@@ -86,11 +83,9 @@ def jump_in(layer: Layer, tolerance: Tolerance) -> str | None:
     if layer.misshapen:
         return "returns results of another number or shape than the reference's."
     if layer.changes_meaning:
-        return (
-            f"computes something else: with all of it in float64 it is off by {layer.exact:.1e} of its size, "
-            "where rounding explains "
-            f"{max(SEMANTIC_STEP, AMPLIFIED * layer.exact_noise):.1e}."
-        )
+        explained = max(SEMANTIC_STEP, AMPLIFIED * layer.exact_noise)
+        off = f"with all of it in float64 it is off by {layer.exact:.1e} of its size"
+        return f"computes something else: {off}, where rounding explains {explained:.1e}."
     excess = measure_excess(layer, tolerance)
     if excess is None or not excess.beyond:
         return None
@@ -111,15 +106,12 @@ def measure_excess(layer: Layer, tolerance: Tolerance) -> Excess | None:
     if math.isinf(layer.made.rms):
         excused = any(math.isinf(distance.rms) for distance in noise)
         return Excess(0.0 if excused else math.inf, tolerance.factor, "not finite", counts=True)
-    rms = _ratio(layer.made.rms, max(distance.rms for distance in noise))
-    largest = _ratio(layer.made.largest, max(distance.largest for distance in noise))
-    in_rms = Excess(rms, tolerance.factor, f"RMS {layer.made.rms:.1e}", counts=layer.made.rms > floor)
-    at_worst = Excess(
-        largest,
-        _LARGEST * tolerance.factor,
-        f"{layer.made.largest:.1e} at its worst element",
-        counts=layer.made.largest > tolerance.floor(layer.made.size, layer.made.value),
-    )
+    made, factor = layer.made, tolerance.factor
+    rms = _ratio(made.rms, max(distance.rms for distance in noise))
+    largest = _ratio(made.largest, max(distance.largest for distance in noise))
+    in_rms = Excess(rms, factor, f"RMS {made.rms:.1e}", made.rms > floor)
+    beyond_floor = made.largest > tolerance.floor(made.size, made.value)
+    at_worst = Excess(largest, _LARGEST * factor, f"{made.largest:.1e} at its worst element", beyond_floor)
     return at_worst if at_worst.beyond and not in_rms.beyond else in_rms
 
 
@@ -210,16 +202,9 @@ def _compounding(layers: Sequence[Layer], whole: Layer, tolerance: Tolerance) ->
     if not judged:
         return f"{text}; no layer could be run alone, so that only the output was judged."
     ratio, layer = max(judged, key=lambda pair: pair[0])
-    growth = _growth([each.amplification for _, each in judged])
+    factors = [factor for _, each in judged if (factor := each.amplification)]
+    growth = f"; each passes on {geometric_mean(factors or [1]):.2f} times the error that it gets, on average"
     return (
         f"{text}, and no layer makes more error than rounding explains there: {layer.label} makes the most, "
-        f"{ratio:.1f} times, where {tolerance.factor:g} are allowed{growth}."
+        f"{ratio:.1f} times, where {tolerance.factor:g} are allowed{growth if factors else ''}."
     )
-
-
-def _growth(factors: Sequence[float | None]) -> str:
-    known = [factor for factor in factors if factor]
-    if not known:
-        return ""
-    mean = math.exp(sum(math.log(factor) for factor in known) / len(known))
-    return f"; each passes on {mean:.2f} times the error that it gets, on average"

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 
@@ -86,9 +86,7 @@ class FileBudget(Keeping):
 def write_recording(path: Path, facts: RunFacts, calls: Iterable[KeptCall]) -> None:
     """Write a recording, whole or not at all: a file that was at ``path`` stays until the new one is complete.
 
-    Raises:
-        EnvironmentUnfit: the disk is full, or safetensors is not installed.
-        UsageError: the file cannot be written, or a tensor has no plain elements (it is sparse or quantised).
+    EnvironmentUnfit on a full disk, UsageError where a tensor has no plain elements (it is sparse or quantised).
     """
     stored: dict[bytes, str] = {}
     tensors: dict[str, torch.Tensor] = {}
@@ -134,8 +132,7 @@ def _safetensors() -> Any:
 # Recordings as they are read: the facts at once, the tensors of a call when it is asked for.
 
 
-@dataclass(frozen=True)
-class Recording:
+class Recording(NamedTuple):
     """A recording that was read: its facts, and its calls, whose tensors are read when they are asked for."""
 
     facts: RunFacts
@@ -143,12 +140,7 @@ class Recording:
 
 
 def read_recording(path: Path) -> Recording:
-    """Open a recording.
-
-    Raises:
-        EnvironmentUnfit: safetensors is not installed.
-        UsageError: the file cannot be read, is no recording, is damaged, or was written by a newer version.
-    """
+    """Open a recording; UsageError if the file cannot be read, is none, is damaged, or is of a newer version."""
     library = _safetensors()
     try:
         with path.open("rb"):
@@ -192,16 +184,12 @@ class _Calls(Mapping[tuple[str, int], KeptCall]):
         self._file = file
         self._entries = {(str(entry["name"]), int(entry["number"])): entry for entry in entries}
         present = set(file.keys())
-        for entry in entries:
-            for tensor in (*entry["inputs"], *entry["outputs"]):
-                self._check(tensor, present)
-
-    def _check(self, tensor: TensorEntry, present: set[str]) -> None:
-        if tensor["key"] not in present:
-            raise KeyError(tensor["key"])
-        stored = self._file.get_slice(tensor["key"]).get_shape()
-        if _dtype(tensor) in _DTYPES and len(stored) != (len(tensor["shape"]) if tensor["whole"] else 1):
-            raise ValueError(f"{tensor['key']} has shape {stored}")
+        for tensor in (tensor for entry in entries for tensor in (*entry["inputs"], *entry["outputs"])):
+            if tensor["key"] not in present:
+                raise KeyError(tensor["key"])
+            stored = file.get_slice(tensor["key"]).get_shape()
+            if _dtype(tensor) in _DTYPES and len(stored) != (len(tensor["shape"]) if tensor["whole"] else 1):
+                raise ValueError(f"{tensor['key']} has shape {stored}")
 
     def __getitem__(self, key: tuple[str, int]) -> KeptCall:
         entry = self._entries[key]
@@ -247,11 +235,7 @@ def record(
     """Run ``case`` as ``side`` says (anything but a recording), and write its activations, outputs and gradients.
 
     The budget of ``look`` is that of the file. With ``math_kernel``, attention takes its math kernel, and TF32 is off.
-
-    Raises:
-        CannotRun: the program raises.
-        EnvironmentUnfit: the disk is full, or there is no such device or kernel.
-        UsageError: the file cannot be written.
+    It raises as :func:`~fuzzcompile.analyses.profile.side_runs.run_side` and :func:`write_recording` do.
     """
     facts = _facts(case, device, side)
     keep = FileBudget(look.budget, facts)
@@ -283,17 +267,12 @@ def _facts(case: Case, device: torch.device, side: Side) -> RunFacts:
 def replay_recording(case: Case, device: torch.device, side: Side) -> SideRun:
     """A recording in the place of a run; what differs between both machines is among the notes.
 
-    Raises:
-        CaseError: it was made of another program, other weights or other inputs.
-        UsageError: it cannot be read.
+    CaseError if it was made of another program, other weights or other inputs.
     """
     recording = read_recording(Path(side.argument))
     notes = check_same(recording.facts, _facts(case, device, EAGER))
     calls = recording.calls
-    gradients = [
-        Value(call.name, call.outputs[0].values, "gradient")
-        for call in calls.values()
-        if call.kind == "gradient" and call.outputs[0].whole
-    ]
     outputs = [Value(f"out{i}", kept.values, "output") for i, kept in enumerate(calls[WHOLE, 0].outputs)]
+    graded = [call for call in calls.values() if call.kind == "gradient" and call.outputs[0].whole]
+    gradients = [Value(call.name, call.outputs[0].values, "gradient") for call in graded]
     return SideRun(calls, Observation((*outputs, *gradients)), notes=(f"recorded as {recording.facts.side}", *notes))

@@ -62,8 +62,7 @@ class SideRun:
 def run_side(case: Case, device: torch.device, side: Side, look: Look) -> SideRun:
     """Run ``case`` as ``side`` says, which is no recording, and in float64 too where that is another run.
 
-    Raises:
-        CannotRun: the program raises.
+    Like the runs below, it raises `CannotRun` where the program raises.
     """
     if side.is_compiled:
         return _run_compiled(case, device, side, look)
@@ -92,11 +91,7 @@ def run_eagerly(
     numerics: AbstractContextManager[object],
     keep: Keeping | None = None,
 ) -> SideRun:
-    """Run the program in eager mode, with taps, under ``numerics``.
-
-    Raises:
-        CannotRun: the program raises.
-    """
+    """Run the program in eager mode, with taps, under ``numerics``."""
     collector = Collector(keep or Keeping(look.budget), {})
     with side.attention(), watched(program, look.depth, collector, operators=look.operators) as called, numerics:
         observation = observe(case, program, called)
@@ -133,13 +128,9 @@ def _run_compiled(case: Case, device: torch.device, side: Side, look: Look) -> S
 
 def run_untapped(case: Case, device: torch.device, side: Side, look: Look) -> Observation:
     """Run a compiled side without taps, as a user runs it."""
-    how = side.compilation(look.vetoes)
-    opened = (
-        open_session(case.settings, replace(how, record=False))
-        if look.vetoes
-        else open_plain_session(case.settings, how)
-    )
-    with opened as session:
+    how = replace(side.compilation(look.vetoes), record=False)
+    open_ = open_session if look.vetoes else open_plain_session
+    with open_(case.settings, how) as session:
         program = side.built(case, device)
         return observe(case, program, session.compile(program.model), describe_failure=session.describe_failure)
 
@@ -151,10 +142,6 @@ def returned(observation: Observation) -> Sequence[KeptTensor]:
 
 
 def refuse_failed(case: Case, side: Side, observation: Observation) -> None:
-    """Refuse a run that raised.
-
-    Raises:
-        CannotRun: naming the error.
-    """
+    """Raise `CannotRun`, naming the error, for a run that raised."""
     if observation.failure is not None:
         raise CannotRun(f"{case.name} raises as {side}: {observation.failure}; triage judges that.")

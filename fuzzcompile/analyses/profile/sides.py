@@ -49,11 +49,7 @@ class Side:
         return _DTYPES[self.argument] if self.kind == "dtype" else None
 
     def device(self, default: torch.device) -> torch.device:
-        """Return the side's device, if other sides run on ``default``.
-
-        Raises:
-            EnvironmentUnfit: the machine has no such device.
-        """
+        """Return the side's device, if other sides run on ``default``; EnvironmentUnfit if there is no such device."""
         return resolve_device(str(self)) if self.kind in ("cpu", "cuda") else default
 
     def compilation(self, vetoes: tuple[str, ...] = ()) -> Compilation:
@@ -71,23 +67,18 @@ class Side:
         return exactly(native) if self.is_exact else contextlib.nullcontext()
 
     def built(self, case: Case, default: torch.device, *, double: bool = False) -> CaseProgram:
-        """Fresh state of the case in the dtype of this side, or float64, on its device or else ``default``.
-
-        Raises:
-            CaseError: ``make()`` raises or does not return ``(callable, inputs)``.
-        """
+        """Fresh state of the case in the dtype of this side, or float64, on its device or else ``default``."""
         program = build(case, self.device(default), double=double or self.is_exact)
-        return program if self.dtype is None else _converted(program, self.dtype)
+        dtype = self.dtype
+        if dtype is None:
+            return program
 
+        def narrow(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-def _converted(program: CaseProgram, dtype: torch.dtype) -> CaseProgram:
-
-    def narrow(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    for tensor in program.collect_tensors().values():
-        tensor.data = narrow(tensor.data)
-    return replace(program, calls=map_tensors(narrow, program.calls), dtype=dtype)
+        for tensor in program.collect_tensors().values():
+            tensor.data = narrow(tensor.data)
+        return replace(program, calls=map_tensors(narrow, program.calls), dtype=dtype)
 
 
 EAGER = Side("eager")
@@ -99,11 +90,7 @@ def exactly(native: torch.dtype) -> Float64Mode:
 
 
 def parse(text: str) -> Side:
-    """The side that ``text`` names.
-
-    Raises:
-        UsageError: it names none.
-    """
+    """The side that ``text`` names; UsageError if it names none."""
     return Side(*spelled(text, list_modes()))
 
 

@@ -7,6 +7,7 @@ what they keep becomes outputs of the compiled graph. They therefore use nothing
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -187,10 +188,12 @@ def watched(
                 _watch_layer(stack, name, module, observer, count)
             yield program.model
             return
-        places: list[str] = []
+        places: list[str] = []  # the modules that are being called, innermost last
         for root_name, root in find_roots(program).items():
             for name, module in root.named_modules(prefix=root_name):
-                _place_operators(stack, name, module, places)
+                enter, leave = functools.partial(_push, places, name), functools.partial(_pop, places)
+                stack.callback(module.register_forward_pre_hook(enter).remove)
+                stack.callback(module.register_forward_hook(leave, always_call=True).remove)
 
         def called(*args: object, **kwargs: object) -> object:
             places.append("")
@@ -201,6 +204,14 @@ def watched(
 
         stack.enter_context(_Operators(places, observer))
         yield called
+
+
+def _push(places: list[str], name: str, *_: object) -> None:
+    places.append(name)
+
+
+def _pop(places: list[str], *_: object) -> None:
+    places.pop()
 
 
 def _watch_layer(
@@ -231,17 +242,6 @@ def _watch_layer(
     stack.callback(module.register_forward_hook(leave).remove)
 
 
-def _place_operators(stack: contextlib.ExitStack, name: str, module: nn.Module, places: list[str]) -> None:
-    def enter(_module: nn.Module, args: object) -> None:
-        places.append(name)
-
-    def leave(_module: nn.Module, args: object, result: object) -> None:
-        places.pop()
-
-    stack.callback(module.register_forward_pre_hook(enter).remove)
-    stack.callback(module.register_forward_hook(leave, always_call=True).remove)
-
-
 class _Operators(TorchFunctionMode):
     """Sees calls from Python; inside torch's own Python functions it is off, so that one call is one operator."""
 
@@ -258,8 +258,10 @@ class _Operators(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
         given = dict(kwargs or {})
-        label = _label(func)
-        if label is None or not self._places or not leaves((args, given)):
+        name = getattr(func, "__name__", "")
+        label = (resolve_name(func) or name).removeprefix("torch.").removeprefix("nn.functional.")
+        # Access to an attribute of a tensor computes nothing.
+        if name in ("__get__", "__set__") or not label or not self._places or not leaves((args, given)):
             return func(*args, **given)
         place = self._places[-1]
         name = f"{place}: {label}" if place else label
@@ -272,15 +274,6 @@ class _Operators(TorchFunctionMode):
             with _disable_current_modes():
                 self._observer.left(call, entered, result)
         return result
-
-
-def _label(function: Callable[..., object]) -> str | None:
-    """The operator's name; None for access to an attribute of a tensor, which computes nothing."""
-    name = getattr(function, "__name__", "")
-    if name in ("__get__", "__set__"):
-        return None
-    full = resolve_name(function) or name
-    return full.removeprefix("torch.").removeprefix("nn.functional.") or None
 
 
 # Compiled runs: hooks that are traced.
@@ -311,8 +304,7 @@ def tapped(layers: Mapping[str, nn.Module], events: list[Event]) -> Iterator[Non
 
 def calls_in(events: list[Event], layers: Mapping[str, nn.Module], keep: Keeping) -> dict[tuple[str, int], KeptCall]:
     """The calls that ``events`` tell of, in the order in which they ended; ``events`` is emptied."""
-    pending = defaultdict[str, list[list[KeptTensor]]](list)
-    count: Counter[str] = Counter()
+    pending, count = defaultdict[str, list[list[KeptTensor]]](list), Counter[str]()
     calls: dict[tuple[str, int], KeptCall] = {}
     for name, direction, tensors in events:
         kept = [keep(tensor) for tensor in tensors]

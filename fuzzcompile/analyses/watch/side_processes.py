@@ -63,11 +63,17 @@ class Mode:
 def enter(mode: Mode) -> TorchDispatchMode | None:
     """Have the rest of this process run in the mode; returns the dispatch mode that it entered, if any."""
     torch.set_num_threads(1)  # a fork has none of its parent's threads
-    _leave_shared_memory()
+    for tensor in _tensors():  # what lies in memory that the script reads too, such as the batches of a loader
+        if tensor.is_shared():  # type: ignore[no-untyped-call]
+            with contextlib.suppress(RuntimeError):  # inference tensors are not written to
+                tensor.data = tensor.detach().clone()
     if mode.kind != "graphs":
         torch.compiler.set_stance("force_eager")
     if mode.kind == "followed" and mode.seed:
-        _move_parameters(mode.seed)
+        generator = torch.Generator().manual_seed(mode.seed)
+        for leaf in _leaves():
+            draw = torch.randint(-1, 2, leaf.shape, generator=generator)
+            leaf.data = leaf.data * (1 + torch.finfo(leaf.dtype).eps * draw.to(leaf.dtype))
     if mode.kind in ("float64", "exact"):
         entered: TorchDispatchMode = Float64Mode(keep_casts=mode.kind == "float64", native=_convert_to_float64())
     elif mode.kind == "noise":
@@ -89,14 +95,6 @@ def _leaves() -> list[torch.Tensor]:
     return [tensor for tensor in _tensors() if tensor.is_leaf and tensor.requires_grad]
 
 
-def _leave_shared_memory() -> None:
-    """Copy what lies in memory that the script reads too, such as the batches of a loader with workers."""
-    for tensor in _tensors():
-        if tensor.is_shared():  # type: ignore[no-untyped-call]
-            with contextlib.suppress(RuntimeError):  # inference tensors are not written to
-                tensor.data = tensor.detach().clone()
-
-
 def _convert_to_float64() -> torch.dtype:
     """Convert what gradients accumulate in, and return its widest floating dtype; the mode converts the rest."""
     copier = StorageCopier(double=True)
@@ -110,14 +108,6 @@ def _convert_to_float64() -> torch.dtype:
             if gradient is not None and leaf.dtype is torch.float64:
                 leaf.grad = copier(gradient).detach()
     return next((dtype for dtype in (torch.float64, *LOW_FLOATS) if dtype in dtypes), torch.float32)
-
-
-def _move_parameters(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for leaf in _leaves():
-            draw = torch.randint(-1, 2, leaf.shape, generator=generator)
-            leaf.data = leaf.data * (1 + torch.finfo(leaf.dtype).eps * draw.to(leaf.dtype))
 
 
 # The processes beside the script: how many there may be, and what became of them.
@@ -156,10 +146,9 @@ class Queue:
         return None
 
     def forked(self, body: Callable[[int], Mode], lock: Path, *, counts: bool = True) -> Mode | None:
-        """Fork. The fork runs ``body`` with the descriptor of its lock, which it holds as long as it lives.
+        """Fork: None in the script, and in a run beside it the mode that ``body`` returned.
 
-        Returns:
-            None in the script; in a run beside it the mode that ``body`` returned.
+        The fork runs ``body`` with the descriptor of its lock, which it holds as long as it lives.
         """
         lock.parent.mkdir(parents=True, exist_ok=True)
         drawn = random.getstate()
@@ -245,17 +234,11 @@ class _Guard:
         on_act = self.on_act
         if on_act is None:
             return
-        if event in _VISIBLE:
+        flags = arguments[2] if event == "open" and len(arguments) > 2 else 0
+        writes = isinstance(flags, int) and bool(flags & _WRITING) and arguments[0] != os.devnull
+        if writes or event in _VISIBLE:
             self.on_act = None
-            on_act(event)
-        elif event == "open" and _writes(arguments):
-            self.on_act = None
-            on_act(f"opening {arguments[0]} for writing")
-
-
-def _writes(arguments: tuple[object, ...]) -> bool:
-    flags = arguments[2] if len(arguments) > 2 else 0
-    return isinstance(flags, int) and bool(flags & _WRITING) and arguments[0] != os.devnull
+            on_act(f"opening {arguments[0]} for writing" if writes else event)
 
 
 guard = _Guard()
@@ -359,23 +342,20 @@ class Runner:
         guard.on_act = None
         if isinstance(self._entered, Float64Mode):
             values.casts = self._entered.saw_cast
-            self._entered.__exit__(None, None, None)
-        elif self._entered is not None:
+        if self._entered is not None:
             self._entered.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if self.mode.kind == "followed":
             return
         assert self.path is not None
         if self.mode.kind == "graphs":
-            self._write_cases(self.path.with_suffix(".json"))
+            folder = self.settings.path / f"step_{self.step}"
+            folder.mkdir(exist_ok=True)
+            cases = self._graphs.write(folder, self.case_settings, self.settings.state_bytes)
+            said = {"cases": [str(case) for case in cases], "left_out": self._graphs.left_out}
+            write_json(self.path.with_suffix(".json"), said)
         else:
             values.save(self.path)
         os._exit(0)
-
-    def _write_cases(self, path: Path) -> None:
-        folder = self.settings.path / f"step_{self.step}"
-        folder.mkdir(exist_ok=True)
-        cases = self._graphs.write(folder, self.case_settings, self.settings.state_bytes)
-        write_json(path, {"cases": [str(case) for case in cases], "left_out": self._graphs.left_out})
 
     def end(self, reason: str = "") -> NoReturn:
         """End the process."""

@@ -15,8 +15,9 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -70,34 +71,21 @@ _POLL = 0.01
 _SUSPICIOUS = "suspicious"
 
 
-@dataclass(frozen=True)
-class StepFiles:
+class StepFiles(NamedTuple):
     """Files through which the processes of one sampled step exchange values."""
 
     folder: Path
     step: int
+    work: Path  # a folder for values, which can go once the step is judged
+    lock: Path  # the file that the process beside the script locks as long as it lives
 
     @classmethod
     def of(cls, folder: Path, step: int) -> StepFiles:
         """The files of a step, in folders that exist."""
-        files = cls(folder, step)
+        work = folder / WORK
+        files = cls(folder, step, work / f"step_{step}", work / f"{step:09d}.lock")
         files.work.mkdir(parents=True, exist_ok=True)
         return files
-
-    @property
-    def work(self) -> Path:
-        """A folder for values, which can go once the step is judged."""
-        return self.folder / WORK / f"step_{self.step}"
-
-    @property
-    def lock(self) -> Path:
-        """The file that the process beside the script locks as long as it lives."""
-        return self.folder / WORK / f"{self.step:09d}.lock"
-
-    @property
-    def cases(self) -> Path:
-        """The folder for case files."""
-        return self.folder / f"step_{self.step}"
 
     def values(self, run: str) -> Path:
         """The values of a run."""
@@ -105,11 +93,7 @@ class StepFiles:
 
 
 class _IsRun(BaseException):
-    """Unwinds a fork that is to be a run, from wherever it was made."""
-
-    def __init__(self, mode: Mode) -> None:
-        super().__init__(mode)
-        self.mode = mode
+    """Unwinds a fork that is to be a run, in the mode of its argument, from wherever it was made."""
 
 
 def supervise(files: StepFiles, settings: WatchSettings, keep: int, *, announce: bool) -> Mode:
@@ -147,7 +131,8 @@ def _beside(keep: int, *, announce: bool, body: Callable[[Callable[[str], None]]
 
         body(say)
     except _IsRun as run:
-        return run.mode
+        mode: Mode = run.args[0]
+        return mode
     except BaseException:  # whatever it is: this process must never go on in the script's code
         os._exit(1)
     os._exit(0)
@@ -175,56 +160,46 @@ def _ended(pid: int, deadline: float) -> str:
         time.sleep(_POLL)
 
 
-@dataclass
 class _Supervisor:
-    files: StepFiles
-    settings: WatchSettings
-    say: Callable[[str], None]
-
-    def __post_init__(self) -> None:
+    def __init__(self, files: StepFiles, settings: WatchSettings, say: Callable[[str], None]) -> None:
+        self.files, self.settings, self.say = files, settings, say
         self.script = os.getppid()
 
     def run(self) -> None:
-        """Judge the step and write what was seen."""
-        self._wait_for_earlier_steps()
-        if self.settings.stop_at_first and (self.files.folder / STOP).exists():
+        """Judge the step once all earlier ones are judged, and write what was seen."""
+        files = self.files
+        for path in sorted(files.lock.parent.glob("[0-9]*.lock")):
+            if path.name < files.lock.name:
+                with path.open() as lock:
+                    fcntl.flock(lock, fcntl.LOCK_SH)
+        if self.settings.stop_at_first and (files.folder / STOP).exists():
             return
         try:
             report = self._judged()
         except Exception as error:  # ours, of any kind: the step is reported as not judged
-            report = StepReport(self.files.step, None, detail=f"internal error ({type(error).__name__}: {error})"[:300])
-        append(self.files.folder / STEPS, report.to_json())
-        for path in self.files.work.glob("*.pt"):
+            report = StepReport(files.step, None, detail=f"internal error ({type(error).__name__}: {error})"[:300])
+        append(files.folder / STEPS, report.to_json())
+        for path in files.work.glob("*.pt"):
             path.unlink()
         if report.unexplained:
-            self.say(
-                f"rounding does not explain step {self.files.step} ({report.verdict}; {report.detail}); "
-                f"see {self.files.folder}"
-            )
-
-    def _wait_for_earlier_steps(self) -> None:
-        for path in sorted(self.files.lock.parent.glob("[0-9]*.lock")):
-            if path.name < self.files.lock.name:
-                with path.open() as lock:
-                    fcntl.flock(lock, fcntl.LOCK_SH)
+            why = f"{report.verdict}; {report.detail}"
+            self.say(f"rounding does not explain step {files.step} ({why}); see {files.folder}")
 
     def _judged(self) -> StepReport:
-        def unjudged(detail: str) -> StepReport:
-            return StepReport(self.files.step, None, detail=detail)
-
         eager, why = self._values(Mode("eager"))
         if eager is None:
-            return unjudged(f"the eager run {why}")
+            return StepReport(self.files.step, None, detail=f"the eager run {why}")
         if eager.failure is not None:
-            return unjudged(f"in eager mode the step raises {': '.join(eager.failure)}")
+            why = f"in eager mode the step raises {': '.join(eager.failure)}"
+            return StepReport(self.files.step, None, detail=why)
         reference, _ = self._values(Mode("float64"))
         noisy = self._noisy(_NOISE)
         compiled = self._compiled()
         if compiled is None:
-            return unjudged("the script ended before the step did")
+            return StepReport(self.files.step, None, detail="the script ended before the step did")
         runs = StepRuns(compiled, eager, reference, noisy)
         if not runs.draws_alike:
-            return unjudged(OWN_RANDOM)
+            return StepReport(self.files.step, None, detail=OWN_RANDOM)
         judgement = judged(runs)
         if not judgement.suspicious and not judgement.verdict.is_bug:
             return reported(self.files.step, runs, judgement)
@@ -255,7 +230,7 @@ class _Supervisor:
         if answer is not None and confirms(answer):
             (self.files.folder / STOP).touch()
             return replace(attributed, verdict=str(answer["verdict"]), unexplained=True)
-        shutil.rmtree(self.files.cases, ignore_errors=True)
+        shutil.rmtree(self.files.folder / f"step_{self.files.step}", ignore_errors=True)
         said = "could not judge them" if answer is None else f"says {answer['verdict']}"
         if answer is not None and wrong_by_value(answer):
             said += ", with no culprit proved"
@@ -265,11 +240,12 @@ class _Supervisor:
 
     def _attributed(self, report: StepReport) -> StepReport:
         _, why = self._values(Mode("graphs"))
-        left_out, cases = _graphs(self.files)
+        written = self.files.values("graphs").with_suffix(".json")
+        said = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {"cases": [], "left_out": []}
+        cases, unseen = [Path(case) for case in said["cases"]], (*report.unseen, *said["left_out"])
         if why and not cases:
-            left_out = [*left_out, f"the graphs of the step could not be captured: the run {why}"]
+            unseen = (*unseen, f"the graphs of the step could not be captured: the run {why}")
         answer = self._triaged(cases) if cases else None
-        unseen = (*report.unseen, *left_out)
         layer = None if answer is None else _layer(answer, cases)
         return replace(report, cases=tuple(map(str, cases)), report=answer, layer=layer, unseen=unseen)
 
@@ -281,9 +257,7 @@ class _Supervisor:
             investigate(cases, answer, seconds=self.settings.seconds)
             os._exit(0)
         _ended(pid, time.monotonic() + self.settings.seconds * len(cases))
-        if not answer.exists():
-            return None
-        said: dict[str, object] = json.loads(answer.read_text(encoding="utf-8"))
+        said: dict[str, object] | None = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else None
         return said
 
     def _noisy(self, seeds: Sequence[int]) -> list[StepValues]:
@@ -299,11 +273,9 @@ class _Supervisor:
     def _compiled(self) -> StepValues | None:
         """The script's own values, once it has ended the step; None if it ends before."""
         path = self.files.values("compiled")
-        while not path.exists():
-            if os.getppid() != self.script:
-                return StepValues.load(path) if path.exists() else None
+        while not path.exists() and os.getppid() == self.script:
             time.sleep(_POLL)
-        return StepValues.load(path)
+        return StepValues.load(path) if path.exists() else None
 
 
 def _layer(report: Mapping[str, object], cases: Sequence[Path]) -> str | None:
@@ -311,11 +283,3 @@ def _layer(report: Mapping[str, object], cases: Sequence[Path]) -> str | None:
     site = re.match(r"(.+\.py):(\d+)", str(culprit.get("site"))) if isinstance(culprit, dict) else None
     case = next((case for case in cases if site is not None and case.name == site[1]), None)
     return None if case is None or site is None else layer_at(case, int(site[2]))
-
-
-def _graphs(files: StepFiles) -> tuple[list[str], list[Path]]:
-    path = files.values("graphs").with_suffix(".json")
-    if not path.exists():
-        return [], []
-    said = json.loads(path.read_text(encoding="utf-8"))
-    return list(said["left_out"]), [Path(case) for case in said["cases"]]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fuzzcompile.analyses.watch.step_records import StepReport
 from fuzzcompile.analyses.watch.step_values import StepValues
 from fuzzcompile.diagnosis.oracle.judgement import Judgement, Observations, judge
 from fuzzcompile.model.verdicts import Comparison, Verdict
+from fuzzcompile.run.observation import Observation
 
 OWN_RANDOM = (
     "the compiled step draws other random numbers than eager: its values are not compared; compile with "
@@ -46,24 +47,25 @@ class StepRuns:
 
 def judged(runs: StepRuns) -> Judgement:
     """The judge's answer on a step."""
-    names = set(runs.compiled.values) & set(runs.eager.values)
-    first = _against(runs, runs.reference, names)
+    first = _against(runs, runs.reference)
     if runs.exact is None or not first.suspicious:
         return first
     # Right only without the program's own low-precision casts: computed more exactly than it asks for.
-    without = _against(runs, runs.exact, names)
+    without = _against(runs, runs.exact)
     return first if without.suspicious or without.verdict.is_bug else without
 
 
-def _against(runs: StepRuns, reference: StepValues | None, names: set[str]) -> Judgement:
-    eager = runs.eager.observation(names)
-    alike = [run for run in runs.noisy if run.failure is None and runs.eager.draws_alike(run)]
-    usable = reference is not None and reference.failure is None and runs.eager.draws_alike(reference)
-    assert reference is not None or not usable
-    exact = reference.observation(names) if usable and reference is not None else eager
-    again = runs.again.observation(names) if runs.again is not None else eager
-    noisy = [run.observation(names) for run in alike]
-    return judge(Observations(eager, again, exact, noisy, runs.compiled.observation(names)))
+def _against(runs: StepRuns, reference: StepValues | None) -> Judgement:
+    names = set(runs.compiled.values) & set(runs.eager.values)
+
+    def seen(run: StepValues | None) -> Observation:
+        """The values of a run that can be compared with eager's, or else those of eager."""
+        usable = run is not None and run.failure is None and runs.eager.draws_alike(run)
+        return (run if run is not None and usable else runs.eager).observation(names)
+
+    again = seen(None) if runs.again is None else runs.again.observation(names)
+    noisy = [run.observation(names) for run in runs.noisy if run.failure is None and runs.eager.draws_alike(run)]
+    return judge(Observations(seen(None), again, seen(reference), noisy, runs.compiled.observation(names)))
 
 
 def reported(step: int, runs: StepRuns, judgement: Judgement) -> StepReport:
@@ -112,17 +114,12 @@ def confirms(report: Mapping[str, object]) -> bool:
 
 
 def _detail(judgement: Judgement, comparisons: Sequence[Comparison]) -> str:
-    if judgement.verdict in (Verdict.EQUAL, Verdict.ROUNDING):
-        return ""
     wrong = [c for c in comparisons if c.finding not in ("same", "close")]
-    if not wrong:
+    if judgement.verdict in (Verdict.EQUAL, Verdict.ROUNDING) or not wrong:
         return ""
-    first = wrong[0]
-    more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-    return (
-        f"{first.name}{more}: off by {first.relative_error:.1e} of its size, "
-        f"where eager is off by {_relative(first, first.max_error_eager):.1e}"
-    )
+    first, more = wrong[0], f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    eager = f"where eager is off by {_relative(first, first.max_error_eager):.1e}"
+    return f"{first.name}{more}: off by {first.relative_error:.1e} of its size, {eager}"
 
 
 def _shown(comparison: Comparison) -> dict[str, object]:
@@ -132,12 +129,8 @@ def _shown(comparison: Comparison) -> dict[str, object]:
         "noise_floor": comparison.noise_floor,
         "scale": comparison.scale,
     }
-    return {
-        "name": comparison.name,
-        "finding": comparison.finding,
-        **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
-        "detail": comparison.detail,
-    }
+    finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+    return {"name": comparison.name, "finding": comparison.finding, **finite, "detail": comparison.detail}
 
 
 def _largest(comparisons: Sequence[Comparison], groups: Mapping[str, str], field: str) -> dict[str, float]:
@@ -161,22 +154,21 @@ def _losses(runs: StepRuns) -> dict[str, float]:
     return {run: loss for run, loss in numbers.items() if math.isfinite(loss)}
 
 
-def _unseen(runs: StepRuns) -> list[str]:
-    unseen = []
-    if runs.reference is None or runs.reference.failure is not None:
-        why = "did not end" if runs.reference is None or runs.reference.failure is None else runs.reference.failure[1]
-        unseen.append(f"no float64 run ({why}): eager stands in for it")
-    elif not runs.eager.draws_alike(runs.reference):
-        unseen.append("the float64 run draws other random numbers: eager stands in for it")
+def _unseen(runs: StepRuns) -> Iterator[str]:
+    compiled, eager, reference = runs.compiled, runs.eager, runs.reference
+    if reference is None or reference.failure is not None:
+        why = "did not end" if reference is None or reference.failure is None else reference.failure[1]
+        yield f"no float64 run ({why}): eager stands in for it"
+    elif not eager.draws_alike(reference):
+        yield "the float64 run draws other random numbers: eager stands in for it"
     if not runs.noisy:
-        unseen.append("no perturbed run ended well: the noise floor is not known")
-    if runs.eager.ended:
-        unseen.append(f"what follows in the step, where {runs.eager.ended}")
-    missing = set(runs.compiled.values) ^ set(runs.eager.values)
-    if missing and not runs.eager.ended and not runs.compiled.ended:
-        unseen.append(f"{len(missing)} values that only one of the runs has, such as {min(missing)}")
-    if runs.compiled.left_out:
-        unseen.append(f"{runs.compiled.left_out} values beyond what is kept of a step")
-    if runs.compiled.sampled:
-        unseen.append(f"of {runs.compiled.sampled} large tensors some rows only")
-    return unseen
+        yield "no perturbed run ended well: the noise floor is not known"
+    if eager.ended:
+        yield f"what follows in the step, where {eager.ended}"
+    missing = set(compiled.values) ^ set(eager.values)
+    if missing and not eager.ended and not compiled.ended:
+        yield f"{len(missing)} values that only one of the runs has, such as {min(missing)}"
+    if compiled.left_out:
+        yield f"{compiled.left_out} values beyond what is kept of a step"
+    if compiled.sampled:
+        yield f"of {compiled.sampled} large tensors some rows only"

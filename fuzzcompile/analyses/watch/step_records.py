@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 # The files in which a watch keeps its results, and what stands in them.
 
@@ -27,20 +28,16 @@ class StepReport:
     group (``outputs``, ``loss``, ``gradients``, ``gradient_norm``, ``buffers``, ``parameters``). All runs start from
     the compiled trajectory's own state, so that each error was made in this step.
 
-    Attributes:
-        verdict: the judge's verdict; None if the step could not be judged, ``suspicious`` if its values look wrong and
-            nothing confirms it.
-        made: error of the compiled step, ``eager`` that of the eager step, by group.
-        floor: largest distance of a perturbed eager step from the eager step, by group.
+    The verdict is ``suspicious`` if values look wrong and nothing confirms it.
     """
 
     step: int  # number of the step, counted from 1
-    verdict: str | None
+    verdict: str | None  # the judge's; None if the step could not be judged
     unexplained: bool = False  # rounding does not explain the step
     detail: str = ""  # one sentence: what is wrong, or why there is no verdict
-    made: dict[str, float] = field(default_factory=dict)
-    eager: dict[str, float] = field(default_factory=dict)
-    floor: dict[str, float] = field(default_factory=dict)
+    made: dict[str, float] = field(default_factory=dict)  # error of the compiled step, by group
+    eager: dict[str, float] = field(default_factory=dict)  # error of the eager step
+    floor: dict[str, float] = field(default_factory=dict)  # largest distance of a perturbed step from the eager one
     worst: dict[str, object] | None = None  # the value that decides, with its finding and its errors
     loss: dict[str, float] = field(default_factory=dict)  # the loss in the compiled, eager and float64 step
     unseen: tuple[str, ...] = ()  # what was not looked at, and why
@@ -54,10 +51,10 @@ class StepReport:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, fields: dict[str, object]) -> StepReport:
-        """The report that :meth:`to_json` made."""
+    def from_json(cls, fields: dict[str, Any]) -> StepReport:
+        """The report that :meth:`to_json` made; entries of other versions are left out."""
         known = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
-        return cls(**{**known, "unseen": tuple(known.get("unseen", ())), "cases": tuple(known.get("cases", ()))})  # type: ignore[arg-type]
+        return cls(**known | {name: tuple(known.get(name, ())) for name in ("unseen", "cases")})
 
 
 @dataclass
@@ -116,20 +113,15 @@ DEFAULT_EVERY = 100  # steps from one sample to the next
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """Settings of a watch.
-
-    Attributes:
-        stop_at_first: end the script at the first step that rounding does not explain. The script then waits at the
-            end of each sampled step for the verdict.
-        own_random: leave the compiler's own random stream to the script: steps that draw are then not judged.
-    """
+    """Settings of a watch."""
 
     folder: str  # where results are written; it exists
     every: int = DEFAULT_EVERY  # sample the steps ``every``, ``2 * every``, …
     steps: int | None = None  # end the script after that many steps; None for as many as it makes
+    # End the script at the first step that rounding does not explain: it waits for the verdict of each sampled step.
     stop_at_first: bool = False
     plants: tuple[str, ...] = ()  # files to run once the script has imported torch
-    own_random: bool = False
+    own_random: bool = False  # leave the compiler its own random stream: steps that draw are then not judged
     trajectory: int = 64  # steps for which eager trajectories beside the script are followed
     seconds: float = 300.0  # time limit of each run beside the script, and of attributing one step
     state_bytes: int = 2**30  # largest state of a written case; values beyond it are replaced by random ones
@@ -161,10 +153,7 @@ _FEWEST = 6  # steps that a rate of growth needs
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Differences between the losses of three trajectories from one state, relative to the loss of eager.
-
-    ``chaotic``: they part visibly, and the perturbed one does as well: the compiler is not needed to explain it.
-    """
+    """Differences between the losses of three trajectories from one state, relative to the loss of eager."""
 
     first: int  # the step from whose state all of them start; ``last`` is the last that all of them reached
     last: int
@@ -172,15 +161,39 @@ class Trajectories:
     perturbed: float  # the same of eager and eager from a state moved by one ulp
     compiled_growth: float | None  # the factor by which the difference grows per step; None over too few steps
     perturbed_growth: float | None
-    chaotic: bool  # they part visibly, and the perturbed one does as well: the compiler is not needed to explain it
-    parted: bool  # the compiled trajectory parts visibly
-    said: str  # the finding in a sentence
     ended: str = ""  # why a trajectory was not followed further
+
+    @property
+    def parted(self) -> bool:
+        """Whether the compiled trajectory parts visibly from eager."""
+        return self.compiled >= VISIBLE
+
+    @property
+    def chaotic(self) -> bool:
+        """Whether the perturbed one parts as well: the compiler is not needed to explain it."""
+        return self.parted and self.compiled <= _ALLOWED * self.perturbed
+
+    @property
+    def said(self) -> str:
+        """The finding in a sentence."""
+        rates = (self.compiled_growth, self.perturbed_growth)
+        compiled, perturbed = ("" if rate is None else f" (times {rate:.2f} per step)" for rate in rates)
+        numbers = (
+            f"from the state of step {self.first} to step {self.last}, the loss of the compiled trajectory parts from "
+            f"that of eager by {self.compiled:.1e} of its size{compiled}, that of eager from a state moved by one ulp "
+            f"by {self.perturbed:.1e}{perturbed}."
+        )
+        if self.chaotic:
+            return f"Chaos alone: {numbers} No compiler is needed for that."
+        if self.parted:
+            return f"More than chaos: {numbers} Sample more steps (a smaller --every) to find where that is made."
+        return f"No visible divergence: {numbers}"
 
     def to_json(self) -> dict[str, object]:
         """As a JSON object; an infinite distance is None."""
         infinite = {name: None for name in ("compiled", "perturbed") if math.isinf(getattr(self, name))}
-        return {**asdict(self), **infinite}
+        said = {"chaotic": self.chaotic, "parted": self.parted, "said": self.said, "ended": self.ended}
+        return {**asdict(self), **infinite, **said}
 
 
 def losses(folder: Path) -> tuple[dict[str, dict[int, float]], str]:
@@ -204,13 +217,7 @@ def compared(losses: Mapping[str, Mapping[int, float]], ended: str = "") -> Traj
     compiled, perturbed = ([_relative(run[step], runs[1][step]) for step in steps] for run in (runs[0], runs[2]))
     late = max(1, len(steps) // 4)
     apart, moved = max(compiled[-late:]), max(perturbed[-late:])
-    growth, moved_growth = _growth(steps, compiled), _growth(steps, perturbed)
-    parted = apart >= VISIBLE
-    chaotic = parted and apart <= _ALLOWED * moved
-    said = _said(steps, (apart, moved), (growth, moved_growth), parted=parted, chaotic=chaotic)
-    return Trajectories(
-        steps[0], steps[-1], apart, moved, growth, moved_growth, chaotic=chaotic, parted=parted, said=said, ended=ended
-    )
+    return Trajectories(steps[0], steps[-1], apart, moved, _growth(steps, compiled), _growth(steps, perturbed), ended)
 
 
 def _relative(value: float, eager: float) -> float:
@@ -229,48 +236,22 @@ def _growth(steps: Sequence[int], apart: Sequence[float]) -> float | None:
     return math.exp(median(slopes))
 
 
-def _said(
-    steps: Sequence[int],
-    apart: tuple[float, float],
-    growth: tuple[float | None, float | None],
-    *,
-    parted: bool,
-    chaotic: bool,
-) -> str:
-    over = f"from the state of step {steps[0]} to step {steps[-1]}"
-    rates = ["" if factor is None else f" (times {factor:.2f} per step)" for factor in growth]
-    numbers = (
-        f"the loss of the compiled trajectory parts from that of eager by {apart[0]:.1e} of its size"
-        f"{rates[0]}, that of eager from a state moved by one ulp by {apart[1]:.1e}{rates[1]}"
-    )
-    if chaotic:
-        return f"Chaos alone: {over}, {numbers}. No compiler is needed for that."
-    if parted:
-        return f"More than chaos: {over}, {numbers}. Sample more steps (a smaller --every) to find where that is made."
-    return f"No visible divergence: {over}, {numbers}."
-
-
 # What a watch found, over all sampled steps.
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The result of a watch.
-
-    Attributes:
-        script_status: the script's own exit status; None if it was ended by this program, or did not end.
-        report: what triage says of the first unexplained step; ``case`` is the case file that it is about.
-    """
+    """The result of a watch."""
 
     script: str  # the script, as it was named
     folder: Path  # where its files are
     job: JobState  # what the script's process counted
     steps: tuple[StepReport, ...]  # the sampled steps in their order
     trajectories: Trajectories | None = None  # None if the script trains nothing, or for too few steps
-    script_status: int | None = None
+    script_status: int | None = None  # the script's own; None if it was ended by this program, or did not end
     interrupted: bool = False  # the user ended it
-    report: Mapping[str, object] | None = None
-    case: Path | None = None
+    report: Mapping[str, object] | None = None  # what triage says of the first unexplained step
+    case: Path | None = None  # the case file that it is about
     alone: bool | None = None  # whether a fresh process finds the same bug in the case file; None if it was not tried
 
     @property

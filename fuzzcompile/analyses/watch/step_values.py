@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy
 import torch
@@ -21,6 +22,12 @@ from fuzzcompile.run.tensors import densify, name_leaves
 
 # Elements kept of one tensor and of one step: rows at equal distances of what is larger.
 MOST_ELEMENTS, MOST_IN_STEP = 2**21, 2**25
+_KINDS: dict[str, Literal["gradient", "mutation"]] = {
+    "gradients": "gradient",
+    "gradient_norm": "gradient",
+    "buffers": "mutation",
+    "parameters": "mutation",
+}
 _PLAIN = (bool, int, float, complex, str, type(None))
 
 
@@ -29,14 +36,10 @@ class StepValues:
     """Named values in the order in which the step makes them, each with its group.
 
     A group is what reports sum up by: ``outputs``, ``loss``, ``gradients``, ``gradient_norm``, ``buffers``,
-    ``parameters``.
-
-    Attributes:
-        values: group and value (a tensor on the CPU, or a plain object) by name.
-        streams: digests of the random generators' states, by generator: at the start, after each call, at the end.
+    ``parameters``. ``streams`` are digests of the random generators' states: at the start, after each call, at the end.
     """
 
-    values: dict[str, tuple[str, object]] = field(default_factory=dict)
+    values: dict[str, tuple[str, object]] = field(default_factory=dict)  # group and value (a CPU tensor, or plain)
     ended: str = ""  # why the run ended before the step did; empty if it did not
     failure: tuple[str, str] | None = None  # type and message of the exception that ended the run
     streams: list[dict[str, str]] = field(default_factory=list)
@@ -62,12 +65,10 @@ class StepValues:
                 self.left_out += 1
                 return
             self._elements += kept.numel()
-            # A copy on the CPU, because the script goes on writing to the original.
-            self.values[name] = group, kept.to("cpu", copy=True)
-        elif isinstance(value, _PLAIN):
-            self.values[name] = group, value
-        else:
-            self.values[name] = group, type(value).__qualname__
+            value = kept.to("cpu", copy=True)  # because the script goes on writing to the original
+        elif not isinstance(value, _PLAIN):
+            value = type(value).__qualname__
+        self.values[name] = group, value
 
     def add_outputs(self, prefix: str, output: object) -> None:
         """Keep the leaves of what a call returned."""
@@ -119,14 +120,9 @@ class StepValues:
         """Those of the values as the judge reads them."""
         if self.failure is not None:
             return Observation(failure=Failure(*self.failure))
-        kept = ((name, *self.values[name]) for name in self.values if name in names)
-        return Observation(tuple(_value(name, group, value) for name, group, value in kept), seconds=self.seconds)
-
-
-def _value(name: str, group: str, value: object) -> Value:
-    if group in ("gradients", "gradient_norm"):
-        return Value(name, value, "gradient")
-    return Value(name, value, "mutation" if group in ("buffers", "parameters") else "output")
+        kept = ((name, *held) for name, held in self.values.items() if name in names)
+        values = tuple(Value(name, value, _KINDS.get(group, "output")) for name, group, value in kept)
+        return Observation(values, seconds=self.seconds)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

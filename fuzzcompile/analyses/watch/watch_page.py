@@ -19,22 +19,18 @@ from fuzzcompile.report.pages.case_page import render_section
 def page_of_watch(summary: Summary) -> str:
     """The page; without matplotlib it says in place of the plots what to install."""
     shown = [group for group in GROUPS if any(group in step.made for step in summary.judged)]
-    case = "CASE" if summary.case is None else str(summary.case)
     report = cast("ReportJson | None", summary.report)
-    return (
-        templates()
-        .get_template("pages/watch.html.j2")
-        .render(
-            summary=summary,
-            conclusions=list(conclusions(summary)),
-            advice=list(advice(summary)),
-            errors=_drawn(summary, shown),
-            losses=_losses(summary),
-            groups={group: GROUPS[group] for group in shown},
-            errors_of=format_errors,
-            triage=None if report is None else render_section(report, name=case),
-            fuzzcompile=__version__,
-        )
+    page = templates().get_template("pages/watch.html.j2")
+    return page.render(
+        summary=summary,
+        conclusions=list(conclusions(summary)),
+        advice=list(advice(summary)),
+        errors=_drawn(summary, shown),
+        losses=_losses(summary),
+        groups={group: GROUPS[group] for group in shown},
+        errors_of=format_errors,
+        triage=None if report is None else render_section(report, name=str(summary.case or "CASE")),
+        fuzzcompile=__version__,
     )
 
 

@@ -47,18 +47,15 @@ def print_summary(console: Console, summary: Summary) -> None:
     for line in conclusions(summary):
         say(line)
     if summary.report is not None:
-        name = "CASE" if summary.case is None else str(summary.case)
-        print_report(console, cast(ReportJson, summary.report), name=name)
+        print_report(console, cast(ReportJson, summary.report), name=str(summary.case or "CASE"))
     for line in advice(summary):
         say(line)
 
 
 def make_steps_table(summary: Summary) -> Table:
     """The judged steps; the unexplained ones are kept when there are too many."""
-    shown = summary.judged
-    if len(shown) > _ROWS:
-        kept = {step.step for step in [*summary.unexplained, *shown][:_ROWS]}
-        shown = [step for step in shown if step.step in kept]
+    kept = {step.step for step in [*summary.unexplained, *summary.judged][:_ROWS]}
+    shown = [step for step in summary.judged if len(summary.judged) <= _ROWS or step.step in kept]
     groups = [group for group in GROUPS if any(step.made.get(group) or step.eager.get(group) for step in shown)]
     table = Table("step", "loss", "verdict", box=None, pad_edge=False)
     for group in groups:
@@ -81,53 +78,48 @@ def format_errors(step: StepReport, group: str) -> str:
 
 def conclusions(summary: Summary) -> Iterator[str]:
     """Yield the results of the watch, in sentences."""
-    job = summary.job
+    job, judged, unjudged = summary.job, summary.judged, [step for step in summary.steps if step.verdict is None]
     names = ", ".join(dict.fromkeys(job.callables)) or "no compiled callable"
     ending = "; interrupted" if summary.interrupted else ""
-    judged = f"{len(summary.judged)} of {len(job.sampled)} samples judged"
-    yield f"{summary.script}: {job.steps} steps ({job.calls} calls of {names}), {judged}{ending}"
-    for reason, count in job.skipped.items():
-        yield f"  {count} samples skipped: {reason}"
-    for reason, count in job.lost.items():
-        yield f"  {count} samples lost: their process was {reason}"
-    for reason, count in Counter(step.detail for step in summary.steps if step.verdict is None).items():
+    of_samples = f"{len(judged)} of {len(job.sampled)} samples judged"
+    yield f"{summary.script}: {job.steps} steps ({job.calls} calls of {names}), {of_samples}{ending}"
+    yield from (f"  {count} samples skipped: {reason}" for reason, count in job.skipped.items())
+    yield from (f"  {count} samples lost: their process was {reason}" for reason, count in job.lost.items())
+    for reason, count in Counter(step.detail for step in unjudged).items():
         yield f"  {count} samples not judged: {reason}"
-    for unseen, count in Counter(unseen for step in summary.judged for unseen in step.unseen).items():
+    for unseen, count in Counter(unseen for step in judged for unseen in step.unseen).items():
         yield f"  not looked at in {count} samples: {unseen}"
     if job.error is not None:
         yield f"  watching ended with an internal error ({job.error}); report it to the fuzzcompile developers"
     if summary.script_status:
         yield f"  the script ended by itself with exit status {summary.script_status}"
-    yield from _found(summary)
+    if summary.unexplained:
+        yield from _about_first(summary, summary.unexplained[0])
+    elif doubtful := [str(step.step) for step in judged if step.verdict == "suspicious"]:
+        yield f"Suspicious, and not confirmed: step {', '.join(doubtful)}."
+    elif judged:
+        yield "Rounding explains every step that was judged."
     if summary.trajectories is not None:
         yield summary.trajectories.said
         if summary.trajectories.ended:
             yield f"  trajectories were not followed further: {summary.trajectories.ended}"
 
 
-def _found(summary: Summary) -> Iterator[str]:
-    if summary.unexplained:
-        first = summary.unexplained[0]
+def _about_first(summary: Summary, first: StepReport) -> Iterator[str]:
+    yield (
+        f"Step {first.step} is the first sampled step that rounding does not explain: {first.verdict}; "
+        f"{first.detail}. All runs started from the state of that step, so that the error was made in it."
+    )
+    if first.layer is not None:
+        yield f"  the culprit's site is in layer {first.layer}"
+    if first.report is not None and not wrong_by_value(first.report) and not summary.alone:
         yield (
-            f"Step {first.step} is the first sampled step that rounding does not explain: {first.verdict}; "
-            f"{first.detail}. All runs started from the state of that step, so that the error was made in it."
+            "  no graph of the step shows it when compiled anew: look at recompiles, dynamic shapes, another "
+            "backend, and code outside of graphs"
         )
-        if first.layer is not None:
-            yield f"  the culprit's site is in layer {first.layer}"
-        if first.report is not None and not wrong_by_value(first.report) and not summary.alone:
-            yield (
-                "  no graph of the step shows it when compiled anew: look at recompiles, dynamic shapes, another "
-                "backend, and code outside of graphs"
-            )
-        elif summary.alone is not None:
-            alone = "finds the same" if summary.alone else "does not: it takes the state of the script's process"
-            yield f"  {summary.case}: a fresh process {alone}"
-    elif summary.judged:
-        doubtful = [str(step.step) for step in summary.judged if step.verdict == "suspicious"]
-        if doubtful:
-            yield f"Suspicious, and not confirmed: step {', '.join(doubtful)}."
-        else:
-            yield "Rounding explains every step that was judged."
+    elif summary.alone is not None:
+        alone = "finds the same" if summary.alone else "does not: it takes the state of the script's process"
+        yield f"  {summary.case}: a fresh process {alone}"
 
 
 def advice(summary: Summary) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Counts the steps of a script, and takes samples of them; everything that happens in the script's own process.
+"""Counts the steps of a script, and takes samples of them: what happens in the script's own process.
 
 A *step* begins with an outermost call of a watched callable and ends with the ``optimizer.step()`` after it, or with
 the call itself where no gradients are recorded, or else where the next step begins. Calls between belong to the step
@@ -21,7 +21,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeVar, cast
 
 import torch
@@ -36,6 +35,7 @@ from fuzzcompile.analyses.watch.step_records import (
     JOB,
     STOP,
     TRAJECTORY,
+    WORK,
     JobState,
     WatchSettings,
     append,
@@ -102,8 +102,7 @@ class _Hooks:
     """Forward hooks of a module; copies of the module report to the same listener, pickled ones to none."""
 
     def __init__(self, watched: Watched, listener: Watcher) -> None:
-        self._watched, self._listener = watched, listener
-        self._entered = False
+        self._watched, self._listener, self._entered = watched, listener, False
 
     def before(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._entered = self._listener.enter(self._watched, Arguments(args, kwargs)) or self._entered
@@ -130,7 +129,7 @@ def watched_module(module: nn.Module, listener: Watcher) -> nn.Module:
     return module
 
 
-def observe_compiling(listener: Watcher, on_compile: Callable[[Watched], None]) -> None:
+def observe_compiling(listener: Watcher) -> None:
     """Have everything that ``torch.compile`` returns from now on report its calls."""
     namespace = vars(torch)
     original = namespace["compile"]
@@ -142,58 +141,24 @@ def observe_compiling(listener: Watcher, on_compile: Callable[[Watched], None]) 
         compiled = original(model, **arguments)
         if arguments.get("disable") or isinstance(model, type) or not callable(compiled):
             return compiled
-        try:
-            return reported(compiled, model, arguments)
-        except Exception:  # ours, of whatever kind: the script gets what torch made
-            return compiled
-
-    def reported(compiled: object, model: object, arguments: Mapping[str, object]) -> object:
-        settings = {name: arguments[name] for name in _CASE_ARGUMENTS if arguments.get(name) is not None}
-        watched = Watched(unwrap_compiled(model), settings)
-        on_compile(watched)
-        if isinstance(compiled, nn.Module):
+        with contextlib.suppress(Exception):  # ours, of whatever kind: the script gets what torch made
+            settings = {name: arguments[name] for name in _CASE_ARGUMENTS if arguments.get(name) is not None}
+            watched = Watched(unwrap_compiled(model), settings)
+            listener.state.callables.append(watched.name)
+            if not isinstance(compiled, nn.Module):
+                return observed(compiled, watched, listener)
             compiled.forward = observed(compiled.forward, watched, listener)
-            return compiled
-        assert callable(compiled)
-        return observed(compiled, watched, listener)
+        return compiled
 
     namespace["compile"] = compile_
 
 
-def observe_backward(
-    before: Callable[[object], None], after: Callable[[], None], failed: Callable[[BaseException], None]
-) -> None:
-    """Have every backward pass from now on reported: ``before`` gets its roots, ``failed`` what it raises."""
-    namespace = vars(torch.autograd)
-    original = namespace["backward"]
-
-    @functools.wraps(original)
-    def backward(tensors: object, *args: object, **kwargs: object) -> object:
-        if torch.compiler.is_compiling():
-            return original(tensors, *args, **kwargs)
-        before(tensors)
-        try:
-            result = original(tensors, *args, **kwargs)
-        except BaseException as error:
-            failed(error)
-            raise
-        after()
-        return result
-
-    skip_tracing(backward)
-    namespace["backward"] = backward
-
-
-_NONE: Mapping[str, object] = MappingProxyType({})
 # Calls after which a step is taken to have no optimizer.step() after all.
 _MOST_CALLS = 256
 
 
 class WatchStopped(SystemExit):
-    """Ends the script where the user asked for it; a clean exit."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
+    """Ends the script where the user asked for it, with exit status 0."""
 
 
 class Watcher:
@@ -205,10 +170,8 @@ class Watcher:
     def __init__(self, settings: WatchSettings, *, announce: bool = False) -> None:
         self.settings = settings
         self.state = JobState()
-        self._announce = announce
-        self._folder = Path(settings.folder)
-        self._thread = threading.get_ident()
-        self._process = os.getpid()
+        self._announce, self._folder = announce, settings.path
+        self._thread, self._process = threading.get_ident(), os.getpid()
         self._configs = copy_configs()
         self._depth = 0
         self._optimizers = False  # whether the script calls optimizer.step()
@@ -222,8 +185,6 @@ class Watcher:
 
     def __deepcopy__(self, memo: object) -> Watcher:
         return self
-
-    # -- what happens in the script ---------------------------------------------------------------
 
     @disable_compile
     def enter(self, watched: Watched, arguments: Arguments) -> bool:
@@ -311,8 +272,6 @@ class Watcher:
         """Return whether nothing is watched here: after a failure of ours, and in forks that are none of our runs."""
         return self.state.error is not None or (os.getpid() != self._process and self._runner is None)
 
-    # -- steps --------------------------------------------------------------------------------------
-
     def _begin(self, watched: Watched, arguments: Arguments) -> None:
         self.state.calls += 1
         if self._optimizers and self._unfinished and self._calls < _MOST_CALLS:
@@ -331,11 +290,9 @@ class Watcher:
         if stopped or (limit is not None and number > limit):
             self.state.steps -= 1  # it does not take place
             self._write()
-            raise WatchStopped
+            raise WatchStopped(0)
         if number % self.settings.every == 0:
             self._sample(number, watched, arguments)
-
-    # -- samples ------------------------------------------------------------------------------------
 
     def _sample(self, number: int, watched: Watched, arguments: Arguments) -> None:
         named = named_state(watched.target, arguments)
@@ -345,7 +302,10 @@ class Watcher:
             return
         if self._followed is None and torch.is_grad_enabled():
             self._followed = range(number, number + self.settings.trajectory)
-            self._follow()
+            lock = self._folder / WORK / "followed.lock"
+            mode = self._queue.forked(lambda keep: follow(self.settings, keep), lock, counts=False)
+            if mode is not None:
+                self._run_as(mode, None, {})
         if self._runner is None:
             files = StepFiles.of(self._folder, number)
             opened = StepRecording(named, files.values("compiled"))
@@ -357,17 +317,10 @@ class Watcher:
             else:
                 self.state.sampled.append(number)
                 self._write()
-            self._watch_backward()
             self._open = opened
-
-    def _follow(self) -> None:
-        lock = self._folder.joinpath(".work", "followed.lock")
-        mode = self._queue.forked(lambda keep: follow(self.settings, keep), lock, counts=False)
-        if mode is not None:
-            self._run_as(mode, None)
         self._watch_backward()
 
-    def _run_as(self, mode: Mode, path: Path | None, case_settings: Mapping[str, object] = _NONE) -> None:
+    def _run_as(self, mode: Mode, path: Path | None, case_settings: Mapping[str, object]) -> None:
         self._runner = Runner(mode, path, self.state.steps, self.settings, case_settings)
         self._runner.start(self._blocked)
         sys.excepthook = lambda kind, error, trace: self._blocked(f"raising {kind.__name__}: {error}"[:200])
@@ -379,16 +332,30 @@ class Watcher:
         assert self._runner is not None
         self._runner.end(reason)
 
-    # -- the loss -----------------------------------------------------------------------------------
-
     def _watch_backward(self) -> None:
-        if not self._hears_backward:
-            self._hears_backward = True
-            observe_backward(self._differentiating, self._differentiated, self._not_differentiated)
+        """Have every backward pass from now on reported."""
+        if self._hears_backward:
+            return
+        self._hears_backward = True
+        namespace = vars(torch.autograd)
+        original = namespace["backward"]
 
-    def _not_differentiated(self, error: BaseException) -> None:
-        if self._runner is not None:
-            self._runner.fail(error)
+        @functools.wraps(original)
+        def backward(tensors: object, *args: object, **kwargs: object) -> object:
+            if torch.compiler.is_compiling():
+                return original(tensors, *args, **kwargs)
+            self._differentiating(tensors)
+            try:
+                result = original(tensors, *args, **kwargs)
+            except BaseException as error:
+                if self._runner is not None:
+                    self._runner.fail(error)
+                raise
+            self._differentiated()
+            return result
+
+        skip_tracing(backward)
+        namespace["backward"] = backward
 
     @disable_compile
     def _differentiated(self) -> None:
@@ -404,15 +371,11 @@ class Watcher:
             if self._open is not None:
                 for root in scalars:
                     self._open.values.add("loss", "loss", root)
-            run = "compiled" if self._runner is None else self._runner.trajectory
-            if run and scalars and self._followed is not None and self.state.steps in self._followed:
+            run, step = "compiled" if self._runner is None else self._runner.trajectory, self.state.steps
+            if run and scalars and self._followed is not None and step in self._followed:
+                entry = {"run": run, "step": step, "loss": float(scalars[0].detach())}
                 with guard.paused():
-                    append(
-                        self._folder / TRAJECTORY,
-                        {"run": run, "step": self.state.steps, "loss": float(scalars[0].detach())},
-                    )
-
-    # -- our own failures ----------------------------------------------------------------------------
+                    append(self._folder / TRAJECTORY, entry)
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
@@ -439,12 +402,7 @@ class Watcher:
 def install_for_script(settings: WatchSettings) -> None:
     """Watch everything that this process compiles from now on."""
     run_plants([Path(path) for path in settings.plants])
-    watcher = install(settings)
-
-    def compiled(watched: Watched) -> None:
-        watcher.state.callables.append(watched.name)
-
-    observe_compiling(watcher, compiled)
+    observe_compiling(install(settings))
 
 
 def install(settings: WatchSettings, *, announce: bool = False) -> Watcher:

@@ -11,9 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fuzzcompile.corpus.records import Reproducer, StoredReproducer
-from fuzzcompile.corpus.replay.replay_history import history
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.corpus.transactions import Mark, get_status
 from fuzzcompile.fuzz.campaign.campaign_events import (
     CaseJudged,
     Event,
@@ -68,23 +66,14 @@ def collect_issue_facts(store: Store, finding: str | int) -> IssueFacts:
         UsageError: the corpus has no such finding.
     """
     stored = store.finding(finding)
-    reproducer = store.best_reproducer(finding)
-    return IssueFacts(
-        stored.report,
-        reproducer.source if reproducer is not None else None,
+    return IssueFacts.of_stored(
+        stored,
+        store.best_reproducer(finding),
         store.environment_of(finding),
-        stored.first_seen.date().isoformat(),
-        stored.hits,
-        confirmed=reproducer is not None and reproducer.confirmed,
-        shown=(reproducer.shown if reproducer is not None else None) or {},
-        history=history(store.replays(finding)),
-        related=store.related(finding),
-        searched=stored.searched.date().isoformat() if stored.searched else None,
-        queries=stored.queries or (),
-        mark=Mark(get_status(stored.status), stored.issue, stored.duplicate_of, stored.note),
-        umbrella=store.umbrella(stored.umbrella),
-        machines=stored.machines,
-        subject=CommandSubject(stored.public_id, {"corpus": store.location}),
+        store.replays(finding),
+        store.related(finding),
+        store.umbrella(stored.umbrella),
+        CommandSubject(stored.public_id, {"corpus": store.location}),
     )
 
 

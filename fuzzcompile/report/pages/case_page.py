@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import cast
+from typing import NamedTuple, cast
 
 from markupsafe import Markup, escape
 from pygments import highlight
@@ -38,8 +38,7 @@ _LEVELS = range(1, 8)
 _DECADES = 3.0
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """The errors of one side: ``paths`` are SVG by class of colour; exact cells stay empty.
 
     ``form`` is that of the grid, but no narrower or flatter than one to eight.
@@ -52,17 +51,13 @@ class Picture:
     paths: Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class HeatMap:
-    """Eager and compiled side by side, on one scale; ``legend`` says from the lowest level on which errors it holds.
-
-    ``worst`` is the cell (column, row) that holds the largest error.
-    """
+class HeatMap(NamedTuple):
+    """Eager and compiled side by side, on one scale."""
 
     output: str
     pictures: Sequence[Picture]
-    legend: Sequence[str]
-    worst: tuple[int, int] | None
+    legend: Sequence[str]  # which errors each level holds, from the lowest on
+    worst: tuple[int, int] | None  # the cell (column, row) that holds the largest error
     has_exact: bool
     has_non_finite: bool
     caption: str
@@ -89,15 +84,14 @@ def heat_map(output: OutputJson) -> HeatMap | None:
 
 def caption(drawn: ErrorMapJson) -> str:
     """Describe rows, columns and cells, and the number of elements gathered into one cell."""
-    shape, split = drawn["shape"], drawn["row_dims"]
-    rows, columns = drawn["rows"][-1], drawn["columns"][-1]
-    cell = math.ceil(rows / (len(drawn["rows"]) - 1)), math.ceil(columns / (len(drawn["columns"]) - 1))
-    largest = f"one cell is the largest error of up to {cell[0]} × {cell[1]} elements"
-    each = "one cell is one element" if cell == (1, 1) else largest
+    shape, split, rows, columns = tuple(drawn["shape"]), drawn["row_dims"], drawn["rows"][-1], drawn["columns"][-1]
+    high, wide = math.ceil(rows / (len(drawn["rows"]) - 1)), math.ceil(columns / (len(drawn["columns"]) - 1))
+    largest = f"one cell is the largest error of up to {high} × {wide} elements"
+    each = "one cell is one element" if high == wide == 1 else largest
     if rows == 1:
-        return f"Shape {tuple(shape)}: its {columns} elements from left to right; {each}."
+        return f"Shape {shape}: its {columns} elements from left to right; {each}."
     down = "dimension 0" if split == 1 else f"dimensions 0 to {split - 1}, one behind the other"
-    return f"Shape {tuple(shape)}: down, {down} ({rows}); across, dimension {split} ({columns}); {each}."
+    return f"Shape {shape}: down, {down} ({rows}); across, dimension {split} ({columns}); {each}."
 
 
 def _find_cell(drawn: ErrorMapJson, where: Sequence[int] | None) -> tuple[int, int] | None:
@@ -145,25 +139,18 @@ class LogScale:
     @classmethod
     def over(cls, values: Iterable[float | None], *, decades: int = 2) -> LogScale | None:
         """The axis that holds all positive finite values, of at least so many decades; None if there are none."""
-        positive = [value for value in values if value is not None and 0 < value < math.inf]
-        if not positive:
+        powers = [math.log10(value) for value in values if value is not None and 0 < value < math.inf]
+        if not powers:
             return None
-        low, high = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
-        return cls(min(low, high - decades), high)
-
-    def share(self, value: float | None) -> float | None:
-        """Return the place on the axis, from 0 to 1: 0 for zero, 1 beyond the end and for NaN; None for None."""
-        if value is None:
-            return None
-        if value == 0:
-            return 0.0
-        if not math.isfinite(value):
-            return 1.0
-        return min(1.0, max(0.0, (math.log10(value) - self.low) / (self.high - self.low)))
+        high = math.ceil(max(powers))
+        return cls(min(math.floor(min(powers)), high - decades), high)
 
     def percent(self, value: float | None) -> str:
-        """The share as CSS writes it; the start of the axis for None."""
-        return f"{100 * (self.share(value) or 0):.1f}"
+        """The place on the axis as CSS writes it: the start for zero and None, the end for NaN and beyond it."""
+        if not value:
+            return "0.0"
+        share = (math.log10(value) - self.low) / (self.high - self.low) if math.isfinite(value) else 1.0
+        return f"{100 * min(1.0, max(0.0, share)):.1f}"
 
     @property
     def ticks(self) -> list[tuple[float, int]]:
@@ -227,8 +214,7 @@ _ULP = 2.0**-23  # of float32
 _LINK = re.compile(r"\[([^\]]+)\]\((https://[^)\s]+)\)")
 
 
-@dataclass(frozen=True)
-class Errors:
+class Errors(NamedTuple):
     """The largest errors of one output, as numbers for the axis and as text for the table."""
 
     name: str
@@ -243,10 +229,10 @@ def view_report(facts: IssueFacts, name: str | CommandSubject) -> dict[str, obje
     report, text = facts.report, meaning(facts.report)
     statement = inline(summary(facts) if report["is_bug"] else f"{text[:1].upper()}{text[1:]}.")
     in_statement = " ".join(facts.detail.split())[:40] in str(statement)
-    # Steps, and sums of errors, say nothing of another layout, an alias or an error.
-    about_values = not report["is_bug"] or report["verdict"] in VALUES
-    own = facts.culprit
     lines = [inline(line) for line in circumstances(report)]
+    culprit, needed = facts.culprit, [(contributor, "") for contributor in report.get("contributors") or ()]
+    moves = [bar for bar in proof.bars(report) if (bar.float64, bar.native) != (None, None)]
+    steps = moves[:_STEPS]
     return {
         "report": report,
         "statement": statement,
@@ -256,19 +242,23 @@ def view_report(facts: IssueFacts, name: str | CommandSubject) -> dict[str, obje
         "workaround": proof.workaround_with_cost(report),
         "circumstances": lines,
         "has_evidence": bool(facts.outputs or lines),  # where a compile raises, nothing may be
-        "about_values": about_values,
+        # Steps, and sums of errors, say nothing of another layout, an alias or an error.
+        "about_values": not report["is_bug"] or report["verdict"] in VALUES,
         "same": sum(entry.get("finding") == "same" for entry in facts.outputs),
         "maps": [drawn for entry in facts.outputs if (drawn := heat_map(entry)) is not None],
-        "culprits": [
-            _view_culprit(culprit, source_link(facts) if culprit is own else "")
-            for culprit in (*([own] if own is not None else ()), *(report.get("contributors") or ()))
-        ],
+        "culprits": [*([(culprit, source_link(facts))] if culprit is not None else []), *needed],
+        "steps": steps,
+        "steps_left_out": len(moves) - len(steps),
+        # In units of the result's size.
+        "steps_axis": LogScale.over([*(length for step in steps for length in (step.float64, step.native)), _ULP, 1.0]),
+        "ulp": _ULP,
         "tried": proof.tried(report),
         "tried_has_errors": proof.has_errors(report),
         "figure": format_number,
         "inline": inline,
+        "linked": _linked,
+        "proof": proof,
         **_view_errors(facts),
-        **_view_steps(report),
     }
 
 
@@ -277,58 +267,26 @@ def _view_errors(facts: IssueFacts) -> dict[str, object]:
     entries = {str(entry.get("name")): entry for entry in facts.outputs}
     measured = []
     for row in rows:
-        entry = entries[row["name"]]
-        if entry.get("finding") == "same" or all(row[key] == "–" for key in _ERROR_CELLS):
-            continue
-        compiled = entry.get("max_abs_error_compiled")
-        if compiled is None and entry.get("non_finite"):
-            compiled = math.inf
-        measured.append(Errors(row["name"], entry.get("max_abs_error_eager"), compiled, entry.get("noise_floor"), row))
+        entry, eager, compiled = entries[row["name"]], *(row[key] for key in _ERROR_CELLS)
+        if entry.get("finding") != "same" and {eager, compiled} != {"–"}:
+            largest = entry.get("max_abs_error_compiled")
+            largest = math.inf if largest is None and entry.get("non_finite") else largest
+            measured.append(
+                Errors(row["name"], entry.get("max_abs_error_eager"), largest, entry.get("noise_floor"), row)
+            )
     shown = {errors.name for errors in measured}
-    differing = [entry for entry in facts.wrong if str(entry.get("name")) not in shown]
     values = [value for errors in measured for value in (errors.eager, errors.compiled, errors.noise)]
-    return {
-        "measured": measured,
-        "unmeasured": [(str(entry.get("name")), _difference(entry)) for entry in differing],
-        "left_out": left_out,
-        "axis": LogScale.over(values),
-    }
-
-
-def _view_steps(report: ReportJson) -> dict[str, object]:
-    moves = [bar for bar in proof.bars(report) if (bar.float64, bar.native) != (None, None)]
-    steps = moves[:_STEPS]
-    lengths = [length for step in steps for length in (step.float64, step.native)]
-    return {
-        "steps": steps,
-        "steps_left_out": len(moves) - len(steps),
-        "steps_axis": LogScale.over([*lengths, _ULP, 1.0]),  # in units of the result's size
-        "ulp": _ULP,
-    }
-
-
-def _view_culprit(culprit: CulpritJson, link: str) -> dict[str, object]:
-    source = culprit.get("source")
-    return {
-        "said": culprit,
-        "source": _linked(link or (f"`{source}:{culprit.get('line')}`" if source else "")),
-        "step": proof.find_step(culprit),
-        "shown": proof.format_shown(culprit),
-        "facts": list(proof.list_proof_facts(culprit)),
-        "matched": proof.matched(culprit),
-        "diff": proof.get_diff(culprit),
-    }
+    unmeasured = [(name, _difference(entry)) for entry in facts.wrong if (name := str(entry.get("name"))) not in shown]
+    return {"measured": measured, "unmeasured": unmeasured, "left_out": left_out, "axis": LogScale.over(values)}
 
 
 _ERROR_CELLS = ("max_abs_error_eager", "max_abs_error_compiled")
+_KINDS = {"alias": "memory", "integer": "values", "missing": "", "stride": "strides"}
 
 
 def _difference(entry: OutputJson) -> Markup:
     kind, detail = str(entry.get("finding") or ""), str(entry.get("detail") or "")
     return inline(": ".join(part for part in (_KINDS.get(kind, kind), detail) if part))
-
-
-_KINDS = {"alias": "memory", "integer": "values", "missing": "", "stride": "strides"}
 
 
 def _linked(markdown: str) -> Markup:

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import cast
+from typing import NamedTuple, cast
 
-from jinja2 import Template
 from markupsafe import Markup
 
 from fuzzcompile.corpus.queries import Judging, Overview
-from fuzzcompile.corpus.records import (
-    Finding,
-    Related,
-    Reproducer,
-    StoredCampaign,
-    StoredCoverage,
-    StoredReplay,
-    Umbrella,
-    identify_compiler,
-)
-from fuzzcompile.corpus.replay.replay_history import History, ReplayStatus, history, order
+from fuzzcompile.corpus.records import Finding, StoredCampaign, StoredCoverage, Umbrella, identify_compiler
+from fuzzcompile.corpus.replay.replay_history import ReplayStatus, history, order
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.corpus.transactions import Mark, get_status, issue_url
+from fuzzcompile.corpus.transactions import issue_url
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.hints import CommandSubject, format_command
@@ -38,37 +29,57 @@ from fuzzcompile.model.stages import STAGES
 from fuzzcompile.model.templates import find_template_folder
 from fuzzcompile.model.templates import get_environment as templates
 from fuzzcompile.model.versions import __version__
-from fuzzcompile.report.circumstances import seen_on, versions
-from fuzzcompile.report.filing import Refusal, find_refusal
+from fuzzcompile.report.circumstances import WORDS, seen_on, versions
+from fuzzcompile.report.filing import find_refusal
 from fuzzcompile.report.finding_facts import IssueFacts
 from fuzzcompile.report.pages.case_page import inline, scrubbed, view_report
 from fuzzcompile.report.verdict_text import name_culprit
 from fuzzcompile.report.wording import title
-from fuzzcompile.report.words import WORDS
 
 # The findings of a corpus as a report lists them: each with its sentence, what became of it, and what to do.
 
 
-@dataclass(frozen=True)
 class FindingEntry:
-    """A finding as its page and the list show it."""
+    """A finding as its page and the list show it.
 
-    finding: Finding  # as the corpus stores it, with its ``reproducer`` and ``replays``
-    facts: IssueFacts  # what may be claimed of it
-    reproducer: Reproducer | None
-    replays: Sequence[StoredReplay]
-    hit: bool | None  # whether the campaign of the summary hit it; None without a summary. ``new``: it was the first
-    new: bool
-    title: Markup  # the fault, in a sentence
-    refusal: Refusal | None  # the reason why it is not to be filed as an issue; None if it is fit to be
-    history: History  # on other versions of torch; ``is_fixed`` if the newest that was tried does not show it
-    is_fixed: bool
-    stage: str  # at fault; ``culprit`` is the code at fault in a few words
-    culprit: str
-    severity: str  # ``unknown`` in a corpus that does not say; ``effect`` is the same in plain words
-    effect: str
-    status: str  # the mark on it, or else on its group
-    issue: str | None  # that a person named for it, or for its group, unless the reason against filing it has it
+    ``group`` is what a person said of the finding's group; ``campaign`` has the signatures that a campaign hit, each
+    with whether it was the first to (None if no campaign is looked at).
+    """
+
+    def __init__(
+        self, read: Overview, finding: Finding, group: Umbrella | None, campaign: Mapping[str, bool] | None
+    ) -> None:
+        self.finding = finding  # as the corpus stores it
+        self.reproducer, self.replays = read.reproducers.get(finding.id), read.replays.get(finding.id, ())
+        seen = {"torch": next(iter(finding.torch_versions), None), "device": next(iter(finding.devices), None)}
+        facts = IssueFacts.of_stored(
+            finding,
+            self.reproducer,
+            read.environments.get(finding.id) or seen,
+            self.replays,
+            read.related.get(finding.id, ()),
+            group,
+            CommandSubject(finding.public_id, published=True),
+        )
+        self.facts = replace(facts, report=cast("ReportJson", scrubbed(finding.report)))  # what may be claimed of it
+        names = {finding.signature, *read.former.get(finding.id, ())} & set(campaign or ())
+        self.hit = None if campaign is None else bool(names)  # whether the campaign hit it; ``new``: was the first to
+        self.new = campaign is not None and any(campaign[name] for name in names)
+        self.title = inline(title(self.facts))  # the fault, in a sentence
+        self.refusal = find_refusal(self.facts)  # why it is not to be filed as an issue; None if it is fit to be
+        self.history = history(self.replays)  # on other versions of torch; fixed if the newest does not show it
+        newest = self.history.newest
+        self.is_fixed = newest is not None and self.history.torch[newest] == ReplayStatus.FIXED
+        self.stage = str((finding.culprit or {}).get("stage") or UNATTRIBUTED)
+        self.culprit = name_culprit(self.facts.culprit)
+        self.severity = finding.severity or "unknown"  # in a corpus that does not say
+        self.effect = WORDS["effect"].get(self.severity, self.severity)
+        self.status = group.status if finding.status == "open" and group is not None else finding.status
+        self.issue = finding.issue or (group.issue if group is not None else None)
+        if self.issue is not None and self.refusal is not None and self.issue in self.refusal.reason:
+            self.issue = None
+        with contextlib.suppress(UsageError):  # an older corpus may hold any text
+            self.issue = issue_url(self.issue) if self.issue is not None else None
 
     @property
     def name(self) -> str:
@@ -84,69 +95,10 @@ class FindingEntry:
 def make_entries(
     read: Overview, groups: Iterable[Umbrella] = (), campaign: Mapping[str, bool] | None = None
 ) -> list[FindingEntry]:
-    """The findings, what matters first in front.
-
-    ``groups`` is what a person said of groups of findings; ``campaign`` has the signatures that a campaign hit, each
-    with whether it was the first to (None if no campaign is looked at).
-    """
+    """The findings, what matters first in front."""
     said = {group.name: group for group in groups}
-    entries = [_entry(read, finding, said.get(finding.umbrella or ""), campaign) for finding in read.findings]
+    entries = (FindingEntry(read, finding, said.get(finding.umbrella or ""), campaign) for finding in read.findings)
     return sorted(entries, key=lambda entry: entry.place)
-
-
-def _entry(
-    read: Overview, finding: Finding, group: Umbrella | None, campaign: Mapping[str, bool] | None
-) -> FindingEntry:
-    reproducer, replays = read.reproducers.get(finding.id), read.replays.get(finding.id, ())
-    seen = {"torch": next(iter(finding.torch_versions), None), "device": next(iter(finding.devices), None)}
-    replayed = history(replays)
-    related: Sequence[Related] = read.related.get(finding.id, ())
-    facts = IssueFacts(
-        cast("ReportJson", scrubbed(finding.report)),
-        reproducer.source if reproducer is not None else None,
-        read.environments.get(finding.id) or seen,
-        finding.first_seen.date().isoformat(),
-        finding.hits,
-        confirmed=reproducer is not None and reproducer.confirmed,
-        shown=(reproducer.shown if reproducer is not None else None) or {},
-        history=replayed,
-        related=related,
-        searched=finding.searched.date().isoformat() if finding.searched else None,
-        queries=finding.queries or (),
-        mark=Mark(get_status(finding.status), finding.issue, finding.duplicate_of, finding.note),
-        subject=CommandSubject(finding.public_id, published=True),
-        umbrella=group,
-        machines=finding.machines,
-    )
-    names = {finding.signature, *read.former.get(finding.id, ())} & set(campaign or ())
-    refusal, severity, newest = find_refusal(facts), finding.severity or "unknown", replayed.newest
-    return FindingEntry(
-        finding,
-        facts,
-        reproducer,
-        replays,
-        hit=None if campaign is None else bool(names),
-        new=campaign is not None and any(campaign[name] for name in names),
-        title=inline(title(facts)),
-        refusal=refusal,
-        history=replayed,
-        is_fixed=newest is not None and replayed.torch[newest] == ReplayStatus.FIXED,
-        stage=str((finding.culprit or {}).get("stage") or UNATTRIBUTED),
-        culprit=name_culprit(facts.culprit),
-        severity=severity,
-        effect=WORDS["effect"].get(severity, severity),
-        status=group.status if finding.status == "open" and group is not None else finding.status,
-        issue=_find_issue(finding.issue or (group.issue if group is not None else None), refusal),
-    )
-
-
-def _find_issue(text: str | None, refusal: Refusal | None) -> str | None:
-    if text is None or (refusal is not None and text in refusal.reason):
-        return None
-    try:
-        return issue_url(text)
-    except UsageError:  # an older corpus may hold any text
-        return text
 
 
 # What matters first about a corpus, in a sentence each.
@@ -167,8 +119,7 @@ def headlines(entries: Sequence[FindingEntry], summary: Mapping[str, object] | N
     if not entries:
         return
     severities = Counter(entry.severity for entry in entries)
-    parts = [f"{number} {WORDS['does'][word][number != 1]}" for word in Severity if (number := severities[word])]
-    if parts:
+    if parts := [f"{number} {WORDS['does'][word][number != 1]}" for word in Severity if (number := severities[word])]:
         yield f"{', '.join(parts)}."
     fit = sum(entry.refusal is None for entry in entries)
     known = sum(entry.status != "open" for entry in entries)
@@ -189,21 +140,20 @@ def headlines(entries: Sequence[FindingEntry], summary: Mapping[str, object] | N
 
 def _about_campaign(entries: Sequence[FindingEntry], summary: Mapping[str, object]) -> Iterator[str]:
     hit, new = sum(bool(entry.hit) for entry in entries), sum(entry.new for entry in entries)
-    cases, pace = summary.get("cases"), summary.get("cases_per_minute")
+    cases, pace, listed = summary.get("cases"), summary.get("cases_per_minute"), summary.get("findings")
     speed = f" ({pace:g} a minute)" if isinstance(pace, int | float) else ""
-    yield f"The campaign judged {cases} cases{speed}, hit {_count(hit, 'finding')}, {new} of them new."
-    listed = summary.get("findings")
+    yield f"The campaign judged {cases} cases{speed}, hit {_count(hit)}, {new} of them new."
     missing = (len(listed) if isinstance(listed, list) else 0) - hit
     if missing > 0:
-        yield f"{_count(missing, 'finding')} of its summary {_are(missing)} not in this corpus."
+        yield f"{_count(missing)} of its summary {_are(missing)} not in this corpus."
 
 
 def _are(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _count(findings: int) -> str:
+    return f"{findings} finding{'' if findings == 1 else 's'}"
 
 
 # How fast campaigns judged cases: a bar chart over each campaign's own time.
@@ -212,23 +162,35 @@ _BARS = 60
 _LEAST_SECONDS = 5.0  # of time that a bar stands for: less would show single cases
 
 
-@dataclass(frozen=True)
 class Pace:
     """A campaign and its cases, of which ``screened`` were judged without generated code."""
 
-    campaign: StoredCampaign
-    compiler: str  # the torch, and the target if there was one
-    ended: str  # its ending, in words
-    cases: int
-    screened: int
-    seconds: float  # from its start to its end, its last heartbeat or its last case
-    bars: Mapping[str, str]  # the chart, as a path by colour, scaled to 100 by 100; empty without cases
-    top: float  # cases a minute at the upper end of the chart
-
-    @property
-    def per_minute(self) -> float:
-        """Cases a minute, over the whole campaign."""
-        return 60 * self.cases / max(self.seconds, 1e-9)
+    def __init__(self, campaign: StoredCampaign, judgings: Sequence[Judging]) -> None:
+        self.campaign, self.compiler = campaign, identify_compiler(campaign.environment)
+        self.ended = WORDS["ended"].get(campaign.ended or "", campaign.ended or "killed, or running still")
+        self.cases, self.screened = len(judgings), sum(judging.screened for judging in judgings)
+        ages = [(judging.moment - campaign.started).total_seconds() for judging in judgings]
+        # From its start to its end, its last heartbeat or its last case.
+        self.seconds = max([(campaign.end - campaign.started).total_seconds(), *ages, 1.0])
+        self.per_minute = 60 * self.cases / self.seconds
+        width = max(self.seconds / _BARS, min(_LEAST_SECONDS, self.seconds))
+        full, all_ = Counter[int](), Counter[int]()  # full compiles, with those of screens on top of them
+        for age, judging in zip(ages, judgings, strict=True):
+            place = max(0, min(int(age / width), int(self.seconds / width)))
+            all_[place] += 1
+            full[place] += not judging.screened
+        most, step = max(all_.values(), default=0), 100 / max(self.seconds / width, 1)
+        self.top = 60 * most / width  # cases a minute at the upper end of the chart
+        # The chart, as a path by colour, scaled to 100 by 100; empty without cases.
+        self.bars = {
+            kind: "".join(
+                f"M{place * step:.2f} 100v-{100 * height / most:.1f}h{0.86 * step:.2f}V100z"
+                for place, height in sorted(heights.items())
+                if height
+            )
+            for kind, heights in (("screened", all_), ("full", full))
+            if most
+        }
 
 
 def paces(campaigns: Sequence[StoredCampaign], judgings: Sequence[Judging]) -> list[Pace]:
@@ -236,44 +198,13 @@ def paces(campaigns: Sequence[StoredCampaign], judgings: Sequence[Judging]) -> l
     by_campaign = defaultdict[int, list[Judging]](list)
     for judging in judgings:
         by_campaign[judging.campaign_id].append(judging)
-    return [_pace(campaign, by_campaign[campaign.id]) for campaign in reversed(campaigns)]
-
-
-def _pace(campaign: StoredCampaign, judgings: Sequence[Judging]) -> Pace:
-    ages = [(judging.moment - campaign.started).total_seconds() for judging in judgings]
-    seconds = max([(campaign.end - campaign.started).total_seconds(), *ages, 1.0])
-    width = max(seconds / _BARS, min(_LEAST_SECONDS, seconds))
-    full, all_ = Counter[int](), Counter[int]()  # full compiles, with those of screens on top of them
-    for age, judging in zip(ages, judgings, strict=True):
-        place = max(0, min(int(age / width), int(seconds / width)))
-        all_[place] += 1
-        full[place] += not judging.screened
-    most, step = max(all_.values(), default=0), 100 / max(seconds / width, 1)
-
-    def path(heights: Counter[int]) -> str:
-        return "".join(
-            f"M{place * step:.2f} 100v-{100 * height / most:.1f}h{0.86 * step:.2f}V100z"
-            for place, height in sorted(heights.items())
-            if height
-        )
-
-    return Pace(
-        campaign,
-        identify_compiler(campaign.environment),
-        WORDS["ended"].get(campaign.ended or "", campaign.ended or "killed, or running still"),
-        len(judgings),
-        sum(judging.screened for judging in judgings),
-        seconds,
-        {"screened": path(all_), "full": path(full)} if most else {},
-        60 * most / width,
-    )
+    return [Pace(campaign, by_campaign[campaign.id]) for campaign in reversed(campaigns)]
 
 
 # What campaigns reached of the compiler, stage by stage, as the corpus stores it.
 
 
-@dataclass(frozen=True)
-class ReachedStage:
+class ReachedStage(NamedTuple):
     """One stage under one compiler: names that fired, that their own check always refused, that were only called."""
 
     stage: str
@@ -308,12 +239,11 @@ def pack_pages(pages: Sequence[str]) -> Iterator[str]:
     """Each chunk of pages as JSON, compressed by gzip (the same bytes for the same pages), in base64."""
     for start in range(0, len(pages), CHUNK):
         text = json.dumps(pages[start : start + CHUNK], ensure_ascii=False).encode(errors="replace")
-        yield base64.b64encode(gzip.compress(text, 9, mtime=0)).decode()
+        yield _encode(gzip.compress(text, 9, mtime=0))
 
 
-def _hash_script(script: str) -> str:
-    """The name of an inline script in a content security policy."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+def _encode(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 _SCRIPTS = ("pages/vendor/highlight.min.js", "pages/report.js")
@@ -366,19 +296,20 @@ def page_of_corpus(contents: Contents, made: datetime, summary: Mapping[str, obj
         coverage_of_torch=format_command("coverage", published=True),
         chunk=CHUNK,
         scripts=[Markup(script) for script in scripts],
-        policy=" ".join(map(_hash_script, scripts)),
-        packed=pack_pages([_render_finding(page, entry) for entry in entries]),
+        # The names of inline scripts in a content security policy.
+        policy=" ".join(f"'sha256-{_encode(hashlib.sha256(script.encode()).digest())}'" for script in scripts),
+        packed=pack_pages(
+            [
+                page.render(
+                    entry=entry,
+                    judged=view_report(entry.facts, entry.facts.subject),
+                    seen_on=seen_on(entry.finding.machines),
+                    versions=versions({**entry.facts.environment, **entry.facts.where}),
+                )
+                for entry in entries
+            ]
+        ),
         fuzzcompile=__version__,
-    )
-
-
-def _render_finding(page: Template, entry: FindingEntry) -> str:
-    facts = entry.facts
-    return page.render(
-        entry=entry,
-        judged=view_report(facts, facts.subject),
-        seen_on=seen_on(entry.finding.machines),
-        versions=versions({**facts.environment, **facts.where}),
     )
 
 

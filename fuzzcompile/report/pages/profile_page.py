@@ -25,23 +25,20 @@ _LIMITS = {"noise": "rounding in this layer", "rounding": "rounding up to here"}
 
 def page_of_profile(profile: ProfileJson, *, name: str | CommandSubject) -> str:
     """The page on a profile (``profile --json``); without matplotlib it says in place of the plots what to install."""
-    return (
-        templates()
-        .get_template("pages/profile.html.j2")
-        .render(
-            profile=profile,
-            is_fine=profile["verdict"] in _FINE,
-            meaning=meaning(profile),
-            advice=advice(profile, CommandSubject.from_name(name).to_publish()),
-            plots=list(_plots(profile)),
-            cells=cells,
-            remarks=list(remarks(profile)),
-            attention=[attention_line(call) for call in profile.get("attention", [])],
-            triages=[(each.what, render_section(each.report, name=each.name)) for each in triages(profile, name)],
-            versions=versions(profile.get("environment", {})),
-            figure=format_number,
-            fuzzcompile=__version__,
-        )
+    page = templates().get_template("pages/profile.html.j2")
+    return page.render(
+        profile=profile,
+        is_fine=profile["verdict"] in _FINE,
+        meaning=meaning(profile),
+        advice=advice(profile, CommandSubject.from_name(name).to_publish()),
+        plots=list(_plots(profile)),
+        cells=cells,
+        remarks=list(remarks(profile)),
+        attention=[attention_line(call) for call in profile.get("attention", [])],
+        triages=[(each.what, render_section(each.report, name=each.name)) for each in triages(profile, name)],
+        versions=versions(profile.get("environment", {})),
+        figure=format_number,
+        fuzzcompile=__version__,
     )
 
 
@@ -54,12 +51,15 @@ def _plots(profile: ProfileJson) -> Iterator[tuple[str, Markup]]:
 
 
 def _plot(profile: ProfileJson, layers: Sequence[LayerJson], what: str) -> Markup:
+    series = [
+        Series(label, [_relative(layer, key) for layer in layers], is_limit=key in _LIMITS)
+        for key, label in {**_ERRORS, **_LIMITS}.items()
+    ]
+    measured = [each for each in series if any(value is not None for value in each.values)]
+    cosine = Series("cosine", [layer.get("cosine") for layer in layers])
     return chart_or_reason(
         [str(layer["name"]) for layer in layers],
-        [
-            _errors(layers),
-            Panel("cosine", [Series("cosine", [layer.get("cosine") for layer in layers])], log=False),
-        ],
+        [Panel("error / size (RMS)", measured or series[:1]), Panel("cosine", [cosine], log=False)],
         axis="layer, in the order of execution",
         about=f"{profile['case']}: {what} of {profile['against']} against {profile['reference']}",
         highlight=_highlight(layers, profile.get("layer")),
@@ -75,16 +75,6 @@ def innermost(layers: Sequence[LayerJson]) -> list[LayerJson]:
 
 def _module(layer: LayerJson) -> str:
     return str(layer["name"]).partition("#")[0]
-
-
-def _errors(layers: Sequence[LayerJson]) -> Panel:
-    labels = {**_ERRORS, **_LIMITS}
-    series = [
-        Series(label, [_relative(layer, key) for layer in layers], is_limit=key in _LIMITS)
-        for key, label in labels.items()
-    ]
-    measured = [each for each in series if any(value is not None for value in each.values)]
-    return Panel("error / size (RMS)", measured or series[:1])
 
 
 def _relative(layer: LayerJson, key: str) -> float | None:

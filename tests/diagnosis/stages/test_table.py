@@ -42,7 +42,7 @@ OTHER_MEANINGS = {
     "programs/edits/pattern_program.py": {"dynamo", "freezing"},  # the key of the settings, and the entry
     "programs/shrink/search.py": {"freezing"},  # the entry
     # Words that titles of PyTorch's issues have.
-    "report/search_terms.py": {"dynamo", "functionalization", "decomposition"},
+    "report/github_search.py": {"dynamo", "functionalization", "decomposition"},
     "run/case.py": {"dynamo"},  # the key of the settings
     "diagnosis/decision.py": {"freezing"},  # the entry
     "diagnosis/stages/stage_table.py": {"freezing"},  # the entry

@@ -109,7 +109,8 @@ WORKAROUND = {
 
 def facts(verdict: str = "miscompile", *outputs: dict[str, Any], **fields: Any) -> IssueFacts:
     """A finding; ``fields`` are of the facts, or of the report where the facts have none of that name."""
-    own = {key: fields.pop(key) for key in list(fields) if key in IssueFacts.__dataclass_fields__}
+    given_ones = {name for name, field in IssueFacts.__dataclass_fields__.items() if field.init}
+    own = {key: fields.pop(key) for key in list(fields) if key in given_ones}
     wrong = outputs or ((WRONG,) if verdict in ("miscompile", "wrong_gradient", "nonfinite") else ())
     given = {
         "torch": "2.13.0+cpu",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from fuzzcompile.report.github_search import Hit, ranked
-from fuzzcompile.report.search_terms import SearchTerms
+from fuzzcompile.report.github_search import Hit, SearchTerms, ranked
 
 TODAY = datetime(2026, 11, 22, tzinfo=UTC)
 TERMS = SearchTerms(

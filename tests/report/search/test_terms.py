@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fuzzcompile.report.github_search import MOST_QUERIES, make_queries
-from fuzzcompile.report.search_terms import extract_terms
+from fuzzcompile.report.github_search import MOST_QUERIES, extract_terms, make_queries
 
 PROGRAM = """
 import torch
