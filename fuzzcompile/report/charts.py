@@ -86,15 +86,9 @@ def chart(
 ) -> str:
     """Draw panels above one axis, as an ``svg`` element without references to anything outside it.
 
-    Args:
-        along: what the values belong to: names (of layers), drawn at equal distances, or numbers (of steps).
-        panels: from top to bottom; each series has one value for each item of ``along``.
-        axis: label of the axis below the panels.
-        about: what the chart shows, for readers who do not see it.
-        highlight: an index into ``along`` and what to write there, such as ``(7, "jump")``.
-
-    Raises:
-        EnvironmentUnfit: matplotlib is not installed.
+    What the values belong to are names (of layers), drawn at equal distances, or numbers (of steps); each series has
+    one value for each. ``about`` is for readers who do not see the chart, and ``highlight`` an index into ``along`` and
+    what to write there, such as ``(7, "jump")``. EnvironmentUnfit if matplotlib is not installed.
     """
     try:
         import matplotlib
@@ -142,26 +136,33 @@ def _draw(axes: Axes, panel: Panel, places: Sequence[float]) -> None:
     # Zeros lie a decade below the smallest other value.
     floor = 10.0 ** (math.floor(math.log10(min(panel.positive, default=1.0))) - 1) if panel.log else None
     for index, series in enumerate(panel.series):
-        _curve(axes, series, places, index, floor)
+        _curve(axes, series, places, index, -math.inf if floor is None else floor)
     axes.set_ylabel(panel.label)
     axes.grid(axis="y")
-    if floor is None:
-        axes.ticklabel_format(useOffset=False)
-    else:
-        _scale(axes, panel, floor)
     if len(panel.series) > 1:
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(panel.series) + 1, handlelength=2.8)
+    if floor is None:
+        axes.ticklabel_format(useOffset=False)
+        return
+    top = max(panel.positive, default=floor * 100)
+    axes.set_yscale("log")
+    has_zeros = any(value == 0 for series in panel.series for value in series.values)
+    axes.set_ylim(floor * (0.7 if has_zeros else 5), top * 3)
+    low, high = round(math.log10(floor)) + 1, math.floor(math.log10(top * 3))
+    decades = [10.0**power for power in range(low, high + 1, max(1, math.ceil((high - low + 1) / 8)))]
+    axes.set_yticks([floor, *decades] if has_zeros else decades)
+    axes.set_yticklabels([*["0"] * has_zeros, *(f"{decade:.0e}" for decade in decades)])
+    axes.minorticks_off()
 
 
-def _curve(axes: Axes, series: Series, places: Sequence[float], index: int, floor: float | None) -> None:
+def _curve(axes: Axes, series: Series, places: Sequence[float], index: int, floor: float) -> None:
     """The curve, with a cross at its foot for every gap and a triangle at the top for every infinity."""
     colour = _SOFT if series.is_limit else _COLOURS[index % len(_COLOURS)]
     marked = len(places) <= _MARKED and not series.is_limit
     values = [math.nan if value is None else value for value in series.values]
-    least = -math.inf if floor is None else floor
     axes.plot(
         places,
-        [max(value, least) if math.isfinite(value) else math.nan for value in values],
+        [max(value, floor) if math.isfinite(value) else math.nan for value in values],
         label=series.name,
         color=colour,
         linewidth=1.4,
@@ -174,18 +175,6 @@ def _curve(axes: Axes, series: Series, places: Sequence[float], index: int, floo
         where = [place for place, value in zip(places, values, strict=True) if chosen(value) and not series.is_limit]
         if where:
             axes.plot(where, [height] * len(where), marker, color=colour, markersize=5, transform=edge, clip_on=False)
-
-
-def _scale(axes: Axes, panel: Panel, floor: float) -> None:
-    top = max(panel.positive, default=floor * 100)
-    axes.set_yscale("log")
-    has_zeros = any(value == 0 for series in panel.series for value in series.values)
-    axes.set_ylim(floor * (0.7 if has_zeros else 5), top * 3)
-    low, high = round(math.log10(floor)) + 1, math.floor(math.log10(top * 3))
-    decades = [10.0**power for power in range(low, high + 1, max(1, math.ceil((high - low + 1) / 8)))]
-    axes.set_yticks([floor, *decades] if has_zeros else decades)
-    axes.set_yticklabels([*["0"] * has_zeros, *(f"{decade:.0e}" for decade in decades)])
-    axes.minorticks_off()
 
 
 def _label(axes: Axes, along: Along, axis: str, kept: int | None) -> None:

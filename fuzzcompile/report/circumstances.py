@@ -64,11 +64,8 @@ def stages_looked_at(report: ReportJson) -> Iterator[str]:
     ways = defaultdict[str, list[str]](list)
     for stage, way in target["stages"].items():
         ways[way].append(stage)
-    seen = "seen on such a device too" if target["confirmed_on_device"] else "with no GPU"
-    if not ways:
-        yield f"for {target['device']}, {seen}: no stage was looked at to its end"
-        return
-    yield f"stages for {target['device']}, {seen}:"
+    seen = f"for {target['device']}, {'seen on such a device too' if target['confirmed_on_device'] else 'with no GPU'}"
+    yield f"stages {seen}:" if ways else f"{seen}: no stage was looked at to its end"
     for way in sorted(ways, key=lambda way: way.startswith(_NOT_LOOKED_AT)):
         yield f"  {way}: {', '.join(ways[way])}"
 
@@ -119,16 +116,12 @@ def versions(environment: Mapping[str, object]) -> list[tuple[str, str]]:
 
 def seen_on(machines: Machines) -> str:
     """Return the environments in which it was seen or did not show, without a full stop: for a draft and a page."""
-    types = ", ".join(machines.processors)
-    if machines.second_machine == "confirmed":
-        said = f"confirmed on {machines.count} machines"
-    else:
-        said = "seen on one machine"
+    types, confirmed = ", ".join(machines.processors), machines.second_machine == "confirmed"
+    said = f"confirmed on {machines.count} machines" if confirmed else "seen on one machine"
     if machines.one_type_only:
         return f"{said}; shows on one type of processor only ({types}), not on {', '.join(machines.clean_processors)}"
     said += f" ({types})" if types else ""
-    if machines.clean:
-        number = len(machines.clean)
+    if number := len(machines.clean):
         said += f"; {number} other machine{'' if number == 1 else 's'} judged the same program and did not show it"
     return said
 

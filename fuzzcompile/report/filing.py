@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus, order, public
-from fuzzcompile.model.contract import OutputJson
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.hints import CommandSubject, format_command
@@ -46,35 +45,33 @@ def rules(facts: IssueFacts) -> list[Rule]:
 
 
 def _numeric(facts: IssueFacts) -> Iterator[Rule]:
-    outputs = [facts.measured, *facts.wrong]
+    entry = facts.measured
+    outputs = [entry, *facts.wrong]
     within = next((output.get("within_default_tolerance") for output in outputs if output is not None), None)
     where = {True: "within", False: "outside", None: "not recorded whether within"}[within]
     met = None if within is None else not within
     yield Rule("Default tolerances", met, f"{where} `torch.testing.assert_close` defaults", _LARGER)
-    yield _indices(facts)
-    yield _random_state(facts)
-    if facts.measured is not None:
-        yield from _higher_precision(facts.measured)
-
-
-def _indices(facts: IssueFacts) -> Rule:
-    integers = ", ".join(str(entry.get("name")) for entry in facts.wrong if entry.get("finding") == "integer")
+    integers = ", ".join(str(output.get("name")) for output in facts.wrong if output.get("finding") == "integer")
     calls = sorted({match[1] for match in _INDICES.finditer(case_part(facts.reproducer))})
-    rule = "No comparison of indices of max, min and the like"
-    if integers and (calls or not facts.reproducer):
-        of = f" of {', '.join(calls)}" if calls else ""
-        return Rule(rule, None, f"integer outputs differ ({integers}): make sure that they are not indices{of}")
-    return Rule(rule, True, "the program computes none" if integers else "only floating values count here")
-
-
-def _higher_precision(entry: OutputJson) -> Iterator[Rule]:
-    same, finite = entry.get("torch_same"), entry.get("max_abs_error_compiled") is not None
-    verdict = {True: "calls them the same", False: "calls them different", None: "was not recorded"}[same]
+    of = f" of {', '.join(calls)}" if calls else ""
+    note = "the program computes none" if integers else "only floating values count here"
+    if unsure := bool(integers and (calls or not facts.reproducer)):
+        note = f"integer outputs differ ({integers}): make sure that they are not indices{of}"
+    yield Rule("No comparison of indices of max, min and the like", None if unsure else True, note)
+    text = facts.plain or facts.reproducer or ""
+    seeded, draws = "manual_seed" in text, "rand" in text or "dropout" in text
+    met = None if not text else seeded or not draws
+    note = "the reproducer seeds itself" if seeded else "it draws no random numbers" if met else "not shown"
+    yield Rule("Equal random state", met, note, "seed the script before each of the two runs")
+    if entry is None:
+        return
+    same = entry.get("torch_same")
+    eager, compiled = entry.get("max_abs_error_eager"), entry.get("max_abs_error_compiled")
+    verdict = "was not recorded" if same is None else "calls them the same" if same else "calls them different"
     # Its root mean squares are NaN where either side is not finite, and then it lets everything pass.
-    met = None if same is None or (same and not finite) else not same
+    met = None if same is None or (same and compiled is None) else not same
     note = f"errors are against float64; `torch._dynamo.utils.same` with `fp64_ref` {verdict}"
     yield Rule("Higher-precision baseline", met, note, _LARGER)
-    eager, compiled = entry.get("max_abs_error_eager"), entry.get("max_abs_error_compiled")
     farther = compiled is None or eager is None or compiled > eager
     figures = f"{format_entry(entry, 'max_abs_error_compiled')} against {format_entry(entry, 'max_abs_error_eager')}"
     yield Rule("Compiled is farther from float64 than eager", farther, figures, _LARGER)
@@ -139,7 +136,14 @@ def _refusals(facts: IssueFacts) -> Iterator[Refusal]:
         yield Refusal(why_not(facts), f"nothing does: `{explained}` explains the verdict")
         return
     yield from _marked(facts)
-    yield from _fixed(facts)
+    # Fixed in the newest torch that was tried; an older one says nothing of the torch where it was seen.
+    history, newest = facts.history, facts.history.newest if facts.history is not None else None
+    is_newer = newest is not None and order(newest) >= order(public(facts.torch or ""))
+    if history is not None and newest is not None and is_newer and history.torch[newest] == ReplayStatus.FIXED:
+        subject, corpus = facts.subject, facts.subject.options.get("corpus")
+        replayed = format_command("replay", published=subject.published, select=subject.name, corpus=corpus)
+        remedy = f"nothing, unless it comes back: `{replayed}` says so"
+        yield Refusal(f"it is fixed in torch {newest}, the newest that was tried", remedy)
     yield from _unproved(facts)
     for rule in rules(facts):
         if rule.met is False:
@@ -177,18 +181,6 @@ def _marked(facts: IssueFacts) -> Iterator[Refusal]:
         note = f" ({umbrella.note})" if umbrella.note else ""
         wrong = f"if that is wrong, `{_reopened(replace(facts.subject, name=umbrella.name))}`"
         yield Refusal(f"{group} is marked {umbrella.status}{note}", wrong)
-
-
-def _fixed(facts: IssueFacts) -> Iterator[Refusal]:
-    """Fixed in the newest torch that was tried; an older one says nothing of the torch where it was seen."""
-    newest = facts.history.newest if facts.history is not None else None
-    if facts.history is None or newest is None or order(newest) < order(public(facts.torch or "")):
-        return
-    if facts.history.torch[newest] == ReplayStatus.FIXED:
-        subject, corpus = facts.subject, facts.subject.options.get("corpus")
-        replayed = format_command("replay", published=subject.published, select=subject.name, corpus=corpus)
-        remedy = f"nothing, unless it comes back: `{replayed}` says so"
-        yield Refusal(f"it is fixed in torch {newest}, the newest that was tried", remedy)
 
 
 def _unproved(facts: IssueFacts) -> Iterator[Refusal]:

@@ -119,7 +119,7 @@ class IssueFacts:
     outputs: Sequence[OutputJson] = field(init=False)  # evidence by output
     wrong: list[OutputJson] = field(init=False)  # outputs that are wrong: gradients last, the worst of each first
     shares_wrongly: bool = field(init=False)  # the only fault is which memory the outputs share
-    measured: OutputJson | None = field(init=False)  # the output with the worst error; None where none was measured
+    measured: OutputJson | None = field(init=False, default=None)  # the worst error; None if none is measured
 
     @classmethod
     def of_stored(
@@ -173,10 +173,13 @@ class IssueFacts:
         self.kernel = kernel["operator"] if kernel is not None else blamed if blamed.startswith("aten.") else None
         self.outputs = evidence.get("outputs") or ()
         wrong = [entry for entry in self.outputs if entry.get("finding") not in _HARMLESS]
-        self.wrong = sorted(wrong, key=lambda entry: (_is_gradient(entry), -_badness(entry)))
+        gradients = {str(x.get("name")): ObservableName.parse(str(x.get("name"))).gradient for x in wrong}
+        self.wrong = sorted(wrong, key=lambda entry: (gradients[str(entry.get("name"))], -_badness(entry)))
         self.shares_wrongly = bool(wrong) and all(entry.get("finding") == "alias" for entry in wrong)
-        candidates = self.wrong or sorted(self.outputs, key=_badness, reverse=True)
-        self.measured = next((entry for entry in candidates if _is_measured(entry)), None)
+        for entry in self.wrong or sorted(self.outputs, key=_badness, reverse=True):
+            has_error = entry.get("max_abs_error_compiled") is not None or bool(entry.get("non_finite"))
+            if has_error and self.measured is None and entry.get("finding") not in _UNMEASURED:
+                self.measured = entry
 
     @property
     def _rewrite(self) -> str:
@@ -208,12 +211,3 @@ def _badness(entry: OutputJson) -> float:
     if error is None:
         return float("inf") if entry.get("non_finite") else 0.0
     return float(error) / (float(entry.get("scale") or 0.0) or 1.0)
-
-
-def _is_gradient(entry: OutputJson) -> bool:
-    return ObservableName.parse(str(entry.get("name"))).gradient
-
-
-def _is_measured(entry: OutputJson) -> bool:
-    has_error = entry.get("max_abs_error_compiled") is not None or bool(entry.get("non_finite"))
-    return has_error and entry.get("finding") not in _UNMEASURED

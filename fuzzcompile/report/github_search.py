@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -152,6 +153,11 @@ def extract_terms(report: ReportJson, source: str, expression: str = "") -> Sear
     given = [call for call in calls if call.keywords and call.name in operators]
     stem = PurePosixPath(str(culprit.get("source") or "")).stem
     is_broad = stem.strip("_") in {"", "init"} or stem in WORDS["search"]["broad_files"]
+    verdict, outputs = str(report.get("verdict")), (report.get("evidence") or {}).get("outputs") or ()
+    of_outputs = [words for output in outputs if (words := WORDS["of_output"].get(str(output.get("finding"))))]
+    symptoms = (
+        of_outputs[0] if of_outputs and verdict in ("metadata", "aliasing") else WORDS["of_verdict"].get(verdict, ())
+    )
     asked = _STAGES.get(str(culprit.get("stage")), "inductor")
     return SearchTerms(
         names=_distinct([name for name in _names(culprit, report.get("torch")) if name not in operators]),
@@ -159,7 +165,7 @@ def extract_terms(report: ReportJson, source: str, expression: str = "") -> Sear
         operators=operators,
         arguments=_distinct([*argument, *(keyword for call in given for keyword in call.keywords)]),
         owner=next(iter([*operator, *(call.name for call in given)]), ""),
-        symptoms=_symptoms(report),
+        symptoms=tuple(symptoms),
         errors=tuple(_errors(str(report.get("detail") or ""))),
         context=tuple(dict.fromkeys((asked, *_COMPILER))),
     )
@@ -173,14 +179,6 @@ def _names(culprit: CulpritJson, torch: str | None) -> Iterator[str]:
     yield from named[:1]
     yield from base_classes(str(culprit.get("source")), named, torch)
     yield from (name for name in named[1:] if not _NUMBERED_PASS.fullmatch(name))
-
-
-def _symptoms(report: ReportJson) -> tuple[str, ...]:
-    if report.get("verdict") in ("metadata", "aliasing"):
-        for output in (report.get("evidence") or {}).get("outputs") or ():
-            if words := WORDS["of_output"].get(str(output.get("finding"))):
-                return tuple(words)
-    return tuple(WORDS["of_verdict"].get(str(report.get("verdict")), ()))
 
 
 def _errors(detail: str) -> Iterator[str]:
@@ -210,27 +208,22 @@ _MOST_CHARACTERS = 256
 
 def make_queries(terms: SearchTerms) -> list[str]:
     """Up to `MOST_QUERIES` queries, the narrowest first, without qualifiers such as ``repo:``."""
-    queries = dict.fromkeys(query for query in _queries(terms) if len(query) <= _MOST_CHARACTERS)
-    return list(queries)[:MOST_QUERIES]
-
-
-def _queries(terms: SearchTerms) -> Iterator[str]:
-    operators, symptoms = terms.operators[:1], terms.symptoms[:1]
+    operators, symptoms, queries = terms.operators[:1], terms.symptoms[:1], list[str]()
     if terms.names:
-        yield " OR ".join(f'"{name}"' for name in terms.names)
+        queries.append(" OR ".join(f'"{name}"' for name in terms.names))
     if len(terms.errors) > 1:
-        yield f'"{terms.errors[1]}" compile'
+        queries.append(f'"{terms.errors[1]}" compile')
     if terms.owner:
-        yield _joined(terms.owner, *terms.arguments[:1], "inductor")
+        queries.append(_joined(terms.owner, *terms.arguments[:1], "inductor"))
     if terms.places:
-        yield _joined(*operators, *terms.places)
+        queries.append(_joined(*operators, *terms.places))
     if operators:
-        yield _joined(*operators, *symptoms, *terms.context[:1])
-        yield _joined(*operators, *symptoms, "compile")
-        yield _joined(*operators, "inductor")
-        yield _joined(*terms.operators[:2], "inductor")
+        words = ((*symptoms, *terms.context[:1]), (*symptoms, "compile"), ("inductor",))
+        queries += [_joined(*operators, *added) for added in words]
+        queries.append(_joined(*terms.operators[:2], "inductor"))
     elif terms.names:
-        yield _joined(terms.names[0], *symptoms)
+        queries.append(_joined(terms.names[0], *symptoms))
+    return list(dict.fromkeys(query for query in queries if len(query) <= _MOST_CHARACTERS))[:MOST_QUERIES]
 
 
 def _joined(*words: str) -> str:
@@ -416,26 +409,27 @@ class GitHub:
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 why = (str(error) or type(error).__name__).rstrip(".")
                 raise SearchFailed(f"{self._host} cannot be reached ({why}): check the network.") from error
+            seconds = _read_wait(response)
             if response.is_success:
                 return response
-            self._wait_or_raise(response)
-
-    def _wait_or_raise(self, response: httpx.Response) -> None:
-        """Wait until GitHub takes another search, as long as that is soon."""
-        status, said, seconds = response.status_code, _read_message(response), _read_wait(response)
-        if seconds is not None and seconds <= _LONGEST_WAIT and self._waits < _MOST_WAITS:
+            if seconds is None or seconds > _LONGEST_WAIT or self._waits >= _MOST_WAITS:
+                raise SearchFailed(self._explain(response, seconds))
             self._waits += 1
             self.notify(f"GitHub takes no more searches for {seconds:.0f} s: waiting.")
             self.sleep(seconds)
-            return
+
+    def _explain(self, response: httpx.Response, seconds: float | None) -> str:
+        status, said = response.status_code, ""
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            said = f": {' '.join(str(response.json()['message']).split())[:200].rstrip('.')}"
         if seconds is not None:
             hint = "try again later" if self.token else "set GITHUB_TOKEN, or try again later"
-            raise SearchFailed(f"GitHub takes no more searches for {seconds:.0f} s: {hint}.")
+            return f"GitHub takes no more searches for {seconds:.0f} s: {hint}."
         if status == 401:
-            raise SearchFailed(f"GitHub refused the token of GITHUB_TOKEN or GH_TOKEN{said}: set a valid one, or none.")
+            return f"GitHub refused the token of GITHUB_TOKEN or GH_TOKEN{said}: set a valid one, or none."
         if status >= 500:
-            raise SearchFailed(f"GitHub's search is out of order (HTTP {status}){said}: try again later.")
-        raise SearchFailed(f"GitHub refused the search (HTTP {status}){said}.")
+            return f"GitHub's search is out of order (HTTP {status}){said}: try again later."
+        return f"GitHub refused the search (HTTP {status}){said}."
 
 
 def _read_wait(response: httpx.Response) -> float | None:
@@ -466,14 +460,6 @@ def _read_hit(item: Mapping[str, Any], kind: str) -> Hit:
         "merged" if merged else str(item["state"]),
         datetime.fromisoformat(str(item.get("updated_at") or item["created_at"])),
     )
-
-
-def _read_message(response: httpx.Response) -> str:
-    try:
-        message = response.json()["message"]
-    except (ValueError, KeyError, TypeError):
-        return ""
-    return f": {' '.join(str(message).split())[:200].rstrip('.')}"
 
 
 # A search for public reports on one finding, from its terms to the ranked links.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fuzzcompile.model.culprit_contract import read_details
@@ -72,6 +72,11 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
     workaround, _, seen = (proof.workaround_with_cost(facts.report) or "").partition("  # ")
     kernel = (read_details(facts.culprit).get("kernel_source") or "") if facts.target is not None else ""
     culprit_shown = proof.format_shown(facts.culprit) if facts.culprit is not None else ""
+    results, ladder = _AGAINST_WRONG_EAGER if facts.eager_is_wrong else _RESULTS, []
+    for rung in facts.shown.get("ladder") or ():
+        says = fold_lines(rung.get("says") or "", 60) if rung["result"] == "raises" else ""
+        result = results.get(rung["result"], rung["result"])
+        ladder.append((rung["backend"], (f"{result}: `{says}`" if says else result).replace("|", "\\|")))
     machines = [] if facts.machines is None else [("Machines", scrub(seen_on(facts.machines)))]
     return {
         "facts": facts,
@@ -79,7 +84,7 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         "summary": wording.summary(facts),
         "script": script,
         "whole_output": scrub(output).strip(),
-        "ladder": list(_ladder(facts)),
+        "ladder": ladder,
         "component": proof.name_component(facts),
         "culprit": proof.culprit_line(facts),
         "paths": proof.paths(facts),
@@ -125,14 +130,6 @@ def _shorten(output: str, log: str, limit: int) -> list[str]:
     return [line[:_WIDEST] for line in [*lines, *new[:2]]][-limit:] if limit else []
 
 
-def _ladder(facts: IssueFacts) -> Iterator[tuple[str, str]]:
-    results = _AGAINST_WRONG_EAGER if facts.eager_is_wrong else _RESULTS
-    for rung in facts.shown.get("ladder") or ():
-        says = fold_lines(rung.get("says") or "", 60) if rung["result"] == "raises" else ""
-        result = results.get(rung["result"], rung["result"])
-        yield rung["backend"], (f"{result}: `{says}`" if says else result).replace("|", "\\|")
-
-
 # The draft of one issue for a group of minor findings: a table of what each shows, and their scripts, folded.
 
 _LONGEST = 120
@@ -164,9 +161,5 @@ def _row(facts: IssueFacts) -> list[str]:
         compiled = str(facts.report.get("evidence", {}).get("gives") or "runs")
     operator = culprit.get("rewrite") or culprit.get("family") or "unknown"
     cells = (str(operator), facts.expression or "", str(cause.get("before") or ""), eager, compiled)
-    return [facts.subject.name, *map(_cell, cells)]
-
-
-def _cell(text: str) -> str:
-    short = fold_lines(scrub(text), _LONGEST).replace("|", "\\|").replace("`", "'")
-    return f"`{short}`" if short else "not known"
+    short = (fold_lines(scrub(cell), _LONGEST).replace("|", "\\|").replace("`", "'") for cell in cells)
+    return [facts.subject.name, *(f"`{cell}`" if cell else "not known" for cell in short)]

@@ -145,15 +145,16 @@ def _shown(profile: ProfileJson) -> list[LayerJson]:
     layers = profile.get("layers", [])
     if len(layers) <= _ROWS:
         return layers
-    ranked = sorted(layers, key=_ratio, reverse=True)[: _ROWS - 2]
+
+    def ratio(layer: LayerJson) -> float:
+        """The error against what rounding explains: made here, or of a gradient, which is only known up to here."""
+        error, explained = layer.get("made"), layer.get("noise")
+        if layer.get("kind") == "gradient":
+            error, explained = layer.get("rms_error"), layer.get("rounding")
+        return (error or 0.0) / (explained or _TINY)
+
+    ranked = sorted(layers, key=ratio, reverse=True)[: _ROWS - 2]
     return [x for x in layers if x.get("name") == profile.get("layer") or x.get("kind") == "program" or x in ranked]
-
-
-def _ratio(layer: LayerJson) -> float:
-    """The error against what rounding explains: made here, or of a gradient, which is only known up to here."""
-    if layer.get("kind") == "gradient":
-        return (layer.get("rms_error") or 0.0) / (layer.get("rounding") or _TINY)
-    return (layer.get("made") or 0.0) / (layer.get("noise") or _TINY)
 
 
 def remarks(profile: ProfileJson) -> Iterator[str]:

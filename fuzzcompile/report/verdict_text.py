@@ -145,7 +145,10 @@ def print_report(
         say(f"  {report['detail']}")
     outputs = report["evidence"]["outputs"]
     differing = [output for output in outputs if output.get("finding") != "same"]
-    shown = _shown(report, differing)
+    wrong = [output for output in differing if report["is_bug"] and output["finding"] not in _CLOSE]
+    rounded = [output for output in differing if output not in wrong]
+    rounded.sort(key=lambda output: -(output.get("error_ratio") or 0.0))
+    shown = [*wrong[:_ROWS], *rounded[: max(0, _FEW - len(wrong))]]
     if report["verdict"] not in _NOT_OF_VALUES and any(output["finding"] not in _NO_VALUES for output in differing):
         console.print(_outputs_table(shown))
         if len(differing) > len(shown):
@@ -255,14 +258,6 @@ def rounded_up(value: float) -> str:
     return f"{float(f'{digit}e{exponent}'):.0e}"
 
 
-def _shown(report: ReportJson, differing: Sequence[OutputJson]) -> list[OutputJson]:
-    wrong = [output for output in differing if report["is_bug"] and output["finding"] not in _CLOSE]
-    rounded = sorted(
-        (output for output in differing if output not in wrong), key=lambda output: -(output.get("error_ratio") or 0.0)
-    )
-    return [*wrong[:_ROWS], *rounded[: max(0, _FEW - len(wrong))]]
-
-
 def _outputs_table(outputs: Sequence[OutputJson]) -> Table:
     table = _table("  output", [])
     for heading in ("eager\nmax", "\nRMS", "\nulps", "compiled\nmax", "\nRMS", "\nulps"):
@@ -270,25 +265,22 @@ def _outputs_table(outputs: Sequence[OutputJson]) -> Table:
     for heading in ("\nratio", "noise\nfloor", "assert_\nclose", "\nsame", "\ncosine"):
         table.add_column(heading, no_wrap=True)
     for output in outputs:
-        table.add_row(f"  {output['name']}", *_cells(output))
+        ratio, cosine = output.get("error_ratio"), output.get("cosine")
+        cells = ["-"] * 11
+        if output["finding"] not in _NO_VALUES:
+            cells = [
+                *(_figure(output, f"{key}_{side}") for side in ("eager", "compiled") for key in _MEASURED),
+                "-" if ratio is None else f"{ratio:.2g}",
+                _figure(output, "noise_floor"),
+                "pass" if output["within_default_tolerance"] else "fail",
+                {True: "pass", False: "fail", None: "-"}[output["torch_same"]],
+                "-" if cosine is None else f"{cosine:.6f}",
+            ]
+        table.add_row(f"  {output['name']}", *cells)
     return table
 
 
 _MEASURED = ("max_abs_error", "rms_error", "max_ulps")
-
-
-def _cells(output: OutputJson) -> list[str]:
-    if output["finding"] in _NO_VALUES:
-        return ["-"] * 11
-    ratio, cosine = output.get("error_ratio"), output.get("cosine")
-    return [
-        *(_figure(output, f"{key}_{side}") for side in ("eager", "compiled") for key in _MEASURED),
-        "-" if ratio is None else f"{ratio:.2g}",
-        _figure(output, "noise_floor"),
-        "pass" if output["within_default_tolerance"] else "fail",
-        {True: "pass", False: "fail", None: "-"}[output["torch_same"]],
-        "-" if cosine is None else f"{cosine:.6f}",
-    ]
 
 
 def _figure(output: OutputJson, key: str) -> str:

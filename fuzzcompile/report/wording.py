@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus, public
 from fuzzcompile.model.contract import CauseJson, OutputJson
@@ -22,10 +22,6 @@ from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import VALUES, Verdict
 from fuzzcompile.report.circumstances import WORDS, meaning_for
 from fuzzcompile.report.finding_facts import IssueFacts, read_constants
-
-if TYPE_CHECKING:
-    from fuzzcompile.corpus.replay.replay_history import History
-
 
 # Users that a bug hits, conditions that it takes, versions that have it: the sentences of a draft.
 
@@ -76,23 +72,19 @@ def since(facts: IssueFacts) -> str:
     history, seen = facts.history, public(facts.torch or "")
     if history is None or not history.torch:
         return f"Seen in torch {seen}; other versions were not tried." if seen else ""
-    return " ".join(_versions(history, seen))
-
-
-def _versions(history: History, seen: str) -> Iterator[str]:
     first, newest = history.affected_since, history.newest
     if first is None:
-        yield f"Seen in torch {seen}; it did not show again on {', '.join(history.torch)}."
-        return
+        return f"Seen in torch {seen}; it did not show again on {', '.join(history.torch)}."
     right = [version for version, status in history.torch.items() if status == ReplayStatus.NOT_AFFECTED]
+    text = f"torch {first}, the oldest version tried, has it."
     if right:
-        yield f"It is there since torch {first}; {right[-1]} does not have it."
-    else:
-        yield f"torch {first}, the oldest version tried, has it."
+        text = f"It is there since torch {first}; {right[-1]} does not have it."
     if history.fixed_in:
-        yield f"It is fixed in {history.fixed_in}."
+        text += f" It is fixed in {history.fixed_in}."
     elif newest and newest != first:
-        yield f"On {newest}, the newest tried, {WORDS['newest'].get(history.torch[newest], 'there was no answer')}."
+        said = WORDS["newest"].get(history.torch[newest], "there was no answer")
+        text += f" On {newest}, the newest tried, {said}."
+    return text
 
 
 def _where(facts: IssueFacts, constants: Mapping[str, object]) -> str:
@@ -151,9 +143,10 @@ def describe_effect(facts: IssueFacts) -> Effect:
         return Effect("raises" if verdict == Verdict.RUNTIME_ERROR else "fails to compile", f": {error_in(facts)}")
     if verdict == Verdict.ACCEPTS_INVALID:
         return Effect("is accepted", f", where eager raises {refusal(facts)[0]}")
-    measured = {Verdict.MISCOMPILE: _wrong_values, Verdict.NONFINITE: _non_finite, Verdict.METADATA: _metadata}
-    if verdict in measured:
-        return measured[Verdict(verdict)](facts)
+    if verdict in (Verdict.MISCOMPILE, Verdict.NONFINITE):
+        return _wrong_values(facts)
+    if verdict == Verdict.METADATA:
+        return _metadata(facts)
     return Effect(*WORDS["plain_effect"].get(verdict, ("behaves differently",)))
 
 
@@ -264,15 +257,12 @@ def _written(facts: IssueFacts) -> Effect | None:
 
 
 def _wrong_values(facts: IssueFacts) -> Effect:
-    at = (facts.measured or {}).get("at") or {}
-    if at.get("compiled") == 0 and at.get("eager"):
-        return Effect("gives 0", f" instead of {at['eager']:.3g}" if isinstance(at["eager"], float) else "")
-    return Effect("gives wrong values")
-
-
-def _non_finite(facts: IssueFacts) -> Effect:
     entry: OutputJson = facts.measured or {}
     at = entry.get("at") or {}
+    if facts.verdict == Verdict.MISCOMPILE and at.get("compiled") == 0 and at.get("eager"):
+        return Effect("gives 0", f" instead of {at['eager']:.3g}" if isinstance(at["eager"], float) else "")
+    if facts.verdict == Verdict.MISCOMPILE:
+        return Effect("gives wrong values")
     # The judge names what is not finite on either side; only a finite value of eager's makes it the compiled side.
     if at.get("eager") is None:
         return Effect("returns other infinities or NaNs than eager")
@@ -322,7 +312,7 @@ def title(facts: IssueFacts) -> str:
 
 def summary(facts: IssueFacts) -> str:
     """The first paragraph: what goes wrong, by how much, for whom, and since which version."""
-    return " ".join(part for part in _sentences(facts) if part)
+    return " ".join(filter(None, _sentences(facts)))
 
 
 def why_not(facts: IssueFacts) -> str:
@@ -333,30 +323,25 @@ def why_not(facts: IssueFacts) -> str:
 def _sentences(facts: IssueFacts) -> Iterator[str]:
     yield _claim(facts, "`torch.compile`") + "."
     if facts.without_compiler:
-        yield from _without_compiler(facts)
-        yield since(facts)
-        return
-    if facts.target is not None and facts.verdict in VALUES:
-        text = meaning_for(facts.report, "")
-        yield f"{text[:1].upper()}{text[1:]}."
-    yield _observed(facts)
-    yield _right_with(facts)
-    yield reach(facts)
+        side = "eager mode gives it" if facts.eager_is_wrong else "compiled programs give it"
+        yield f"No compiler is involved: the operator itself is wrong, on inputs that {side}."
+        if not facts.eager_is_wrong:
+            yield f"The table is of {_subject(facts)} under `torch.compile`."
+        else:
+            backward = "Autograd in eager mode makes that call in the backward of"
+            how = backward if facts.verdict == Verdict.WRONG_GRADIENT else "Eager mode makes that call in"
+            yield f"{how} {_subject(facts)}."
+            if facts.proved:
+                yield "Backends that compute it in another way match the operator called on contiguous copies."
+            yield "In the table, what agrees with eager mode is wrong."
+    else:
+        if facts.target is not None and facts.verdict in VALUES:
+            text = meaning_for(facts.report, "")
+            yield f"{text[:1].upper()}{text[1:]}."
+        yield _observed(facts)
+        yield _right_with(facts)
+        yield reach(facts)
     yield since(facts)
-
-
-def _without_compiler(facts: IssueFacts) -> Iterator[str]:
-    side = "eager mode gives it" if facts.eager_is_wrong else "compiled programs give it"
-    yield f"No compiler is involved: the operator itself is wrong, on inputs that {side}."
-    if not facts.eager_is_wrong:
-        yield f"The table is of {_subject(facts)} under `torch.compile`."
-        return
-    gradient = facts.verdict == Verdict.WRONG_GRADIENT
-    how = "Autograd in eager mode makes that call in the backward of" if gradient else "Eager mode makes that call in"
-    yield f"{how} {_subject(facts)}."
-    if facts.proved:
-        yield "Backends that compute it in another way match the operator called on contiguous copies."
-    yield "In the table, what agrees with eager mode is wrong."
 
 
 def _claim(facts: IssueFacts, compiler: str) -> str:
@@ -403,7 +388,20 @@ def _observed(facts: IssueFacts) -> str:
         return f"The error: {whole}." if whole != error_in(facts) else ""
     if not facts.wrong:
         return f"{fold_lines(facts.detail)}." if facts.detail else ""
-    return f"{_measured(facts, facts.measured) if facts.measured else _differs(facts, facts.wrong[0])}."
+    if facts.measured:
+        return f"{_measured(facts, facts.measured)}."
+    entry = facts.wrong[0]
+    name, detail = _name(facts, entry), fold_lines(str(entry.get("detail") or entry.get("finding")), 160)
+    values, shared = find_pair(entry), AliasDifference.parse(detail)
+    if facts.shares_wrongly and shared is None:
+        return "The values are the same."
+    if facts.shares_wrongly and shared is not None:
+        is_or = "is " if shared.copied_when_compiled else ""
+        what = shared.eager.removeprefix(f"{entry.get('name')} ")
+        return f"{name} {what} in eager, and {is_or}{shared.compiled} when compiled; the values are the same."
+    if entry.get("finding") == "stride" and values:
+        return f"Its strides are {values.eager} in eager and {values.compiled} compiled."
+    return f"{name}: {detail}."
 
 
 def _measured(facts: IssueFacts, entry: OutputJson) -> str:
@@ -417,20 +415,6 @@ def _measured(facts: IssueFacts, entry: OutputJson) -> str:
         return f"{name} is {against or 'NaN or infinite in other elements than in eager'}"
     pair = f"{name}{where} is {eager} in eager and {compiled} compiled"
     return f"{pair} (at worst {against})" if against else pair
-
-
-def _differs(facts: IssueFacts, entry: OutputJson) -> str:
-    name, detail = _name(facts, entry), fold_lines(str(entry.get("detail") or entry.get("finding")), 160)
-    values, shared = find_pair(entry), AliasDifference.parse(detail)
-    if facts.shares_wrongly and shared is None:
-        return "The values are the same"
-    if facts.shares_wrongly and shared is not None:
-        is_or = "is " if shared.copied_when_compiled else ""
-        what = shared.eager.removeprefix(f"{entry.get('name')} ")
-        return f"{name} {what} in eager, and {is_or}{shared.compiled} when compiled; the values are the same"
-    if entry.get("finding") == "stride" and values:
-        return f"Its strides are {values.eager} in eager and {values.compiled} compiled"
-    return f"{name}: {detail}"
 
 
 def _name(facts: IssueFacts, entry: OutputJson) -> str:

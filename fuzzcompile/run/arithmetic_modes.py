@@ -279,13 +279,13 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _move_term(self, value: object) -> object:
         if isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.float64):
-            return self._add_noise(value)
+            return self.add_noise(value)
         return value
 
     def _move(self, value: torch.Tensor, *, whole: bool) -> torch.Tensor:
         if not value.dtype.is_floating_point or value.numel() == 0:
             return value
-        moved = self._vary_nan_sign(self._add_noise(value))
+        moved = self._vary_nan_sign(self.add_noise(value))
         if whole:
             moved = torch.where(_mask_whole_numbers(value), value, moved)
         if moved.stride() == value.stride():
@@ -299,7 +299,8 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         signed = torch.full_like(value, float("nan")).copysign_(torch.tensor(1.0 if self._seed % 2 else -1.0))
         return torch.where(value.isnan(), signed, value)
 
-    def _add_noise(self, value: torch.Tensor) -> torch.Tensor:
+    def add_noise(self, value: torch.Tensor) -> torch.Tensor:
+        """A floating tensor with each finite element moved by -1, 0 or +1 ulp."""
         if value.device not in self._generators:
             self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)
         generator = self._generators[value.device]

@@ -12,10 +12,18 @@ from typing import NamedTuple
 
 import torch
 
-from fuzzcompile.analyses.profile.layer_errors import Distance, Layer, apart, distance, gradient_layers, relative_step
+from fuzzcompile.analyses.profile.layer_errors import (
+    Distance,
+    Layer,
+    Mode,
+    Walk,
+    apart,
+    distance,
+    gradient_layers,
+    relative_step,
+)
 from fuzzcompile.analyses.profile.layer_verdict import ProfileVerdict, decide
 from fuzzcompile.analyses.profile.recordings import replay_recording
-from fuzzcompile.analyses.profile.reference_walk import Mode, Walk
 from fuzzcompile.analyses.profile.side_runs import (
     BLOCKS,
     WHOLE,

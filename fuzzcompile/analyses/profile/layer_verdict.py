@@ -140,7 +140,12 @@ def _outside(layers: Sequence[Layer], whole: Layer, tolerance: Tolerance, whole_
     if whole.misshapen:
         return "the program returns results of another number or shape than the reference."
     inherited = max((layer.exact for layer in layers if layer.exact is not None), default=0.0)
-    explained = max(SEMANTIC_STEP, AMPLIFIED * inherited * _gain(layers, whole)) if inherited else SEMANTIC_STEP
+    # Rounding at the output against rounding where it is made; infinite if no digits are left there.
+    made = max((layer.noise.relative for layer in layers if layer.noise is not None), default=0.0)
+    gain = 1.0
+    if whole.rounding is not None and made:
+        gain = max(1.0, whole.rounding.relative / made) if whole.rounding.relative < _NO_DIGITS else math.inf
+    explained = max(SEMANTIC_STEP, AMPLIFIED * inherited * gain) if inherited else SEMANTIC_STEP
     if whole_exact is not None and whole_exact > explained:
         return (
             f"the program's output is off by {whole_exact:.1e} of its size with all of it in float64, "
@@ -154,14 +159,6 @@ def _outside(layers: Sequence[Layer], whole: Layer, tolerance: Tolerance, whole_
             f"and no layer more than {largest:.1f} times: the error is made outside of the layers looked at."
         )
     return None
-
-
-def _gain(layers: Sequence[Layer], whole: Layer) -> float:
-    """Return the ratio of rounding at the output to rounding where it is made; infinite if no digits are left there."""
-    made = max((layer.noise.relative for layer in layers if layer.noise is not None), default=0.0)
-    if whole.rounding is None or not made:
-        return 1.0
-    return max(1.0, whole.rounding.relative / made) if whole.rounding.relative < _NO_DIGITS else math.inf
 
 
 def _counts(whole: Layer, tolerance: Tolerance) -> bool:

@@ -1,8 +1,8 @@
 """A run of a model in one ``.safetensors`` file, to be compared with a run on another machine.
 
 The file holds the tensors of each call of each layer, whole or sampled, under names such as ``encoder.0#1.out0``. Its
-metadata hold the facts that identify the run (:mod:`fuzzcompile.analyses.profile.identity`) and the table of calls.
-Equal tensors, such as the output of a layer and the input of the next, are stored once.
+metadata hold the facts that identify the run and the table of calls. Equal tensors, such as the output of a layer and
+the input of the next, are stored once.
 """
 
 from __future__ import annotations
@@ -16,17 +16,165 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
-from fuzzcompile.analyses.profile.identity import Leaf, RunFacts, check_same, collect_facts, read_bytes
 from fuzzcompile.analyses.profile.side_runs import WHOLE, Calls, Look, SideRun, run_once, run_side
 from fuzzcompile.analyses.profile.sides import EAGER, Side
 from fuzzcompile.analyses.profile.taps import SAMPLE, Keeping, KeptCall, KeptTensor
-from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, UsageError
+from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, FuzzcompileError, UsageError
 from fuzzcompile.report.output_files import write_whole
 from fuzzcompile.run.attention_backends import force_math_kernel
 from fuzzcompile.run.case import Case
-from fuzzcompile.run.case_program import build
+from fuzzcompile.run.case_program import CaseProgram, build
+from fuzzcompile.run.device import describe_environment
 from fuzzcompile.run.observation import Observation, Value
+from fuzzcompile.run.tensors import name_leaves
+
+# The identity of a run: program, weights and inputs by their hashes, and the machine it ran on. Two runs are comparable
+# layer by layer only if the first three are the same. Another torch or device is what a comparison is for.
+
+_SHOWN = 4  # names of what differs, in a message
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor's dtype, shape and the SHA-256 of its elements in row-major order; or a plain value's.
+
+    ``sha256`` is empty where the bytes cannot be read: an object, a sparse or quantised tensor.
+    """
+
+    sha256: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The identity of a run."""
+
+    case: str  # its name
+    source: str  # SHA-256 of the case's text
+    modules: Mapping[str, str]  # the class of each module, by its qualified name
+    weights: Mapping[str, Leaf]  # parameters, buffers and other tensors that exist before the call
+    inputs: Mapping[str, Leaf]  # the leaves of the inputs of all calls
+    side: str  # which way of running it was: ``eager``, ``inductor``, ...
+    device: str  # where it ran
+    dtype: str  # the widest floating dtype of the program
+    environment: Mapping[str, object]  # torch, device, driver (:func:`fuzzcompile.run.device.describe_environment`)
+
+
+def collect_facts(case: Case, program: CaseProgram, side: str, device: torch.device) -> RunFacts:
+    """The facts of a run on ``device`` that is about to begin with a fresh ``program``, in its own dtypes.
+
+    Weights are hashed on the CPU, one after the other, and their hashes do not depend on the device.
+    """
+    return RunFacts(
+        case.name,
+        case.sha256,
+        _modules(program.model),
+        {name: _leaf(tensor) for name, tensor in program.collect_tensors().items()},
+        {name: _leaf(leaf) for name, leaf in name_leaves("in", list(program.calls))},
+        side,
+        str(device),
+        str(program.dtype).removeprefix("torch."),
+        describe_environment(device),
+    )
+
+
+def check_same(recorded: RunFacts, present: RunFacts) -> list[str]:
+    """Check that two runs can be compared: `CaseError` says whether program, weights or inputs differ.
+
+    Returns:
+        Notes on what else differs, such as torch or the device, and on what could not be compared.
+    """
+    then, now, differing = recorded.modules, present.modules, list[str]()
+    if recorded.source != present.source:
+        differing.append(f"the source differs (SHA-256 {recorded.source[:12]} recorded, {present.source[:12]} here)")
+    pairs = [(name, then.get(name), now.get(name)) for name in {**then, **now}]
+    changes = [f"{name or 'the model'} ({_beside(old, new)})" for name, old, new in pairs if old != new]
+    differing += [f"{len(changes)} of {len(pairs)} modules differ: {_first(changes)}"] if changes else []
+    differing += _leaf_differences("weights", recorded.weights, present.weights)
+    differing += _leaf_differences("inputs", recorded.inputs, present.inputs)
+    if differing:
+        raise CaseError(
+            f"The recording of {recorded.case} cannot be compared with this run: {'; '.join(differing)}. Use one case "
+            "file on both machines, with fixed seeds or one checkpoint."
+        )
+    return list(_notes(recorded, present))
+
+
+def read_bytes(tensor: torch.Tensor) -> memoryview:
+    """The elements of a tensor in row-major order; a view of them if the tensor is on the CPU and contiguous.
+
+    RuntimeError or TypeError for a tensor without plain elements: it is sparse, quantised, or has no storage.
+    """
+    with torch.no_grad(), _disable_current_modes():
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        elements: memoryview = plain.reshape(-1).view(torch.uint8).numpy().data
+    return elements
+
+
+def _modules(model: object) -> dict[str, str]:
+    if not isinstance(model, nn.Module):
+        return {"": getattr(model, "__qualname__", type(model).__qualname__)}
+    return {name: type(module).__qualname__ for name, module in model.named_modules()}
+
+
+def _leaf(value: object) -> Leaf:
+    if not isinstance(value, torch.Tensor):
+        text = repr(value).encode() if isinstance(value, _PLAIN) else None
+        return Leaf("" if text is None else hashlib.sha256(text).hexdigest(), type(value).__qualname__)
+    dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
+    try:
+        return Leaf(hashlib.sha256(read_bytes(value)).hexdigest(), dtype, shape)
+    except (RuntimeError, TypeError):
+        # torch's answers for sparse, quantised and meta tensors, and for subclasses without elements of their own
+        return Leaf("", dtype, shape)
+
+
+def _leaf_differences(what: str, recorded: Mapping[str, Leaf], present: Mapping[str, Leaf]) -> Iterator[str]:
+    names = {**recorded, **present}
+    changes = ((name, _change(recorded.get(name), present.get(name))) for name in names)
+    differing = [f"{name} ({change})" for name, change in changes if change]
+    if differing:
+        yield f"{len(differing)} of {len(names)} {what} differ: {_first(differing)}"
+
+
+def _change(recorded: Leaf | None, present: Leaf | None) -> str:
+    if recorded is None or present is None:
+        return "only recorded" if present is None else "only here"
+    if recorded.dtype != present.dtype:
+        return f"{recorded.dtype} recorded, {present.dtype} here"
+    if recorded.shape != present.shape:
+        return f"shape {list(recorded.shape)} recorded, {list(present.shape)} here"
+    return "values" if recorded.sha256 != present.sha256 else ""
+
+
+def _notes(recorded: RunFacts, present: RunFacts) -> Iterator[str]:
+    then, now = recorded.environment, present.environment
+    for key in {**then, **now}:
+        implied = key == "torch_git" and then.get("torch") != now.get("torch")
+        if then.get(key) != now.get(key) and not implied:
+            yield f"{key.replace('_', ' ')}: {_beside(then.get(key), now.get(key))}"
+    for what, leaves in (("weight", present.weights), ("input", present.inputs)):
+        unread = [f"{name} ({leaf.dtype})" for name, leaf in leaves.items() if not leaf.sha256]
+        if unread:
+            yield f"not compared, because the values of such {what}s cannot be hashed: {_first(unread)}"
+
+
+def _beside(recorded: object, present: object) -> str:
+    then, now = ("absent" if value is None else value for value in (recorded, present))
+    return f"{then} recorded, {now} here"
+
+
+def _first(texts: list[str]) -> str:
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return ", ".join(texts[:_SHOWN]) + more
+
+
+# The file.
 
 SCHEMA = 1
 MARK = "fuzzcompile_recording"  # the key of the metadata that tells a recording from other files
@@ -94,7 +242,12 @@ def write_recording(path: Path, facts: RunFacts, calls: Iterable[KeptCall]) -> N
     def entries(label: str, kept: Sequence[KeptTensor]) -> Iterator[TensorEntry]:
         for index, tensor in enumerate(kept):
             key = f"{label}{index}"
-            digest = _digest(key, tensor)
+            try:
+                elements = hashlib.sha256(read_bytes(tensor.values)).digest()
+            except (RuntimeError, TypeError) as error:
+                reason = f"{key} is a {tensor.values.layout} tensor of {tensor.values.dtype}, which cannot be recorded"
+                raise UsageError(f"{reason}; leave out its layer with --depth.") from error
+            digest = hashlib.sha256(f"{tensor.dtype}{list(tensor.values.shape)}".encode() + elements).digest()
             if digest not in stored:
                 stored[digest], plain = key, tensor.values.detach().resolve_conj().resolve_neg().contiguous()
                 if tensor.dtype not in _DTYPES:
@@ -110,15 +263,6 @@ def write_recording(path: Path, facts: RunFacts, calls: Iterable[KeptCall]) -> N
         table.append(CallEntry(name=call.name, number=call.number, kind=call.kind, inputs=inputs, outputs=outputs))
     metadata = {MARK: str(SCHEMA), "facts": json.dumps(asdict(facts)), "calls": json.dumps(table)}
     write_whole(path, _safetensors().torch.save(tensors, metadata), "--record")
-
-
-def _digest(key: str, kept: KeptTensor) -> bytes:
-    try:
-        elements = hashlib.sha256(read_bytes(kept.values)).digest()
-    except (RuntimeError, TypeError) as error:
-        reason = f"{key} is a {kept.values.layout} tensor of {kept.dtype}, which cannot be recorded"
-        raise UsageError(f"{reason}; leave out its layer with --depth.") from error
-    return hashlib.sha256(f"{kept.dtype}{list(kept.values.shape)}".encode() + elements).digest()
 
 
 def _safetensors() -> Any:
@@ -160,21 +304,17 @@ def read_recording(path: Path) -> Recording:
             raise UsageError(
                 f"{path} was recorded by a newer fuzzcompile (schema {schema}, this one reads {SCHEMA}); update it."
             )
-        return Recording(_read_facts(json.loads(metadata["facts"])), _Calls(file, json.loads(metadata["calls"])))
+        fields = json.loads(metadata["facts"])
+        for what in ("weights", "inputs"):
+            leaves = fields[what].items()
+            fields[what] = {n: Leaf(leaf["sha256"], leaf["dtype"], tuple(leaf["shape"])) for n, leaf in leaves}
+        return Recording(RunFacts(**fields), _Calls(file, json.loads(metadata["calls"])))
     except FuzzcompileError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # the shapes that damage can take in JSON
         raise UsageError(
             f"The recording {path} is damaged ({type(error).__name__}: {error}); record it again."
         ) from error
-
-
-def _read_facts(fields: Mapping[str, Any]) -> RunFacts:
-    leaves = {
-        what: {name: Leaf(leaf["sha256"], leaf["dtype"], tuple(leaf["shape"])) for name, leaf in fields[what].items()}
-        for what in ("weights", "inputs")
-    }
-    return RunFacts(**{**fields, **leaves})
 
 
 class _Calls(Mapping[tuple[str, int], KeptCall]):
@@ -192,21 +332,23 @@ class _Calls(Mapping[tuple[str, int], KeptCall]):
                 raise ValueError(f"{tensor['key']} has shape {stored}")
 
     def __getitem__(self, key: tuple[str, int]) -> KeptCall:
+        def read(tensors: Sequence[TensorEntry]) -> Iterator[KeptTensor]:
+            for tensor in tensors:
+                values, dtype, shape = self._file.get_tensor(tensor["key"]), _dtype(tensor), tuple(tensor["shape"])
+                if dtype not in _DTYPES:  # bytes, which the format does not align
+                    values = values.clone().view(dtype).reshape(shape if tensor["whole"] else (-1,))
+                yield KeptTensor(values, shape, dtype, tensor["whole"])
+
         entry = self._entries[key]
-        inputs, outputs = ([self._tensor(tensor) for tensor in entry[side]] for side in ("inputs", "outputs"))
-        return KeptCall(entry["name"], entry["number"], entry["kind"], inputs, outputs)
+        return KeptCall(
+            entry["name"], entry["number"], entry["kind"], list(read(entry["inputs"])), list(read(entry["outputs"]))
+        )
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return iter(self._entries)
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def _tensor(self, entry: TensorEntry) -> KeptTensor:
-        values, dtype, shape = self._file.get_tensor(entry["key"]), _dtype(entry), tuple(entry["shape"])
-        if dtype not in _DTYPES:  # bytes, which the format does not align
-            values = values.clone().view(dtype).reshape(shape if entry["whole"] else (-1,))
-        return KeptTensor(values, shape, dtype, entry["whole"])
 
 
 def _dtype(entry: TensorEntry) -> torch.dtype:

@@ -57,14 +57,15 @@ class KeptTensor:
         """The elements on the CPU that two tensors of one shape have; None if both are samples of different sizes."""
         if self.whole and other.whole:
             return self.values.cpu(), other.values.cpu()
-        if self.whole:
-            return self._sample(other.values.numel()), other.values
-        if other.whole:
-            return self.values, other._sample(self.values.numel())
-        return (self.values, other.values) if self.values.shape == other.values.shape else None
+        ours, theirs = self._like(other), other._like(self)
+        return (ours, theirs) if ours.shape == theirs.shape else None
 
-    def _sample(self, count: int) -> torch.Tensor:
-        return self.values.reshape(-1)[positions(self.values.numel(), count).to(self.values.device)].cpu()
+    def _like(self, other: KeptTensor) -> torch.Tensor:
+        """The elements, or if only these are whole, those that the sample ``other`` has."""
+        if not self.whole:
+            return self.values
+        chosen = positions(self.values.numel(), other.values.numel()).to(self.values.device)
+        return self.values.reshape(-1)[chosen].cpu()
 
 
 class Keeping:
@@ -191,8 +192,9 @@ def watched(
         places: list[str] = []  # the modules that are being called, innermost last
         for root_name, root in find_roots(program).items():
             for name, module in root.named_modules(prefix=root_name):
-                enter, leave = functools.partial(_push, places, name), functools.partial(_pop, places)
+                enter = functools.partial(_place, places, name)
                 stack.callback(module.register_forward_pre_hook(enter).remove)
+                leave = functools.partial(_place, places, None)
                 stack.callback(module.register_forward_hook(leave, always_call=True).remove)
 
         def called(*args: object, **kwargs: object) -> object:
@@ -206,12 +208,11 @@ def watched(
         yield called
 
 
-def _push(places: list[str], name: str, *_: object) -> None:
-    places.append(name)
-
-
-def _pop(places: list[str], *_: object) -> None:
-    places.pop()
+def _place(places: list[str], name: str | None, *_: object) -> None:
+    if name is None:
+        places.pop()
+    else:
+        places.append(name)
 
 
 def _watch_layer(
@@ -364,9 +365,10 @@ def _down_to(module: nn.Module, name: str, depth: int) -> dict[str, nn.Module]:
 def _beside_stacks(module: nn.Module, name: str) -> dict[str, nn.Module]:
     chosen: dict[str, nn.Module] = {}
     for path, child in _children(module, name):
-        if _is_stack(child) and isinstance(child, _CONTAINERS):
+        is_container = isinstance(child, _CONTAINERS)
+        if is_container and _is_stack(child):
             chosen |= dict(_children(child, path))
-        elif isinstance(child, _CONTAINERS) or any(map(_is_stack, child.modules())):
+        elif is_container or any(map(_is_stack, child.modules())):
             chosen |= _beside_stacks(child, path)
         else:
             chosen[path] = child

@@ -70,10 +70,9 @@ def enter(mode: Mode) -> TorchDispatchMode | None:
     if mode.kind != "graphs":
         torch.compiler.set_stance("force_eager")
     if mode.kind == "followed" and mode.seed:
-        generator = torch.Generator().manual_seed(mode.seed)
+        noise = UlpNoise(mode.seed)
         for leaf in _leaves():
-            draw = torch.randint(-1, 2, leaf.shape, generator=generator)
-            leaf.data = leaf.data * (1 + torch.finfo(leaf.dtype).eps * draw.to(leaf.dtype))
+            leaf.data = noise.add_noise(leaf.data)
     if mode.kind in ("float64", "exact"):
         entered: TorchDispatchMode = Float64Mode(keep_casts=mode.kind == "float64", native=_convert_to_float64())
     elif mode.kind == "noise":
@@ -177,18 +176,17 @@ class Queue:
 
     def reap(self) -> None:
         """Forget the processes that have ended, and count those that were killed."""
-        self._pids = [pid for pid in self._pids if self._runs(pid, counts=True)]
-        self._others = [pid for pid in self._others if self._runs(pid, counts=False)]
-
-    def _runs(self, pid: int, *, counts: bool) -> bool:
-        try:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:  # the script has reaped it
-            return False
-        if ended and status and counts:
-            how = describe_signal(status) or "ended by an error"
-            self._state.lost[how] = self._state.lost.get(how, 0) + 1
-        return not ended
+        for pids in (self._pids, self._others):
+            for pid in list(pids):
+                try:
+                    ended, status = os.waitpid(pid, os.WNOHANG)
+                except ChildProcessError:  # the script has reaped it
+                    ended, status = pid, 0
+                if ended:
+                    pids.remove(pid)
+                if ended and status and pids is self._pids:
+                    how = describe_signal(status) or "ended by an error"
+                    self._state.lost[how] = self._state.lost.get(how, 0) + 1
 
 
 def describe_signal(status: int) -> str:

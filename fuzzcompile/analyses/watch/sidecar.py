@@ -14,7 +14,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -194,10 +194,12 @@ class _Supervisor:
             return StepReport(self.files.step, None, detail=why)
         reference, _ = self._values(Mode("float64"))
         noisy = self._noisy(_NOISE)
-        compiled = self._compiled()
-        if compiled is None:
+        path = self.files.values("compiled")  # of the script itself, once it has ended the step
+        while not path.exists() and os.getppid() == self.script:
+            time.sleep(_POLL)
+        if not path.exists():
             return StepReport(self.files.step, None, detail="the script ended before the step did")
-        runs = StepRuns(compiled, eager, reference, noisy)
+        runs = StepRuns(StepValues.load(path), eager, reference, noisy)
         if not runs.draws_alike:
             return StepReport(self.files.step, None, detail=OWN_RANDOM)
         judgement = judged(runs)
@@ -246,7 +248,11 @@ class _Supervisor:
         if why and not cases:
             unseen = (*unseen, f"the graphs of the step could not be captured: the run {why}")
         answer = self._triaged(cases) if cases else None
-        layer = None if answer is None else _layer(answer, cases)
+        culprit, layer = {} if answer is None else answer.get("culprit"), None
+        site = re.match(r"(.+\.py):(\d+)", str(culprit.get("site"))) if isinstance(culprit, dict) else None
+        for case in cases:
+            if site is not None and case.name == site[1]:
+                layer = layer_at(case, int(site[2]))
         return replace(report, cases=tuple(map(str, cases)), report=answer, layer=layer, unseen=unseen)
 
     def _triaged(self, cases: Sequence[Path]) -> dict[str, object] | None:
@@ -269,17 +275,3 @@ class _Supervisor:
         path.unlink(missing_ok=True)
         why = _ended(_run(mode), time.monotonic() + self.settings.seconds)
         return (StepValues.load(path), "") if path.exists() else (None, why or "ended before the step did")
-
-    def _compiled(self) -> StepValues | None:
-        """The script's own values, once it has ended the step; None if it ends before."""
-        path = self.files.values("compiled")
-        while not path.exists() and os.getppid() == self.script:
-            time.sleep(_POLL)
-        return StepValues.load(path) if path.exists() else None
-
-
-def _layer(report: Mapping[str, object], cases: Sequence[Path]) -> str | None:
-    culprit = report.get("culprit")
-    site = re.match(r"(.+\.py):(\d+)", str(culprit.get("site"))) if isinstance(culprit, dict) else None
-    case = next((case for case in cases if site is not None and case.name == site[1]), None)
-    return None if case is None or site is None else layer_at(case, int(site[2]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -60,7 +60,17 @@ class Graphs:
 
     def write(self, folder: Path, settings: Mapping[str, object], state_bytes: int) -> list[Path]:
         """Write the graphs as case files of at most so many bytes of state, those with most operators first."""
-        programs = [program for graph in self.captured if (program := self._program(graph, settings)) is not None]
+        programs = []
+        for graph in self.captured:
+            differentiable = graph.grad and any(tensor.requires_grad for tensor in list_tensors(graph.inputs))
+            kind: dict[str, object] = {"BACKWARD": True} if differentiable else {}
+            try:
+                program = translate_graph(graph.module, graph.inputs, graph.parameters, {**kind, **settings})
+            except Untranslatable as error:
+                self.left_out.append(f"a graph of the step, which no case file can hold: {error}")
+                continue
+            if program.output_refs():
+                programs.append(program if graph.grad else program.without_gradients())
         programs.sort(key=lambda program: -len(program.statements))
         if len(programs) > MOST_GRAPHS:
             self.left_out.append(f"{len(programs) - MOST_GRAPHS} smaller graphs of the step")
@@ -69,20 +79,6 @@ class Graphs:
             write_case(program, folder / (f"case_{number}.py" if several else "case.py"), state_bytes)
             for number, program in enumerate(programs[:MOST_GRAPHS], start=1)
         ]
-
-    def _program(self, graph: _Captured, settings: Mapping[str, object]) -> Program | None:
-        differentiable = graph.grad and any(tensor.requires_grad for tensor in list_tensors(graph.inputs))
-        kind: dict[str, object] = {"BACKWARD": True} if differentiable else {}
-        if graph.grad and not differentiable:
-            kind = {"GRAD": "enabled"}
-        try:
-            program = translate_graph(graph.module, graph.inputs, graph.parameters, {**kind, **settings})
-        except Untranslatable as error:
-            self.left_out.append(f"a graph of the step, which no case file can hold: {error}")
-            return None
-        if not program.output_refs():
-            return None
-        return program if graph.grad else program.without_gradients()
 
 
 def case_settings(given: Mapping[str, object], before: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
@@ -113,52 +109,40 @@ def write_case(program: Program, path: Path, state_bytes: int) -> Path:
     """
     from safetensors.torch import save_file
 
-    program = _bounded(use_plain_names(program), state_bytes)
-    kept = [input_ for input_ in program.inputs if input_.fill == "recorded" and input_.values is not None]
-    state = path.with_suffix(".safetensors")
-    save_file({input_.name: input_.values.contiguous().clone() for input_ in kept if input_.values is not None}, state)
-    source = _naming_layers(_reading_safetensors(write_source(program), state.name, kept), program)
-    path.write_text(source, encoding="utf-8")
-    return path
-
-
-def _bounded(program: Program, state_bytes: int) -> Program:
-    total, small = 0, set()
+    program, total, small = use_plain_names(program), 0, set[str]()
     for input_ in sorted(program.inputs, key=_bytes):
         total += _bytes(input_)
-        if total <= state_bytes:
-            small.add(input_.name)
+        small |= {input_.name} if total <= state_bytes else set()
 
     def bounded(input_: Input) -> Input:
-        if input_.name in small or not input_.dtype.is_floating_point:
-            return input_
-        return replace(input_, fill="randn", values=None)
+        is_kept = input_.name in small or not input_.dtype.is_floating_point
+        return input_ if is_kept else replace(input_, fill="randn", values=None)
 
-    return program.map_inputs(bounded)
-
-
-def _bytes(input_: Input) -> int:
-    return torch.Size(input_.shape).numel() * input_.dtype.itemsize
-
-
-def _reading_safetensors(source: str, name: str, kept: Sequence[Input]) -> str:
-    lines = [f'    VALUES = load_file(Path(__file__).with_name("{name}"))']
-    for input_ in kept:
-        if input_.stride != torch.empty(input_.shape, device="meta").stride():
-            value = f'VALUES["{input_.name}"]'
-            made = f"torch.empty_strided({input_.shape}, {input_.stride}, dtype={value}.dtype)"
-            lines.append(f"    {value} = {made}.copy_({value})")
-    text = re.sub(r"^    VALUES = torch\.load\(.*\)$", lambda _: "\n".join(lines), source, flags=re.MULTILINE)
-    return text.replace("import torch\n", "import torch\nfrom safetensors.torch import load_file\n", 1)
-
-
-def _naming_layers(source: str, program: Program) -> str:
+    program, state = program.map_inputs(bounded), path.with_suffix(".safetensors")
+    lines, values = [f'    VALUES = load_file(Path(__file__).with_name("{state.name}"))'], dict[str, torch.Tensor]()
+    for input_ in program.inputs:
+        if input_.fill == "recorded" and input_.values is not None:
+            values[input_.name] = input_.values.contiguous().clone()
+            if input_.stride != torch.empty(input_.shape, device="meta").stride():
+                value = f'VALUES["{input_.name}"]'
+                made = f"torch.empty_strided({input_.shape}, {input_.stride}, dtype={value}.dtype)"
+                lines.append(f"    {value} = {made}.copy_({value})")
+    save_file(values, state)
+    source = re.sub(
+        r"^    VALUES = torch\.load\(.*\)$", lambda _: "\n".join(lines), write_source(program), flags=re.MULTILINE
+    )
+    source = source.replace("import torch\n", "import torch\nfrom safetensors.torch import load_file\n", 1)
     layers = {s.name: layer for s in program.statements if (layer := _ROOT.sub("", s.module))}
 
     def named(match: re.Match[str]) -> str:
         return f"{match[0]}{_IN_LAYER}{layers[match[1]]}" if match[1] in layers else match[0]
 
-    return re.sub(r"^    (\w+) = .*$", named, source, flags=re.MULTILINE)
+    path.write_text(re.sub(r"^    (\w+) = .*$", named, source, flags=re.MULTILINE), encoding="utf-8")
+    return path
+
+
+def _bytes(input_: Input) -> int:
+    return torch.Size(input_.shape).numel() * input_.dtype.itemsize
 
 
 def layer_at(case: Path, line: int) -> str | None:

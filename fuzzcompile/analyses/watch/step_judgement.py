@@ -72,17 +72,24 @@ def reported(step: int, runs: StepRuns, judgement: Judgement) -> StepReport:
     """The report on a judged step."""
     groups = runs.compiled.groups()
     comparisons = [comparison for comparison in judgement.comparisons if comparison.name in groups]
-    worst = judgement.worst
+    worst, verdict = judgement.worst, judgement.verdict
+    # Parameters that are wrong because their gradients are do not make it a ``miscompile``.
+    wrong = {groups[c.name] for c in comparisons if c.finding in ("far", "integer") and not c.within_scaled_tolerance}
+    if verdict is Verdict.MISCOMPILE and "gradients" in wrong and wrong <= {"gradients", "gradient_norm", "parameters"}:
+        verdict = Verdict.WRONG_GRADIENT
+    ran = {"compiled": runs.compiled, "eager": runs.eager, "float64": runs.reference}
+    losses = {run: values.values["loss"][1] for run, values in ran.items() if values and "loss" in values.values}
+    numbers = {run: float(loss) for run, loss in losses.items() if hasattr(loss, "item")}  # type: ignore[arg-type]
     return StepReport(
         step,
-        str(_verdict(judgement, comparisons, groups)),
+        str(verdict),
         unexplained=judgement.verdict.is_bug and any(map(_is_gross, comparisons)),
         detail=judgement.detail or _detail(judgement, comparisons),
         made=_largest(comparisons, groups, "max_error_compiled"),
         eager=_largest(comparisons, groups, "max_error_eager"),
         floor=_largest(comparisons, groups, "noise_floor"),
         worst=None if worst is None or worst.finding == "same" else _shown(worst),
-        loss=_losses(runs),
+        loss={run: loss for run, loss in numbers.items() if math.isfinite(loss)},
         unseen=tuple(_unseen(runs)),
         seconds=sum(run.seconds for run in (runs.eager, runs.reference, *runs.noisy) if run is not None),
     )
@@ -93,13 +100,6 @@ def _is_gross(comparison: Comparison) -> bool:
         return comparison.finding not in ("same", "close", "wild")
     usual = max(comparison.max_error_eager, comparison.noise_floor)
     return not comparison.within_scaled_tolerance and comparison.max_error_compiled > GROSS_RATIO * usual
-
-
-def _verdict(judgement: Judgement, comparisons: Sequence[Comparison], groups: Mapping[str, str]) -> Verdict:
-    """The verdict; parameters that are wrong because their gradients are do not make it a ``miscompile``."""
-    wrong = {groups[c.name] for c in comparisons if c.finding in ("far", "integer") and not c.within_scaled_tolerance}
-    is_gradient = "gradients" in wrong and wrong <= {"gradients", "gradient_norm", "parameters"}
-    return Verdict.WRONG_GRADIENT if judgement.verdict is Verdict.MISCOMPILE and is_gradient else judgement.verdict
 
 
 def wrong_by_value(report: Mapping[str, object]) -> bool:
@@ -145,13 +145,6 @@ def _largest(comparisons: Sequence[Comparison], groups: Mapping[str, str], field
 
 def _relative(comparison: Comparison, error: float) -> float:
     return error / comparison.scale if comparison.scale > 0 else error
-
-
-def _losses(runs: StepRuns) -> dict[str, float]:
-    named = {"compiled": runs.compiled, "eager": runs.eager, "float64": runs.reference}
-    losses = {run: values.values["loss"][1] for run, values in named.items() if values and "loss" in values.values}
-    numbers = {run: float(loss) for run, loss in losses.items() if hasattr(loss, "item")}  # type: ignore[arg-type]
-    return {run: loss for run, loss in numbers.items() if math.isfinite(loss)}
 
 
 def _unseen(runs: StepRuns) -> Iterator[str]:

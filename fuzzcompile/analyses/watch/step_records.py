@@ -214,16 +214,16 @@ def compared(losses: Mapping[str, Mapping[int, float]], ended: str = "") -> Traj
     steps = sorted(set.intersection(*(set(run) for run in runs)))
     if len(steps) < 2:
         return None
-    compiled, perturbed = ([_relative(run[step], runs[1][step]) for step in steps] for run in (runs[0], runs[2]))
+
+    def relative(value: float, eager: float) -> float:
+        if not (math.isfinite(value) and math.isfinite(eager)):
+            return 0.0 if math.isfinite(value) == math.isfinite(eager) else math.inf
+        return abs(value - eager) / max(abs(eager), 1e-30)
+
+    compiled, perturbed = ([relative(run[step], runs[1][step]) for step in steps] for run in (runs[0], runs[2]))
     late = max(1, len(steps) // 4)
     apart, moved = max(compiled[-late:]), max(perturbed[-late:])
     return Trajectories(steps[0], steps[-1], apart, moved, _growth(steps, compiled), _growth(steps, perturbed), ended)
-
-
-def _relative(value: float, eager: float) -> float:
-    if not (math.isfinite(value) and math.isfinite(eager)):
-        return 0.0 if math.isfinite(value) == math.isfinite(eager) else math.inf
-    return abs(value - eager) / max(abs(eager), 1e-30)
 
 
 def _growth(steps: Sequence[int], apart: Sequence[float]) -> float | None:

@@ -57,15 +57,11 @@ def _losses(summary: Summary) -> Markup | None:
         return None
     runs = [run for run in ("compiled", "eager", "perturbed") if run in seen]
     curves = [Series(run, [seen[run].get(step) for step in steps]) for run in runs]
-    apart = [
-        Series(run, [_apart(seen[run].get(step), seen["eager"][step]) for step in steps])
-        for run in runs
-        if run != "eager"
-    ]
+    apart = []
+    for curve in curves:
+        pairs = [(loss, seen["eager"][step]) for loss, step in zip(curve.values, steps, strict=True)]
+        far = [None if loss is None else abs(loss - eager) / max(abs(eager), 1e-30) for loss, eager in pairs]
+        apart += [Series(curve.name, far)] if curve.name != "eager" else []
     panels = [Panel("loss", curves, log=False), Panel("distance from eager / loss", apart)]
     about = f"{summary.script}: losses from the state of step {steps[0]}"
     return chart_or_reason(steps, panels, axis="step", about=about)
-
-
-def _apart(loss: float | None, eager: float) -> float | None:
-    return None if loss is None else abs(loss - eager) / max(abs(eager), 1e-30)

@@ -78,7 +78,12 @@ def heat_map(output: OutputJson) -> HeatMap | None:
     pictures = [_picture(side, drawn[side], starts) for side in ("eager", "compiled")]
     shown = [format_number(start) for start in starts] if positive else []
     legend = [*(f"below {start}" for start in shown[:1]), *(f"from {start}" for start in shown)]
-    worst = _find_cell(drawn, output.get("where"))
+    shape, split, where, worst = drawn["shape"], drawn["row_dims"], output.get("where"), None
+    if where is not None and len(where) == len(shape):
+        row = 0
+        for index, size in zip(where[:split], shape[:split], strict=True):
+            row = row * size + index
+        worst = bisect_right(drawn["columns"][:-1], where[split]) - 1, bisect_right(drawn["rows"][:-1], row) - 1
     return HeatMap(str(output.get("name")), pictures, legend, worst, 0 in cells, None in cells, caption(drawn))
 
 
@@ -92,16 +97,6 @@ def caption(drawn: ErrorMapJson) -> str:
         return f"Shape {shape}: its {columns} elements from left to right; {each}."
     down = "dimension 0" if split == 1 else f"dimensions 0 to {split - 1}, one behind the other"
     return f"Shape {shape}: down, {down} ({rows}); across, dimension {split} ({columns}); {each}."
-
-
-def _find_cell(drawn: ErrorMapJson, where: Sequence[int] | None) -> tuple[int, int] | None:
-    shape, split = drawn["shape"], drawn["row_dims"]
-    if where is None or len(where) != len(shape):
-        return None
-    row = 0
-    for index, size in zip(where[:split], shape[:split], strict=True):
-        row = row * size + index
-    return bisect_right(drawn["columns"][:-1], where[split]) - 1, bisect_right(drawn["rows"][:-1], row) - 1
 
 
 def _picture(side: str, errors: Sequence[Sequence[float | None]], starts: Sequence[float]) -> Picture:
@@ -171,22 +166,15 @@ def inline(text: str) -> Markup:
 
     A backtick without a partner goes.
     """
-    parts = _CODE.split(scrub(text))
+
+    def link(issue: re.Match[str]) -> str:
+        return f'<a href="{issue[0]}" rel="noreferrer">{"" if issue[1] == PROJECT else issue[1]}#{issue[2]}</a>'
+
     pieces = (
-        Markup("<code>{}</code>").format(part) if place % 2 else _with_links(part.replace("`", ""))
-        for place, part in enumerate(parts)
+        Markup("<code>{}</code>").format(part) if place % 2 else Markup(_ISSUE.sub(link, escape(part.replace("`", ""))))
+        for place, part in enumerate(_CODE.split(scrub(text)))
     )
     return Markup("").join(pieces)
-
-
-def _with_links(text: str) -> Markup:
-    pieces, end = list[Markup](), 0
-    for issue in _ISSUE.finditer(text):
-        name = f"{'' if issue[1] == PROJECT else issue[1]}#{issue[2]}"
-        link = Markup('<a href="{}" rel="noreferrer">{}</a>').format(issue[0], name)
-        pieces += [escape(text[end : issue.start()]), link]
-        end = issue.end()
-    return Markup("").join([*pieces, escape(text[end:])])
 
 
 def listing(source: str, marked: Container[int] = ()) -> Markup:
@@ -274,9 +262,12 @@ def _view_errors(facts: IssueFacts) -> dict[str, object]:
             measured.append(
                 Errors(row["name"], entry.get("max_abs_error_eager"), largest, entry.get("noise_floor"), row)
             )
-    shown = {errors.name for errors in measured}
+    shown, unmeasured = {errors.name for errors in measured}, []
+    for entry in facts.wrong:
+        kind, detail = str(entry.get("finding") or ""), str(entry.get("detail") or "")
+        if (name := str(entry.get("name"))) not in shown:
+            unmeasured.append((name, inline(": ".join(filter(None, (_KINDS.get(kind, kind), detail))))))
     values = [value for errors in measured for value in (errors.eager, errors.compiled, errors.noise)]
-    unmeasured = [(name, _difference(entry)) for entry in facts.wrong if (name := str(entry.get("name"))) not in shown]
     return {"measured": measured, "unmeasured": unmeasured, "left_out": left_out, "axis": LogScale.over(values)}
 
 
@@ -284,17 +275,11 @@ _ERROR_CELLS = ("max_abs_error_eager", "max_abs_error_compiled")
 _KINDS = {"alias": "memory", "integer": "values", "missing": "", "stride": "strides"}
 
 
-def _difference(entry: OutputJson) -> Markup:
-    kind, detail = str(entry.get("finding") or ""), str(entry.get("detail") or "")
-    return inline(": ".join(part for part in (_KINDS.get(kind, kind), detail) if part))
-
-
 def _linked(markdown: str) -> Markup:
     """A link or code as Markdown writes them, as HTML."""
     link = _LINK.fullmatch(markdown)
-    if link is None:
-        return inline(markdown)
-    return Markup('<a href="{}" rel="noreferrer"><code>{}</code></a>').format(link[2], link[1])
+    html = Markup('<a href="{}" rel="noreferrer"><code>{}</code></a>')
+    return inline(markdown) if link is None else html.format(link[2], link[1])
 
 
 def blamed_lines(report: ReportJson) -> Iterator[int]:

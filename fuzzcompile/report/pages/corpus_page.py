@@ -271,7 +271,13 @@ class Contents:
 
 def page_of_corpus(contents: Contents, made: datetime, summary: Mapping[str, object] | None = None) -> str:
     """The report as one HTML document, with what a campaign hit by its summary (``fuzzcompile run --summary``)."""
-    entries = make_entries(contents.read, contents.groups, _list_signatures(summary))
+    listed = None if summary is None else summary.get("findings")
+    lines = [line for line in listed if isinstance(line, Mapping)] if isinstance(listed, list) else []
+    signatures = {str(line.get("signature")): bool(line.get("new")) for line in lines}
+    entries = make_entries(contents.read, contents.groups, None if summary is None else signatures)
+    # Findings by versions of torch; those that are left out have their answers on their own pages alone.
+    tried = [entry for entry in entries if entry.history.torch]
+    tried_versions = sorted({version for entry in tried for version in entry.history.torch}, key=order)
     ran = paces(contents.campaigns, contents.read.judgings)
     scripts = [(find_template_folder() / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     environment = templates()
@@ -291,7 +297,7 @@ def page_of_corpus(contents: Contents, made: datetime, summary: Mapping[str, obj
         ran=ran[:_LISTED],
         campaigns=len(ran),
         coverage=reached(contents.coverage),
-        grid=_grid(entries),
+        grid={"versions": tried_versions, "rows": tried[:_GRID], "left_out": max(0, len(tried) - _GRID)},
         replay=format_command("replay", torch="2.12.0", published=True),
         coverage_of_torch=format_command("coverage", published=True),
         chunk=CHUNK,
@@ -313,14 +319,6 @@ def page_of_corpus(contents: Contents, made: datetime, summary: Mapping[str, obj
     )
 
 
-def _list_signatures(summary: Mapping[str, object] | None) -> dict[str, bool] | None:
-    if summary is None:
-        return None
-    listed = summary.get("findings")
-    lines = [line for line in listed if isinstance(line, Mapping)] if isinstance(listed, list) else []
-    return {str(line.get("signature")): bool(line.get("new")) for line in lines}
-
-
 def _filters(entries: Sequence[FindingEntry]) -> Iterator[tuple[str, list[tuple[str, int]]]]:
     """Properties to filter the list by, each with its values and how many findings have them."""
     known = {"severity": list(WORDS["effect"]), "stage": list(STAGES)}
@@ -328,10 +326,3 @@ def _filters(entries: Sequence[FindingEntry]) -> Iterator[tuple[str, list[tuple[
         counts = Counter(entry.finding.verdict if key == "verdict" else str(getattr(entry, key)) for entry in entries)
         places = {value: place for place, value in enumerate(known.get(key, []))}
         yield key, sorted(counts.items(), key=lambda item: (places.get(item[0], len(places)), -item[1], item[0]))
-
-
-def _grid(entries: Sequence[FindingEntry]) -> dict[str, object]:
-    """Findings by versions of torch; those that are left out have their answers on their own pages alone."""
-    tried = [entry for entry in entries if entry.history.torch]
-    versions = sorted({version for entry in tried for version in entry.history.torch}, key=order)
-    return {"versions": versions, "rows": tried[:_GRID], "left_out": max(0, len(tried) - _GRID)}

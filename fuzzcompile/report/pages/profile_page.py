@@ -45,25 +45,23 @@ def page_of_profile(profile: ProfileJson, *, name: str | CommandSubject) -> str:
 def _plots(profile: ProfileJson) -> Iterator[tuple[str, Markup]]:
     layers = profile.get("layers", [])
     forward, gradients = ([x for x in layers if (x.get("kind") == "gradient") == wanted] for wanted in (False, True))
-    yield "Error over depth", _plot(profile, innermost(forward), "errors over depth")
-    if gradients:
-        yield "Gradients, from the last layer to the first", _plot(profile, gradients, "errors of gradients")
-
-
-def _plot(profile: ProfileJson, layers: Sequence[LayerJson], what: str) -> Markup:
-    series = [
-        Series(label, [_relative(layer, key) for layer in layers], is_limit=key in _LIMITS)
-        for key, label in {**_ERRORS, **_LIMITS}.items()
-    ]
-    measured = [each for each in series if any(value is not None for value in each.values)]
-    cosine = Series("cosine", [layer.get("cosine") for layer in layers])
-    return chart_or_reason(
-        [str(layer["name"]) for layer in layers],
-        [Panel("error / size (RMS)", measured or series[:1]), Panel("cosine", [cosine], log=False)],
-        axis="layer, in the order of execution",
-        about=f"{profile['case']}: {what} of {profile['against']} against {profile['reference']}",
-        highlight=_highlight(layers, profile.get("layer")),
-    )
+    plots = [("Error over depth", innermost(forward), "errors over depth")]
+    plots += [("Gradients, from the last layer to the first", gradients, "errors of gradients")] if gradients else []
+    for heading, shown, what in plots:
+        series = [
+            Series(label, [_relative(layer, key) for layer in shown], is_limit=key in _LIMITS)
+            for key, label in {**_ERRORS, **_LIMITS}.items()
+        ]
+        measured = [each for each in series if any(value is not None for value in each.values)]
+        cosine = Series("cosine", [layer.get("cosine") for layer in shown])
+        plot = chart_or_reason(
+            [str(layer["name"]) for layer in shown],
+            [Panel("error / size (RMS)", measured or series[:1]), Panel("cosine", [cosine], log=False)],
+            axis="layer, in the order of execution",
+            about=f"{profile['case']}: {what} of {profile['against']} against {profile['reference']}",
+            highlight=_highlight(shown, profile.get("layer")),
+        )
+        yield heading, plot
 
 
 def innermost(layers: Sequence[LayerJson]) -> list[LayerJson]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fuzzcompile.analyses.profile.identity import RunFacts, check_same, collect_facts
+from fuzzcompile.analyses.profile.recordings import RunFacts, check_same, collect_facts
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.case import Case

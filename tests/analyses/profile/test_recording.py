@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.analyses.profile.identity import Leaf, RunFacts
-from fuzzcompile.analyses.profile.recordings import FileBudget, read_recording, write_recording
+from fuzzcompile.analyses.profile.recordings import FileBudget, Leaf, RunFacts, read_recording, write_recording
 from fuzzcompile.analyses.profile.taps import SAMPLE, KeptCall, KeptTensor
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 
