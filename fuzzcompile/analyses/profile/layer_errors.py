@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuzzcompile.analyses.profile.side_runs import WHOLE, Calls, Look, SideRun, refuse_failed, returned
-from fuzzcompile.analyses.profile.sides import Side, exactly
+from fuzzcompile.analyses.profile.sides import WHOLE, Calls, Look, Side, SideRun, exactly, refuse_failed, returned
 from fuzzcompile.analyses.profile.taps import KeptCall, KeptTensor, LayerCall, find_layers, leaves, watched
 from fuzzcompile.diagnosis.oracle import rounding as value_change
 from fuzzcompile.model.thresholds import SEMANTIC_STEP

@@ -24,17 +24,20 @@ from fuzzcompile.analyses.profile.layer_errors import (
 )
 from fuzzcompile.analyses.profile.layer_verdict import ProfileVerdict, decide
 from fuzzcompile.analyses.profile.recordings import replay_recording
-from fuzzcompile.analyses.profile.side_runs import (
+from fuzzcompile.analyses.profile.sides import (
     BLOCKS,
+    EAGER,
     WHOLE,
     Look,
+    Side,
     SideRun,
+    exactly,
+    parse_pair,
     returned,
     run_eagerly,
     run_side,
     run_untapped,
 )
-from fuzzcompile.analyses.profile.sides import EAGER, Side, exactly, parse_pair
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.profile_contract import AttentionCallJson, LayerJson, ProfileJson
 from fuzzcompile.model.tolerances import Tolerance, Tolerances

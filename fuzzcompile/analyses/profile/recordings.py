@@ -19,8 +19,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuzzcompile.analyses.profile.side_runs import WHOLE, Calls, Look, SideRun, run_once, run_side
-from fuzzcompile.analyses.profile.sides import EAGER, Side
+from fuzzcompile.analyses.profile.sides import EAGER, WHOLE, Calls, Look, Side, SideRun, run_once, run_side
 from fuzzcompile.analyses.profile.taps import SAMPLE, Keeping, KeptCall, KeptTensor
 from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, FuzzcompileError, UsageError
 from fuzzcompile.report.output_files import write_whole
@@ -377,7 +376,7 @@ def record(
     """Run ``case`` as ``side`` says (anything but a recording), and write its activations, outputs and gradients.
 
     The budget of ``look`` is that of the file. With ``math_kernel``, attention takes its math kernel, and TF32 is off.
-    It raises as :func:`~fuzzcompile.analyses.profile.side_runs.run_side` and :func:`write_recording` do.
+    It raises as :func:`~fuzzcompile.analyses.profile.sides.run_side` and :func:`write_recording` do.
     """
     facts = _facts(case, device, side)
     keep = FileBudget(look.budget, facts)

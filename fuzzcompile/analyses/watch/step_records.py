@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from fuzzcompile.model.verdicts import Verdict
+
 # The files in which a watch keeps its results, and what stands in them.
 
 STEPS = "steps.jsonl"
@@ -104,6 +106,11 @@ def read_job(folder: Path) -> JobState:
         return JobState(**json.loads((folder / JOB).read_text(encoding="utf-8")))
     except OSError:  # it has not written anything yet
         return JobState()
+
+
+def wrong_by_value(report: Mapping[str, object]) -> bool:
+    """Return whether triage found what can make a step wrong: wrong values, not a wrong stride or an error."""
+    return bool(report.get("is_bug")) and Verdict(str(report["verdict"])).kind == "values"
 
 
 # What a watch was asked for. Needs no torch: the script's process reads it before the script imports torch.

@@ -25,6 +25,7 @@ from fuzzcompile.analyses.watch.step_records import (
     read_job,
     steps_in,
     summarised,
+    wrong_by_value,
 )
 from fuzzcompile.diagnosis.worker.file_triage import triage_files
 from fuzzcompile.model import hints
@@ -177,8 +178,6 @@ def _confirm_summary(summary: Summary, conditions: Conditions) -> Summary:
 
 def _add_answers(summary: Summary, answers: Sequence[tuple[Path, ReportJson]]) -> Summary:
     """Confirm or attribute the step, which is wrong by its values: other bugs of its graphs are not the one."""
-    from fuzzcompile.analyses.watch.step_judgement import wrong_by_value
-
     seen = summary.report
     wrong = [(case, report) for case, report in answers if wrong_by_value(report)]
     if seen is not None and wrong_by_value(seen):

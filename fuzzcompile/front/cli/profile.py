@@ -103,8 +103,7 @@ def profile(
 
     from fuzzcompile.analyses.profile.layer_profile import ProfileOptions
     from fuzzcompile.analyses.profile.profile_case import ProfileTask, profile_case, record_case
-    from fuzzcompile.analyses.profile.side_runs import Look
-    from fuzzcompile.analyses.profile.sides import parse
+    from fuzzcompile.analyses.profile.sides import Look, parse
 
     side = parse(measured)
     asked = ProfileOptions(side, parse(reference), Look(depth, int(keep * 2**30), operators=ops), tolerances, math_only)

@@ -88,8 +88,7 @@ def watch(
     from rich.console import Console
 
     from fuzzcompile.analyses.watch.step_records import WatchSettings
-    from fuzzcompile.analyses.watch.watch_page import page_of_watch
-    from fuzzcompile.analyses.watch.watch_text import print_summary
+    from fuzzcompile.analyses.watch.watch_report import page_of_watch, print_summary
     from fuzzcompile.report.verdict_text import report_console
     from fuzzcompile.run.subprocesses import sigterm_interrupts
 
@@ -117,7 +116,7 @@ def watch(
 
 
 def _print_step(step: StepReport, *, as_json: bool) -> None:
-    from fuzzcompile.analyses.watch.watch_text import step_line
+    from fuzzcompile.analyses.watch.watch_report import step_line
 
     if as_json:
         click.echo(json.dumps(step.to_json(), allow_nan=False))

@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 
 from fuzzcompile.analyses.profile.layer_profile import ProfileOptions, profile
-from fuzzcompile.analyses.profile.side_runs import BLOCKS, Look
-from fuzzcompile.analyses.profile.sides import parse
+from fuzzcompile.analyses.profile.sides import BLOCKS, Look, parse
 from fuzzcompile.model.profile_contract import LayerJson, ProfileJson
 from fuzzcompile.programs.casefiles.case_module import load_case
 

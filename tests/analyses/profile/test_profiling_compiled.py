@@ -9,7 +9,7 @@ from stacks import CLEAN, profiled, row, stack
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.pattern_matcher import Arg, CallFunction, Match, register_graph_pattern
 
-from fuzzcompile.analyses.profile.side_runs import WHOLE
+from fuzzcompile.analyses.profile.sides import WHOLE
 
 WHEN_COMPILED = """scale = 8**-0.5 * (1.01 if self.number == 1 and torch.compiler.is_compiling() else 1.0)
         return scaled_dot_product_attention(q, k, v, scale=scale)"""

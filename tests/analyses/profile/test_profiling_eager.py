@@ -9,8 +9,7 @@ from stacks import CPU, profiled, row, stack
 from fuzzcompile.analyses.profile import side_names
 from fuzzcompile.analyses.profile.layer_profile import ProfileOptions, profile
 from fuzzcompile.analyses.profile.recordings import read_recording, record
-from fuzzcompile.analyses.profile.side_runs import WHOLE, CannotRun, Look
-from fuzzcompile.analyses.profile.sides import parse, parse_pair
+from fuzzcompile.analyses.profile.sides import WHOLE, CannotRun, Look, parse, parse_pair
 from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, UsageError
 from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.programs.casefiles.case_module import load_case

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from fuzzcompile.analyses.watch.sidecar import StepRuns, confirms, judged, reported
 from fuzzcompile.analyses.watch.step_graphs import Graphs, layer_at
-from fuzzcompile.analyses.watch.step_judgement import StepRuns, confirms, judged, reported
 from fuzzcompile.analyses.watch.step_records import WatchSettings, compared
 from fuzzcompile.analyses.watch.step_values import MOST_ELEMENTS, StepValues
 from fuzzcompile.programs.casefiles.case_module import load_case
