@@ -95,17 +95,9 @@ def list_rules(
 ) -> RuleListing:
     """The catalogue of the installed torch with the counts of a corpus.
 
-    Rewrites that the corpus saw under this torch but torch does not register (a user's own passes) are added.
-
-    Args:
-        device: where the passes would run.
-        location: path or URL of the corpus; None for the default one, without which the counts are left out.
-        target: list what is registered for this target, and what campaigns for it reached.
-        until: what a case judged later was the first to reach counts as never reached.
-
-    Raises:
-        CorpusError: ``location`` was given, and there is no corpus.
-        EnvironmentUnfit: no worker can be started for the target.
+    Rewrites that the corpus saw under this torch but torch does not register (a user's own passes) are added. Without
+    a ``location``, the counts are those of the default corpus, if there is one. With a ``target``, what is registered
+    for it is listed; what a case judged after ``until`` was the first to reach counts as never reached.
     """
     known = list_known_rules(device) if target is None else _ask_target(target, _list_sendable, device)
     compiler = identify_compiler({"torch": str(torch.__version__), "target": target})
@@ -140,10 +132,9 @@ def _count_rules(known: Sequence[KnownRule], seen: Iterable[StoredCoverage]) -> 
 
 
 def _count_rule(rule: KnownRule, counts: Iterable[Counter[str]]) -> ListedRule:
-    if rule.kind == "setting":
-        return ListedRule(rule)
     total = sum(counts, Counter[str]())
-    return ListedRule(rule, total["fired"], total["refused"], total["fallback"] if rule.kind == "lowering" else None)
+    fallback = total["fallback"] if rule.kind == "lowering" else None
+    return ListedRule(rule) if rule.kind == "setting" else ListedRule(rule, total["fired"], total["refused"], fallback)
 
 
 def _add_patterns(listed: list[ListedRule], unregistered: _Counts) -> Iterator[ListedRule]:
@@ -244,14 +235,8 @@ def measure_coverage(
 ) -> CoverageTable:
     """Compare the coverage of a corpus under the installed torch with all that this torch registers.
 
-    Args:
-        device: where rules would run.
-        location: path or URL of the corpus; None for the default one.
-        within: count only what campaigns had judged in their first so many seconds together.
-        target: count what campaigns for this target reached.
-
-    Raises:
-        CorpusError: there is no corpus.
+    Rules would run on ``device``, or are those that campaigns for ``target`` reached. ``within`` counts only what
+    campaigns had judged in their first so many seconds together. CorpusError if there is no corpus.
     """
     own, version, until = facts(), str(torch.__version__), None
     compiler = identify_compiler({"torch": version, "target": target})
@@ -275,16 +260,13 @@ def measure_coverage(
     if shapes:
         stages.append(StageCoverage(SCHEDULER, "kernel", None, [name for _, name in shapes]))
     ran = min(campaign_seconds(campaigns), float("inf") if within is None else within)
-    note = _make_note(own, target)
-    return CoverageTable(version, device.type, target, corpus, stages, seen, within, ran, campaigns, counters, note)
-
-
-def _make_note(own: Facts, target: str | None) -> str | None:
+    note = None
     if target is not None:
-        return f"Which rules {target} cannot reach was not checked, so no share of what it can is given."
-    if own.has_reasons:
-        return None
-    return f"Which rules cannot be reached was not checked on torch {own.version}, so no share of what can be is given."
+        note = f"Which rules {target} cannot reach was not checked, so no share of what it can is given."
+    elif not own.has_reasons:
+        unchecked = f"Which rules cannot be reached was not checked on torch {own.version}"
+        note = f"{unchecked}, so no share of what can be is given."
+    return CoverageTable(version, device.type, target, corpus, stages, seen, within, ran, campaigns, counters, note)
 
 
 @cache
@@ -303,7 +285,8 @@ def _measure_stage(
     unreachable = dict[str, UnreachableReason]()
     same_name = Counter(row.known.name for row in rows)
     for row in rows:
-        known, outcome = row.known, _classify_outcome(row)
+        known, reached = row.known, [outcome for outcome in ("fired", "fallback", "refused") if getattr(row, outcome)]
+        outcome = reached[0] if reached else "off" if known.on is False else "never"
         alone = same_name[known.name] == 1 or not known.pass_name
         name = known.name if alone else f"{known.name} ({known.pass_name})"
         reason = None
@@ -314,11 +297,6 @@ def _measure_stage(
         else:
             unreachable[name] = reason
     return StageCoverage(stage, kind, len(rows), unreachable=unreachable, **names)
-
-
-def _classify_outcome(row: ListedRule) -> str:
-    reached = [outcome for outcome in ("fired", "fallback", "refused") if getattr(row, outcome)]
-    return reached[0] if reached else "off" if row.known.on is False else "never"
 
 
 # Coverage of SDPA patterns: those that can fire on a device, and those that a corpus has made fire.
@@ -362,14 +340,8 @@ def measure_attention_coverage(
 ) -> AttentionCoverage:
     """Compile every SDPA pattern's own search function (a minute on a CPU) and compare with what a corpus has seen.
 
-    Args:
-        device: where the patterns would run.
-        seen: what the corpus has reached.
-        on_progress: called after each with how many are done, and how many there are; not for a target.
-        target: try the patterns in a process that compiles for this target.
-
-    Raises:
-        EnvironmentUnfit: the installed torch keeps no list of its SDPA patterns where fuzzcompile expects it.
+    ``on_progress`` is told after each how many are done, and how many there are; not for a ``target``, in a process
+    for which they are tried. EnvironmentUnfit if torch keeps no list of its patterns where it is expected.
     """
     known, attempts = (
         _try_patterns(device, on_progress) if target is None else _ask_target(target, _try_patterns, device)

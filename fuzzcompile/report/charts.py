@@ -224,7 +224,7 @@ _SMALLER = (
     (r"'DejaVu Sans'(, [^;\"]*)?", "system-ui, sans-serif"),
     (r"\n\s*", "\n"),
     # References within the page need no namespace of their own.
-    (r' xmlns:xlink="http://www.w3.org/1999/xlink"', ""),
+    (r'xmlns:xlink="http://www.w3.org/1999/xlink" ', ""),
     (r"xlink:href=", "href="),
     *_THEMED.items(),
 )

@@ -159,7 +159,15 @@ def sarif(scanned: Sequence[Scanned], version: str) -> bytes:
     """
     bugs = [(case, case.report) for case in scanned if case.report is not None and case.report["is_bug"]]
     rules = {make_rule(report): report for _, report in reversed(bugs)}
-    errors = [_notification(case) for case in scanned if case.report is None]
+    errors = [
+        {
+            "level": "error",
+            "message": {"text": case.error or "It could not be judged."},
+            "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(case.path)}}}],
+        }
+        for case in scanned
+        if case.report is None
+    ]
     driver = {"name": "fuzzcompile", "version": version, "rules": [_rule(name, rules[name]) for name in sorted(rules)]}
     run: Json = {
         "tool": {"driver": driver},
@@ -184,9 +192,8 @@ def make_rule(report: ReportJson) -> str:
 
 
 def _rule(name: str, report: ReportJson) -> Json:
-    culprit = report.get("culprit")
     stage, _, family = name.partition("/")
-    says = f"{family} in {stage}" if culprit else f"{report['verdict']}, not attributed"
+    says = f"{family} in {stage}" if report.get("culprit") else f"{report['verdict']}, not attributed"
     return {
         "id": name,
         "shortDescription": {"text": f"torch.compile is wrong: {says}."},
@@ -208,6 +215,10 @@ def _bug(case: Scanned, report: ReportJson, rules: Sequence[str]) -> Json:
         "device": report.get("device"),
         "finding": case.finding,
     }
+    # The user's line in the case; the first where the culprit names none, since readers of SARIF ask for a line. What
+    # is in the corpus was compiled under a name of its own.
+    site, names = _SITE.search(str((culprit or {}).get("site") or "")), (case.path.stem, report.get("case"))
+    line = int(site[2]) if site and Path(site[1]).stem in names else 1
     in_torch = []
     if culprit and culprit.get("source"):
         place = _location({"uri": quote(str(culprit["source"])), "uriBaseId": _TORCH}, culprit.get("line") or 1)
@@ -217,7 +228,7 @@ def _bug(case: Scanned, report: ReportJson, rules: Sequence[str]) -> Json:
         "ruleIndex": rules.index(rule),
         "level": "warning" if rank is None else _LEVELS[rank],
         "message": {"text": f"{message}."},
-        "locations": [_location({"uri": _uri(case.path)}, _line(case.path, report))],
+        "locations": [_location({"uri": _uri(case.path)}, line)],
         "relatedLocations": in_torch,
         "partialFingerprints": {"signature/v1": report.get("signature") or rule},
         "properties": {key: value for key, value in properties.items() if value is not None},
@@ -231,18 +242,6 @@ def _location(artifact: Mapping[str, str], line: int) -> Json:
     return {"physicalLocation": {"artifactLocation": dict(artifact), "region": {"startLine": line}}}
 
 
-def _line(path: Path, report: ReportJson) -> int:
-    """The user's line in the case; the first where the culprit names none, since readers of SARIF ask for a line."""
-    site = _SITE.search(str((report.get("culprit") or {}).get("site") or ""))
-    # What is in the corpus was compiled under a name of its own.
-    return int(site[2]) if site and Path(site[1]).stem in (path.stem, report.get("case")) else 1
-
-
 def _uri(path: Path) -> str:
     absolute, here = path.resolve(), Path.cwd()
     return quote(absolute.relative_to(here).as_posix()) if absolute.is_relative_to(here) else absolute.as_uri()
-
-
-def _notification(case: Scanned) -> Json:
-    where = {"physicalLocation": {"artifactLocation": {"uri": _uri(case.path)}}}
-    return {"level": "error", "message": {"text": case.error or "It could not be judged."}, "locations": [where]}

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -187,23 +187,9 @@ _DTYPES = (
 )  # fmt: skip
 
 
-class TensorEntry(TypedDict):
-    """A kept tensor in the table of calls; ``key`` is the name of its elements in the file."""
-
-    key: str
-    shape: list[int]
-    dtype: str
-    whole: bool
-
-
-class CallEntry(TypedDict):
-    """A call in the table of calls."""
-
-    name: str
-    number: int
-    kind: str
-    inputs: list[TensorEntry]
-    outputs: list[TensorEntry]
+# In the table of calls. A tensor: its ``shape``, ``dtype``, whether it is ``whole``, and the ``key`` of its elements in
+# the file. A call: its ``name``, ``number`` and ``kind``, and its ``inputs`` and ``outputs``.
+Entry: TypeAlias = dict[str, Any]
 
 
 class FileBudget(Keeping):
@@ -238,7 +224,7 @@ def write_recording(path: Path, facts: RunFacts, calls: Iterable[KeptCall]) -> N
     stored: dict[bytes, str] = {}
     tensors: dict[str, torch.Tensor] = {}
 
-    def entries(label: str, kept: Sequence[KeptTensor]) -> Iterator[TensorEntry]:
+    def entries(label: str, kept: Sequence[KeptTensor]) -> Iterator[Entry]:
         for index, tensor in enumerate(kept):
             key = f"{label}{index}"
             try:
@@ -253,13 +239,14 @@ def write_recording(path: Path, facts: RunFacts, calls: Iterable[KeptCall]) -> N
                     plain = plain.reshape(-1).view(torch.uint8)
                 tensors[key] = plain.clone() if tensor.values.untyped_storage().nbytes() > plain.nbytes else plain
             dtype = str(tensor.dtype).removeprefix("torch.")
-            yield TensorEntry(key=stored[digest], shape=list(tensor.shape), dtype=dtype, whole=tensor.whole)
+            yield {"key": stored[digest], "shape": list(tensor.shape), "dtype": dtype, "whole": tensor.whole}
 
     table = []
     for call in calls:
         label = f"{call.name}#{call.number + 1}"
         inputs, outputs = list(entries(f"{label}.in", call.inputs)), list(entries(f"{label}.out", call.outputs))
-        table.append(CallEntry(name=call.name, number=call.number, kind=call.kind, inputs=inputs, outputs=outputs))
+        head = {"name": call.name, "number": call.number, "kind": call.kind}
+        table.append({**head, "inputs": inputs, "outputs": outputs})
     metadata = {MARK: str(SCHEMA), "facts": json.dumps(asdict(facts)), "calls": json.dumps(table)}
     write_whole(path, _safetensors().torch.save(tensors, metadata), "--record")
 
@@ -319,7 +306,7 @@ def read_recording(path: Path) -> Recording:
 class _Calls(Mapping[tuple[str, int], KeptCall]):
     """The table of calls, over an open file; nothing read is kept."""
 
-    def __init__(self, file: Any, entries: Sequence[CallEntry]) -> None:
+    def __init__(self, file: Any, entries: Sequence[Entry]) -> None:
         self._file = file
         self._entries = {(str(entry["name"]), int(entry["number"])): entry for entry in entries}
         present = set(file.keys())
@@ -331,7 +318,7 @@ class _Calls(Mapping[tuple[str, int], KeptCall]):
                 raise ValueError(f"{tensor['key']} has shape {stored}")
 
     def __getitem__(self, key: tuple[str, int]) -> KeptCall:
-        def read(tensors: Sequence[TensorEntry]) -> Iterator[KeptTensor]:
+        def read(tensors: Sequence[Entry]) -> Iterator[KeptTensor]:
             for tensor in tensors:
                 values, dtype, shape = self._file.get_tensor(tensor["key"]), _dtype(tensor), tuple(tensor["shape"])
                 if dtype not in _DTYPES:  # bytes, which the format does not align
@@ -350,7 +337,7 @@ class _Calls(Mapping[tuple[str, int], KeptCall]):
         return len(self._entries)
 
 
-def _dtype(entry: TensorEntry) -> torch.dtype:
+def _dtype(entry: Entry) -> torch.dtype:
     dtype = getattr(torch, entry["dtype"])
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{entry['dtype']} is no dtype")

@@ -30,7 +30,6 @@ from fuzzcompile.analyses.watch.step_records import (
 from fuzzcompile.diagnosis.worker.file_triage import triage_files
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
-from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.errors import CaseError, FuzzcompileError
 from fuzzcompile.programs.casefiles.case_file import read_case_file
 from fuzzcompile.run.plants import check_plants
@@ -151,20 +150,14 @@ class _WatchJob:
 
     def _end_others(self) -> None:
         for pid in read_job(self.settings.path).processes:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if _is_watching(pid):
+            with contextlib.suppress(OSError):
+                # Still a fork of the script: its number may have been given to another process.
+                if b"fuzzcompile.analyses.watch.job" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.killpg(pid, signal.SIGKILL)
 
 
-def _is_watching(pid: int) -> bool:
-    """Return whether the process is still a fork of the script: its number may have been given to another."""
-    try:
-        return b"fuzzcompile.analyses.watch.job" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
 def _confirm_summary(summary: Summary, conditions: Conditions) -> Summary:
+    """Confirm or attribute the step, which is wrong by its values: other bugs of its graphs are not the one."""
     first = next((step for step in summary.unexplained if step.cases), None)
     if first is None or importlib.util.find_spec("safetensors") is None:
         return summary
@@ -173,13 +166,8 @@ def _confirm_summary(summary: Summary, conditions: Conditions) -> Summary:
         answers = list(triage_files(files, conditions))
     except FuzzcompileError:
         return summary
-    return _add_answers(summary, [(answer.path, answer.report) for answer in answers if answer.report is not None])
-
-
-def _add_answers(summary: Summary, answers: Sequence[tuple[Path, ReportJson]]) -> Summary:
-    """Confirm or attribute the step, which is wrong by its values: other bugs of its graphs are not the one."""
+    wrong = [(answer.path, answer.report) for answer in answers if answer.report and wrong_by_value(answer.report)]
     seen = summary.report
-    wrong = [(case, report) for case, report in answers if wrong_by_value(report)]
     if seen is not None and wrong_by_value(seen):
         again = any(report.get("signature") == seen.get("signature") for _, report in wrong)
         return replace(summary, alone=again)

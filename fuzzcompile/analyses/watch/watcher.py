@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -67,9 +68,10 @@ class Watched:
         owner = getattr(self.target, "__self__", None)
         if isinstance(owner, nn.Module):
             return f"{type(owner).__name__}.{self.target.__name__}"
-        if isinstance(self.target, nn.Module):
-            return type(self.target).__name__
-        return getattr(self.target, "__qualname__", type(self.target).__name__)
+        kind = type(self.target)
+        return (
+            kind.__name__ if isinstance(self.target, nn.Module) else getattr(self.target, "__qualname__", kind.__name__)
+        )
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -454,14 +456,13 @@ def watch(step: Step, *, every: int = DEFAULT_EVERY, out: str | Path = "watch") 
 
 
 def _new_folder(wanted: Path) -> Path:
-    folder, number = wanted, 1
-    while True:
+    for number in itertools.count(1):
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}_{number}")
         try:
             folder.mkdir(parents=True)
+            break
         except FileExistsError:
-            number += 1
-            folder = wanted.with_name(f"{wanted.name}_{number}")
+            continue
         except OSError as error:
             raise UsageError(f"Cannot make the folder {folder}: {os.strerror(error.errno or 0)}; pass out=.") from error
-        else:
-            return folder.resolve()
+    return folder.resolve()
