@@ -41,7 +41,7 @@ from fuzzcompile.diagnosis.worker.local_pool import count_cpus
 from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget, format_duration
 from fuzzcompile.fuzz.campaign.campaign_events import CaseJudged, Event, Started, Tick
 from fuzzcompile.fuzz.campaign.campaign_run import run_campaign, start_workers
-from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource, GeneratorSource
+from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, GeneratorSource
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.judge_task import JudgeResult, JudgeTask, WorkerSetup
@@ -190,7 +190,7 @@ def _mix(drawn: Sequence[DrawnCase]) -> str:
 
 
 @dataclass(frozen=True)
-class _Blocks(EndlessSource):
+class _Blocks(CaseSource):
     """Single blocks in eval mode under the compiler's defaults: what the generator draws, until it is one."""
 
     generator: GeneratorSource = field(default_factory=GeneratorSource)

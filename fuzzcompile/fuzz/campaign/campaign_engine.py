@@ -151,8 +151,11 @@ class Bookkeeping:
         rewrites, findings, new = len(self._covered), len(self.hit), len(self.new)
         return CampaignTally(self.cases, dict(self.verdicts), findings, new, rewrites, self.seconds, self.screened)
 
-    def record(self, job: CampaignJob, report: ReportJson, kept: Sequence[Coverage], *, screened: bool) -> StoredReport:
-        """Count and store a judged case; ``kept`` is its `select_stored_coverage`."""
+    def record(
+        self, job: CampaignJob, report: ReportJson, coverage: Sequence[CoverageCount], *, screened: bool
+    ) -> StoredReport:
+        """Count and store a judged case, and add it to the certificates of the user's own passes and backend."""
+        kept = select_stored_coverage(coverage)
         self._covered |= {(c.stage, c.rewrite) for c in kept if c.outcome == "fired" and c.stage in REWRITING_STAGES}
         self.screened += screened
         self.cases += not job.retry
@@ -160,23 +163,13 @@ class Bookkeeping:
         drawn, stream = job.case, self.settings.stream if job.index is not None else None
         made_of = (drawn.spec, drawn.choices or None, drawn.idioms, drawn.near_misses, drawn.features)
         case = CaseRecord(drawn.sha256, drawn.source, drawn.origin, stream, job.index, *made_of)
-        return self.store.record(
+        stored = self.store.record(
             self.campaign, case, job.environment or self.environment, report, kept, screened=screened, token=job.token
         )
-
-    def certify(
-        self,
-        drawn: DrawnCase,
-        report: ReportJson,
-        coverage: Sequence[CoverageCount],
-        stored: StoredReport,
-        *,
-        screened: bool,
-    ) -> None:
-        """Add a judged and stored case to the certificates of the user's own passes and backend."""
         finding = public_id(stored.finding_id) if stored.finding_id is not None else None
         for certificate in self.certificates:
             certificate.count_case(drawn, report, coverage, screened=screened, finding=finding)
+        return stored
 
     def count_aims(self, coverage: Sequence[CoverageCount], seen: FocusObservation) -> None:
         """Count which aims of a focus a case matched."""
@@ -538,29 +531,15 @@ class CampaignEngine:
             yield Trouble(f"case #{job.index} could not be judged: {type(error).__name__}: {text}")
 
     def _record(self, job: CampaignJob, report: ReportJson, result: JudgeResult | None = None) -> StoredReport:
-        coverage = result.coverage if result is not None else ()
-        seen = result.seen if result is not None else FocusObservation()
-        kept, screened = select_stored_coverage(coverage), result is not None and result.screened
-        self._bookkeeping.count_aims(coverage, seen)
-        self._learn(job, report, kept, seen)
-        stored = self._bookkeeping.record(job, report, kept, screened=screened)
-        self._bookkeeping.certify(job.case, report, coverage, stored, screened=screened)
-        return stored
-
-    def _learn(
-        self, job: CampaignJob, report: ReportJson, coverage: Sequence[Coverage], seen: FocusObservation
-    ) -> None:
-        """Pass the result of a place in the stream to the steering."""
-        if job.index is None:
-            return
-        reached = {(count.stage, count.rewrite, count.outcome) for count in coverage}
-        reached |= {(FOCUS, str(span), "fired") for span in seen.spans}
-        step = report["evidence"].get("float64_step")
-        is_bug = report["is_bug"]
-        outcome = PlaceOutcome(
-            job.case, collect_items(reached, report["signature"] if is_bug else None), job.screen, step, is_bug
-        )
-        self._work.steering.learn(job.index, outcome)
+        result = result or JudgeResult(report)
+        self._bookkeeping.count_aims(result.coverage, result.seen)
+        if job.index is not None:
+            reached = {(each.stage, each.rewrite, each.outcome) for each in select_stored_coverage(result.coverage)}
+            reached |= {(FOCUS, str(span), "fired") for span in result.seen.spans}
+            items = collect_items(reached, report["signature"] if report["is_bug"] else None)
+            step = report["evidence"].get("float64_step")
+            self._work.steering.learn(job.index, PlaceOutcome(job.case, items, job.screen, step, report["is_bug"]))
+        return self._bookkeeping.record(job, report, result.coverage, screened=result.screened)
 
 
 def _is_proved(culprit: CulpritJson | None) -> bool:

@@ -11,7 +11,7 @@ from concurrent.futures import TimeoutError as NotInTime
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
 from fuzzcompile.fuzz.campaign.budget import BudgetClock, format_duration
@@ -65,80 +65,60 @@ def classify_features(features: Collection[str]) -> str:
     return "plain" if "plain" in features else ""
 
 
-class CaseSource(Protocol):
-    """A source of cases; equal arguments give equal cases."""
+class CaseSource:
+    """A source of cases; equal arguments give equal cases. By default its stream is endless, and it has no recipes."""
 
     @property
     def name(self) -> str:
         """The name that distinguishes its stream from those of other sources; empty for the plain generator."""
+        return ""
 
     @property
     def profile(self) -> Mapping[str, object] | None:
         """The settings under which its recipes can be read; None where there are no recipes."""
+        return None
 
     @property
     def size(self) -> int | None:
         """The number of places in its stream; None for an endless stream."""
+        return None
 
     @property
     def account(self) -> Mapping[str, object]:
         """The entries of the summary about the source itself; may be empty."""
+        return {}
 
     def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase | None:
         """Return the ``candidate``-th case for a place in the stream; None for a place that has none."""
+        raise NotImplementedError
 
     def of(self, choices: bytes) -> DrawnCase | None:
-        """Return the case of a recipe; None for bytes that are no recipe."""
-
-
-class EndlessSource:
-    """A source with an endless stream and an empty account."""
-
-    @property
-    def size(self) -> None:
-        """None: the stream is endless."""
-
-    @property
-    def account(self) -> Mapping[str, object]:
-        """Empty: the summary has no entries about this source."""
-        return {}
-
-
-class RecipelessSource:
-    """A source whose cases are not drawn from choices, and so have no recipes."""
-
-    @property
-    def profile(self) -> None:
-        """None: there are no recipes."""
-        return
-
-    def of(self, choices: bytes) -> DrawnCase | None:
-        """Return None: there are no recipes."""
+        """Return the case of a recipe, which may have been mutated; None for bytes that are no recipe."""
         return None
 
 
 @dataclass(frozen=True)
-class GeneratorSource(EndlessSource):
+class GeneratorSource(CaseSource):
     """Cases of the generator under a profile."""
 
     settings: Profile = field(default_factory=Profile)
 
     @property
     def name(self) -> str:
-        """The empty string, unless near misses are left out."""
+        """Empty, unless near misses are left out."""
         return "" if self.settings.near_misses else "no-near-misses"
 
     @property
     def profile(self) -> Mapping[str, object]:
-        """The profile as plain data, as the corpus keeps it."""
+        """The profile as plain data."""
         return self.settings.to_json()
 
     def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
-        """Return the ``candidate``-th case for a place in the stream."""
+        """Draw a case."""
         return self.wrap_case(draw_case_at(seed, index + candidate * _CANDIDATES_APART, self.settings), "generated")
 
     def of(self, choices: bytes) -> DrawnCase | None:
-        """Return the case of a recipe that may have been mutated; None if the bytes give no case."""
+        """Return the case of a recipe that may have been mutated."""
         try:
             return self.wrap_case(from_choices(choices, self.settings), "mutated")
         except ValueError:
@@ -146,19 +126,13 @@ class GeneratorSource(EndlessSource):
 
     def wrap_case(self, case: GeneratedCase, origin: str) -> DrawnCase:
         """Wrap a generated case; see `DrawnCase` for ``origin``."""
-        return DrawnCase(
-            case.source,
-            origin,
-            case.features,
-            case.choices,
-            {"profile": self.profile, "case": case.spec.to_json()},
-            tuple(case.spec.idioms),
-            tuple(case.spec.near_misses),
-        )
+        spec, made = {"profile": self.profile, "case": case.spec.to_json()}, case.spec
+        recipe = (case.choices, spec, tuple(made.idioms), tuple(made.near_misses))
+        return DrawnCase(case.source, origin, case.features, *recipe)
 
 
 @dataclass(frozen=True)
-class VariationSource(EndlessSource, RecipelessSource):
+class VariationSource(CaseSource):
     """The user's own case and variations of it. They have no recipes, because the source itself is varied."""
 
     survey: Survey
@@ -227,7 +201,7 @@ Write = Callable[[Sequence[OpInfoCell]], Future[list[CellSource]]]
 
 
 @dataclass
-class OperatorSweep(RecipelessSource):
+class OperatorSweep(CaseSource):
     """A sweep over ``operators`` in the order of a seed; ``write`` submits cells to a worker that makes case files.
 
     ``only`` are the operators' names if the sweep was narrowed to some; empty for all of them.
@@ -260,7 +234,7 @@ class OperatorSweep(RecipelessSource):
 
     @property
     def size(self) -> int:
-        """The number of places in the stream."""
+        """The number of cells."""
         return len(self.cells)
 
     @property
@@ -275,7 +249,7 @@ class OperatorSweep(RecipelessSource):
         }
 
     def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase | None:
-        """Return the case for a place in the stream; None where no sample of the table can be spelled and run."""
+        """Return the case of a cell of the tables; None where no sample of it can be spelled and run."""
         if index >= self.size:
             return None
         cell, written = self.cells[index], self._write_cell(index)
@@ -295,18 +269,15 @@ class OperatorSweep(RecipelessSource):
         for number in (batch, batch + 1):
             if number not in self._batches:
                 self._batches[number] = self.write(self.cells[number * _BATCH : (number + 1) * _BATCH])
-        try:
-            return self._batches[batch].result()[place]
-        except WorkerStartFailed as error:
-            raise make_start_error(error) from error
-        except WorkerFailed:
-            pass
-        try:  # alone, as its batch cost a worker
-            return self.write([self.cells[index]]).result()[0]
-        except WorkerStartFailed as error:
-            raise make_start_error(error) from error
-        except WorkerFailed:
-            return CellSource(left_out={"groups of samples over which a worker is lost in eager mode": 1})
+        alone = [self.cells[index]]
+        for ask in (lambda: self._batches[batch].result()[place], lambda: self.write(alone).result()[0]):
+            try:  # alone, once its batch has cost a worker
+                return ask()
+            except WorkerStartFailed as error:
+                raise make_start_error(error) from error
+            except WorkerFailed:
+                continue
+        return CellSource(left_out={"groups of samples over which a worker is lost in eager mode": 1})
 
 
 @contextmanager

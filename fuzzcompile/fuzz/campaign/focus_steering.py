@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from fuzzcompile.compiler.inductor_toggles import Settings, merge_settings
 from fuzzcompile.corpus.records import Seed, StreamRun
 from fuzzcompile.corpus.transactions import PLACES
-from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, EndlessSource, GeneratorSource
-from fuzzcompile.fuzz.campaign.steering import Item, PlaceOutcome, StreamSteering, mutate
+from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, GeneratorSource
+from fuzzcompile.fuzz.campaign.steering import Item, PlaceOutcome, StreamSteering, Yield, mutate
 from fuzzcompile.fuzz.focus.focus_request import FOCUS
 from fuzzcompile.model.focus_plan import FocusAim, FocusPlan
 from fuzzcompile.programs.edits.near_miss_edits import draw_near_miss
@@ -101,7 +101,7 @@ _PATIENCE = 24
 
 
 @dataclass(frozen=True)
-class FocusSource(EndlessSource):
+class FocusSource(CaseSource):
     """The source of cases for a focus.
 
     ``generator`` draws cases that then run under the settings of an aim; ``programs`` were made for the rules, and
@@ -116,7 +116,7 @@ class FocusSource(EndlessSource):
 
     @property
     def name(self) -> str:
-        """The names of the plan and of the generator, so that each focus has a stream of its own."""
+        """The names of the plan and of the generator: each focus has a stream of its own."""
         return " ".join(filter(None, (self.plan.name, self.generator.name)))
 
     @property
@@ -131,7 +131,7 @@ class FocusSource(EndlessSource):
 
     @property
     def profile(self) -> dict[str, object]:
-        """The generator's profile, under which recipes are read."""
+        """The generator's profile."""
         return dict(self.generator.profile)
 
     def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
@@ -182,16 +182,9 @@ class FocusSource(EndlessSource):
         """
         drawn = self._make_case(aim, arm, case.source, case.origin, (*case.features, *case.near_misses))
         spec = {**(drawn.spec or {}), "recipe": case.choices.hex()}
-        unchanged = drawn.source == case.source
-        return DrawnCase(
-            drawn.source,
-            case.origin,
-            drawn.features,
-            case.choices if unchanged else b"",
-            {**(case.spec or {}), **spec} if unchanged else spec,
-            case.idioms,
-            case.near_misses,
-        )
+        if drawn.source == case.source:
+            return replace(case, features=drawn.features, spec={**(case.spec or {}), **spec})
+        return replace(drawn, spec=spec, idioms=case.idioms, near_misses=case.near_misses)
 
     def _make_case(self, aim: FocusAim, arm: Arm, source: str, origin: str, operators: Sequence[str]) -> DrawnCase:
         features = (f"focus:{aim.label}", f"drawn as:{arm}", *operators)
@@ -200,18 +193,10 @@ class FocusSource(EndlessSource):
 
 
 @dataclass
-class _ArmCounts:
-    """Counts of one way of drawing for an aim: how often it was tried, and how often the aim matched."""
-
-    tried: float = 0.0
-    hits: float = 0.0
-
-
-@dataclass
 class _AimProgress:
-    """The counts of one aim."""
+    """The counts of one aim; for each way of drawing, how often it was tried, and made the aim match."""
 
-    arms: dict[Arm, _ArmCounts] = field(default_factory=lambda: {arm: _ArmCounts() for arm in _PRIOR})
+    arms: dict[Arm, Yield] = field(default_factory=lambda: {arm: Yield() for arm in _PRIOR})
     tried: int = 0
     fired: int = 0
     matched: int = 0
@@ -276,7 +261,8 @@ class FocusSteering(StreamSteering):
     def _draw_case(self, aim: FocusAim, index: int, rng: random.Random) -> DrawnCase:
         progress = self._progress[aim.label]
         arms = self._list_arms(aim, progress)
-        promise = {arm: self._sample_promise(arm, progress, rng) for arm in arms}
+        # Thompson sampling, so that rarely tried arms get tried.
+        promise = {arm: progress.arms[arm].sample(rng, _PRIOR[arm]) for arm in arms}
         arm = max(arms, key=promise.__getitem__)
         case = None
         if arm == "mutation":
@@ -294,18 +280,13 @@ class FocusSteering(StreamSteering):
         if programs and not progress.arms["program"].tried and progress.tried < BLOCK:
             return ["program"]
         possible: dict[Arm, bool] = {
-            "program": programs and progress.arms["program"].hits < _ENOUGH,
+            "program": programs and progress.arms["program"].found < _ENOUGH,
             "near_miss": programs,
             "sweep": aim.label in self.source.sweeps and not progress.dry,
             "grammar": True,
             "mutation": bool(progress.recipes),
         }
         return [arm for arm, can in possible.items() if can]
-
-    def _sample_promise(self, arm: Arm, progress: _AimProgress, rng: random.Random) -> float:
-        """Sample the promise of an arm from its counts, so that rarely tried arms get tried (Thompson sampling)."""
-        known = progress.arms[arm]
-        return rng.betavariate(_PRIOR[arm] + known.hits, 1.0 + known.tried - known.hits)
 
     def _apply(self, outcome: PlaceOutcome) -> None:
         label, arm = _read_arm(outcome.drawn.features)
@@ -319,8 +300,7 @@ class FocusSteering(StreamSteering):
                 continue
             progress = self._progress[label]
             progress.tried += 1
-            progress.arms[arm].tried += 1.0
-            progress.arms[arm].hits += hit
+            progress.arms[arm].count(hit)
             recipe = bytes.fromhex(str((outcome.drawn.spec or {}).get("recipe", "")))
             if hit and recipe:
                 progress.recipes = [*progress.recipes, recipe][-_MOST_PARENTS:]

@@ -6,7 +6,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from fuzzcompile.corpus.records import Finding, FindingSummary, StoredCampaign
@@ -35,33 +35,26 @@ class LeftCase:
 
     def to_json(self) -> dict[str, object]:
         """Return plain data as the corpus keeps it."""
-        case = self.case
+        case = asdict(self.case)
         return {
             "index": self.index,
             "screen": self.screen,
             "verdict": self.verdict,
-            "source": case.source,
-            "origin": case.origin,
-            "features": list(case.features),
-            "choices": case.choices.hex(),
-            "spec": case.spec,
-            "idioms": list(case.idioms),
-            "near_misses": list(case.near_misses),
+            **case,
+            "choices": case["choices"].hex(),
         }
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> LeftCase:
         """Return the case from the data of `to_json`."""
-        case = DrawnCase(
-            kept["source"],
-            kept["origin"],
-            tuple(kept["features"]),
-            bytes.fromhex(kept["choices"]),
-            kept["spec"],
-            tuple(kept["idioms"]),
-            tuple(kept["near_misses"]),
-        )
+        case = _restore({**kept, "choices": bytes.fromhex(kept["choices"])})
         return cls(case, kept["index"], kept["screen"], kept["verdict"])
+
+
+def _restore(kept: Mapping[str, Any]) -> DrawnCase:
+    """Return a case from its fields as the corpus keeps them, with lists for tuples."""
+    values = {field.name: kept[field.name] for field in fields(DrawnCase)}
+    return DrawnCase(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 @dataclass(frozen=True)
@@ -143,15 +136,7 @@ def load_case(store: Store, finding: Finding) -> DrawnCase:
     kept = store.case(finding.source_sha256)
     if kept is None:
         return DrawnCase(finding.source, "user")
-    return DrawnCase(
-        finding.source,
-        kept.origin,
-        tuple(kept.features),
-        kept.choices or b"",
-        kept.spec,
-        tuple(map(str, kept.idioms)),
-        tuple(map(str, kept.near_misses)),
-    )
+    return _restore({**vars(kept), "source": finding.source, "choices": kept.choices or b""})
 
 
 def _read_leftovers(campaign: StoredCampaign) -> Mapping[str, Any]:

@@ -73,25 +73,15 @@ _BASE_LENGTH, _MEAN_LENGTH = 500, 1500
 
 @dataclass(frozen=True)
 class Strategy:
-    """Parameters of filling the places in the stream; bench/steering.py compares strategies.
+    """Parameters of filling the places in the stream; bench/steering.py compares strategies."""
 
-    Attributes:
-        candidates: how many cases are drawn for a place; the most promising is judged.
-        pairs: weight of pairs of features that were never judged together.
-        wholes: weight of a set of features that was never judged.
-        kinds: share of places whose kind of case follows each kind's yield per cost instead of the draw.
-        mutated: share of places that mutate the recipe of an earlier case.
-        climbing: share of these that start from the case whose rewrites moved float64 most without being a bug.
-        thrift: exponent of a candidate's cost: 0 compares candidates by promise, 1 by promise per cost.
-    """
-
-    candidates: int = 4
-    pairs: float = 0.5
-    wholes: float = 0.5
-    kinds: float = 0.5
-    mutated: float = 0.1
-    climbing: float = 0.25
-    thrift: float = 1.0
+    candidates: int = 4  # how many cases are drawn for a place; the most promising is judged
+    pairs: float = 0.5  # weight of pairs of features that were never judged together
+    wholes: float = 0.5  # weight of a set of features that was never judged
+    kinds: float = 0.5  # share of places whose kind of case follows each kind's yield per cost instead of the draw
+    mutated: float = 0.1  # share of places that mutate the recipe of an earlier case
+    climbing: float = 0.25  # share of these that start from the case whose rewrites moved float64 most without a bug
+    thrift: float = 1.0  # exponent of a candidate's cost: 0 compares candidates by promise, 1 by promise per cost
 
 
 UNIFORM = Strategy(candidates=1, pairs=0.0, wholes=0.0, kinds=0.0, mutated=0.0, climbing=0.0)
@@ -118,7 +108,7 @@ class RecipeParent:
 
 
 @dataclass
-class _Yield:
+class Yield:
     """Discounted counts of tries and finds."""
 
     tried: float = 0.0
@@ -133,6 +123,10 @@ class _Yield:
         """Add the finds of ``tried`` tries."""
         self.tried += tried
         self.found += found
+
+    def sample(self, rng: random.Random, prior: float = 1.0) -> float:
+        """Sample the share of tries that find something, so that what was rarely tried gets tried (Thompson)."""
+        return rng.betavariate(prior + self.found, 1.0 + self.tried - self.found)
 
 
 @dataclass
@@ -190,9 +184,9 @@ class Steering(StreamSteering):
 
     strategy: Strategy = field(default_factory=Strategy)
     seen: set[Item] = field(default_factory=set)
-    _features: defaultdict[str, _Yield] = field(default_factory=lambda: defaultdict(_Yield))
-    _speeds: defaultdict[tuple[str, bool], _Yield] = field(default_factory=lambda: defaultdict(_Yield))
-    _kinds: defaultdict[str, _Yield] = field(default_factory=lambda: defaultdict(_Yield))
+    _features: defaultdict[str, Yield] = field(default_factory=lambda: defaultdict(Yield))
+    _speeds: defaultdict[tuple[str, bool], Yield] = field(default_factory=lambda: defaultdict(Yield))
+    _kinds: defaultdict[str, Yield] = field(default_factory=lambda: defaultdict(Yield))
     _pairs: set[tuple[str, str]] = field(default_factory=set)
     _wholes: set[frozenset[str]] = field(default_factory=set)
     _parents: list[RecipeParent] = field(default_factory=list)
@@ -241,8 +235,7 @@ class Steering(StreamSteering):
         if len(candidates) < 2:
             return candidates[0] if candidates else None
         names = sorted({name for candidate in candidates for name in candidate.features})
-        # Thompson sampling: features with few tries are drawn high often enough to be tried.
-        promise = {name: self._sample(self._features[name], rng) for name in names}
+        promise = {name: self._features[name].sample(rng) for name in names}
         return max(candidates, key=lambda candidate: self._score(candidate, promise))
 
     def _draw_candidates(self, index: int, rng: random.Random) -> list[DrawnCase]:
@@ -276,9 +269,6 @@ class Steering(StreamSteering):
         whole = frozenset(candidate.features) not in self._wholes
         cost = math.pow(_estimate_cost(candidate.source), self.strategy.thrift)
         return (mean + self.strategy.pairs * untried + self.strategy.wholes * whole) / cost
-
-    def _sample(self, known: _Yield, rng: random.Random) -> float:
-        return rng.betavariate(1.0 + known.found, 1.0 + known.tried - known.found)
 
     def _mutate_parent(self, rng: random.Random) -> DrawnCase | None:
         if not self._parents:

@@ -114,13 +114,6 @@ class TimeShares:
         return min(1.0, max(_SHORTEST, self._proving.brought * _PRIOR_SECONDS / max(self._proving.lately, 1.0)))
 
 
-# Once less is left, no case is begun: even a screen takes half a second.
-_LEAST_CASE = 1.0
-# Seconds between two looks for what other campaigns left.
-_LOOK_EVERY = 120.0
-# A source that has drawn this many known programs in a row counts as exhausted.
-_REPEATED = 2000
-
 Result = JudgeResult | MinimizeResult
 _Task = TypeVar("_Task")
 

@@ -20,15 +20,13 @@ from fuzzcompile.model.judge_task import NamedFunction, WorkerDescription
 from fuzzcompile.model.versions import PACKAGE, __version__
 from fuzzcompile.run.pool.worker import RemoteError, make_remote_error, pickle_error
 
-# Conditions sent to other machines: files travel as their content, because machines share no file system.
-
 # A plant or a pass is source code: more than this is a mistake, and every Dask worker would get it.
 _MOST_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
 class PackedConditions:
-    """Conditions, and the text of the files that they name, by the paths that they have on the sender's machine."""
+    """Conditions, and the text of the files that they name, by path there: machines share no file system."""
 
     conditions: Conditions
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -78,9 +76,6 @@ def _read_text(path: Path) -> str:
     return text
 
 
-# Which Dask workers fit a campaign, and the reason, in one sentence, why one does not.
-
-
 @dataclass(frozen=True)
 class WorkerOffer:
     """A Dask worker before torch is imported: versions, a hash of its fuzzcompile's files, and cases at once.
@@ -104,11 +99,9 @@ class WorkerRequirements:
 
     def explain_refusal(self, offer: WorkerOffer) -> str | None:
         """Return the reason why a Dask worker does not fit; None if it fits."""
-        if (offer.version, offer.code) != (__version__, compute_code_digest()):
-            return (
-                f"it has fuzzcompile {offer.version} ({offer.code}), and the campaign runs fuzzcompile "
-                f"{__version__} ({compute_code_digest()}); install the same there"
-            )
+        here, there = f"{__version__} ({compute_code_digest()})", f"{offer.version} ({offer.code})"
+        if here != there:
+            return f"it has fuzzcompile {there}, and the campaign runs fuzzcompile {here}; install the same there"
         if not offer.torch:
             return "no torch is installed there"
         if self.torch is not None and self.torch not in (offer.torch, offer.torch.partition("+")[0]):
@@ -165,9 +158,6 @@ def compute_code_digest() -> str:
         if path.suffix in (".py", ".toml", ".json") and path.is_file():
             digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
-
-
-# Tasks and their answers.
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from fuzzcompile.fuzz.cluster.cluster_messages import (
     ClusterCall,
@@ -29,7 +29,7 @@ from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.judge_task import WorkerDescription
 from fuzzcompile.run.pool.worker import WorkerStopped
-from fuzzcompile.run.pool.worker_pool import TaskPool
+from fuzzcompile.run.pool.worker_pool import TaskOptions, TaskPool
 from fuzzcompile.run.pool.worker_slot import WorkerState
 
 T = TypeVar("T")
@@ -101,18 +101,12 @@ class ClusterPool(TaskPool):
         fn: Callable[..., T],
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
-        *,
-        label: str | None = None,
-        time_limit: float | None = None,
-        spends: bool = False,
-        counts: bool = True,
-        on_left: Callable[[str, str], object] | None = None,
-        not_on: Collection[str] = (),
+        **options: Unpack[TaskOptions],
     ) -> Future[T]:
         """Run ``fn(*args, **kwargs)`` on a Dask worker (`TaskPool.schedule`); on a lost cluster, its future fails."""
         future = ClusterFuture()
-        name = label or str(getattr(fn, "__qualname__", fn))
-        options = {"label": name, "time_limit": time_limit, "spends": spends, "counts": counts}
+        name = options.get("label") or str(getattr(fn, "__qualname__", fn))
+        on_left, not_on = options.pop("on_left", None), frozenset(options.pop("not_on", ()))
         try:
             if self._membership.broken is not None:
                 raise self._membership.make_failure()
@@ -120,8 +114,8 @@ class ClusterPool(TaskPool):
         except Exception as error:  # pickling runs the arguments' own code, which may raise anything
             future.set_exception(error)
         else:
-            call = ClusterCall(self._campaign, next(self._numbers), packed, options)
-            self._loop.call_soon_threadsafe(self._put, ClusterTask(call, name, future, on_left, frozenset(not_on)))
+            call = ClusterCall(self._campaign, next(self._numbers), packed, {**options, "label": name})
+            self._loop.call_soon_threadsafe(self._put, ClusterTask(call, name, future, on_left, not_on))
         return cast(Future[T], future)
 
     @property
@@ -140,11 +134,9 @@ class ClusterPool(TaskPool):
         """Return the current state of each slot of the Dask workers."""
         states: list[WorkerState] = []
         for member in list(self._membership.dispatcher.members.values()):
-            running, device = list(member.running.values()), member.surroundings.device
-            for task in running:
-                states.append(WorkerState(len(states), None, device, True, task.label, task.since))
-            for _ in range(member.slots - len(running)):
-                states.append(WorkerState(len(states), None, device, True, None, None))
+            running: list[tuple[str | None, float | None]] = [(x.label, x.since) for x in list(member.running.values())]
+            for task in running + [(None, None)] * (member.slots - len(running)):
+                states.append(WorkerState(len(states), None, member.surroundings.device, True, *task))
         return states
 
     def environment_of(self, future: Future[Any]) -> Mapping[str, object] | None:
@@ -185,7 +177,7 @@ class ClusterPool(TaskPool):
 
     def _put(self, task: ClusterTask) -> None:
         if self._membership.broken is not None:
-            task.fail(self._membership.make_failure())
+            task.settle(self._membership.make_failure())
         else:
             self._membership.dispatcher.put(task)
 

@@ -17,10 +17,7 @@ _MOST_LOCAL = 256
 
 @dataclass(frozen=True)
 class ClusterAddress:
-    """The scheduler's address, the file in which it writes that, or how many Dask workers to start here with their own.
-
-    Exactly one of the fields is set.
-    """
+    """The scheduler's URL, the file in which it writes that, or how many Dask workers to start here with their own."""
 
     url: str | None = None
     file: Path | None = None

@@ -45,24 +45,20 @@ _MOST_UNFIT = 2
 # A Dask worker may be started with `--resources "fuzzcompile=N"`, to take fewer cases than it has threads.
 _RESOURCE = "fuzzcompile"
 
-_hosts: dict[tuple[str, str], asyncio.Future[CampaignHost]] = {}  # by campaign and address: threads may share a process
-
 
 class CampaignHost:
     """The pool of one campaign on one Dask worker."""
 
     def __init__(self, charter: HostCharter) -> None:
-        self._stack = ExitStack()  # what ends with the host
-        self._closing = threading.Event()
-        self._closed = threading.Lock()
+        self._closing, self._closed = threading.Event(), threading.Lock()
         self._running: set[int] = set()
         self._unfit = 0  # full compiles in a row that failed for want of a disk or a compiler
         self._left: defaultdict[int, dict[str, str]] = defaultdict(dict)
         opened: tuple[TaskPool, WorkerDescription]
-        with self._stack:
-            opened = charter.opens(charter, self._stack)
+        with ExitStack() as stack:
+            opened = charter.opens(charter, stack)
             self._pool, self.surroundings = opened
-            self._stack = self._stack.pop_all()
+            self._stack = stack.pop_all()  # what ends with the host
         self._last_message = time.monotonic()  # from now on: opening may take minutes, in which it is asked nothing
         threading.Thread(target=self._watch, name="fuzzcompile-host", daemon=True).start()
 
@@ -147,6 +143,24 @@ def open_local(charter: HostCharter, stack: ExitStack) -> tuple[TaskPool, Worker
     return pool, described
 
 
+class HostPlugin(WorkerPlugin):  # type: ignore[misc]
+    """Opens a campaign's host on a Dask worker; closes it when its campaign ends, and when the Dask worker closes."""
+
+    def __init__(self, charter: HostCharter) -> None:
+        self.opening = asyncio.ensure_future(asyncio.to_thread(CampaignHost, charter))
+
+    @property
+    def host(self) -> CampaignHost | None:
+        """The host, if it is open."""
+        opened = self.opening.done() and not self.opening.cancelled() and self.opening.exception() is None
+        return self.opening.result() if opened and self.opening.result().is_open else None
+
+    async def teardown(self, worker: Worker) -> None:
+        """Close the host."""
+        with contextlib.suppress(Exception):  # it could not be opened, and its campaign knows
+            await asyncio.to_thread((await self.opening).close)
+
+
 # -- what a campaign has a Dask worker do; each is pickled by its name ------------------------------------------------
 
 
@@ -163,15 +177,13 @@ async def open_host(charter: HostCharter, dask_worker: Worker) -> bytes:
 
     A host that still runs a task is replaced: its campaign had lost this worker, and runs the task elsewhere.
     """
-    key = (charter.campaign, dask_worker.address)
-    opening = _hosts.get(key)
-    if opening is not None and opening.done() and not (opening.exception() is None and opening.result().is_fresh()):
-        opening = None
-    if opening is None:
-        opening = _hosts[key] = asyncio.ensure_future(asyncio.to_thread(CampaignHost, charter))
-        await dask_worker.plugin_add(_HostCloser(key, opening), name=_name_plugin(charter.campaign))
+    name = name_topic(charter.campaign)
+    plugin = dask_worker.plugins.get(name)
+    if plugin is None or (plugin.opening.done() and not ((host := plugin.host) is not None and host.is_fresh())):
+        plugin = HostPlugin(charter)
+        await dask_worker.plugin_add(plugin, name=name)  # in place of an earlier one, which it closes
     try:
-        return pickle.dumps((await asyncio.shield(opening)).surroundings)
+        return pickle.dumps((await asyncio.shield(plugin.opening)).surroundings)
     except FuzzcompileError as error:
         return pickle_error(error)
     except Exception as error:  # the campaign goes on without this worker, and says why
@@ -180,13 +192,13 @@ async def open_host(charter: HostCharter, dask_worker: Worker) -> bytes:
 
 def pulse(campaign: str, dask_worker: Worker) -> bytes:
     """Return, pickled, what a campaign's host here has left (`CampaignHost.take_left`); None if there is no host."""
-    host = _find_host(campaign, dask_worker.address)
+    host = find_host(campaign, dask_worker)
     return pickle.dumps(None if host is None else host.take_left())
 
 
 async def close_host(campaign: str, dask_worker: Worker) -> None:
     """Close a campaign's host here, if there is one."""
-    if (name := _name_plugin(campaign)) in dask_worker.plugins:
+    if (name := name_topic(campaign)) in dask_worker.plugins:
         await dask_worker.plugin_remove(name)
 
 
@@ -195,29 +207,11 @@ def answer(*call: Any) -> bytes:
     worker, task = get_worker(), ClusterCall(*call)
     # What waits on this Dask worker has not begun: if the worker is lost, it is not to blame.
     worker.log_event(name_topic(task.campaign), {"begun": task.number, "worker": worker.address})
-    host = _find_host(task.campaign, worker.address)
+    host = find_host(task.campaign, worker)
     return pickle.dumps(host.run(task) if host is not None else ClusterReply(unhosted=True), pickle.HIGHEST_PROTOCOL)
 
 
-def _find_host(campaign: str, address: str) -> CampaignHost | None:
-    opening = _hosts.get((campaign, address))
-    if opening is None or not opening.done() or opening.exception() is not None:
-        return None
-    return opening.result() if opening.result().is_open else None
-
-
-def _name_plugin(campaign: str) -> str:
-    return f"fuzzcompile campaign {campaign}"
-
-
-class _HostCloser(WorkerPlugin):  # type: ignore[misc]
-    """Closes a host when its campaign ends, and when its Dask worker closes."""
-
-    def __init__(self, key: tuple[str, str], opening: asyncio.Future[CampaignHost]) -> None:
-        self._key, self._opening = key, opening
-
-    async def teardown(self, worker: Worker) -> None:
-        if _hosts.get(self._key) is self._opening:
-            del _hosts[self._key]
-        with contextlib.suppress(Exception):  # it could not be opened, and its campaign knows
-            await asyncio.to_thread((await self._opening).close)
+def find_host(campaign: str, dask_worker: Worker) -> CampaignHost | None:
+    """Return a campaign's host here, if it is open."""
+    plugin = dask_worker.plugins.get(name_topic(campaign))
+    return None if plugin is None else plugin.host

@@ -7,13 +7,12 @@ place them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import pickle
 import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -40,23 +39,18 @@ class ClusterFuture(Future[Any]):
 
 @dataclass(eq=False)
 class ClusterTask:
-    """A task that waits for a worker or runs on one.
-
-    ``attempt`` counts how often it was sent, and ``began`` says whether it runs there, or waits until that Dask worker
-    has a thread for it. ``lost`` are the workers that it was lost with while it ran, and ``left`` is what their
-    processes left of it. It does not run on the machines ``not_on`` while there are others.
-    """
+    """A task that waits for a worker or runs on one."""
 
     call: ClusterCall
     label: str
     future: ClusterFuture
     on_left: Callable[[str, str], object] | None = None
-    not_on: frozenset[str] = frozenset()
-    attempt: int = 0
-    left: dict[str, str] = field(default_factory=dict)
-    lost: list[str] = field(default_factory=list)
+    not_on: frozenset[str] = frozenset()  # machines, while there are others
+    attempt: int = 0  # how often it was sent
+    left: dict[str, str] = field(default_factory=dict)  # by the processes that ran it
+    lost: list[str] = field(default_factory=list)  # the workers that were lost while they ran it
     since: float = 0.0
-    began: bool = False
+    began: bool = False  # or it waits until that Dask worker has a thread for it
     sent: DaskFuture | None = None
 
     @property
@@ -73,17 +67,12 @@ class ClusterTask:
         return self.future.running() or self.future.set_running_or_notify_cancel()
 
     def settle(self, error: Exception | None, value: object = None) -> None:
-        """Set the future's exception or result, unless it was settled already."""
-        with contextlib.suppress(InvalidStateError):
+        """Set the future's exception or result, unless it was settled or cancelled already."""
+        if self.begin():
             if error is None:
                 self.future.set_result(value)
             else:
                 self.future.set_exception(error)
-
-    def fail(self, error: Exception) -> None:
-        """Set the future's exception, even if the task has not begun."""
-        if self.begin():
-            self.settle(error)
 
     def release(self) -> None:
         """Release the Dask future: the answer of the worker that has the task is ignored."""
@@ -149,15 +138,15 @@ class Dispatcher:
         self._waiting.append(task)
         self.place()
 
-    def mark_begun(self, number: int, address: str) -> None:
-        """Note that a task has begun on a worker, as that says."""
-        if (member := self.members.get(address)) is not None and number in member.running:
-            member.running[number].began = True
-
     def add(self, member: ClusterMember) -> None:
         """Send tasks to this worker too."""
         self.members[member.address] = member
         self.place()
+
+    def mark_begun(self, number: int, address: str) -> None:
+        """Note that a task has begun on a worker, as that says."""
+        if (member := self.members.get(address)) is not None and number in member.running:
+            member.running[number].began = True
 
     def drop(self, *members: ClusterMember, blame: bool) -> list[int]:
         """Drop workers, and return how many tasks of each begin anew. ``blame``: a task may have ended its worker.
@@ -183,7 +172,7 @@ class Dispatcher:
             task.release()
             if cancel:
                 task.future.cancel()
-            task.fail(error())
+            task.settle(error())
         self._waiting.clear()
 
     def place(self) -> None:
@@ -230,12 +219,12 @@ class Dispatcher:
             if gone or reply.unhosted or isinstance(raised, WorkerStartFailed):
                 self._doubt(member, raised, gone)
                 return
-            del member.running[task.call.number]
             task.future.environment = dict(member.surroundings.environment)
-            task.settle(raised, reply.value)
+            del member.running[task.call.number]
         except Exception as error:  # an error of our own must not leave the campaign waiting for ever
             member.running.pop(task.call.number, None)
-            task.fail(error)
+            raised = error
+        task.settle(raised, reply.value)
         self.place()
 
     def _prepare_retry(self, task: ClusterTask, member: ClusterMember, blame: bool) -> bool:
@@ -245,11 +234,10 @@ class Dispatcher:
             task.lost.append(member.address)
         left = drop_blame(task.left)
         if len(task.lost) < MOST_LOST and task.attempt < _MOST_SENT:
-            if left:
-                task.call = task.call.resume(left)
+            task.call = task.call.resume(left) if left else task.call
             return True
         task.future.environment = dict(member.surroundings.environment)
         crash = WorkerCrashed(None, f"Dask workers were lost while they ran it: {', '.join(task.lost)}")
         crash.left = left
-        task.fail(crash)
+        task.settle(crash)
         return False

@@ -11,9 +11,9 @@ import signal
 import time
 import warnings
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from typing import Any
@@ -67,7 +67,10 @@ class Connection:
         Raises:
             EnvironmentUnfit: no scheduler answers within so many seconds, or the connection is refused.
         """
-        _silence()
+        # Changes are reported as events, not by Dask's logs. Some of its loggers have levels of their own.
+        for name in ("distributed", *logging.root.manager.loggerDict):
+            if name.partition(".")[0] == "distributed":
+                logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         try:
             async with AsyncExitStack() as ending:  # what has begun ends if the rest fails or is cancelled
                 scheduler = await _start(address.local, ending) if address.local is not None else address.scheduler()
@@ -100,14 +103,8 @@ class Connection:
 async def _start(workers: int, ending: AsyncExitStack) -> str:
     """Start a scheduler and Dask workers on this machine; return the scheduler's address."""
     _leave_interrupts_to_the_main_thread()
-    cluster: Any = distributed.LocalCluster(
-        n_workers=workers,
-        threads_per_worker=1,
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        silence_logs=logging.CRITICAL,
-        asynchronous=True,
-    )
+    local = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "silence_logs": logging.CRITICAL}
+    cluster: Any = distributed.LocalCluster(n_workers=workers, threads_per_worker=1, asynchronous=True, **local)
     starting = asyncio.ensure_future(cluster)
 
     async def close() -> None:
@@ -131,13 +128,6 @@ def _leave_interrupts_to_the_main_thread() -> None:
     """
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
-
-def _silence() -> None:
-    """Silence Dask's logs: changes are reported as events. Some of its loggers have levels of their own."""
-    for name in ("distributed", *logging.root.manager.loggerDict):
-        if name.partition(".")[0] == "distributed":
-            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 _TICK = 1.0
@@ -172,8 +162,7 @@ class Membership:
         self._offers: dict[str, WorkerOffer] = {}
         self._keeping: asyncio.Task[None] | None = None
         self._attending: dict[str, asyncio.Task[None]] = {}
-        self._steps: set[tuple[str, str]] = set()  # by address, what each worker that is there was asked already
-        self._first_steps = 0  # how many are being asked something for the first time
+        self._opening: set[str] = set()  # the workers that are being asked for the first time
         self._asked: float | None = None  # when the first worker made its offer
         self._narrowed = False
         self._alone = time.monotonic()
@@ -181,21 +170,20 @@ class Membership:
     @property
     def is_opening(self) -> bool:
         """True while a worker is queried, or starts its processes, for the first time: later queries may never end."""
-        return self._first_steps > 0
+        return bool(self._opening)
 
     @property
     def state(self) -> ClusterState:
         """The cluster as it is now."""
-        members = list(self.dispatcher.members.values())  # other threads ask
-        connection = self.connection
+        members, connection = list(self.dispatcher.members.values()), self.connection  # other threads ask
         return ClusterState(
-            connection.scheduler if connection is not None else str(self.address),
-            connection.dashboard if connection is not None else "",
-            len(members),
-            len({member.machine for member in members}),
-            sum(member.slots for member in members),
-            sum(len(member.running) for member in members),
-            connection is not None,
+            scheduler=str(self.address) if connection is None else connection.scheduler,
+            dashboard="" if connection is None else connection.dashboard,
+            workers=len(members),
+            machines=len({member.machine for member in members}),
+            slots=sum(member.slots for member in members),
+            busy=sum(len(member.running) for member in members),
+            connected=connection is not None,
         )
 
     async def keep(self) -> None:
@@ -236,10 +224,8 @@ class Membership:
         self._forget(*self._attending)
         if self.connection is not None:
             with contextlib.suppress(Exception):  # a worker that gets no message closes by its own time limit
-                await self._run(dask_host.close_host, self._charter.campaign, within=ANSWERS_WITHIN)
+                await self._ask(None, dask_host.close_host, self._charter.campaign, within=ANSWERS_WITHIN)
             await self.connection.ending.aclose()
-
-    # -- the connection -------------------------------------------------------------------------------------------
 
     async def _connect(self, within: float) -> Connection:
         self.connection = connection = await Connection.open(self.address, within)
@@ -248,15 +234,13 @@ class Membership:
         return connection
 
     def _hear_beginning(self, event: tuple[float, Mapping[str, Any]]) -> None:
-        _, told = event
-        self.dispatcher.mark_begun(told["begun"], told["worker"])
+        self.dispatcher.mark_begun(event[1]["begun"], event[1]["worker"])
 
     async def _reconnect(self) -> None:
         """Wait for the scheduler to come back; its workers are all new then."""
         assert self.connection is not None
         lost, self.connection = self.connection, None
         self._forget(*self._attending)
-        self._steps.clear()
         tasks = self.dispatcher.disconnect()
         self.changes.append(SchedulerLost(lost.scheduler, _PATIENCE))
         deadline = time.monotonic() + _PATIENCE
@@ -281,7 +265,6 @@ class Membership:
             raise OSError("the client has lost the scheduler")
         async with asyncio.timeout(ANSWERS_WITHIN):  # `wait_for` may swallow a cancellation (Python 3.11)
             present = await self.connection.client.nthreads()
-        self._steps = {(address, step) for address, step in self._steps if address in present}
         self._lose("it is gone", *(each for each in self.dispatcher.members.values() if each.address not in present))
         self._forget(*(self._attending.keys() - present.keys()))
         for address in present.keys() - self._attending.keys():
@@ -294,22 +277,26 @@ class Membership:
                 "minutes; once it has some, the same command resumes the campaign."
             )
 
-    # -- one worker, from its offer to its loss -------------------------------------------------------------------
-
     async def _attend(self, address: str) -> None:
         """Admit a Dask worker or refuse it, and ask it how its tasks are until it is lost."""
+        member = None
         try:
-            while address not in self.refused:
-                if (member := await self._admit_if_fit(address)) is not None:
-                    return await self._check_health(member)
+            self._opening.add(address)
+            while member is None and address not in self.refused:
+                try:
+                    member = await self._admit_if_fit(address)
+                finally:
+                    self._opening.discard(address)
                 await asyncio.sleep(_TICK)
+            while member is not None and self.dispatcher.members.get(address) is member:
+                await asyncio.sleep(_PULSE)
+                await self._check_health(member)
         except Exception as error:  # the campaign goes on without it, and says why
             self._refuse(address, f"{type(error).__name__}: {format_message(error)}")
 
     async def _admit_if_fit(self, address: str) -> ClusterMember | None:
         """Admit a worker; None if it is refused, or does not answer yet."""
-        with self._count_first_step(address, "offer"):
-            answer = await self._ask(address, dask_host.offer, within=_ASKING)
+        answer = await self._ask(address, dask_host.offer, within=_ASKING)
         if isinstance(answer, OSError | TimeoutError) or answer is None:
             return None
         if isinstance(answer, Exception):
@@ -318,10 +305,9 @@ class Membership:
         await self._narrow()
         if (why := self.wanted.explain_refusal(offer)) is not None:
             return self._refuse(address, why)
-        with self._count_first_step(address, "open"):
-            here = [each.slots for known, each in self._offers.items() if _parse_host(known) == _parse_host(address)]
-            charter = replace(self._charter, slots=offer.slots, share=offer.slots / sum(here))
-            answer = await self._ask(address, dask_host.open_host, charter, within=_OPENING)
+        here = [each.slots for known, each in self._offers.items() if _parse_host(known) == _parse_host(address)]
+        charter = replace(self._charter, slots=offer.slots, share=offer.slots / sum(here))
+        answer = await self._ask(address, dask_host.open_host, charter, within=_OPENING)
         description = pickle.loads(answer) if isinstance(answer, bytes) else answer
         if isinstance(description, WorkerDescription):
             return self._admit(ClusterMember(address, offer.slots, description))
@@ -334,7 +320,7 @@ class Membership:
     async def _narrow(self) -> None:
         """Choose the kind of worker by the offers, once the first ones are there."""
         self._asked = self._asked or time.monotonic()
-        while not self._narrowed and self.is_opening and time.monotonic() - self._asked < _SETTLING:
+        while self._opening - self._offers.keys() and time.monotonic() - self._asked < _SETTLING and not self._narrowed:
             await asyncio.sleep(_TICK)
         if not self._narrowed:
             self.wanted = self.wanted.narrow(self._offers.values(), any_device=self._any_device)
@@ -342,8 +328,7 @@ class Membership:
 
     def _admit(self, member: ClusterMember) -> ClusterMember | None:
         here = member.surroundings
-        first = self.first.result() if self.first.done() else here
-        if (why := explain_difference(first, here)) is not None:
+        if self.first.done() and (why := explain_difference(self.first.result(), here)) is not None:
             return self._refuse(member.address, why)
         self.dispatcher.add(member)
         torch = str(here.environment["torch"])
@@ -359,24 +344,14 @@ class Membership:
         return None
 
     async def _check_health(self, member: ClusterMember) -> None:
-        """Ask a member again and again how its tasks are, until it is lost."""
-        asked = time.monotonic()
-        while self.dispatcher.members.get(member.address) is member:
-            await asyncio.sleep(_TICK)
-            if time.monotonic() - asked < _PULSE:
-                continue
-            asked = time.monotonic()
-            answer = await self._ask(member.address, dask_host.pulse, self._charter.campaign, within=_ANSWER_LIMIT)
-            if isinstance(answer, TimeoutError):
-                self._lose(f"it has not answered for {_ANSWER_LIMIT:.0f} s", member)
-            elif isinstance(answer, bytes):
-                left = pickle.loads(answer)
-                if left is None:
-                    self._doubt(member, None, False)
-                else:
-                    member.store_left(left)
-
-    # -- losses ---------------------------------------------------------------------------------------------------
+        answer = await self._ask(member.address, dask_host.pulse, self._charter.campaign, within=_ANSWER_LIMIT)
+        if isinstance(answer, TimeoutError):
+            self._lose(f"it has not answered for {_ANSWER_LIMIT:.0f} s", member)
+        elif isinstance(answer, bytes):
+            if (left := pickle.loads(answer)) is None:
+                self._doubt(member, None, False)
+            else:
+                member.store_left(left)
 
     def _lose(self, why: str, *members: ClusterMember, blame: bool = True) -> None:
         lost = [each for each in members if self.dispatcher.members.get(each.address) is each]
@@ -386,12 +361,10 @@ class Membership:
 
     def _doubt(self, member: ClusterMember, error: Exception | None, gone: bool) -> None:
         """Drop a member that could not run a task: it is queried again, or refused if its processes cannot start."""
-        why = "it is gone" if gone else "it serves the campaign no longer"
-        if error is not None and not gone:
-            why = format_message(error).rstrip(".")
-        self._lose(why, member, blame=gone)
-        if error is not None and not gone:
-            self._refuse(member.address, why)
+        fails = "" if error is None or gone else format_message(error).rstrip(".")
+        self._lose(fails or ("it is gone" if gone else "it serves the campaign no longer"), member, blame=gone)
+        if fails:
+            self._refuse(member.address, fails)
 
     def _forget(self, *addresses: str) -> None:
         """Forget what is known of workers, so that they are attended anew if they are still there."""
@@ -401,34 +374,16 @@ class Membership:
             if (task := self._attending.pop(address, None)) is not None and task is not asyncio.current_task():
                 task.cancel()
 
-    # -- asking ---------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _count_first_step(self, *step: str) -> Iterator[None]:
-        is_first = step not in self._steps
-        self._steps.add(step)  # type: ignore[arg-type]  # address and name
-        self._first_steps += is_first
+    async def _ask(self, address: str | None, function: Callable[..., object], *args: object, within: float) -> Any:
+        """Run a function on one Dask worker (None: all); return its result, or the exception that it raises there."""
+        assert self.connection is not None
+        workers = None if address is None else [address]
         try:
-            yield
-        finally:
-            self._first_steps -= is_first
-
-    async def _ask(self, address: str, function: Callable[..., object], *args: object, within: float) -> Any:
-        """Run a function on one Dask worker; return its result, or the exception that it raises there."""
-        try:
-            return (await self._run(function, *args, within=within, workers=[address])).get(address)
+            async with asyncio.timeout(within):
+                answers = await self.connection.client.run(function, *args, workers=workers, on_error="return")
         except (OSError, TimeoutError) as error:
             return error
-
-    async def _run(
-        self, function: Callable[..., object], *args: object, within: float, workers: list[str] | None = None
-    ) -> Mapping[str, Any]:
-        assert self.connection is not None
-        async with asyncio.timeout(within):
-            answers: Mapping[str, Any] = await self.connection.client.run(
-                function, *args, workers=workers, on_error="return"
-            )
-        return answers
+        return answers.get(address)
 
 
 def _parse_host(address: str) -> str:

@@ -13,7 +13,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
 
 from fuzzcompile.run.pool.reaper import Reaper
 from fuzzcompile.run.pool.task_queue import Task, TaskQueue
@@ -48,6 +48,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class TaskOptions(TypedDict, total=False):
+    """How a pool runs a task."""
+
+    label: str | None  # the name of the task in ``workers()``; that of the function by default
+    time_limit: float | None  # seconds (None: the pool's limit, ``math.inf``: none)
+    spends: bool  # replace the worker after the task, so that the task's effects on its process end with it
+    counts: bool  # whether it is one of the ``max_tasks`` of its worker (true by default): a light one is not
+    # Called with the name and the text of what the worker leaves of the task (`fuzzcompile.run.pool.worker.leave`), by
+    # a thread of the pool; must not raise.
+    on_left: Callable[[str, str], object] | None
+    # Machines (`fuzzcompile.run.device.identify_machine`) on which not to run it while the pool has others.
+    not_on: Collection[str]
+
+
 class TaskPool(Executor):
     """Runs tasks in processes, here or on a cluster, that a task may take down: its future fails with WorkerFailed."""
 
@@ -57,27 +71,9 @@ class TaskPool(Executor):
         fn: Callable[..., T],
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
-        *,
-        label: str | None = None,
-        time_limit: float | None = None,
-        spends: bool = False,
-        counts: bool = True,
-        on_left: Callable[[str, str], object] | None = None,
-        not_on: Collection[str] = (),
+        **options: Unpack[TaskOptions],
     ) -> Future[T]:
         """Run ``fn(*args, **kwargs)``; a call that cannot be pickled fails its future.
-
-        Args:
-            fn: a function that can be pickled.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
-            label: the name of the task in ``workers()``; that of the function by default.
-            time_limit: seconds (None: the pool's limit, ``math.inf``: none).
-            spends: replace the worker after the task, so that the task's effects on its process end with it.
-            counts: whether it is one of the ``max_tasks`` of its worker: a light task that leaves nothing is not.
-            on_left: called with what the worker leaves of the task (:func:`~fuzzcompile.run.pool.worker.leave`), by a
-                thread of the pool; must not raise.
-            not_on: machines (:func:`~fuzzcompile.run.device.identify_machine`) to avoid while the pool has others.
 
         Raises:
             RuntimeError: the pool is shut down.
@@ -174,13 +170,7 @@ class WorkerPool(TaskPool):
         fn: Callable[..., T],
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
-        *,
-        label: str | None = None,
-        time_limit: float | None = None,
-        spends: bool = False,
-        counts: bool = True,
-        on_left: Callable[[str, str], object] | None = None,
-        not_on: Collection[str] = (),
+        **options: Unpack[TaskOptions],
     ) -> Future[T]:
         """Run ``fn(*args, **kwargs)`` (`TaskPool.schedule`)."""
         future: Future[T] = Future()
@@ -189,9 +179,10 @@ class WorkerPool(TaskPool):
         except Exception as error:  # pickling runs the arguments' own code, which may raise anything
             future.set_exception(error)
             return future
-        limit = self._time_limit if time_limit is None else time_limit
-        name = label or str(getattr(fn, "__qualname__", fn))
-        self._queue.put(Task(future, call, name, limit, spends, counts, on_left=on_left))
+        limit, on_left = options.get("time_limit"), options.get("on_left")
+        name = options.get("label") or str(getattr(fn, "__qualname__", fn))
+        how = (self._time_limit if limit is None else limit, options.get("spends", False), options.get("counts", True))
+        self._queue.put(Task(future, call, name, *how, on_left=on_left))
         return future
 
     @property

@@ -23,7 +23,7 @@ from fuzzcompile.fuzz.campaign import campaign_engine
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
 from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
-from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
+from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase
 from fuzzcompile.fuzz.campaign.steering import CoverageExchange, list_places, sort_own_last
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.errors import CaseError
@@ -121,7 +121,7 @@ def test_what_others_reached_and_proved_is_taken_over(store: Store) -> None:
 
 
 @dataclass(frozen=True)
-class Numbers(EndlessSource):
+class Numbers(CaseSource):
     """A program a place."""
 
     name: str = ""

@@ -17,7 +17,7 @@ from fuzzcompile.corpus.transactions import Mark
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
 from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
-from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
+from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase
 from fuzzcompile.fuzz.campaign.leftovers import ConfirmationQueue
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.judge_task import JudgeResult
@@ -28,7 +28,7 @@ CASE = "# theirs {}\ndef make(): ...\n"
 
 
 @dataclass(frozen=True)
-class Numbers(EndlessSource):
+class Numbers(CaseSource):
     """Endlessly many programs."""
 
     name: str = ""

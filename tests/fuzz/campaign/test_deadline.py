@@ -26,7 +26,7 @@ from fuzzcompile.fuzz.campaign.campaign_display import print_summary
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
 from fuzzcompile.fuzz.campaign.campaign_events import Finished
 from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
-from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
+from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit
@@ -38,7 +38,7 @@ ENVIRONMENT = {"torch": TORCH, "device": "cpu"}
 
 
 @dataclass(frozen=True)
-class Numbers(EndlessSource):
+class Numbers(CaseSource):
     """Endlessly many programs."""
 
     name: str = ""

@@ -21,7 +21,7 @@ from fuzzcompile.fuzz.campaign.campaign_display import print_summary
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
 from fuzzcompile.fuzz.campaign.campaign_run import run_campaign
 from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
-from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
+from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase
 from fuzzcompile.fuzz.campaign.steering import UNIFORM, Strategy
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model import hints
@@ -36,7 +36,7 @@ TORCH = "2.13.0"
 
 
 @dataclass(frozen=True)
-class Numbers(EndlessSource):
+class Numbers(CaseSource):
     """So many programs, and no more."""
 
     programs: int = 10**6

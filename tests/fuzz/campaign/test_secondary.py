@@ -17,7 +17,7 @@ from fuzzcompile.front.minimize_case import store_secondary_findings
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
 from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
-from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource
+from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.judge_task import JudgeResult
@@ -27,7 +27,7 @@ KNOWN = Path(__file__).parents[2] / "known_issues"
 TORCH = "2.13.0"
 
 
-class One(EndlessSource):
+class One(CaseSource):
     """A single case."""
 
     name, profile = "one", None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from fuzzcompile.corpus.records import Seed, StreamRun
-from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, EndlessSource, GeneratorSource
+from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, GeneratorSource
 from fuzzcompile.fuzz.campaign.steering import BLOCK, UNIFORM, PlaceOutcome, Steering, Strategy, collect_items, mutate
 from fuzzcompile.fuzz.generation.profile import Profile
 
@@ -17,7 +17,7 @@ NAMES = tuple("abcdefgh")
 
 
 @dataclass(frozen=True)
-class Letters(EndlessSource):
+class Letters(CaseSource):
     """Cases of two letters each; recipes are their bytes."""
 
     name: str = ""

@@ -82,15 +82,15 @@ def test_a_deaf_worker_that_is_admitted_again_gets_a_host_that_runs_nothing():
     async def admit_twice() -> None:
         worker: Any = Worker()
         await dask_host.open_host(OPENING, worker)
-        first = dask_host._find_host("campaign", worker.address)
+        first = dask_host.find_host("campaign", worker)
         await dask_host.open_host(OPENING, worker)
-        assert first is not None and dask_host._find_host("campaign", worker.address) is first, "it was free"
+        assert first is not None and dask_host.find_host("campaign", worker) is first, "it was free"
         running = asyncio.create_task(asyncio.to_thread(first.run, ClusterCall("campaign", 1, pack((len, (), {})), {})))
         while first.is_fresh():
             await asyncio.sleep(0.01)
         await dask_host.open_host(OPENING, worker)
         assert (await running).unhosted and not first.is_open
-        second = dask_host._find_host("campaign", worker.address)
+        second = dask_host.find_host("campaign", worker)
         assert second is not None and second is not first
         await worker.plugins.popitem()[1].teardown(worker)
 

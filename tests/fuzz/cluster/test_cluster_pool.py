@@ -42,6 +42,7 @@ def impatient(monkeypatch):
     """Everything that only takes time, shorter."""
     for module, name, seconds in [
         (membership, "_TICK", 0.1),
+        (membership, "_PULSE", 0.2),
         (membership, "ANSWERS_WITHIN", 2.0),
         (cluster_pool, "_GATHERING", 0.6),
     ]:
@@ -86,8 +87,7 @@ def test_what_takes_its_process_down_costs_the_task_and_not_the_dask_worker(work
     assert workers.state.workers == 2 and not [each for each in workers.changes() if isinstance(each, WorkerLost)]
 
 
-def test_what_a_process_leaves_of_its_task_comes_back_while_it_runs_and_when_it_is_lost(workers, monkeypatch):
-    monkeypatch.setattr(membership, "_PULSE", 0.2)
+def test_what_a_process_leaves_of_its_task_comes_back_while_it_runs_and_when_it_is_lost(workers):
     leaves = "__import__('fuzzcompile.run.pool.worker', fromlist=['leave']).leave('how far', 'half')"
     heard: dict[str, str] = {}
     lost = workers.schedule(
@@ -202,12 +202,14 @@ def test_a_task_that_loses_three_dask_workers_is_taken_to_end_them(workers, monk
 @pytest.mark.slow
 def test_a_host_that_hears_nothing_of_its_campaign_closes_and_is_opened_again(cluster, monkeypatch):
     monkeypatch.setattr(dask_host, "SILENCE", 1.0)
+    monkeypatch.setattr(membership, "_PULSE", 1000.0)
     with joined(cluster) as workers:
         workers.wait_for_worker(PATIENCE)
         until(lambda: workers.state.slots == 2)
-        until(lambda: not any(each.result().is_open for each in dask_host._hosts.values() if each.done()))
-        opened = [opening.result() for opening in dask_host._hosts.values() if opening.done()]
-        assert opened
+        added = [plugin for worker in cluster.workers.values() for plugin in worker.plugins.values()]
+        hosts = [plugin.host for plugin in added if isinstance(plugin, dask_host.HostPlugin)]
+        assert None not in hosts and len(hosts) == 2
+        until(lambda: not any(host.is_open for host in hosts))
         assert workers.schedule(EVAL, ("1 + 1",)).result(PATIENCE) == 2
 
 
