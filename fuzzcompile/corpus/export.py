@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fuzzcompile.corpus.reader import Reader
-from fuzzcompile.corpus.records import CorpusError, Finding, FolderTakenError, Reproducer, StoredReplay
+from fuzzcompile.corpus.records import CorpusError, Finding, FolderTakenError
 
 REPORT_FILE = "finding.json"
 SOURCE_FILES = ("case.py", "repro.py", "neighbour.py")
-# What finding.json says of a finding in these very words. An export of an older version lacks some of them.
-SAID = ("signature", "status", "issue", "note", "umbrella", "severity", "verdict", "confidence", "hits")
 _OF_REPRODUCER = ("sha256", "lines", "kind", "confirmed", "torch", "report", "program", "shown", "environment")
 
 
@@ -32,8 +30,20 @@ def export(store: Reader, finding: Finding, folder: Path) -> list[Path]:
     scripts = (None, None) if reproducer is None else (reproducer.source, reproducer.neighbour)
     sources = zip(SOURCE_FILES, (finding.source, *scripts), strict=True)
     files = {name: text.encode(errors="surrogatepass") for name, text in sources if text is not None}
-    summary = _summary(store, finding, reproducer, names)
-    summary["files"] = {name: _sha256(data) for name, data in files.items()}
+    summary = {
+        "schema": 2,
+        "id": finding.public_id,
+        **store.describe(finding.id),
+        "torch_versions": list(finding.torch_versions),
+        "devices": list(finding.devices),
+        "case_sha256": finding.source_sha256,
+        "drawn_from": finding.drawn_from,
+        "features": list(finding.features),
+        "environment": store.environment_of(finding.id),
+        "reproducer": reproducer and {name: getattr(reproducer, name) for name in _OF_REPRODUCER},
+        "report": finding.report,
+        "files": {name: _sha256(data) for name, data in files.items()},
+    }
     report = json.dumps(summary, indent=2, allow_nan=False) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,38 +62,6 @@ def export(store: Reader, finding: Finding, folder: Path) -> list[Path]:
             f"{finding.public_id} cannot be exported to {folder} ({error.strerror}): name a writable folder."
         ) from error
     return [folder / name for name in [*files, REPORT_FILE]]
-
-
-def _summary(store: Reader, finding: Finding, reproducer: Reproducer | None, names: Sequence[str]) -> dict[str, object]:
-    group = store.umbrella(finding.umbrella)
-    original = None if finding.duplicate_of is None else store.finding(finding.duplicate_of)
-    return {
-        "schema": 2,
-        "id": finding.public_id,
-        "names": list(names),
-        **{name: getattr(finding, name) for name in SAID},
-        "umbrella_mark": None if group is None else vars(group),
-        "duplicate_of": None if original is None else original.signature,
-        "first_seen": finding.first_seen.isoformat(),
-        "last_seen": finding.last_seen.isoformat(),
-        "searched": finding.searched and finding.searched.isoformat(),
-        "queries": finding.queries,
-        "torch_versions": list(finding.torch_versions),
-        "devices": list(finding.devices),
-        "case_sha256": finding.source_sha256,
-        "drawn_from": finding.drawn_from,
-        "features": list(finding.features),
-        "environment": store.environment_of(finding.id),
-        "reproducer": reproducer and {name: getattr(reproducer, name) for name in _OF_REPRODUCER},
-        "related": [vars(link) for link in store.related(finding.id)],
-        "replays": [_replay(replay) for replay in store.replays(finding.id)],
-        "report": finding.report,
-    }
-
-
-def _replay(replay: StoredReplay) -> dict[str, object]:
-    kept = {name: value for name, value in vars(replay).items() if name != "finding_id"}
-    return {**kept, "runs": list(replay.runs), "created": replay.created.isoformat()}
 
 
 def _earlier_export(finding: Finding, names: Sequence[str], folder: Path) -> dict[str, str]:

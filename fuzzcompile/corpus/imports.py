@@ -10,11 +10,11 @@ import hashlib
 import json
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -35,9 +35,8 @@ from fuzzcompile.corpus.models import (
     RunRow,
     UmbrellaRow,
 )
-from fuzzcompile.corpus.queries import make_record, reproducer_record
+from fuzzcompile.corpus.queries import describe_finding, make_record, reproducer_record
 from fuzzcompile.corpus.records import CaseRecord, Related, Replay, Reproducer, Umbrella, public_id
-from fuzzcompile.corpus.transactions import Mark, get_status
 from fuzzcompile.model.contract import ReportMalformed, check_report
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.severity import rate_severity
@@ -60,6 +59,10 @@ class Export:
     files: Mapping[str, bytes]
 
 
+# The signature of a finding where it comes from, and that of the finding of which it is a duplicate.
+Duplicate: TypeAlias = tuple[str, str | None]
+
+
 @dataclass(frozen=True)
 class Arrived:
     """Result of importing a finding: ``finding`` is its public id here, ``why`` a reason or a remark.
@@ -72,22 +75,6 @@ class Arrived:
     finding: str | None = None
     why: str = ""
     merged: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Said:
-    """Facts about a finding beside its runs and reproducers."""
-
-    names: tuple[str, ...] = ()
-    hits: int = 1
-    first_seen: datetime | None = None
-    last_seen: datetime | None = None
-    mark: Mark | None = None
-    group: Umbrella | None = None
-    searched: datetime | None = None
-    queries: tuple[str, ...] = ()
-    related: tuple[Related, ...] = ()
-    replays: tuple[tuple[Replay, datetime], ...] = ()
 
 
 def exports_in_folder(folder: Path) -> Iterator[Export]:
@@ -116,7 +103,7 @@ def exports_in_zip(archive: zipfile.ZipFile) -> Iterator[Export]:
         yield Export(str(path.parent), files)
 
 
-def put_export(session: Session, export: Export, *, trusted: bool) -> Arrived:
+def put_export(session: Session, export: Export, *, trusted: bool) -> tuple[Arrived, Duplicate]:
     """Store one export; unless ``trusted``, the sources of it that are not here yet are marked.
 
     Raises:
@@ -136,7 +123,7 @@ def put_export(session: Session, export: Export, *, trusted: bool) -> Arrived:
         known, signature = _known(session, signature, content_hash(sources["case.py"]), severity)
         before = 0 if known is None else known.hits
         finding_id = _put_case(session, told, sources["case.py"], known, signature, trusted=trusted)
-        put_said(session, finding_id, _said(told), before)
+        put_facts(session, finding_id, told, before)
         gone: tuple[int, ...] = ()
         if "repro.py" in sources and told.get("reproducer"):
             reproducer = _reproducer(told["reproducer"], sources)
@@ -149,39 +136,47 @@ def put_export(session: Session, export: Export, *, trusted: bool) -> Arrived:
     except (TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError, ReportMalformed) as error:
         raise ValueError(f"its {REPORT_FILE} is not one that fuzzcompile wrote ({error})") from error
     how: Literal["new", "known"] = "new" if known is None else "known"
-    return Arrived(export.name, how, public_id(finding_id), _changed(told, export), tuple(map(public_id, gone)))
+    arrived = Arrived(export.name, how, public_id(finding_id), _changed(told, export), tuple(map(public_id, gone)))
+    return arrived, (str(told["signature"]), told.get("duplicate_of"))
 
 
-def original_in(export: Export) -> tuple[str, str | None]:
-    """The signature of an export that was stored, and that of the finding of which it is a duplicate."""
-    told: dict[str, Any] = json.loads(export.files[REPORT_FILE])
-    return told["signature"], told.get("duplicate_of")
-
-
-def settle_duplicates(session: Session, originals: Iterable[tuple[str, str | None]]) -> None:
-    """Link imported duplicates to their originals, which may have come after them; both are named by signature."""
-    for signature, original in originals:
+def settle_duplicates(session: Session, duplicates: Iterable[Duplicate]) -> None:
+    """Link imported duplicates to their originals, which may have come after them."""
+    for signature, original in duplicates:
         row = find_finding(session, signature)
         if original and row is not None and row.status == "dup" and row.duplicate_of_id is None:
             found = find_finding(session, original)
             row.duplicate_of_id = None if found is None or found.id == row.id else found.id
 
 
-def put_said(session: Session, finding_id: int, said: Said, before: int) -> None:
-    """Add what is known of a finding elsewhere; ``before`` are the hits that it had here."""
+def put_facts(session: Session, finding_id: int, told: Mapping[str, Any], before: int) -> None:
+    """Add what ``finding.json`` tells of a finding beside its programs; ``before`` are the hits that it had here.
+
+    An export of an older version tells less.
+    """
     row = session.get_one(FindingRow, finding_id)
-    row.hits = max(before, said.hits)
-    row.first_seen = min(filter(None, (row.first_seen, said.first_seen)))
-    row.last_seen = max(filter(None, (row.last_seen, said.last_seen)))
-    row.searched = max(filter(None, (row.searched, said.searched)), default=None)
-    row.queries = list(dict.fromkeys([*(row.queries or ()), *said.queries])) or None
-    if said.mark is not None and row.status == merge.OPEN:
-        row.status, row.issue, row.note = said.mark.status, said.mark.issue or row.issue, said.mark.note or row.note
-    if said.group is not None and session.get(UmbrellaRow, said.group.name) is None:
-        session.add(UmbrellaRow(**vars(said.group)))
-    _put_links(session, row, said)
+    row.hits = max(before, 1, int(told.get("hits") or 1))
+    row.first_seen = min(filter(None, (row.first_seen, _time(told.get("first_seen")))))
+    row.last_seen = max(filter(None, (row.last_seen, _time(told.get("last_seen")))))
+    row.searched = max(filter(None, (row.searched, _time(told.get("searched")))), default=None)
+    row.queries = list(dict.fromkeys([*(row.queries or ()), *map(str, told.get("queries") or ())])) or None
+    status, note = transactions.get_status(str(told.get("status") or merge.OPEN)), told.get("note")
+    if row.status == merge.OPEN and (status != merge.OPEN or note is not None):
+        row.status, row.issue, row.note = status, told.get("issue") or row.issue, note or row.note
+    group = told.get("umbrella_mark")
+    if group and session.get(UmbrellaRow, group["name"]) is None:
+        session.add(UmbrellaRow(**vars(Umbrella(**group))))
+    urls = set(session.scalars(select(RelatedRow.url).where(RelatedRow.finding_id == row.id)))
+    related = [Related(**link) for link in told.get("related") or ()]
+    session.add_all(RelatedRow(finding_id=row.id, **vars(link)) for link in related if link.url not in urls)
+    made = set(session.scalars(select(ReplayRow.created).where(ReplayRow.finding_id == row.id)))
+    for given in told.get("replays") or ():
+        created = _time(given["created"])
+        replay = Replay(**{name: value for name, value in given.items() if name != "created"})
+        if created not in made:
+            session.add(ReplayRow(finding_id=row.id, created=created, **{**vars(replay), "runs": list(replay.runs)}))
     names = set(session.scalars(select(FormerNameRow.signature).where(FormerNameRow.finding_id == row.id)))
-    for name in set(said.names) - names - {row.signature}:
+    for name in set(map(str, told.get("names") or ())) - names - {row.signature}:
         session.add(FormerNameRow(finding_id=row.id, signature=name, merged_id=None))
     session.flush()
 
@@ -240,39 +235,6 @@ def _reproducer(told: Mapping[str, Any], sources: Mapping[str, str]) -> Reproduc
         case_sha256=content_hash(sources["case.py"]),
         environment=told.get("environment"),
     )
-
-
-def _said(told: Mapping[str, Any]) -> Said:
-    """Read the parts of finding.json beside the report; an export of an older version has fewer."""
-    status, group = str(told.get("status") or merge.OPEN), told.get("umbrella_mark")
-    note = told.get("note")
-    marked = status != merge.OPEN or note is not None
-    return Said(
-        names=tuple(map(str, told.get("names") or ())),
-        hits=max(1, int(told.get("hits") or 1)),
-        first_seen=_time(told.get("first_seen")),
-        last_seen=_time(told.get("last_seen")),
-        mark=Mark(get_status(status), told.get("issue"), told.get("duplicate_of"), note) if marked else None,
-        group=Umbrella(**group) if group else None,
-        searched=_time(told.get("searched")),
-        queries=tuple(map(str, told.get("queries") or ())),
-        related=tuple(Related(**link) for link in told.get("related") or ()),
-        replays=tuple(_replay(dict(replay)) for replay in told.get("replays") or ()),
-    )
-
-
-def _replay(told: dict[str, Any]) -> tuple[Replay, datetime]:
-    created = _time(told.pop("created"))
-    return Replay(**told), cast(datetime, created)
-
-
-def _put_links(session: Session, row: FindingRow, said: Said) -> None:
-    urls = set(session.scalars(select(RelatedRow.url).where(RelatedRow.finding_id == row.id)))
-    session.add_all(RelatedRow(finding_id=row.id, **vars(link)) for link in said.related if link.url not in urls)
-    made = set(session.scalars(select(ReplayRow.created).where(ReplayRow.finding_id == row.id)))
-    for replay, created in said.replays:
-        if created not in made:
-            session.add(ReplayRow(finding_id=row.id, created=created, **{**vars(replay), "runs": list(replay.runs)}))
 
 
 def _changed(told: Mapping[str, Any], export: Export) -> str:
@@ -379,8 +341,10 @@ def _put_copy(session: Session, run: RunRow, case: CaseRow, signature: str | Non
     copied.runs, copied.cases = copied.runs + 1, copied.cases + fresh
 
 
-def put_finding(session: Session, other: Session, row: FindingRow, *, trusted: bool) -> Arrived:
-    """Add what the other corpus knows of a finding whose runs have been copied.
+def put_finding(
+    session: Session, other: Session, row: FindingRow, before: Collection[str], *, trusted: bool
+) -> tuple[Arrived, Duplicate]:
+    """Add what the other corpus knows of a finding whose runs have been copied; it is known if it was here ``before``.
 
     Raises:
         ValueError: none of its runs is here.
@@ -389,7 +353,8 @@ def put_finding(session: Session, other: Session, row: FindingRow, *, trusted: b
     known = find_finding(session, row.signature, report)
     if known is None:
         raise ValueError("it has no runs")
-    put_said(session, known.id, _describe_copied(other, row), known.hits)
+    told = describe_finding(other, row)
+    put_facts(session, known.id, told, known.hits)
     finding_id, merged = known.id, list[int]()
     for reproducer in other.scalars(select(ReproducerRow).where(ReproducerRow.finding_id == row.id)):
         record = reproducer_record(other, reproducer)
@@ -397,8 +362,10 @@ def put_finding(session: Session, other: Session, row: FindingRow, *, trusted: b
         kept = transactions.put_reproducer(session, finding_id, record, imported=not trusted)
         merged += kept.merged
     left = find_finding(session, row.signature, report)
-    name = public_id(known.id if left is None else left.id)
-    return Arrived(f"{public_id(row.id)} {row.signature}", "known", name, merged=tuple(map(public_id, merged)))
+    finding, gone = public_id(known.id if left is None else left.id), tuple(map(public_id, merged))
+    how: Literal["new", "known"] = "known" if finding in before else "new"
+    arrived = Arrived(f"{public_id(row.id)} {row.signature}", how, finding, merged=gone)
+    return arrived, (row.signature, cast("str | None", told["duplicate_of"]))
 
 
 def put_coverage(session: Session, other: Session) -> None:
@@ -421,28 +388,6 @@ def put_groups(session: Session, other: Session) -> None:
     for row in other.scalars(select(UmbrellaRow)):
         if session.get(UmbrellaRow, row.name) is None:
             session.add(UmbrellaRow(**_columns(row)))
-
-
-def find_original(other: Session, row: FindingRow) -> str | None:
-    """The signature of the finding of which the row's is a duplicate."""
-    return None if row.duplicate_of_id is None else other.get_one(FindingRow, row.duplicate_of_id).signature
-
-
-def _describe_copied(other: Session, row: FindingRow) -> Said:
-    marked = row.status != merge.OPEN or row.note is not None
-    related = other.scalars(select(RelatedRow).where(RelatedRow.finding_id == row.id))
-    replays = other.scalars(select(ReplayRow).where(ReplayRow.finding_id == row.id).order_by(ReplayRow.id))
-    return Said(
-        names=tuple(other.scalars(select(FormerNameRow.signature).where(FormerNameRow.finding_id == row.id))),
-        hits=row.hits,
-        first_seen=row.first_seen,
-        last_seen=row.last_seen,
-        mark=Mark(get_status(row.status), row.issue, find_original(other, row), row.note) if marked else None,
-        searched=row.searched,
-        queries=tuple(row.queries or ()),
-        related=tuple(make_record(Related, link) for link in related),
-        replays=tuple((make_record(Replay, replay), replay.created) for replay in replays),
-    )
 
 
 def _columns(row: EnvironmentRow | CampaignRow | CoverageRow | UmbrellaRow, *left_out: str) -> dict[str, object]:

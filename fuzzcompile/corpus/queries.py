@@ -24,14 +24,17 @@ from fuzzcompile.corpus.models import (
     ReplayRow,
     ReproducerRow,
     RunRow,
+    UmbrellaRow,
 )
 from fuzzcompile.corpus.records import (
     Coverage,
     Finding,
     FindingSummary,
     Related,
+    Replay,
     Reproducer,
     StoredReplay,
+    Umbrella,
     UnknownFindingError,
     UntrustedError,
     public_id,
@@ -301,6 +304,44 @@ def reproducer_record(session: Session, row: ReproducerRow) -> Reproducer:
     """The record of a reproducer, with what its case and its environment are."""
     case = None if row.case_id is None else session.get_one(CaseRow, row.case_id).sha256
     return make_record(Reproducer, row, case_sha256=case, environment=collect_details(session, row.environment_id))
+
+
+def list_names(session: Session, row: FindingRow) -> list[str]:
+    """The signatures of a finding: its own, then those that it had, and those of findings merged into it."""
+    former = select(FormerNameRow.signature).where(FormerNameRow.finding_id == row.id).order_by(FormerNameRow.id)
+    return list(dict.fromkeys([row.signature, *session.scalars(former)]))
+
+
+def describe_finding(session: Session, row: FindingRow) -> dict[str, object]:
+    """What ``finding.json`` says of a finding besides its reports and its programs, in JSON's own types."""
+    related = select(RelatedRow).where(RelatedRow.finding_id == row.id).order_by(RelatedRow.score.desc())
+    replays = session.scalars(select(ReplayRow).where(ReplayRow.finding_id == row.id).order_by(ReplayRow.id))
+    group = None if row.umbrella is None else session.get(UmbrellaRow, row.umbrella)
+    mark = row.umbrella and vars(Umbrella(row.umbrella) if group is None else make_record(Umbrella, group))
+    original = None if row.duplicate_of_id is None else session.get_one(FindingRow, row.duplicate_of_id)
+    return {
+        "names": list_names(session, row),
+        "signature": row.signature,
+        "status": row.status,
+        "issue": row.issue,
+        "note": row.note,
+        "umbrella": row.umbrella,
+        "severity": row.severity,
+        "verdict": row.verdict,
+        "confidence": row.confidence,
+        "hits": row.hits,
+        "umbrella_mark": mark or None,
+        "duplicate_of": original and original.signature,
+        "first_seen": row.first_seen.isoformat(),
+        "last_seen": row.last_seen.isoformat(),
+        "searched": row.searched and row.searched.isoformat(),
+        "queries": row.queries,
+        "related": [vars(make_record(Related, link)) for link in session.scalars(related)],
+        "replays": [
+            {**vars(make_record(Replay, each, runs=list(each.runs))), "created": each.created.isoformat()}
+            for each in replays
+        ],
+    }
 
 
 def environment_of_runs(session: Session, row: FindingRow, shown: ReproducerRow | None) -> dict[str, object]:

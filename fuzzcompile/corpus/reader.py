@@ -21,7 +21,6 @@ from fuzzcompile.corpus.models import (
     CoverageRow,
     EnvironmentRow,
     FindingRow,
-    FormerNameRow,
     RelatedRow,
     ReplayRow,
     ReproducerRow,
@@ -34,11 +33,13 @@ from fuzzcompile.corpus.queries import (
     Since,
     collect_details,
     count_distinct,
+    describe_finding,
     environment_of_runs,
     finding_id,
     finding_records,
     first_reached,
     list_conditions,
+    list_names,
     make_record,
     news,
     overview,
@@ -329,9 +330,12 @@ class Reader(Transacting):
     @reads
     def names_of(self, session: Session, finding: str | int) -> list[str]:
         """The signatures of a finding: its own, then those that it had, and those of findings merged into it."""
-        row = session.get_one(FindingRow, finding_id(session, finding))
-        former = select(FormerNameRow.signature).where(FormerNameRow.finding_id == row.id).order_by(FormerNameRow.id)
-        return list(dict.fromkeys([row.signature, *session.scalars(former)]))
+        return list_names(session, session.get_one(FindingRow, finding_id(session, finding)))
+
+    @reads
+    def describe(self, session: Session, finding: str | int) -> dict[str, object]:
+        """What ``finding.json`` says of a finding (`fuzzcompile.corpus.queries.describe_finding`)."""
+        return describe_finding(session, session.get_one(FindingRow, finding_id(session, finding)))
 
     @reads
     def environment_of(self, session: Session, finding: str | int) -> dict[str, object]:

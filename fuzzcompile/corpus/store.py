@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from uuid import uuid4
@@ -17,7 +17,7 @@ from fuzzcompile.corpus import export as exporting
 from fuzzcompile.corpus import imports, maintenance, transactions
 from fuzzcompile.corpus import queries as trusting
 from fuzzcompile.corpus.connection import connect, keep_trying, shrink, writes
-from fuzzcompile.corpus.imports import Arrived, Copied, Export, original_in, put_export, settle_duplicates
+from fuzzcompile.corpus.imports import Arrived, Copied, Duplicate, Export, put_export, put_finding, settle_duplicates
 from fuzzcompile.corpus.location import describe, find_file, require_file, resolve
 from fuzzcompile.corpus.maintenance import Freed, bring_up_to_date
 from fuzzcompile.corpus.models import CampaignRow, FindingRow, RunRow
@@ -187,16 +187,21 @@ class Store(Reader):
         One that cannot be imported is refused, with the reason; the others go on. Unless ``trusted``, their sources are
         marked (`fuzzcompile.corpus.queries`).
         """
-        originals: list[tuple[str, str | None]] = []
-        for export in exports:
+        yield from self._take((export.name, partial(put_export, export=export, trusted=trusted)) for export in exports)
+
+    def _take(
+        self, findings: Iterable[tuple[str, Callable[[Session], tuple[Arrived, Duplicate]]]]
+    ) -> Iterator[Arrived]:
+        duplicates = list[Duplicate]()
+        for name, put in findings:
             try:
-                arrived = self.write(put_export, export, trusted=trusted)
+                arrived, duplicate = self.write(put)
             except ValueError as error:
-                arrived = Arrived(export.name, "refused", why=str(error))
+                yield Arrived(name, "refused", why=str(error))
             else:
-                originals.append(original_in(export))
-            yield arrived
-        self.write(settle_duplicates, originals)
+                duplicates.append(duplicate)
+                yield arrived
+        self.write(settle_duplicates, duplicates)
 
     def copy(
         self, other: Store, on_progress: Callable[[Copied, int], object], *, trusted: bool = False
@@ -208,7 +213,7 @@ class Store(Reader):
         """
         if other.location == self.location:
             raise UsageError(f"{other.location} is the corpus itself: name another to import from.")
-        before = {finding.id for finding in self.summaries()}
+        before = {finding.public_id for finding in self.summaries()}
         with other.read() as source:
             copied, total = Copied(trusted), source.scalar(select(func.count()).select_from(RunRow)) or 0
             self.write(imports.put_campaigns, source, copied)
@@ -218,23 +223,11 @@ class Store(Reader):
                 last = runs[-1][0].id
                 source.expunge_all()
                 on_progress(copied, total)
-            yield from self._copy_findings(source, before, trusted=trusted)
+            rows = source.scalars(select(FindingRow).order_by(FindingRow.id)).all()
+            put = partial(put_finding, other=source, before=before, trusted=trusted)
+            yield from self._take((f"{public_id(row.id)} {row.signature}", partial(put, row=row)) for row in rows)
             self.write(imports.put_coverage, source)
             self.write(imports.put_groups, source)
-
-    def _copy_findings(self, source: Session, before: set[int], *, trusted: bool) -> Iterator[Arrived]:
-        originals = list[tuple[str, str | None]]()
-        for row in source.scalars(select(FindingRow).order_by(FindingRow.id)).all():
-            try:
-                arrived = self.write(imports.put_finding, source, row, trusted=trusted)
-            except ValueError as error:
-                arrived = Arrived(f"{public_id(row.id)} {row.signature}", "refused", why=str(error))
-            else:
-                originals.append((row.signature, imports.find_original(source, row)))
-                known = any(arrived.finding == public_id(key) for key in before)
-                arrived = replace(arrived, how="known" if known else "new")
-            yield arrived
-        self.write(settle_duplicates, originals)
 
     def collect(self, before: datetime, *, dry: bool = False) -> Freed:
         """Drop what clean cases hold that were last judged before a moment (`fuzzcompile.corpus.maintenance.collect`).

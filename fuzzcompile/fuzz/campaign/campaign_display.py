@@ -293,6 +293,7 @@ def _make_panel(event: Tick, budget: CampaignBudget | None) -> RenderableType:
         facts.add_row("dashboard", event.cluster.dashboard or "none")
     workers = Table.grid(padding=(0, 2))
     for worker in event.workers[:_MOST_WORKERS]:
-        doing = f"{worker.task} ({worker.seconds:.0f} s)" if worker.task else "idle"
+        task, since = worker.task or ("" if worker.ready else "starting"), worker.busy_since
+        doing = f"{task} ({time.monotonic() - since if since is not None else 0.0:.0f} s)" if task else "idle"
         workers.add_row(f"worker {worker.slot}", worker.device, doing)
     return Group(facts, workers)

@@ -50,7 +50,6 @@ from fuzzcompile.fuzz.campaign.campaign_events import (
     Started,
     Tick,
     Trouble,
-    WorkerActivity,
 )
 from fuzzcompile.fuzz.campaign.campaign_outputs import keep_reproducer, write_draft
 from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
@@ -82,6 +81,8 @@ from fuzzcompile.model.verdicts import CoverageCount, Verdict
 from fuzzcompile.programs.shrink.outcome import MinimizeResult
 from fuzzcompile.report.verdict_text import name_culprit
 from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
+from fuzzcompile.run.pool.worker_pool import TaskPool
+from fuzzcompile.run.pool.worker_slot import WorkerState
 
 if TYPE_CHECKING:
     from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
@@ -262,8 +263,7 @@ class CampaignEngine:
     """Runs one campaign, which is the row ``campaign`` in the corpus.
 
     Results depend on ``environment`` (:func:`fuzzcompile.run.device.describe_environment`). ``clock`` runs from the
-    start of the command; ``describe_workers`` tells the activity of the executor's workers, for display only;
-    ``cluster`` is the executor again, if it is one, whose workers come and go.
+    start of the command; ``cluster`` is the executor again, if it is one, whose workers come and go.
     """
 
     def __init__(
@@ -275,12 +275,11 @@ class CampaignEngine:
         *,
         campaign: int,
         clock: BudgetClock | None = None,
-        describe_workers: Callable[[], Sequence[WorkerActivity]] = lambda: (),
         cluster: ClusterPool | None = None,
     ) -> None:
         self.settings = settings
         self.store = store
-        self.describe_workers = describe_workers
+        self._list_workers = executor.workers if isinstance(executor, TaskPool) else list[WorkerState]
         self._cluster = cluster
         self._clock = clock or BudgetClock(settings.budget)
         self._bookkeeping = Bookkeeping(settings, store, campaign, environment, self._clock)
@@ -339,7 +338,7 @@ class CampaignEngine:
                     yield from self._cluster.changes()
                     state = self._cluster.state
                     self._bookkeeping.workers = state.slots
-                yield Tick(self._bookkeeping.make_tally(), self.describe_workers(), state)
+                yield Tick(self._bookkeeping.make_tally(), self._list_workers(), state)
         finally:
             self._left = self._collect_leftovers()
 

@@ -11,16 +11,7 @@ from fuzzcompile.fuzz.cluster.cluster_state import Change, ClusterState
 from fuzzcompile.fuzz.focus.focus_request import FocusTally
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.programs.shrink.outcome import MinimizeResult
-
-
-@dataclass(frozen=True)
-class WorkerActivity:
-    """The activity of one worker: ``task`` is None while it is idle, ``seconds`` is how long the task has run."""
-
-    slot: int
-    device: str
-    task: str | None
-    seconds: float
+from fuzzcompile.run.pool.worker_slot import WorkerState
 
 
 @dataclass(frozen=True)
@@ -112,7 +103,7 @@ class Tick:
     """Time passed: the current counters, workers and, if there is one, cluster."""
 
     tally: CampaignTally
-    workers: Sequence[WorkerActivity]
+    workers: Sequence[WorkerState]
     cluster: ClusterState | None = None
 
 

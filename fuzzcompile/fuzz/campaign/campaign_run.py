@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import closing, contextmanager, nullcontext
@@ -16,7 +15,7 @@ from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.worker.local_pool import open_pool
 from fuzzcompile.fuzz.campaign.budget import BudgetClock
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
-from fuzzcompile.fuzz.campaign.campaign_events import Event, Finished, WorkerActivity
+from fuzzcompile.fuzz.campaign.campaign_events import Event, Finished
 from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
 from fuzzcompile.fuzz.campaign.case_sources import (
     GeneratorSource,
@@ -175,19 +174,6 @@ class CampaignWorkers:
             )
         return programs, notes
 
-    def list_activity(self) -> list[WorkerActivity]:
-        """Return the current activity of each worker, for display."""
-        now = time.monotonic()
-        return [
-            WorkerActivity(
-                state.slot,
-                state.device,
-                state.task if state.ready else state.task or "starting",
-                now - state.busy_since if state.busy_since is not None else 0.0,
-            )
-            for state in self.pool.workers()
-        ]
-
 
 @contextmanager
 def start_workers(conditions: Conditions, workers: int, budget: BudgetClock) -> Iterator[CampaignWorkers]:
@@ -284,7 +270,6 @@ def run_campaign(
             environment,
             campaign=campaign,
             clock=clock,
-            describe_workers=started.list_activity,
             cluster=started.cluster,
         )
         interrupted, why = False, None

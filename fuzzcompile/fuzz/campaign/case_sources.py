@@ -269,15 +269,17 @@ class OperatorSweep(CaseSource):
         for number in (batch, batch + 1):
             if number not in self._batches:
                 self._batches[number] = self.write(self.cells[number * _BATCH : (number + 1) * _BATCH])
-        alone = [self.cells[index]]
-        for ask in (lambda: self._batches[batch].result()[place], lambda: self.write(alone).result()[0]):
-            try:  # alone, once its batch has cost a worker
-                return ask()
-            except WorkerStartFailed as error:
-                raise make_start_error(error) from error
-            except WorkerFailed:
-                continue
-        return CellSource(left_out={"groups of samples over which a worker is lost in eager mode": 1})
+        cell = _await_cell(self._batches[batch], place) or _await_cell(self.write([self.cells[index]]), 0)
+        return cell or CellSource(left_out={"groups of samples over which a worker is lost in eager mode": 1})
+
+
+def _await_cell(written: Future[list[CellSource]], place: int) -> CellSource | None:
+    try:
+        return written.result()[place]
+    except WorkerStartFailed as error:
+        raise make_start_error(error) from error
+    except WorkerFailed:
+        return None
 
 
 @contextmanager

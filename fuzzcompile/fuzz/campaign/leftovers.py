@@ -53,8 +53,9 @@ class LeftCase:
 
 def _restore(kept: Mapping[str, Any]) -> DrawnCase:
     """Return a case from its fields as the corpus keeps them, with lists for tuples."""
-    values = {field.name: kept[field.name] for field in fields(DrawnCase)}
-    return DrawnCase(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    values: dict[str, Any] = {field.name: kept[field.name] for field in fields(DrawnCase)}
+    values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return DrawnCase(**values)
 
 
 @dataclass(frozen=True)

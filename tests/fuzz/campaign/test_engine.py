@@ -147,7 +147,7 @@ def test_the_summary_of_a_campaign_that_the_machine_ends_says_why(tmp_path):
     executor = Full()
     executor.kill_workers, executor.capacity = lambda: None, 1
     around = SimpleNamespace(environment={"torch": TORCH, "device": "cpu"}, numerics={})
-    started = SimpleNamespace(pool=executor, surroundings=around, list_activity=list, cluster=None)
+    started = SimpleNamespace(pool=executor, surroundings=around, cluster=None)
     settings = CampaignSettings(
         CampaignBudget(cases=40), 0, Profile(), "cpu", 1, TORCH, drafts=tmp_path, source=Numbers(), mix="full"
     )
