@@ -6,6 +6,7 @@ which the culprit still works, rightly, therefore come first; then those that it
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ import torch
 from fuzzcompile.diagnosis.probe import SignatureLock, probe_case
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.model.contract import CauseJson, ReportJson
-from fuzzcompile.model.culprit_contract import read_details
+from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.signatures import drop_fingerprint, has_fingerprints, parse_fingerprint
 from fuzzcompile.model.stages import GRAPH_STAGES
 from fuzzcompile.model.thresholds import NEARER_TO_NEIGHBOUR
@@ -43,20 +44,16 @@ _SMALL = 30
 def generate_windows(
     programs: Sequence[Program], lines: Collection[int], last: int | None, ordinal: int
 ) -> Iterator[Program]:
-    """Parts of the programs that may show a bug, the likeliest first.
+    """Parts of captured graphs that may show a bug, the likeliest first.
 
-    Args:
-        programs: captured graphs with recorded inputs.
-        lines: the user's lines that the culprit worked on.
-        last: the line of its site; None if that is not known.
-        ordinal: which of the matches of that line it is, counted from 1.
+    The culprit worked on the user's ``lines``; its site is match ``ordinal`` (from 1) of line ``last``, if known.
     """
-    parts = [_parts(program, lines, last, ordinal) for program in programs]
+    parts = [_list_parts(program, lines, last, ordinal) for program in programs]
     likely = [window for found in parts for window in found[:2]]
     whole = [use_plain_names(program) for program in programs if program.size[0] <= _SMALL]
     rest = [window for found in parts for window in found[2:]]
     for program in (*likely, *whole, *rest):
-        simple = with_plain_inputs(program)
+        simple = _with_plain_inputs(program)
         yield simple
         if simple != program:
             yield program
@@ -64,44 +61,42 @@ def generate_windows(
 
 def shrink_window(program: Program) -> Iterator[Program]:
     """The window without a statement at one of its ends, the last ones first."""
-    return (part for part in _shorter(program) if part.statements)
-
-
-def _shorter(program: Program) -> Iterator[Program]:
-    outputs = program.output_refs()
+    outputs, shorter = program.output_refs(), list[Program]()
     for statement in reversed(program.statements):
-        used = statement.refs()
-        if statement.name in outputs and len(outputs) == 1 and _is_plain(statement) and len(set(used)) == 1:
-            yield replace(program, outputs=Ref(used[0])).without_dead_code()
+        used = set(statement.refs())
+        if [statement.name] == outputs and _is_plain(statement) and len(used) == 1:
+            shorter.append(replace(program, outputs=Ref(used.pop())).without_dead_code())
+    yield from (part for part in shorter if part.statements)
     values = evaluate(program).values
     given = {input_.name for input_ in program.inputs}
     for statement in program.statements:
-        value = values.get(statement.name)
-        first = given.issuperset(statement.refs()) and statement.name not in outputs
-        if first and _is_plain(statement) and isinstance(value, torch.Tensor):
-            yield with_plain_inputs(_cut(program, [s for s in program.statements if s is not statement], values))
+        first = given.issuperset(statement.refs()) and statement.name not in outputs and _is_plain(statement)
+        if first and isinstance(values.get(statement.name), torch.Tensor):
+            kept = {each.name for each in program.statements} - {statement.name}
+            part = _with_plain_inputs(_cut(program, kept, values))
+            yield from [part] if part.statements else []
 
 
-def with_plain_inputs(program: Program) -> Program:
-    """The program with random numbers in place of recorded ones; short lists of whole numbers are written out."""
-    return program.map_inputs(_plain_input)
+def _with_plain_inputs(program: Program) -> Program:
+    """Random numbers in place of recorded ones; short lists of whole numbers are written out."""
 
+    def simplify(input_: Input) -> Input:
+        if input_.fill != "recorded" or input_.values is None:
+            return input_
+        if input_.dtype.is_floating_point or input_.dtype.is_complex:
+            return replace(input_, fill="randn", values=None)
+        return replace(input_, fill="literal") if 0 < input_.values.numel() <= MOST_LITERALS else input_
 
-def _plain_input(input_: Input) -> Input:
-    if input_.fill != "recorded" or input_.values is None:
-        return input_
-    if input_.dtype.is_floating_point or input_.dtype.is_complex:
-        return replace(input_, fill="randn", values=None)
-    return replace(input_, fill="literal") if 0 < input_.values.numel() <= MOST_LITERALS else input_
+    return program.map_inputs(simplify)
 
 
 def _is_plain(statement: Statement) -> bool:
     return statement.form not in ("enter", "exit", "setitem") and not statement.writes
 
 
-def _parts(program: Program, lines: Collection[int], last: int | None, ordinal: int) -> list[Program]:
+def _list_parts(program: Program, lines: Collection[int], last: int | None, ordinal: int) -> list[Program]:
     """The windows of one program: what ends in the match, in all matches of the lines, in each of the others."""
-    ends = _ends(program, lines, last, ordinal)
+    ends = _find_ends(program, lines, last, ordinal)
     if not ends:
         return []
     values = evaluate(program).values
@@ -110,7 +105,7 @@ def _parts(program: Program, lines: Collection[int], last: int | None, ordinal: 
     return [use_plain_names(window) for window in cut if window.statements]
 
 
-def _ends(program: Program, lines: Collection[int], last: int | None, ordinal: int) -> list[str]:
+def _find_ends(program: Program, lines: Collection[int], last: int | None, ordinal: int) -> list[str]:
     """Names of the results that windows may end in: those of the culprit's line that no statement of a line uses."""
     at = [s for s in program.statements if s.line == last] or [s for s in program.statements if s.line in lines]
     inner = {name for statement in at for name in statement.refs()}
@@ -119,45 +114,38 @@ def _ends(program: Program, lines: Collection[int], last: int | None, ordinal: i
     return [*first, *(name for name in found if name not in first)]
 
 
-def _find_reaching(program: Program, lines: Collection[int], ends: Collection[str]) -> list[Statement]:
-    """The statements of the lines through which the results ``ends`` are reached, and contexts around them."""
-    made = {statement.name: statement for statement in program.statements}
-    wanted, waiting = set[str](), [*ends]
-    while waiting:
-        statement = made.get(waiting.pop())
-        if (
-            statement is not None
-            and statement.name not in wanted
-            and (statement.line in lines or statement.name in ends)
-        ):
-            wanted.add(statement.name)
-            waiting.extend(statement.refs())
-    return [s for s in program.statements if s.name in wanted or s.form in ("enter", "exit")]
+def _find_reaching(program: Program, lines: Collection[int], ends: Collection[str]) -> set[str]:
+    """The statements of the lines through which the results ``ends`` are reached."""
+    wanted, reached = set(ends), set[str]()
+    for statement in reversed(program.statements):
+        if statement.name in ends or (statement.name in wanted and statement.line in lines):
+            reached.add(statement.name)
+            wanted.update(statement.refs())
+    return reached
 
 
-def _cut(
-    program: Program, statements: Sequence[Statement], values: Mapping[str, object], outputs: Sequence[str] = ()
-) -> Program:
-    """The statements as a program, whose further inputs are the recorded values of what they use."""
-    kept, grads = {statement.name for statement in statements}, _find_requiring_grad(program)
-    results = tuple(Ref(name) for name in outputs)
+def _cut(program: Program, kept: Collection[str], values: Mapping[str, object], outputs: Sequence[str] = ()) -> Program:
+    """These statements as a program whose further inputs are the recorded values of what they use."""
+    results = tuple(map(Ref, outputs))
     tree = program.outputs if not results else results if len(results) > 1 else results[0]
     window = replace(program, outputs=tree, as_module=False)
-    for name in (statement.name for statement in program.statements if statement.name not in kept):
-        value = values.get(name)
-        if not isinstance(value, tuple | list):  # several tensors at once: what makes them belongs to the window
-            window = give_value(window, name, value) or window
-    inputs = {input_.name for input_ in program.inputs}
+    for statement in reversed(program.statements):
+        value, block = values.get(statement.name), statement.form in ("enter", "exit")
+        # What makes several tensors at once belongs to the window, and so do the contexts around it.
+        if statement.name not in kept and not block and not isinstance(value, tuple | list):
+            window = give_value(window, statement.name, value) or window
+    place = {statement.name: number for number, statement in enumerate(program.statements)}
+    grads = _find_requiring_grad(program)
 
     def mark(input_: Input) -> Input:
-        wanted = input_.name in grads and input_.dtype.is_floating_point
-        return input_ if input_.name in inputs else replace(input_, requires_grad=wanted)
+        marked = input_.name in grads and input_.dtype.is_floating_point
+        return replace(input_, requires_grad=marked) if input_.name in place else input_
 
+    window = replace(window, inputs=tuple(sorted(window.inputs, key=lambda given: place.get(given.name, -1))))
     return window.map_inputs(mark).without_dead_code()
 
 
 def _find_requiring_grad(program: Program) -> set[str]:
-    """Names of the values that gradients flow through."""
     if not (program.settings.get("BACKWARD") or program.settings.get("GRAD") == "enabled"):
         return set()
     names = {input_.name for input_ in program.inputs if input_.requires_grad}
@@ -184,13 +172,9 @@ class CulpritActivity(IntEnum):
 
 @dataclass(frozen=True)
 class ScreenResult:
-    """The result of compiling a program without code generation.
+    """What a program showed, compiled without code generation: the bug, or nothing wrong at all (``right``).
 
-    Attributes:
-        shows: it has the bug that is looked into.
-        right: nothing is wrong with it.
-        still: what the culprit did.
-        outputs: what the compiled program returned; empty if it raised.
+    ``still`` is what the culprit did; the ``outputs`` are empty if the compiled program raised.
     """
 
     shows: bool
@@ -208,152 +192,119 @@ class Screener(Protocol):
 
 @dataclass
 class _Budget:
-    looker: Screener
+    screener: Screener
     deadline: float | None
 
-    def looks(self, programs: Iterable[Program], most: int) -> Iterable[tuple[Program, ScreenResult]]:
-        """The first programs, each with what it shows, as long as there is time."""
-        for _, program in zip(range(most), programs, strict=False):
+    def screen(self, programs: Iterable[Program], most: int) -> Iterator[tuple[Program, ScreenResult]]:
+        for program in itertools.islice(programs, most):
             if self.deadline is not None and time.monotonic() >= self.deadline:
                 return
-            yield program, self.looker.screen(program)
+            yield program, self.screener.screen(program)
 
 
 def find_cause(
     report: ReportJson,
     programs: Sequence[Program],
-    looker: Screener,
+    screener: Screener,
     *,
     known: Collection[str] = (),
     deadline: float | None = None,
 ) -> CauseJson | None:
     """The cause of the bug that a report shows; None if no change that was tried mends it.
 
-    Args:
-        report: names the culprit and its site.
-        programs: the case's captured graphs, with recorded inputs.
-        looker: compiles candidates.
-        known: fingerprints of causes to try first; one under which the culprit still matches is taken.
-        deadline: value of ``time.monotonic()`` after which nothing more is compiled.
+    ``programs`` are the case's captured graphs with recorded inputs. The causes with the fingerprints ``known`` are
+    tried first, and one under which the culprit still matches is taken. Nothing is compiled after ``deadline``, a value
+    of ``time.monotonic()``.
     """
     culprit = report.get("culprit")
     if not report.get("is_bug") or culprit is None or not has_fingerprints(culprit.get("stage")):
         return None
-    budget = _Budget(looker, deadline)
-    shows = _window(report, programs, budget, shrink=not known)
-    if shows is None:
+    budget = _Budget(screener, deadline)
+    candidates = budget.screen(generate_windows(programs, *_find_places(culprit)), _WINDOWS)
+    shown = next(((program, seen) for program, seen in candidates if seen.shows), None)
+    if shown is None:
         return None
-    window, shown = shows
+    window, seen = shown if known else _shrink(*shown, budget)
     verdict = Verdict(report["verdict"])
-    plain = verdict is Verdict.METADATA and _strides_alone(report)
-    change, still = _nearest(window, budget, known, verdict, settles="layout" if plain else None)
+    plain = verdict is Verdict.METADATA and _differs_in_strides_alone(report)
+    change, still = _find_nearest(window, budget, known, verdict, settles="layout" if plain else None)
     if change is None:
         return None
-    computes = verdict.kind == "values" and _matches_neighbour(window, change.program, shown)
-    return _describe_cause(change, still, computes="neighbour" if computes else None)
-
-
-def _window(
-    report: ReportJson, programs: Sequence[Program], budget: _Budget, *, shrink: bool
-) -> tuple[Program, ScreenResult] | None:
-    """The smallest part of the captured graphs that shows the bug, and what it showed; None if none does."""
-    candidates = budget.looks(generate_windows(programs, *_places(report)), _WINDOWS)
-    shown = next(((program, look) for program, look in candidates if look.shows), None)
-    return _shrink_window(*shown, budget) if shown is not None and shrink else shown
-
-
-def _shrink_window(best: Program, shown: ScreenResult, budget: _Budget) -> tuple[Program, ScreenResult]:
-    """Remove the statements at both ends of the window that the bug does not need."""
-    tried: list[Program] = []
-    while len(tried) < _SMALLER:
-        fresh = (program for program in shrink_window(best) if program not in tried)
-        for program, look in budget.looks(fresh, _SMALLER - len(tried)):
-            tried.append(program)
-            if look.shows:
-                best, shown = program, look
-                break
-        else:
-            break
-    return best, shown
-
-
-def _places(report: ReportJson) -> tuple[set[int], int | None, int]:
-    """The lines that the culprit worked on, that of its site, and the number of its match there."""
-    culprit = report.get("culprit") or {}
-    named = [str(line["source"]) for line in read_details(culprit).get("matched") or ()]
-    where, _, ordinal = (culprit.get("site") or "").partition(" #")
-    lines = {number for text in (*named, where) if (number := _line(text)) is not None}
-    return lines, _line(where), int(ordinal) if ordinal.isdigit() else 1
-
-
-def _line(text: str) -> int | None:
-    number = text.rpartition(":")[2]
-    return int(number) if number.isdigit() else None
-
-
-def _strides_alone(report: ReportJson) -> bool:
-    """Return whether only strides are wrong: a search on a known wrong layout finds nothing but the plain layout."""
-    outputs = (report.get("evidence") or {}).get("outputs") or ()
-    wrong = {output.get("finding") for output in outputs} - {None, "same", "close", "wild"}
-    return wrong == {"stride"}
-
-
-def _nearest(
-    window: Program, budget: _Budget, known: Collection[str], verdict: Verdict, *, settles: str | None = None
-) -> tuple[Change | None, CulpritActivity]:
-    """Find the most informative change among those that mend the bug.
-
-    A known change is taken at once if the culprit still matches, or if it is of the kind that ``settles`` the matter.
-    """
-    offered = sorted(generate_changes(window), key=lambda change: change.fingerprint not in known)
-    looks = budget.looks((change.program for change in offered), _NEIGHBOURS)
-    best: tuple[Change | None, CulpritActivity] = (None, CulpritActivity.ABSENT)
-    further = 0
-    for change, (_, look) in zip(offered, looks, strict=False):
-        further += best[0] is not None
-        if look.right and _is_informative(change, look.still, verdict) and _says_more(change, look.still, best):
-            best = change, look.still
-            known_again = change.fingerprint in known and (
-                look.still is not CulpritActivity.ABSENT or change.kind == settles
-            )
-            if known_again or (look.still is CulpritActivity.FIRES and not _is_weak(change)):
-                break
-        if further >= _FURTHER:
-            break
-    return best
-
-
-def _says_more(change: Change, still: CulpritActivity, best: tuple[Change | None, CulpritActivity]) -> bool:
-    """Return whether a change says more than the best so far; of two that say as much, the first is kept."""
-    return best[0] is None or (still, _is_weak(change)) < (best[1], _is_weak(best[0]))
-
-
-def _is_weak(change: Change) -> bool:
-    """Return whether a copy separates two operators, which may affect a pass by more than the layout."""
-    return change.hides and change.kind != "argument"
-
-
-def _is_informative(change: Change, still: CulpritActivity, verdict: Verdict) -> bool:
-    """Return whether a change that mends the bug says something about it.
-
-    An operator that is put into the middle of what a pattern matches always hides it; only of a wrong layout is the
-    plain layout the nearest that is right all the same.
-    """
-    if not change.hides or still is not CulpritActivity.ABSENT:
-        return True
-    return change.kind == "layout" and verdict is Verdict.METADATA
-
-
-def _describe_cause(change: Change, still: CulpritActivity, *, computes: str | None) -> CauseJson:
+    neighbour = verdict.kind == "values" and _matches_neighbour(window, change.program, seen)
     cause: CauseJson = {
         "fingerprint": change.fingerprint,
         "kind": change.kind,
         "before": change.before,
         "after": change.after,
         "still": still.name.lower(),
-        "computes": computes,
+        "computes": "neighbour" if neighbour else None,
     }
     return cause if change.program.is_recorded else {**cause, "neighbour": write_source(change.program)}
+
+
+def _shrink(best: Program, shown: ScreenResult, budget: _Budget) -> tuple[Program, ScreenResult]:
+    """Remove the statements at both ends of the window that the bug does not need."""
+    tried: list[Program] = []
+    smaller: tuple[Program, ScreenResult] | None = best, shown
+    while smaller is not None:
+        best, shown = smaller
+        smaller = None
+        fresh = (program for program in shrink_window(best) if program not in tried)
+        for program, seen in budget.screen(fresh, _SMALLER - len(tried)):
+            tried.append(program)
+            if seen.shows:
+                smaller = program, seen
+                break
+    return best, shown
+
+
+def _find_places(culprit: CulpritJson) -> tuple[set[int], int | None, int]:
+
+    def parse_line(text: str) -> int | None:
+        number = text.rpartition(":")[2]
+        return int(number) if number.isdigit() else None
+
+    named = [str(line["source"]) for line in read_details(culprit).get("matched") or ()]
+    where, _, ordinal = (culprit.get("site") or "").partition(" #")
+    lines = {number for text in (*named, where) if (number := parse_line(text)) is not None}
+    return lines, parse_line(where), int(ordinal) if ordinal.isdigit() else 1
+
+
+def _differs_in_strides_alone(report: ReportJson) -> bool:
+    """Return whether a search on a known wrong layout can find nothing but the plain layout."""
+    outputs = (report.get("evidence") or {}).get("outputs") or ()
+    return {output.get("finding") for output in outputs} - {None, "same", "close", "wild"} == {"stride"}
+
+
+def _find_nearest(
+    window: Program, budget: _Budget, known: Collection[str], verdict: Verdict, *, settles: str | None
+) -> tuple[Change | None, CulpritActivity]:
+    """Find the most informative change among those that mend the bug.
+
+    A known change is taken at once if the culprit still matches, or if it is of the kind that ``settles`` the matter.
+    Of two that say as much, the first is kept.
+    """
+    offered = sorted(generate_changes(window), key=lambda change: change.fingerprint not in known)
+    best: tuple[Change | None, CulpritActivity] = (None, CulpritActivity.ABSENT)
+    least, further = (CulpritActivity.ABSENT, True), 0
+    for change, (_, seen) in zip(offered, budget.screen((each.program for each in offered), _NEIGHBOURS), strict=False):
+        further += best[0] is not None
+        # A copy separates two operators, which may affect a pass by more than the layout.
+        weak = change.hides and change.kind != "argument"
+        # An operator that is put into the middle of what a pattern matches always hides it; only of a wrong layout is
+        # the plain layout the nearest that is right all the same.
+        layout = change.kind == "layout" and verdict is Verdict.METADATA
+        informative = not change.hides or seen.still is not CulpritActivity.ABSENT or layout
+        if seen.right and informative and (best[0] is None or (seen.still, weak) < least):
+            best, least = (change, seen.still), (seen.still, weak)
+            active = seen.still is not CulpritActivity.ABSENT
+            if change.fingerprint in known and (active or change.kind == settles):
+                break
+            if seen.still is CulpritActivity.FIRES and not weak:
+                break
+        if further >= _FURTHER:
+            break
+    return best
 
 
 def _matches_neighbour(window: Program, neighbour: Program, shown: ScreenResult) -> bool:
@@ -369,14 +320,12 @@ def _matches_neighbour(window: Program, neighbour: Program, shown: ScreenResult)
 
 
 def _run_in_eager(program: Program) -> list[torch.Tensor]:
-    """Return the tensors that a program returns in eager."""
     values = evaluate(program).values
     results = (values.get(name) for name in program.output_refs())
     return [value.double().cpu() for value in results if isinstance(value, torch.Tensor) and not value.is_complex()]
 
 
 def _distance(expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> float:
-    """The largest difference of two lists of tensors; infinite where their shapes differ."""
     if any(left.shape != right.shape for left, right in zip(expected, actual, strict=True)):
         return math.inf
     pairs = zip(expected, actual, strict=True)
@@ -405,13 +354,7 @@ def add_cause(
 ) -> TriageReport:
     """The report with its cause, where one is found, and with the key of its program: both make its signature.
 
-    Args:
-        report: the report on the case.
-        case: the case.
-        device: where it ran.
-        vetoes: rewrites that are refused throughout.
-        known: fingerprints of causes to try first.
-        deadline: value of ``time.monotonic()`` after which no compile is begun.
+    ``vetoes`` are rewrites that are refused throughout; ``known`` and ``deadline`` are as for :func:`find_cause`.
     """
     if not report.is_bug:
         return report
@@ -441,12 +384,10 @@ def add_cause(
 
 
 def known_causes(report: TriageReport, known: Collection[tuple[str, str]]) -> frozenset[str]:
-    """The fingerprints of known bugs that a hit may be.
+    """The fingerprints of the known bugs, each a signature and the kind of its verdict, that a hit may be.
 
-    Args:
-        report: the hit.
-        known: signatures of known bugs, each with the kind of its verdict. Only those of the report's kind count: a bug
-            that was proved to raise is yet to be proved where it gives wrong values.
+    Only those of the report's kind count: a bug that was proved to raise is yet to be proved where it gives wrong
+    values.
     """
     culprit = report.attribution.culprit
     if culprit is None or not report.attribution.known:
@@ -458,10 +399,7 @@ def known_causes(report: TriageReport, known: Collection[tuple[str, str]]) -> fr
 
 @dataclass
 class LocalScreener:
-    """Compiles candidates in this process, without code generation, and compares what they show with ``target``.
-
-    ``count`` says how many.
-    """
+    """Compiles candidates in this process, counts them, and compares what they show with ``target``."""
 
     target: SignatureLock
     device: torch.device
@@ -483,9 +421,9 @@ class LocalScreener:
         # Of wrong values, those are mended that another bug of the same pass leaves with other strides or memory.
         mended = Verdict(self.target.verdict).kind == "values" and probed.is_bug and probed.right_values
         right = probed.verdict in _RIGHT or (mended and probed.verdict in (Verdict.METADATA, Verdict.ALIASING))
-        return ScreenResult(self.target.matches(probed), right, self._still(probed.outcomes), probed.outputs)
+        return ScreenResult(self.target.matches(probed), right, self._find_activity(probed.outcomes), probed.outputs)
 
-    def _still(self, outcomes: Collection[tuple[str, str, str]]) -> CulpritActivity:
+    def _find_activity(self, outcomes: Collection[tuple[str, str, str]]) -> CulpritActivity:
         if self.target.stage not in GRAPH_STAGES:
             return CulpritActivity.FIRES  # the operator is there as before
         own = {how for stage, family, how in outcomes if stage == self.target.stage and family in self.target.families}
