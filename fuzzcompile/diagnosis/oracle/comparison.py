@@ -48,16 +48,11 @@ def compare(
     smallest_scale: float = 0.0,
     factor_of: DtypeFactor | None = None,
 ) -> Comparison:
-    """Compare one observable.
+    """Compare one observable of the eager and the compiled run with the float64 reference and perturbed eager runs.
 
-    Args:
-        eager: the value of the eager run, in its native dtype.
-        compiled: the value of the compiled run; None if that run has no value of this name.
-        reference: the float64 value; None if there is no reference, in which case eager stands in for it.
-        noisy: the values of the perturbed eager runs.
-        smallest_scale: absolute size below which a value counts as exactly zero (a gradient that vanishes by
-            symmetry consists of rounding only).
-        factor_of: what stands for ``ROUNDING_FACTOR``, by the dtype of the values.
+    Where there is no reference, eager stands in for it. Below ``smallest_scale`` a value counts as exactly zero (a
+    gradient that vanishes by symmetry consists of rounding only). ``factor_of`` stands for ``ROUNDING_FACTOR``, by the
+    dtype of the values.
     """
     if compiled is None:
         return Comparison(eager.name, eager.kind, "missing", detail=ONLY_EAGER)
@@ -68,27 +63,21 @@ def compare(
         return _with_aliases(_compare_objects(eager, compiled), eager, compiled)
     expected, actual = eager.value, compiled.value
     if expected.shape != actual.shape:
-        return _make_metadata_difference(
-            eager, "shape", str(ValuePair(str(tuple(expected.shape)), str(tuple(actual.shape))))
-        )
+        return _differ_in("shape", eager, tuple(expected.shape), tuple(actual.shape))
     comparison = _compare_tensors(eager, compiled, reference, noisy, smallest_scale, factor_of)
     if _values_agree(comparison):
         if expected.dtype != actual.dtype:
-            return _make_metadata_difference(eager, "dtype", str(ValuePair(str(expected.dtype), str(actual.dtype))))
+            return _differ_in("dtype", eager, expected.dtype, actual.dtype)
         if eager.form != compiled.form:
-            return _make_metadata_difference(
-                eager, "dtype", str(ValuePair(eager.form or "Tensor", compiled.form or "Tensor"))
-            )
+            return _differ_in("dtype", eager, eager.form or "Tensor", compiled.form or "Tensor")
         comparison = _with_aliases(comparison, eager, compiled)
         if comparison.finding != "alias" and eager.kind == "output" and eager.stride != compiled.stride:
             raises = _is_contiguous(expected.shape, eager.stride) and not _is_flat(actual.shape, compiled.stride)
-            detail = str(ValuePair(str(eager.stride), str(compiled.stride)))
-            return replace(_make_metadata_difference(eager, "stride", detail), view_raises=raises)
+            return replace(_differ_in("stride", eager, eager.stride, compiled.stride), view_raises=raises)
     return comparison
 
 
 def _is_contiguous(shape: Sequence[int], significant: Sequence[int]) -> bool:
-    """Return whether elements are contiguous, by the strides of the dimensions of more than one element."""
     expected, following = list[int](), 1
     for size in reversed([size for size in shape if size != 1]):
         expected.insert(0, following)
@@ -104,40 +93,31 @@ def _is_flat(shape: Sequence[int], significant: Sequence[int]) -> bool:
 
 
 def _values_agree(comparison: Comparison) -> bool:
-    """Return whether no value is known to be wrong: a suspicion must not hide a difference of metadata."""
     suspicion = comparison.finding == "far" and comparison.within_scaled_tolerance
     return suspicion or comparison.finding in ("same", "close", "wild")
 
 
 def _with_aliases(comparison: Comparison, eager: Value, compiled: Value) -> Comparison:
-    """The comparison, or a finding of "alias" if the values agree but share memory with different ones."""
     difference = describe_alias_difference(eager, compiled) if _values_agree(comparison) else None
     return comparison if difference is None else replace(comparison, finding="alias", detail=difference)
 
 
-def _make_metadata_difference(value: Value, finding: Finding, detail: str) -> Comparison:
-    return Comparison(value.name, value.kind, finding, detail=detail)
+def _differ_in(finding: Finding, value: Value, expected: object, actual: object) -> Comparison:
+    return Comparison(value.name, value.kind, finding, detail=str(ValuePair(str(expected), str(actual))))
 
 
 def _compare_objects(eager: Value, compiled: Value) -> Comparison:
     expected, actual = eager.value, compiled.value
     # By name: a make() that defines classes defines new ones at every call.
-    same_type = _type_name(expected) == _type_name(actual)
-    equal = _equal_objects(expected, actual)
-    if same_type and equal:
+    types, equal = [type(value).__qualname__ for value in (expected, actual)], _equal_objects(expected, actual)
+    if types[0] == types[1] and equal:
         return Comparison(eager.name, eager.kind, "same")
     numbers = isinstance(expected, _NUMBERS) and isinstance(actual, _NUMBERS)
     finding: Finding = "dtype" if equal and numbers else "integer"
-    shown = str(ValuePair(f"{_type_name(expected)} {expected!r:.80}", f"{_type_name(actual)} {actual!r:.80}"))
-    return Comparison(eager.name, eager.kind, finding, detail=shown)
-
-
-def _type_name(value: object) -> str:
-    return type(value).__qualname__
+    return _differ_in(finding, eager, f"{types[0]} {expected!r:.80}", f"{types[1]} {actual!r:.80}")
 
 
 def _equal_objects(expected: object, actual: object) -> bool:
-    """Return whether two objects are equal; objects without an ``__eq__`` count as equal."""
     if type(expected).__eq__ is object.__eq__:
         return True
     try:

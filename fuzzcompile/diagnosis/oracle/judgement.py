@@ -121,7 +121,8 @@ def _compare_all(runs: Observations) -> list[Comparison]:
     compiled, exact = runs.compiled.index_by_name(), runs.reference.index_by_name()
     # If eager is not deterministic, its own variation is noise like any other.
     noisy = [run.index_by_name() for run in (*runs.noisy, runs.again) if run.failure is None]
-    vanishing = VANISHING * _measure_largest_gradient(list(exact.values()))
+    gradients = (_measure_scale(value) for value in exact.values() if value.kind == "gradient")
+    vanishing = VANISHING * max(gradients, default=0.0)
     comparisons = []
     for value in runs.eager.values:
         reference = exact.get(value.name)
@@ -145,10 +146,6 @@ def _compare_all(runs: Observations) -> list[Comparison]:
     return comparisons
 
 
-def _measure_largest_gradient(values: Sequence[Value]) -> float:
-    return max((_measure_scale(value) for value in values if value.kind == "gradient"), default=0.0)
-
-
 def _measure_scale(value: Value | None) -> float:
     return metrics.rms(metrics.widen(value.value)) if value is not None and value.is_tensor else 0.0
 
@@ -159,7 +156,9 @@ def _choose_verdict(comparisons: Sequence[Comparison], runs: Observations) -> Ve
         return Verdict.EQUAL
     if "nonfinite" in findings:
         return Verdict.NONFINITE
-    wrong = {c.kind for c in comparisons if c.finding == "integer" or _is_too_far(c)}
+    # Farther than rounding explains, and beyond PyTorch's default tolerances as well.
+    far = [c for c in comparisons if c.finding == "far" and not c.within_scaled_tolerance]
+    wrong = {c.kind for c in comparisons if c.finding == "integer"} | {c.kind for c in far}
     if "output" in wrong or "mutation" in wrong:
         return Verdict.MISCOMPILE
     if wrong:
@@ -169,11 +168,6 @@ def _choose_verdict(comparisons: Sequence[Comparison], runs: Observations) -> Ve
     if "missing" in findings or findings & {"dtype", "shape", "stride"}:
         return Verdict.METADATA
     return Verdict.UNSTABLE if "wild" in findings else Verdict.ROUNDING
-
-
-def _is_too_far(comparison: Comparison) -> bool:
-    """Farther than rounding explains, and beyond PyTorch's default tolerances as well."""
-    return comparison.finding == "far" and not comparison.within_scaled_tolerance
 
 
 # Observations with values of another run in place of their own, so that the rest can be judged.

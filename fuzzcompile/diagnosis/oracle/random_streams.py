@@ -90,10 +90,8 @@ class DistributionDifference:
 def sample_run(observation: Observation, floors: Mapping[str, float] | None = None) -> dict[str, Sample]:
     """The values of a run that are numbers, summarised.
 
-    Args:
-        observation: the run.
-        floors: by name, the size up to which an element may be rounding alone, and counts as zero: of a gradient that
-            is zero by symmetry, two implementations leave other remains (:func:`measure_floors`).
+    ``floors`` are sizes by name up to which an element may be rounding alone, and counts as zero: of a gradient that is
+    zero by symmetry, two implementations leave other remains (:func:`measure_floors`).
     """
     floors = floors or {}
     kept = ((value.name, _sample_value(value, floors.get(value.name, 0.0))) for value in observation.values)
@@ -107,16 +105,12 @@ def measure_floors(eager: Observation, perturbed: Sequence[Observation]) -> dict
         moved = noisy.index_by_name()
         for value in eager.values:
             shifted = moved.get(value.name)
-            if shifted is not None and _is_comparable(value, shifted):
+            tensors = shifted is not None and value.is_tensor and shifted.is_tensor and value.value.is_floating_point()
+            if shifted is not None and tensors and value.value.shape == shifted.value.shape:
                 apart = metrics.widen(shifted.value) - metrics.widen(value.value)
                 largest = metrics.largest(apart.abs().nan_to_num(0.0, 0.0, 0.0))
                 floors[value.name] = max(floors.get(value.name, 0.0), ROUNDING_FACTOR * largest)
     return floors
-
-
-def _is_comparable(first: Value, second: Value) -> bool:
-    tensors = first.is_tensor and second.is_tensor
-    return tensors and first.value.is_floating_point() and first.value.shape == second.value.shape
 
 
 def find_varying(runs: Sequence[SampledRun]) -> tuple[str, ...]:
@@ -153,13 +147,7 @@ def rank_p_value(first: Sequence[float], second: Sequence[float]) -> float:
 def apply_distribution(
     comparison: Comparison, names: Sequence[str], differences: Sequence[DistributionDifference]
 ) -> Comparison:
-    """The comparison of one value as its distribution shows it; unchanged if it was not judged by distribution.
-
-    Args:
-        comparison: the comparison value by value.
-        names: the values that were judged by their distribution.
-        differences: what differs between the distributions.
-    """
+    """The comparison of a value as its distribution shows it; unchanged if it is not one of ``names``, judged so."""
     difference = next((each for each in differences if each.name == comparison.name), None)
     if difference is not None:
         return replace(
@@ -174,9 +162,6 @@ def apply_distribution(
     if comparison.name in names and comparison.finding == "same":
         return replace(comparison, finding="close", detail="random: the same distribution over seeds")
     return comparison
-
-
-# -- one value of one run ---------------------------------------------------------------------------
 
 
 def _sample_value(value: Value, floor: float = 0.0) -> Sample | None:
@@ -208,16 +193,9 @@ def _varies(samples: Sequence[Sample | None]) -> bool:
     first = samples[0]
     if first is None or any(sample is None for sample in samples):
         return True
-    return any(
-        sample.shape != first.shape
-        or sample.summaries != first.summaries
-        or not torch.equal(sample.elements, first.elements)
-        for sample in samples
-        if sample is not None
-    )
-
-
-# -- the tests --------------------------------------------------------------------------------------
+    others = [sample for sample in samples if sample is not None]
+    alike = all((other.shape, other.summaries) == (first.shape, first.summaries) for other in others)
+    return not (alike and all(torch.equal(other.elements, first.elements) for other in others))
 
 
 def _summary_difference(
@@ -316,14 +294,12 @@ def _share_mask(output: str, gradient: str, eager: Sequence[SampledRun]) -> bool
 
 
 def _mask_distance(output: Sample, gradient: Sample) -> float:
-    """The share of elements that are zero in only one of the two."""
     if output.elements.shape != gradient.elements.shape:
         return 1.0
     return float(((output.elements == 0) != (gradient.elements == 0)).double().mean())
 
 
 def _measure_scale(samples: Sequence[Sample]) -> float:
-    """RMS of a value over all its runs."""
     return math.sqrt(math.fsum(sample.summaries[3] ** 2 for sample in samples) / len(samples))
 
 

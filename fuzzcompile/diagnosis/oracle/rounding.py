@@ -111,42 +111,33 @@ def find_drift(
     bulk = _find_bulk_limit(runs)
     if bulk is None:
         return None
-    sums = _Sums(len(runs) - 1)
+    weight, products, squares = 0.0, *torch.zeros(2, len(runs) - 1, dtype=torch.float64)
     for exact, errors in _iter_usable(runs):
         kept = errors[1].abs() <= bulk
-        sums.add(exact[kept], [error[kept] for error in errors])
-    if sums.weight == 0.0 or not sums.are_finite:  # the squares of the numbers underflow or overflow
-        return None
-    eps = torch.finfo(eager.dtype).eps
+        held, off = exact[kept], torch.stack([error[kept] for error in errors])
+        weight += float(held.square().sum())
+        products += (off * held).sum(1)
+        squares += off.square().sum(1)
+    if weight == 0.0 or not all(map(math.isfinite, (weight, *products, *squares))):
+        return None  # the squares of the numbers underflow or overflow
+    eps, least = torch.finfo(eager.dtype).eps, factor / ROUNDING_FACTOR
     rtol, _ = metrics.DEFAULT_TOLERANCE.get(eager.dtype, (0.0, 0.0))
-    return _find_bias_drift(sums, eps, rtol, factor) or _find_rms_drift(sums, eps, rtol, factor)
-
-
-class _Sums:
-    """Σr², and Σe·r and Σe² of each run, over the elements added so far."""
-
-    def __init__(self, runs: int) -> None:
-        self.weight = 0.0
-        self.products = [0.0] * runs
-        self.squares = [0.0] * runs
-
-    @property
-    def are_finite(self) -> bool:
-        """Return whether none of the sums overflowed."""
-        return all(map(math.isfinite, (self.weight, *self.products, *self.squares)))
-
-    def add(self, exact: torch.Tensor, errors: Sequence[torch.Tensor]) -> None:
-        """Add the reference's values and every run's errors at some elements."""
-        self.weight += float(exact.square().sum())
-        for run, error in enumerate(errors):
-            self.products[run] += float((error * exact).sum())
-            self.squares[run] += float(error.square().sum())
+    own, measured, *noise = (products.abs() / weight).tolist()
+    usual = max(own, *noise, 0.0) + ROUNDED_BIAS * eps
+    if measured > SUSPICIOUS_BIAS * least * usual:
+        return Drift("a common factor is off by", own, measured, measured <= max(rtol, factor * usual))
+    own, measured, *noise = (squares / weight).sqrt().tolist()
+    perturbed, rounded = max(noise, default=0.0), max(own, ROUNDED_RMS * eps)
+    if measured <= SUSPICIOUS_RMS * least * max(rounded, PERTURBED_SHARE * perturbed):
+        return None
+    limit = max(rtol, factor * max(rounded, PERTURBED_SURELY * perturbed))
+    return Drift("RMS error is", own, measured, measured <= limit)
 
 
 def _iter_usable(runs: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
     """The first of ``runs`` and the differences of the rest from it, where it is not zero and all are finite."""
     for _, values in metrics.iter_pieces(*runs):
-        exact, *measured = (_flatten_complex(value) for value in values)
+        exact, *measured = (torch.view_as_real(each).flatten() if each.is_complex() else each for each in values)
         usable = exact != 0
         for value in (exact, *measured):
             usable &= torch.isfinite(value)
@@ -173,28 +164,6 @@ def _find_bulk_limit(runs: Sequence[torch.Tensor]) -> float | None:
     return float(ordered[last])
 
 
-def _find_bias_drift(sums: _Sums, eps: float, rtol: float, factor: float) -> Drift | None:
-    own, compiled, *noisy = (abs(product) / sums.weight for product in sums.products)
-    usual = max(own, *noisy, 0.0) + ROUNDED_BIAS * eps
-    if compiled <= SUSPICIOUS_BIAS * factor / ROUNDING_FACTOR * usual:
-        return None
-    return Drift("a common factor is off by", own, compiled, compiled <= max(rtol, factor * usual))
-
-
-def _find_rms_drift(sums: _Sums, eps: float, rtol: float, factor: float) -> Drift | None:
-    own, compiled, *noisy = (math.sqrt(square / sums.weight) for square in sums.squares)
-    perturbed = max(noisy, default=0.0)
-    rounded = max(own, ROUNDED_RMS * eps)
-    if compiled <= SUSPICIOUS_RMS * factor / ROUNDING_FACTOR * max(rounded, PERTURBED_SHARE * perturbed):
-        return None
-    limit = factor * max(rounded, PERTURBED_SURELY * perturbed)
-    return Drift("RMS error is", own, compiled, compiled <= max(rtol, limit))
-
-
-def _flatten_complex(wide: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(wide).flatten() if wide.is_complex() else wide
-
-
 # Compare floating-point (and complex) values against the reference.
 
 
@@ -207,18 +176,11 @@ def compare_floats(
     smallest_scale: float,
     factor: float = ROUNDING_FACTOR,
 ) -> Comparison:
-    """Compare eager's values ``expected`` with the compiled values ``actual``.
+    """Compare the values ``expected`` of ``eager``, in the dtype that both runs are held to, with the compiled ones.
 
-    NaN and infinities come first, then each element, then the norms. All tensors have one shape.
-
-    Args:
-        eager: the observable that ``expected`` belongs to.
-        expected: eager's values, in the dtype that both runs are held to.
-        actual: the compiled values.
-        exact: the float64 reference.
-        samples: the values of the perturbed eager runs.
-        smallest_scale: absolute size below which a value counts as exactly zero.
-        factor: see ``ROUNDING_FACTOR``.
+    NaN and infinities come first, then each element, then the norms. All tensors have one shape: ``exact`` is the
+    float64 reference, and ``samples`` are of perturbed eager runs. Below ``smallest_scale`` a value counts as exactly
+    zero.
     """
     # In this order, because each of these needs the memory of several of its results.
     within = metrics.within_scaled_tolerance(actual, expected, smallest_scale)
@@ -230,13 +192,17 @@ def compare_floats(
     bound = allowed.bound.clamp_(min=ALWAYS_ALLOWED * torch.finfo(expected.dtype).eps * smallest_scale)
     excess = metrics.compute_excess(error_compiled, bound)
     apart = metrics.distance(expected, actual)
-    drift, finding = None, _find_elementwise(broken, excess, apart, error_eager, scale, (expected, actual, exact))
-    if finding == "nonfinite":
-        excess = broken.to(excess.dtype)
-    elif finding == "far":
+    drift: Drift | None = None
+    finding: Finding = "close"
+    if bool(broken.any()):
+        finding, excess = "nonfinite", broken.to(excess.dtype)
+    elif bool((excess > 0).any()):
+        finding = "far"
         # Other elements may be beyond the tolerance and within rounding: one alone is not wrong, nor is the other.
         within = within or metrics.within_scaled_tolerance(actual, expected, smallest_scale, excess > 0)
-    elif finding == "close" and smallest_scale == 0.0:  # a result that is exactly zero is rounding throughout
+    elif _is_wild(apart, error_eager, scale, (expected, actual, exact)):
+        finding = "wild"
+    elif smallest_scale == 0.0:  # a result that is exactly zero is rounding throughout
         drift = find_drift(expected, actual, exact, samples, factor)
         if drift is not None:
             finding, within, excess = "far", drift.tolerable, error_compiled
@@ -261,28 +227,11 @@ def compare_floats(
 
 
 def _measure_errors(run: str, error: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> dict[str, Any]:
-    """Map the fields of a :class:`Comparison` for the errors of one run to their values."""
     return {
         f"max_error_{run}": metrics.largest(error),
         f"rms_error_{run}": metrics.rms(error),
         f"max_ulps_{run}": metrics.ulps(error, exact, dtype),
     }
-
-
-def _find_elementwise(
-    broken: torch.Tensor,
-    excess: torch.Tensor,
-    apart: torch.Tensor,
-    error_eager: torch.Tensor,
-    scale: float,
-    values: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-) -> Finding:
-    """Return the finding on single elements: NaN and infinities come first, then errors beyond their bound."""
-    if bool(broken.any()):
-        return "nonfinite"
-    if bool((excess > 0).any()):
-        return "far"
-    return "wild" if _is_wild(apart, error_eager, scale, values) else "close"
 
 
 def _is_wild(
@@ -364,7 +313,6 @@ def relative_change(before: object, after: object, *, unit: float = 0.0) -> floa
 
 
 def _is_same_memory(before: torch.Tensor, after: torch.Tensor) -> bool:
-    """Return whether both are the same elements: replays share the inputs that no graph wrote to."""
     if before is after:
         return True
     if type(before) is not torch.Tensor or type(after) is not torch.Tensor or before.dtype != after.dtype:
