@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -48,16 +48,10 @@ class Execution:
         """The first run."""
         return self.runs[0]
 
-    def list_watched_graphs(self, count: ReplayCount) -> list[WatchedGraph]:
-        """The lowered graphs with the calls of the first run, as far as they can be evaluated."""
-        calls = zip(self.ledger.lowered, self.calls[0], strict=False)
-        every = [WatchedGraph(self.ledger, lowered, count, number) for lowered, made in calls for number in range(made)]
-        return [look for look in every if look.is_usable]
-
 
 @dataclass
 class StrictCompiler:
-    """Makes the executions of a case under the strict settings, and counts them.
+    """Makes the executions of a case under the strict settings, and counts compiles and replays.
 
     ``vetoes`` are rewrites that are refused throughout; ``deadline`` is a value of ``time.monotonic()``.
     """
@@ -66,7 +60,8 @@ class StrictCompiler:
     device: torch.device
     vetoes: tuple[str, ...] = ()
     deadline: float | None = None
-    count: int = 0
+    compiles: int = 0
+    count: ReplayCount = field(default_factory=ReplayCount)
 
     @property
     def is_late(self) -> bool:
@@ -82,13 +77,14 @@ class StrictCompiler:
         if self.is_late:
             raise BitwiseOutOfTime
         case = case or self.case
-        self.count += 1
+        self.compiles += 1
         apart = [InductorSettings(_APART)] if control.stored else []
         how = _HOW.under(Veto(tuple(self.vetoes)), Lowered(control), *apart)
         observations, calls = list[Observation](), list[tuple[int, ...]]()
         with open_session(case.settings, how) as session:
             program = build(case, self.device)
-            for observation in self._run(case, program, session.compile(program.model), runs, session.describe_failure):
+            compiled = session.compile(program.model)
+            for observation in self._run(case, program, compiled, runs, session.describe_failure):
                 observations.append(observation)
                 calls.append(tuple(len(lowered.calls) for lowered in session.ledger.lowered))
         return Execution(session.ledger, tuple(observations), tuple(calls))
@@ -98,6 +94,13 @@ class StrictCompiler:
         case = case or self.case
         program = build(case, self.device)
         return list(self._run(case, program, program.model, runs))
+
+    def list_watched_graphs(self, execution: Execution) -> list[WatchedGraph]:
+        """The lowered graphs with the calls of the first run, as far as they can be evaluated."""
+        ledger = execution.ledger
+        calls = zip(ledger.lowered, execution.calls[0], strict=False)
+        every = [WatchedGraph(ledger, lowered, self.count, number) for lowered, made in calls for number in range(made)]
+        return [look for look in every if look.is_usable]
 
     def _run(
         self,
@@ -112,6 +115,16 @@ class StrictCompiler:
             if number:
                 kept.restore()
             yield observe(case, program, target, describe_failure=describe_failure)
+
+
+@dataclass(frozen=True)
+class StrictRuns:
+    """The runs that every promise is judged by: two in eager mode, and one compile, run twice."""
+
+    compiler: StrictCompiler
+    eager: Observation
+    again: Observation
+    compiled: Execution
 
 
 # The settings under which torch promises equal bits, as far as the installed torch has them.

@@ -19,7 +19,7 @@ from fuzzcompile.diagnosis.bitwise import bit_difference as bits
 from fuzzcompile.diagnosis.bitwise.execution import BitwiseOutOfTime
 from fuzzcompile.diagnosis.kernels.code_generators import find_generator
 from fuzzcompile.diagnosis.kernels.watched_graph import WatchedGraph, find_kernel, find_site
-from fuzzcompile.diagnosis.stages.ways import Pair, Sides, walk_pairs
+from fuzzcompile.diagnosis.stages.ways import Pair, PartedStep, Sides, walk_pairs
 from fuzzcompile.model.stages import CODEGEN, LOWERING, RUNTIME
 
 # One execution of a graph, each step on what it really read: its lowerings beside ATen, its kernels beside their loops.
@@ -92,9 +92,14 @@ def _compare_outputs(look: WatchedGraph, followed: ir_evaluation.ExecutionEvalua
         later = (name for kernel in lowered.kernels[stored.kernel + 1 :] for name in kernel.writes)
         if apart is not None and not any(renamed.get(name, name) == stored.buffer for name in later):
             what = f"output {node.name} is not what the kernel wrote: {apart}"
-            culprit = Culprit.from_operator(RUNTIME, None)
-            position = _find_position(lowered, node)
-            yield bits.Parting(lowered.frame, lowered.direction, culprit, apart, what, position=position)
+            yield _make_runtime_parting(lowered, apart, what, _find_position(lowered, node))
+
+
+def _make_runtime_parting(
+    lowered: LoweredGraph, apart: bits.BitDifference, what: str, position: int = 0
+) -> bits.Parting:
+    culprit = Culprit.from_operator(RUNTIME, None)
+    return bits.Parting(lowered.frame, lowered.direction, culprit, apart, what, position=position)
 
 
 def _find_position(lowered: LoweredGraph, node: fx.Node) -> int:
@@ -134,19 +139,12 @@ Why = Callable[[Kernel, str, Collection[str], bits.BitDifference], str | None]
 Project = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
 
 
-class TracedCall(NamedTuple):
-    """One call of a lowered graph."""
-
-    lowered: LoweredGraph
-    call: GraphCall
-
-
 class _Written(NamedTuple):
-    """A value that a kernel wrote to a buffer; its node, or else the last operator of the kernel."""
+    """A value that a kernel wrote to a buffer, for a node or else the last operator of the kernel; or an output."""
 
-    node: str
-    kernel: Kernel
-    buffer: str
+    name: str
+    node: str = ""
+    kernel: Kernel | None = None
 
 
 def take_whole(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor | None:
@@ -156,70 +154,66 @@ def take_whole(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor | None
 
 def find_first_parting(
     first: LoweredGraph,
-    second: Iterable[LoweredGraph],
+    others: Iterable[LoweredGraph],
     calls: Callable[[LoweredGraph], Iterable[tuple[GraphCall, GraphCall]]],
     why: Why,
     project: Project = take_whole,
 ) -> bits.Parting | None:
-    """The first operator whose values differ between calls of a graph and of the same graph among ``second``.
+    """The first operator whose values differ between calls of a graph and of the same graph among ``others``.
 
     Else the graph, where its kernels give the same bits and its outputs do not. ``why`` says why nothing is promised of
     a difference, and ``project`` which part of the first value the second is.
     """
-    partner = next((each for each in second if (each.frame, each.direction) == (first.frame, first.direction)), None)
-    for before, after in calls(partner) if partner is not None else ():
-        pair = TracedCall(first, before), TracedCall(partner or first, after)
-        parting = _find_in_kernels(*pair, why, project) or _find_behind_kernels(*pair, project)
+    second = next((each for each in others if (each.frame, each.direction) == (first.frame, first.direction)), None)
+    for before, after in calls(second) if second is not None else ():
+        compared: set[str] = set()
+        pairs = _pair_values(first, before, second or first, after, project, compared)
+        parting = Sides(walk_pairs(pairs), lambda parting: None, bits.measure_bits).find_parting()
         if parting is not None:
-            return parting
+            return _word_parting(first, parting, why, compared)
     return None
 
 
-def _find_in_kernels(first: TracedCall, second: TracedCall, why: Why, project: Project) -> bits.Parting | None:
-    lowered, nodes = first.lowered, ir_evaluation.map_buffers_to_nodes(first.lowered)
-    compared: set[str] = set()
-
-    def label(graph: LoweredGraph, buffer: str) -> str | None:
-        """What means the same operator in another compile; in the same compile, the buffer itself."""
-        if first.lowered is second.lowered:
-            return buffer
-        return graph.labels.get(ir_evaluation.map_buffers_to_nodes(graph).get(buffer, ""))
-
-    there = {label(second.lowered, buffer): value for (_, buffer), value in second.call.written.items()}
-
-    def pair_values() -> Iterator[Pair[_Written]]:
-        for (number, buffer), value in first.call.written.items():
-            kernel, name = lowered.kernels[number], label(lowered, buffer)
-            seen = there.get(name) if name is not None else None
-            part = project(value, seen) if seen is not None else None
-            if part is not None:
-                yield Pair(_Written(nodes.get(buffer) or next(reversed(kernel.nodes), ""), kernel, buffer), part, seen)
-                compared.add(buffer)
-
-    parting = Sides(walk_pairs(pair_values()), lambda parting: None, bits.measure_bits).find_parting()
-    if parting is None:
-        return None
+def _word_parting(
+    lowered: LoweredGraph, parting: PartedStep[_Written], why: Why, compared: Collection[str]
+) -> bits.Parting | None:
     at, left, right = parting.pair.at, parting.pair.left, parting.pair.right
-    node = lowered.find_node(at.node)
     assert isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
-    apart = bits.compare_bits(at.buffer, left, right)
-    if node is None or apart is None:
-        return None
-    stage = LOWERING if at.kernel.extern else CODEGEN
-    open_bits = why(at.kernel, at.buffer, compared, apart)
-    return make_parting(lowered, stage, node, apart, "the kernel's values differ", open_bits, at.kernel)
+    apart, node = bits.compare_bits(at.name, left, right), lowered.find_node(at.node)
+    assert apart is not None, "these bits part"
+    if at.kernel is None:
+        return _make_runtime_parting(lowered, apart, f"{at.name} of the graph, behind its kernels: {apart}")
+    stage, unpromised = LOWERING if at.kernel.extern else CODEGEN, why(at.kernel, at.name, compared, apart)
+    what = "the kernel's values differ"
+    return make_parting(lowered, stage, node, apart, what, unpromised, at.kernel) if node is not None else None
 
 
-def _find_behind_kernels(first: TracedCall, second: TracedCall, project: Project) -> bits.Parting | None:
-    for number, (value, seen) in enumerate(zip(first.call.outputs or (), second.call.outputs or (), strict=False)):
-        if isinstance(value, torch.Tensor) and isinstance(seen, torch.Tensor):
-            part = project(value, seen)
-            apart = bits.compare_bits(f"output {number}", part, seen) if part is not None else None
-            if apart is not None and not apart.only_payloads:
-                detail = f"output {number} of the graph, behind its kernels: {apart}"
-                culprit = Culprit.from_operator(RUNTIME, None)
-                return bits.Parting(first.lowered.frame, first.lowered.direction, culprit, apart, detail)
-    return None
+def _pair_values(
+    first: LoweredGraph,
+    before: GraphCall,
+    second: LoweredGraph,
+    after: GraphCall,
+    project: Project,
+    compared: set[str],
+) -> Iterator[Pair[_Written]]:
+    """What kernels wrote in two calls, then what the graphs returned; ``compared`` are the buffers that were paired."""
+
+    def label(graph: LoweredGraph, nodes: dict[str, str], buffer: str) -> str | None:
+        """What means the same operator in another compile; in the same compile, the buffer itself."""
+        return buffer if first is second else graph.labels.get(nodes.get(buffer, ""))
+
+    nodes, others = ir_evaluation.map_buffers_to_nodes(first), ir_evaluation.map_buffers_to_nodes(second)
+    there = {label(second, others, buffer): value for (_, buffer), value in after.written.items()}
+    for (number, buffer), value in before.written.items():
+        kernel, name = first.kernels[number], label(first, nodes, buffer)
+        seen = there.get(name) if name is not None else None
+        part = project(value, seen) if seen is not None else None
+        if part is not None:
+            yield Pair(_Written(buffer, nodes.get(buffer) or next(reversed(kernel.nodes), ""), kernel), part, seen)
+            compared.add(buffer)
+    for number, (output, returned) in enumerate(zip(before.outputs or (), after.outputs or (), strict=False)):
+        if isinstance(output, torch.Tensor) and isinstance(returned, torch.Tensor):
+            yield Pair(_Written(f"output {number}"), project(output, returned), returned)
 
 
 def single_out(parting: bits.Parting, finer: Callable[[], list[bits.Parting]]) -> bits.Parting:
