@@ -23,12 +23,13 @@ SCRIPT = "repro.py"
 class FinishedProcess:
     """A process that ended.
 
-    ``status`` is its exit status (-1 if it was ended after its time), ``output`` what it printed, and ``files`` the
-    text of the files asked for, as far as it wrote them.
+    ``status`` is its exit status (-1 if it was ended after its time), ``output`` what it printed, ``confirmed`` whether
+    it is a reproducer that showed its bug, and ``files`` the text of the files asked for, as far as it wrote them.
     """
 
     status: int
     output: str
+    confirmed: bool = False
     files: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -58,8 +59,8 @@ def run_alone(
         written = {name: Path(folder, name) for name in wanted if Path(folder, name).is_file()}
         kept = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in written.items()}
     if status is None:
-        return FinishedProcess(-1, f"{output}still running after {timeout:g} s\n", kept)
-    return FinishedProcess(status, output, kept)
+        return FinishedProcess(-1, f"{output}still running after {timeout:g} s\n", files=kept)
+    return FinishedProcess(status, output, files=kept)
 
 
 @functools.cache

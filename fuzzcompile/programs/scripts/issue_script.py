@@ -15,7 +15,7 @@ from fuzzcompile.model.contract import COMPILE, ReportJson, RungJson, ShownJson,
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.verdicts import Verdict
-from fuzzcompile.programs.scripts.clean_process import collect_environment
+from fuzzcompile.programs.scripts.clean_process import FinishedProcess, collect_environment
 from fuzzcompile.programs.scripts.ladder import (
     BACKENDS,
     climb_ladder,
@@ -25,7 +25,6 @@ from fuzzcompile.programs.scripts.ladder import (
 )
 from fuzzcompile.programs.scripts.plain_script import choose_input_kinds, generate_plain_scripts, may_show_on_cuda
 from fuzzcompile.programs.scripts.reproducer import (
-    ReproducerConfirmation,
     blames_custom,
     build_reproducer,
     choose_script,
@@ -102,7 +101,7 @@ def show(
 
 
 def _confirm(reproducer: str, report: ReportJson) -> ReproducerResult:
-    def run() -> ReproducerConfirmation:
+    def run() -> FinishedProcess:
         return confirm_reproducer(reproducer) if read_target(report) is None else confirm_for_target(reproducer, report)
 
     try:

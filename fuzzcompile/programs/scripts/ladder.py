@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -276,7 +277,7 @@ def find_eager_script(
     for script in json.loads(line)["scripts"] if line is not None else ():
         alone = run_alone(script, timeout=find_time(ends) or 1)
         if split_error(alone.output)[2] or alone.status not in (0, 1):
-            return FinishedProcess(alone.status, alone.output, {"script": script})
+            return replace(alone, files={"script": script})
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -19,7 +19,7 @@ from fuzzcompile.model.templates import get_environment
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.model.versions import PACKAGE
 from fuzzcompile.programs.ir.case_text import extract_case, find_bound_names, makes_tensors, only_difference
-from fuzzcompile.programs.scripts.clean_process import run_alone
+from fuzzcompile.programs.scripts.clean_process import FinishedProcess, run_alone
 from fuzzcompile.programs.scripts.eager_probe import is_flat, probe_case
 from fuzzcompile.programs.scripts.script_plan import ScriptPlan, choose_comparison, find_alias_difference
 from fuzzcompile.programs.shrink.search import same_bug
@@ -92,15 +92,6 @@ _PHRASES = {
 }
 
 
-@dataclass(frozen=True)
-class ReproducerConfirmation:
-    """A reproducer run alone: ``confirmed`` if it showed the bug there."""
-
-    exit_status: int
-    output: str
-    confirmed: bool
-
-
 def build_reproducer(source: str, report: ReportJson, *, neighbour: str | None = None) -> str:
     """The case as one script that needs torch only and exits with 1 on the bug, with 0 once it is fixed.
 
@@ -139,7 +130,7 @@ def choose_script(source: str, report: ReportJson, *, neighbour: str | None = No
     return choose_comparison(plan, report)
 
 
-def confirm_reproducer(source: str, *, timeout: float = 180) -> ReproducerConfirmation:
+def confirm_reproducer(source: str, *, timeout: float = 180) -> FinishedProcess:
     """Run a reproducer in a clean process and folder, for at most ``timeout`` seconds.
 
     It must print its own verdict line, because a traceback ends Python with status 1 too. A bug planted into this
@@ -147,10 +138,10 @@ def confirm_reproducer(source: str, *, timeout: float = 180) -> ReproducerConfir
     """
     ran = run_alone(source, timeout=timeout)
     said = any(line.startswith(_BUG) for line in ran.output.splitlines())
-    return ReproducerConfirmation(ran.status, ran.output, ran.status == 1 and said)
+    return replace(ran, confirmed=ran.status == 1 and said)
 
 
-def confirm_for_target(source: str, report: ReportJson, *, timeout: float = 240) -> ReproducerConfirmation:
+def confirm_for_target(source: str, report: ReportJson, *, timeout: float = 240) -> FinishedProcess:
     """Judge a reproducer for the target of ``report`` in a clean process: by itself it needs a GPU.
 
     It must show the bug of ``report``. As for `confirm_reproducer`, a planted bug is not confirmed.
@@ -164,7 +155,7 @@ def confirm_for_target(source: str, report: ReportJson, *, timeout: float = 240)
         reached = {}
     name = reached.get("signature") or reached.get("verdict") or ran.output
     shows = ran.status == 1 and same_bug(report, reached)
-    return ReproducerConfirmation(ran.status, f"triage for {read_target(report)} says {name}\n", shows)
+    return FinishedProcess(ran.status, f"triage for {read_target(report)} says {name}\n", shows)
 
 
 def _summarize(report: ReportJson, plan: ScriptPlan) -> str:

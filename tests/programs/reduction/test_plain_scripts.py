@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from fuzzcompile.programs.scripts import issue_script, ladder
+from fuzzcompile.programs.scripts.clean_process import FinishedProcess
 from fuzzcompile.programs.scripts.issue_script import find_faulty_expression
 from fuzzcompile.programs.scripts.plain_script import PlainScript, generate_plain_scripts
-from fuzzcompile.programs.scripts.reproducer import ReproducerConfirmation, choose_script
+from fuzzcompile.programs.scripts.reproducer import choose_script
 
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n"
 FUNCTION = (
@@ -358,7 +359,7 @@ def test_a_case_of_which_no_script_can_be_made_keeps_its_reproducer(monkeypatch)
         raise NotImplementedError("a form of its own")
 
     monkeypatch.setattr(issue_script, "build_issue_script", fails)
-    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda _: ReproducerConfirmation(1, "BUG: x", True))
+    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda _: FinishedProcess(1, "BUG: x", True))
     shown = issue_script.show(FUNCTION, report("miscompile", **WHOLE), None, for_issue=True)
     assert shown.confirmed and shown.plain is None and "a form of its own" in shown.note
 

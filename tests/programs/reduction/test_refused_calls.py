@@ -16,7 +16,7 @@ from fuzzcompile.programs.ir.case_source import CaseText, count_model_lines
 from fuzzcompile.programs.ir.evaluation import evaluate
 from fuzzcompile.programs.ir.program import Input, Program, Ref, Statement
 from fuzzcompile.programs.scripts import issue_script
-from fuzzcompile.programs.scripts.reproducer import ReproducerConfirmation
+from fuzzcompile.programs.scripts.clean_process import FinishedProcess
 from fuzzcompile.programs.shrink.minimize import minimize, reduce_programs
 from fuzzcompile.programs.shrink.outcome import ProbeResult
 from fuzzcompile.programs.shrink.search import CandidateTests, SearchBudget, same_bug
@@ -128,7 +128,7 @@ def test_what_a_large_case_had_no_time_to_name_a_small_one_may():
 
 @pytest.mark.slow
 def test_a_large_model_in_training_around_one_refused_call_becomes_the_call(tmp_path, monkeypatch):
-    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda text: ReproducerConfirmation(1, text, True))
+    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda text: FinishedProcess(1, text, True))
     path = tmp_path / "large.py"
     path.write_text(SPREADS + LARGE)
     with isolate_process():

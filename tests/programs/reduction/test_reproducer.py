@@ -184,25 +184,25 @@ def test_a_program_without_the_bug_exits_0(name, run_alone):
 def test_a_known_bug_is_confirmed_in_a_clean_process():
     found = report("miscompile", ("out0", "far"), culprit=SDPA)
     done = confirm_reproducer(build_reproducer(SOFTMAX_AXIS, found))
-    assert done.confirmed and done.exit_status == 1, done.output
+    assert done.confirmed and done.status == 1, done.output
     assert "error vs fp64: eager" in done.output and "\nBUG: " in done.output
 
 
 def test_a_program_that_shows_no_bug_is_not_confirmed():
     done = confirm_reproducer("print('OK: nothing wrong')\n")
-    assert (done.exit_status, done.confirmed) == (0, False)
+    assert (done.status, done.confirmed) == (0, False)
 
 
 def test_a_traceback_is_no_confirmation():
     done = confirm_reproducer("raise RuntimeError('BUG: not the verdict line')\n")
-    assert (done.exit_status, done.confirmed) == (1, False)
+    assert (done.status, done.confirmed) == (1, False)
     assert "Traceback" in done.output
 
 
 def test_a_script_that_does_not_end_is_ended():
     done = confirm_reproducer("print('BUG: x', flush=True)\nimport time\ntime.sleep(60)\n", timeout=1)
     assert not done.confirmed
-    assert done.exit_status not in (0, 1)
+    assert done.status not in (0, 1)
     assert "still running" in done.output
 
 
