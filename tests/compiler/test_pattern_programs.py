@@ -21,10 +21,9 @@ from torch._inductor.pattern_matcher import (
 
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
 from fuzzcompile.fuzz.rules.code_mentions import find_mentions, list_rule_settings
-from fuzzcompile.fuzz.rules.hole_values import fill_skeleton, name_operands
+from fuzzcompile.fuzz.rules.hole_values import fill_skeleton
 from fuzzcompile.fuzz.rules.rule_programs import (
     compile_program,
-    list_operands,
     make_rule_programs,
     runs_in_eager,
     write_statements,
@@ -44,8 +43,8 @@ def written(pattern, seed=0):
         rng = random.Random(attempt)
         filled = fill_skeleton(PatternReader(rng).read_pattern(pattern), rng, "float32")
         if filled is not None:
-            filled = name_operands(filled)
-            return list(write_statements(filled)), list_operands(filled)
+            filled = filled.name_operands()
+            return write_statements(filled), filled.list_operands()
     raise AssertionError("no values were found")
 
 
@@ -93,11 +92,11 @@ def test_a_search_function_is_recorded_call_by_call():
         return (q @ k.transpose(-2, -1) / scale).softmax(-1)
 
     tensors = torch.rand(2, 3), torch.rand(2, 3)
-    filled = name_operands(record_calls(search, tensors, {"scale": 2.0}, training=False))
+    filled = record_calls(search, tensors, {"scale": 2.0}, training=False).name_operands()
     values = dict(zip(("x0", "x1"), tensors, strict=True))
     for line in write_statements(filled):
         exec(line, {"torch": torch}, values)
-    assert [operand.name for operand in list_operands(filled)] == ["x0", "x1"]
+    assert [operand.name for operand in filled.list_operands()] == ["x0", "x1"]
     assert any(torch.equal(value, search(*tensors, 2.0)) for value in values.values())
 
 

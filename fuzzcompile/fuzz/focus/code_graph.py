@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -61,16 +62,12 @@ class DefinitionSource:
     def find_at(self, first: int, last: int) -> list[Definition]:
         """The definitions that have one of these lines; of a class and its method, the method."""
         met = [part for part in self.definitions if part.first <= last and first <= part.last]
-        inner = {part.name.rpartition(".")[0] for part in met if _is_covering(part, first, last)}
+        inner = {part.name.rpartition(".")[0] for part in met if part.first <= first and last <= part.last}
         return [part for part in met if part.name not in inner]
 
     def find_named(self, name: str) -> list[Definition]:
         """The definitions of that name: there are several where it is assigned again."""
         return [part for part in self.definitions if part.name == name]
-
-
-def _is_covering(part: Definition, first: int, last: int) -> bool:
-    return part.first <= first and last <= part.last
 
 
 def _iter_definitions(body: Iterable[ast.stmt], within: str = "") -> Iterator[Definition]:
@@ -95,28 +92,19 @@ def _make_definition(name: str, statement: ast.stmt) -> Definition:
 
 
 def _iter_names(tree: ast.AST) -> Iterator[str]:
-    """The names that are read, and dotted ones whole: ``fuse_attention.scaled_dot``, ``self.method``."""
-    for node in _walk_without_annotations(tree):
-        if isinstance(node, ast.Name):
-            yield node.id
-        elif isinstance(node, ast.Attribute):
-            parts = [node.attr]
-            inner = node.value
-            while isinstance(inner, ast.Attribute):
-                parts.append(inner.attr)
-                inner = inner.value
-            if isinstance(inner, ast.Name):
-                yield ".".join([inner.id, *reversed(parts)])
+    """The names that are read, and dotted ones whole: ``fuse_attention.scaled_dot``, ``self.method``.
 
-
-def _walk_without_annotations(tree: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a tree except annotations: a handler that names the class `Match` does not run its methods."""
-    yield tree
+    Annotations are left out: a handler that names the class `Match` does not run its methods.
+    """
+    if isinstance(tree, ast.Name):
+        yield tree.id
+    elif isinstance(tree, ast.Attribute) and all(part.isidentifier() for part in ast.unparse(tree).split(".")):
+        yield ast.unparse(tree)
     for name, value in ast.iter_fields(tree):
         if name not in ("annotation", "returns"):
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
-                    yield from _walk_without_annotations(child)
+                    yield from _iter_names(child)
 
 
 def _iter_imports(tree: ast.Module, file: str) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -139,18 +127,16 @@ class CodeGraph:
     """
 
     root: Path
-    files: Sequence[str]
+    files: Collection[str]
     shared: frozenset[str] = frozenset()
     _sources: dict[str, DefinitionSource | None] = field(default_factory=dict)
 
     def find_source(self, file: str) -> DefinitionSource | None:
         """A file's definitions; None if there is no such file, or it is not Python of this version."""
         if file not in self._sources:
-            try:
-                text = (self.root / file).read_text(encoding="utf-8")
-                self._sources[file] = DefinitionSource.parse(file, text)
-            except (OSError, SyntaxError, ValueError):
-                self._sources[file] = None
+            self._sources[file] = None
+            with contextlib.suppress(OSError, SyntaxError, ValueError):
+                self._sources[file] = DefinitionSource.parse(file, (self.root / file).read_text(encoding="utf-8"))
         return self._sources[file]
 
     def find_places(self, span: Span) -> list[DefinitionPlace]:
@@ -165,28 +151,24 @@ class CodeGraph:
 
     def find_reached(self, places: Collection[DefinitionPlace]) -> set[DefinitionPlace]:
         """The definitions that these use, directly or through others, themselves included."""
-        return _close_over(places, self._uses)
+        reached, waiting = set(places), list(places)
+        while waiting:
+            used = self._uses.get(waiting.pop(), set()) - reached
+            reached |= used
+            waiting += used
+        return reached
 
     def find_users(self, places: Collection[DefinitionPlace]) -> set[DefinitionPlace]:
         """The definitions of the same files that use these directly, beside themselves."""
-        users = {user for file, name in places for user in self._used_by.get((file, name), ()) if user[0] == file}
-        return users - set(places)
+        wanted = set(places)
+        return {user for user, used in self._uses.items() if any(user[0] == p[0] for p in used & wanted)} - wanted
 
     @cached_property
     def _uses(self) -> dict[DefinitionPlace, set[DefinitionPlace]]:
         edges = defaultdict[DefinitionPlace, set[DefinitionPlace]](set)
-        for file in self.files:
-            source = self.find_source(file)
-            for part in source.definitions if source is not None and file not in self.shared else ():
-                edges[file, part.name] |= set(self._resolve(source, part)) - {(file, part.name)}  # type: ignore[arg-type]
-        return edges
-
-    @cached_property
-    def _used_by(self) -> dict[DefinitionPlace, set[DefinitionPlace]]:
-        edges = defaultdict[DefinitionPlace, set[DefinitionPlace]](set)
-        for user, used in self._uses.items():
-            for place in used:
-                edges[place].add(user)
+        for source in filter(None, (self.find_source(file) for file in self.files if file not in self.shared)):
+            for part in source.definitions:
+                edges[source.file, part.name] |= set(self._resolve(source, part)) - {(source.file, part.name)}
         return edges
 
     def _resolve(self, source: DefinitionSource, part: Definition) -> Iterator[DefinitionPlace]:
@@ -207,22 +189,6 @@ class CodeGraph:
         for path, wanted in ((module, name or rest), (f"{module}.{name}", rest)):
             stem, wanted = path.replace(".", "/"), wanted.split(".")[0]
             for file in (f"{stem}.py", f"{stem}/__init__.py"):
-                source = self.find_source(file) if file in self._defined_names else None
+                source = self.find_source(file) if file in self.files else None
                 if source is not None and wanted in source.names:
                     yield file, wanted
-
-    @cached_property
-    def _defined_names(self) -> set[str]:
-        return set(self.files)
-
-
-def _close_over(
-    places: Collection[DefinitionPlace], edges: dict[DefinitionPlace, set[DefinitionPlace]]
-) -> set[DefinitionPlace]:
-    reached, waiting = set(places), list(places)
-    while waiting:
-        for place in edges.get(waiting.pop(), ()):
-            if place not in reached:
-                reached.add(place)
-                waiting.append(place)
-    return reached

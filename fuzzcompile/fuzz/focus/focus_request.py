@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 from collections import Counter, defaultdict
@@ -38,31 +39,29 @@ def find_changes(checkout: Path, revision: str) -> list[TouchedFile]:
         UsageError: git does not know the revision, or the folder is no checkout.
         EnvironmentUnfit: there is no git, or it hangs.
     """
-    diff = _find_repository(
-        checkout, "diff", "--unified=0", "--no-color", "--no-ext-diff", "--no-renames", revision, "--", "torch"
-    )
-    return [
-        touched
-        for file, old, new in _iter_diff_files(diff)
-        if (touched := _find_touched_names(checkout, revision, file, old, new))
-    ]
+    options = ("--unified=0", "--no-color", "--no-ext-diff", "--no-renames")
+    diff = _run_git(checkout, "diff", *options, revision, "--", "torch")
+    touched = [_find_touched_names(checkout, revision, *changed) for changed in _iter_diff_files(diff)]
+    return [each for each in touched if each.names or each.outside]
 
 
-def _find_touched_names(checkout: Path, revision: str, file: str, old: Ranges, new: Ranges) -> TouchedFile | None:
-    after = _parse_source(file, _read_file(checkout / file))
-    before = _parse_source(file, _show_revision(checkout, revision, file))
+def _find_touched_names(checkout: Path, revision: str, file: str, old: Ranges, new: Ranges) -> TouchedFile:
+    path, was = checkout / file, ""
+    # It is new, or the revision is a range that git can diff and not show.
+    with contextlib.suppress(UsageError):
+        was = _run_git(checkout, "show", f"{revision.split('..')[0]}:{file}")
+    after = _parse_source(file, path.read_text(encoding="utf-8") if path.is_file() else "")
+    before = _parse_source(file, was)
     names, outside = dict[str, None](), 0
     for source, ranges in ((after, new), (before, old)):
         for first, last in ranges:
             met = source.find_at(first, last)
-            names |= dict.fromkeys(part.name for part in met if _is_different(part.name, before, after))
             outside += 0 if met else last - first + 1
-    return TouchedFile(file, tuple(names), outside) if names or outside else None
-
-
-def _is_different(name: str, before: DefinitionSource, after: DefinitionSource) -> bool:
-    """Return whether more than comments, blank lines or the place of a definition changed."""
-    return [part.code for part in before.find_named(name)] != [part.code for part in after.find_named(name)]
+            for name in (part.name for part in met):
+                # More than comments, blank lines or the place of a definition changed.
+                if [part.code for part in before.find_named(name)] != [part.code for part in after.find_named(name)]:
+                    names[name] = None
+    return TouchedFile(file, tuple(names), outside)
 
 
 def _parse_source(file: str, text: str) -> DefinitionSource:
@@ -70,18 +69,6 @@ def _parse_source(file: str, text: str) -> DefinitionSource:
         return DefinitionSource.parse(file, text)
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{file} of the checkout cannot be read as Python ({error}): mend it first.") from error
-
-
-def _read_file(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def _show_revision(checkout: Path, revision: str, file: str) -> str:
-    """A file as it was; empty where it is new, or the revision is a range that git can diff and not show."""
-    try:
-        return _find_repository(checkout, "show", f"{revision.split('..')[0]}:{file}")
-    except UsageError:
-        return ""
 
 
 def _iter_diff_files(diff: str) -> Iterator[tuple[str, Ranges, Ranges]]:
@@ -100,7 +87,7 @@ def _iter_diff_files(diff: str) -> Iterator[tuple[str, Ranges, Ranges]]:
     return ((name, old[name], new[name]) for name in names)
 
 
-def _find_repository(folder: Path, *arguments: str) -> str:
+def _run_git(folder: Path, *arguments: str) -> str:
     try:
         ran = capture_output(["git", "-C", folder, *arguments], seconds=_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -124,21 +111,18 @@ class FocusRequest:
 
 
 def parse_focus(focus: Sequence[str], changed: Sequence[str], checkout: Path | None, root: Path) -> FocusRequest:
-    """Read what a user aims at.
+    """Read what a user aims at: names, files, ``FILE:LINE`` and ``FILE:FROM-TO``, and what differs from revisions.
 
-    Args:
-        focus: names, files, ``FILE:LINE`` and ``FILE:FROM-TO``.
-        changed: revisions; what differs from each in the checkout is aimed at.
-        checkout: a checkout of PyTorch; by default the working directory.
-        root: the folder that holds the installed torch.
+    ``checkout`` is one of PyTorch, by default the working directory; ``root`` holds the installed torch.
 
     Raises:
         UsageError: a file, line, checkout or revision that there is not, or nothing of the compiler was changed.
     """
     if checkout is not None and not changed:
         raise UsageError("--checkout says where --changed looks: give --changed REV too.")
-    names = [what for what in focus if _FILE.match(what) is None]
-    lines = [_parse_lines(what, root) for what in focus if _FILE.match(what) is not None]
+    matches = {what: _FILE.match(what) for what in focus}
+    names = [what for what, match in matches.items() if match is None]
+    lines = [_parse_lines(what, match, root) for what, match in matches.items() if match is not None]
     folder = (checkout or Path.cwd()).resolve()
     if changed and not (folder / "torch" / "_inductor").is_dir():
         raise UsageError(
@@ -165,29 +149,20 @@ def focus_on_custom(custom: Sequence[LoadedCustom]) -> FocusRequest | None:
     return FocusRequest(FocusQuestion(names)) if names else None
 
 
-def _parse_lines(what: str, root: Path) -> tuple[list[Span], list[str]]:
-    match = _FILE.match(what)
-    assert match is not None, "only what names a file is read as one"
+def _parse_lines(what: str, match: re.Match[str], root: Path) -> tuple[list[Span], list[str]]:
     first = int(match["first"] or 1)
     last = int(match["last"] or match["first"] or END)
     given = Path(match["path"])
     file = _find_relative_path(given, root, what)
-    foreign = given.resolve() if given.is_file() and given.resolve() != (root / file).resolve() else None
-    length = len((foreign or root / file).read_text(encoding="utf-8", errors="replace").splitlines())
+    foreign = given.is_file() and given.resolve() != (root / file).resolve()
+    text = (given if foreign else root / file).read_text(encoding="utf-8", errors="replace")
+    length = len(text.splitlines())
     if first < 1 or first > min(last, length):
         raise UsageError(f"--focus {what}: {given.name} has lines 1 to {length}; write FILE:FROM-TO with FROM <= TO.")
-    if foreign is None:
+    if not foreign:
         return [Span(file, first, last)], []
-    return _find_installed_lines(_find_touched_lines(file, foreign, first, last), root)
-
-
-def _find_touched_lines(file: str, path: Path, first: int, last: int) -> TouchedFile:
-    """Lines of another copy of a file of torch's, by the definitions in them."""
-    try:
-        source = DefinitionSource.parse(file, path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read as Python: {error}.") from error
-    return TouchedFile(file, tuple(part.name for part in source.find_at(first, last)))
+    names = tuple(part.name for part in _parse_source(file, text).find_at(first, last))
+    return _find_installed_lines(TouchedFile(file, names), root)
 
 
 def _find_relative_path(path: Path, root: Path, what: str) -> str:
@@ -198,7 +173,8 @@ def _find_relative_path(path: Path, root: Path, what: str) -> str:
         if (root / inside).is_file():
             return inside.as_posix()
     ending = f"/{path.as_posix().lstrip('./')}"
-    files = [file for file in _iter_installed_files(root) if f"/{file}".endswith(ending)]
+    installed = (path.relative_to(root).as_posix() for path in sorted((root / "torch").rglob("*.py")))
+    files = [file for file in installed if f"/{file}".endswith(ending)]
     if len(files) == 1:
         return files[0]
     if files:
@@ -209,10 +185,6 @@ def _find_relative_path(path: Path, root: Path, what: str) -> str:
     )
 
 
-def _iter_installed_files(root: Path) -> Iterator[str]:
-    return (path.relative_to(root).as_posix() for path in sorted((root / "torch").rglob("*.py")))
-
-
 def _find_installed_lines(touched: TouchedFile, root: Path) -> tuple[list[Span], list[str]]:
     """The lines of the installed torch that define what was touched elsewhere, and what is not there."""
     path = root / touched.file
@@ -220,10 +192,9 @@ def _find_installed_lines(touched: TouchedFile, root: Path) -> tuple[list[Span],
         return [], [f"{touched.file} is not in the installed torch."]
     source = DefinitionSource.parse(touched.file, path.read_text(encoding="utf-8"))
     spans = [Span(touched.file, part.first, part.last) for name in touched.names for part in source.find_named(name)]
-    absent = [name for name in touched.names if not source.find_named(name)]
-    notes = (
-        [f"{touched.file}: the installed torch does not define {', '.join(absent[:_MOST_NAMED])}."] if absent else []
-    )
+    notes = []
+    if absent := [name for name in touched.names if name not in source.names]:
+        notes.append(f"{touched.file}: the installed torch does not define {', '.join(absent[:_MOST_NAMED])}.")
     if touched.outside:
         notes.append(f"{touched.file}: {touched.outside} changed lines lie outside of every definition.")
     return spans, notes
@@ -289,6 +260,17 @@ class AimTally:
             return "every operator of its pattern was called, but never in its form"
         return "the lines never ran" if self.aim.spans else "nothing in the graphs was what it looks for"
 
+    def describe(self) -> str:
+        """The counts in words."""
+        if not self.matched:
+            return f"never matched; {self.missing}"
+        if self.aim.spans:
+            return f"ran in {self.fired} cases, {len(self.lines)} different lines"
+        parts = [f"fired {self.fired}", f"refused {self.refused}" if self.aim.kind != "operator" else ""]
+        parts.append(f"called, not lowered, {self.called}" if self.called else "")
+        by = ", ".join(f"{check} ({count})" for check, count in self.checks.most_common(3))
+        return ", ".join(filter(None, parts)) + (f"; refused by {by}" if by else "")
+
     def to_json(self) -> dict[str, object]:
         """The entry of the summary."""
         entry: dict[str, object] = {"fired": self.fired, "refused": self.refused, "matched": self.matched}
@@ -302,16 +284,12 @@ class AimTally:
         return entry | {"checks": dict(self.checks), "missing": self.missing or None}
 
 
-@dataclass
 class FocusTally:
     """The counts of a campaign with a focus."""
 
-    plan: FocusPlan
-    aims: list[AimTally] = field(init=False)
-    unwatched: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.aims = [AimTally(aim) for aim in self.plan.aims]
+    def __init__(self, plan: FocusPlan) -> None:
+        self.plan, self.unwatched = plan, set[str]()
+        self.aims = [AimTally(aim) for aim in plan.aims]
 
     def count(self, coverage: Collection[Counted], seen: FocusObservation) -> None:
         """Add what one case covered."""
@@ -325,15 +303,5 @@ class FocusTally:
 
     def format_lines(self) -> list[str]:
         """The counts in words, one line for each aim, and what could not be watched."""
-        return [*map(_format_line, self.aims), *(f"Not watched: {what}" for what in sorted(self.unwatched))]
-
-
-def _format_line(tally: AimTally) -> str:
-    if not tally.matched:
-        return f"{tally.aim.label}: never matched; {tally.missing}"
-    if tally.aim.spans:
-        return f"{tally.aim.label}: ran in {tally.fired} cases, {len(tally.lines)} different lines"
-    parts = [f"fired {tally.fired}", f"refused {tally.refused}" if tally.aim.kind != "operator" else ""]
-    parts.append(f"called, not lowered, {tally.called}" if tally.called else "")
-    by = ", ".join(f"{check} ({count})" for check, count in tally.checks.most_common(3))
-    return f"{tally.aim.label}: {', '.join(filter(None, parts))}" + (f"; refused by {by}" if by else "")
+        watched = [f"{tally.aim.label}: {tally.describe()}" for tally in self.aims]
+        return [*watched, *(f"Not watched: {what}" for what in sorted(self.unwatched))]

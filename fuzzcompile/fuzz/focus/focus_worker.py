@@ -40,13 +40,9 @@ def select_names(
     """The names of rules or operators that ``what`` means.
 
     A name is taken as it stands; else as what several rules share (a name without its variant, a family) or a glob;
-    else as an operator, with or without namespace and overload; else as the ending of one name.
-
-    Args:
-        what: as typed; ``stage:`` before it restricts it to one stage.
-        rules: stage and name of each rule and pass.
-        operators: names of overloads (``aten.mm.default``).
-        readings: how names of rules are shortened, the closest first.
+    else as an operator, with or without namespace and overload; else as the ending of one name. ``stage:`` before it
+    restricts it to one stage. ``rules`` are stages and names, ``operators`` names of overloads (``aten.mm.default``),
+    ``readings`` how names of rules are shortened, the closest first.
 
     Raises:
         UsageError: it means nothing, or several things.
@@ -55,17 +51,16 @@ def select_names(
     staged = bool(colon) and stage in STAGES
     wanted = rest if staged else what
     names = {name for own, name in rules if not staged or own == stage}
-    for matching in _iter_matchings(wanted, names, operators, readings):
-        if matching:
-            return matching
+    if matching := next(filter(None, _iter_matchings(wanted, names, operators, readings)), None):
+        return matching
     ends = {name for name in (*names, *operators) if _has_ending(name, wanted)}
     ends = {name for name in ends if name.removesuffix(wanted)[-1] in ".:"} or ends
     groups = {readings[0](name) for name in ends}
     if len(groups) == 1:
         return ends
-    near = sorted(ends)[:_NEAREST] or _find_nearest(
-        wanted, {*names, *(readings[0](name) for name in names), *operators}
-    )
+    known = {name.lower(): name for name in sorted({*names, *map(readings[0], names), *operators})}
+    close = difflib.get_close_matches(wanted.lower(), sorted(known), _NEAREST, 0.5)
+    near = sorted(ends)[:_NEAREST] or [known[name] for name in close]
     kind = "may mean several" if ends else "names no rule, pass or operator of the installed torch"
     nearest = f": {'; '.join(near)}" if ends else f"; the nearest are {', '.join(near)}" if near else ""
     raise UsageError(f"--focus {what} {kind}{nearest}. `fuzzcompile passes` lists them.")
@@ -90,12 +85,6 @@ def _has_ending(name: str, wanted: str) -> bool:
     return bool(wanted) and name.endswith(wanted) and start > 0 and name[start - 1] in "_.:"
 
 
-def _find_nearest(wanted: str, names: set[str]) -> list[str]:
-    by_case = {name.lower(): name for name in sorted(names)}
-    close = difflib.get_close_matches(wanted.lower(), sorted(by_case), _NEAREST, 0.5)
-    return [by_case[name] for name in close]
-
-
 _ROOT = Path(torch.__file__).parent.parent
 # Every replacement pattern runs through it.
 _SHARED = "torch/_inductor/pattern_matcher.py"
@@ -106,13 +95,21 @@ Label = tuple[str, str]
 
 
 def find_focus_plan(question: FocusQuestion) -> FocusPlan:
-    """Find the aims of a focus in the installed torch, on this worker's device.
+    """Find the aims of a focus in the installed torch, on this worker's device: each once, as they were asked for.
 
     Raises:
         UsageError: a name means nothing or several things, or nothing that is aimed at can be reached here.
     """
     say("looking up what to focus on")
-    return _Planning(question).make_plan()
+    planning = _Planning(question)
+    aims = [aim for name in question.names for aim in planning.find_named(name)]
+    aims += [aim for span in question.spans for aim in planning.find_in(span)]
+    plan = FocusPlan(tuple({aim.label: aim for aim in reversed(aims)}.values())[::-1])
+    if not plan.reachable:
+        reasons = "; ".join(dict.fromkeys(f"{aim.label}: {aim.why_not}" for aim in plan.aims[:3]))
+        more = f" (and {len(plan.aims) - 3} more)" if len(plan.aims) > 3 else ""
+        raise UsageError(f"Nothing to focus on can fire here: {reasons.rstrip('.')}{more}.")
+    return plan
 
 
 class _Planning:
@@ -123,24 +120,7 @@ class _Planning:
         self.rules = [row for row in known if row.kind in _RULES]
         self.operators = [row for row in known if row.kind not in (*_RULES, "setting")]
 
-    def make_plan(self) -> FocusPlan:
-        """The aims, each once, in the order in which they were asked for.
-
-        Raises:
-            UsageError: a name means nothing, or nothing can be reached.
-        """
-        aims = [aim for name in self.question.names for aim in self._find_named(name)]
-        aims += [aim for span in self.question.spans for aim in self._find_in(span)]
-        plan = FocusPlan(tuple({aim.label: aim for aim in reversed(aims)}.values())[::-1])
-        if not plan.reachable:
-            reasons = "; ".join(dict.fromkeys(f"{aim.label}: {aim.why_not}" for aim in plan.aims[:3]))
-            more = f" (and {len(plan.aims) - 3} more)" if len(plan.aims) > 3 else ""
-            raise UsageError(f"Nothing to focus on can fire here: {reasons.rstrip('.')}{more}.")
-        return plan
-
-    # -- names ------------------------------------------------------------------------------------
-
-    def _find_named(self, what: str) -> list[FocusAim]:
+    def find_named(self, what: str) -> list[FocusAim]:
         names = select_names(
             what,
             [(row.stage, row.name) for row in self.rules],
@@ -149,15 +129,14 @@ class _Planning:
         )
         stage = what.partition(":")[0] if what.partition(":")[0] in {row.stage for row in self.rules} else None
         rows = [row for row in self.rules if row.name in names and stage in (None, row.stage)]
-        inside = [row for row in self.rules if row.kind == "pattern" and self._is_run_by(rows, row)]
+        inside = [row for row in self._find_run_by(rows) if row.kind == "pattern"]
         return [*self._make_rule_aims([*rows, *inside]), *self._make_operator_aims(names - {row.name for row in rows})]
 
-    def _is_run_by(self, passes: Collection[KnownRule], row: KnownRule) -> bool:
-        return any(run.kind == "pass" and (run.stage, run.name) == (row.stage, row.pass_name) for run in passes)
+    def _find_run_by(self, rows: Iterable[KnownRule]) -> list[KnownRule]:
+        passes = {(row.stage, row.name) for row in rows if row.kind == "pass"}
+        return [row for row in self.rules if (row.stage, row.pass_name) in passes]
 
-    # -- lines ------------------------------------------------------------------------------------
-
-    def _find_in(self, span: Span) -> list[FocusAim]:
+    def find_in(self, span: Span) -> list[FocusAim]:
         """The rules and operators behind some lines; the lines themselves where there are none."""
         places, rows = set(self._graph.find_places(span)), list[KnownRule]()
         if span.file in {*self._graph.files, *(file for row in self.rules for file, _ in list_code_places(row))}:
@@ -204,8 +183,6 @@ class _Planning:
             reach[row.stage, row.name] |= self._graph.find_reached(self._find_own_places(row))
         return reach
 
-    # -- aims -------------------------------------------------------------------------------------
-
     def _make_rule_aims(self, rows: Iterable[KnownRule]) -> list[FocusAim]:
         grouped = defaultdict[Label, list[KnownRule]](list)
         for row in rows:
@@ -216,7 +193,7 @@ class _Planning:
         """The aim of a rule, which several passes of a stage may run."""
         alone = len({row.stage for row in self.rules if row.name == name}) == 1
         first = min(rows, key=lambda row: row.on is False)
-        inside = dict.fromkeys((row.stage, row.name) for row in self.rules if self._is_run_by(rows, row))
+        inside = dict.fromkeys((row.stage, row.name) for row in self._find_run_by(rows))
         return FocusAim(
             label=name if alone else f"{stage}:{name}",
             kind="pass" if first.kind == "pass" else "pattern",
@@ -247,17 +224,11 @@ class _Planning:
         stages = defaultdict[str, set[str]](set)
         for row in self.operators:
             stages[row.name].add(row.stage)
-        both = (DECOMPOSITION, LOWERING)
-        return [
-            FocusAim(
-                name,
-                "operator",
-                LOWERING if LOWERING in stages[name] else DECOMPOSITION,
-                tuple((stage, name) for stage in both),
-                operators=((name,),),
-            )
-            for name in sorted(names)
-        ]
+        aims = []
+        for name in sorted(names):
+            stage, rules = LOWERING if LOWERING in stages[name] else DECOMPOSITION, (DECOMPOSITION, LOWERING)
+            aims.append(FocusAim(name, "operator", stage, tuple((at, name) for at in rules), operators=((name,),)))
+        return aims
 
 
 # Programs for rules of the compiler, made and tried on a worker.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import count
-from itertools import count as counting
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +42,7 @@ from fuzzcompile.fuzz.generation.spec import (
     Pen,
     Placement,
     Size,
+    Weights,
 )
 from fuzzcompile.fuzz.idioms.registry import Role, find_attention_traits, idiom, idioms
 from fuzzcompile.fuzz.near_misses.near_miss_registry import apply_near_misses
@@ -73,6 +73,20 @@ __all__ = [
 # Percentage of cases that are a plain attention, without a near miss; and of operator programs among the others.
 # Both can be steered by the names that such cases have: bench/steering.py compares other shares.
 _PLAIN, _PROGRAMS = 10, 50
+# How often each choice is drawn among the others, the simplest first.
+_PLAIN_LAYOUTS: Weights[Layout] = (("heads_last", 60), ("heads_first", 40))
+_LAYOUTS: Weights[Layout] = (("heads_first", 45), ("heads_last", 45), ("flat", 10))
+_PLACEMENTS: Weights[Placement] = (("pre", 50), ("post", 35), ("sandwich", 15))
+_GRADS: Weights[str | None] = ((None, 80), ("inference_mode", 10), ("enabled", 10))
+_MARKS: Weights[Mark | None] = ((None, 80), ("maybe_mark_dynamic", 10), ("mark_dynamic", 8), ("mark_unbacked", 2))
+_BATCHES: Weights[Size] = (
+    ("same", 40), ("more", 30), ("one", 12), ("many", 6), ("sequence", 6), ("heads", 3), ("none", 3),
+)  # fmt: skip
+_SEQUENCES: Weights[Size] = (
+    ("more", 35), ("plus_five", 20), ("same", 10), ("one", 10), ("many", 6), ("batch", 6), ("heads", 5),
+    ("head_dim", 5), ("none", 3),
+)  # fmt: skip
+_INPUTS: Weights[InputLayout] = (("contiguous", 76), ("transposed", 8), ("outer_last", 8), ("sliced", 8))
 
 
 @lru_cache(maxsize=64)
@@ -135,8 +149,7 @@ def _draw_plain(pen: Pen, profile: Profile) -> CaseSpec:
         dtype = "float32" if wide and find_attention_traits(attention).widens_plain_mask else mask.dtype
         attention = replace(attention, mask=Mask(shape="key" if mask.shape == "key" else "square", dtype=dtype))
     repertoire, dims = _choose_repertoire(profile), _draw_dims(pen, replace(profile, near_misses=False))
-    layouts: list[tuple[Layout, int]] = [("heads_last", 60), ("heads_first", 40)]
-    layout = pen.draw_weighted(layouts)
+    layout = pen.draw_weighted(_PLAIN_LAYOUTS)
     training = pen.chance(60) and profile.training
     drops, own_stream = pen.chance(60), pen.chance(90)
     toggles: tuple[str, ...] = (OWN_RANDOM_STREAM.name,) if training and drops and own_stream else ()
@@ -186,7 +199,7 @@ def _choose_random_numbers(pen: Pen, spec: CaseSpec) -> CaseSpec:
     return replace(spec, compile=replace(spec.compile, toggles=wanted))
 
 
-def _draw_form(pen: Pen, weights: Sequence[tuple[str, int]]) -> Attention:
+def _draw_form(pen: Pen, weights: Weights[str]) -> Attention:
     """An attention with the choices that only its idiom has."""
     form = idiom(pen.draw_named(weights)).draw_attention
     assert form is not None, "an attention idiom draws its own parameters"
@@ -202,7 +215,6 @@ def _draw_name(pen: Pen, role: Role, percent: int) -> str | None:
 
 
 def _draw_part(pen: Pen, role: Role, percent: int) -> Part | None:
-    """An idiom of that role with its choices, in ``percent`` of the draws."""
     name = _draw_name(pen, role, percent)
     return idiom(name).draw_choices(pen) if name else None
 
@@ -215,10 +227,9 @@ def _draw_block(pen: Pen) -> tuple[Block | None, str | None]:
     embedding = _draw_name(pen, "embedding", percent=25)
     if kind == "residual":
         return Block(residual=_draw_name(pen, "residual", percent=20)), embedding
-    placements: list[tuple[Placement, int]] = [("pre", 50), ("post", 35), ("sandwich", 15)]
     block = Block(
         norm=_draw_name(pen, "norm", percent=85),
-        placement=pen.draw_weighted(placements),
+        placement=pen.draw_weighted(_PLACEMENTS),
         feed_forward=_draw_part(pen, "feed_forward", percent=85),
         residual=_draw_name(pen, "residual", percent=20),
     )
@@ -230,8 +241,7 @@ def _draw_block(pen: Pen) -> tuple[Block | None, str | None]:
 def _draw_attention(pen: Pen, *, within: bool) -> Attention:
     attention = _draw_form(pen, [(idiom.name, idiom.weight) for idiom in idioms("attention")])
     projection = _draw_name(pen, "projection", percent=85 if within else 40)
-    layouts: list[tuple[Layout, int]] = [("heads_first", 45), ("heads_last", 45), ("flat", 10)]
-    layout = pen.draw_weighted(layouts)
+    layout = pen.draw_weighted(_LAYOUTS)
     return replace(
         attention,
         projection=projection,
@@ -247,41 +257,32 @@ def _draw_attention(pen: Pen, *, within: bool) -> Attention:
 
 def _draw_dims(pen: Pen, profile: Profile) -> Dims:
     """Sizes, of which no two coincide without near misses."""
-    sizes = _choose_repertoire(profile)
-    batch = pen.one_of((1, 2, 3, 4) if profile.near_misses else (2, 3, 4))
+    sizes, apart = _choose_repertoire(profile), not profile.near_misses
+    batch = pen.one_of((2, 3, 4) if apart else (1, 2, 3, 4))
     heads, head_dim = pen.one_of(sizes.heads), pen.one_of(sizes.head_dims)
-    if not profile.near_misses and heads == 1:
-        heads = 2
-    sequence = pen.one_of(sizes.sequences)
-    while not profile.near_misses and sequence in (heads, head_dim):
+    heads = max(heads, 2) if apart else heads
+    sequence, source = pen.one_of(sizes.sequences), pen.one_of(sizes.sources)
+    while apart and sequence in (heads, head_dim):
         sequence += 1
-    source = pen.one_of(sizes.sources)
-    while not profile.near_misses and source in (heads, head_dim, sequence):
+    while apart and source in (heads, head_dim, sequence):
         source += 1
     return sizes.limit_dims(Dims(batch, sequence, heads, head_dim, source))
 
 
 def _draw_compile(pen: Pen, profile: Profile, layer: Part | None) -> Compile:
-    """Draw the settings of compiling the case; settings other than the compiler's own only among near misses."""
-    grads: list[tuple[str | None, int]] = [(None, 80), ("inference_mode", 10), ("enabled", 10)]
-    grad = pen.draw_weighted(grads)
+    """Settings other than the compiler's own are drawn only among near misses."""
+    grad = pen.draw_weighted(_GRADS)
     again = pen.chance(12, "second_call")
-    calls = _draw_calls(pen)
+    # At other sizes most of the time.
+    calls = tuple(_draw_call(pen) for _ in range(pen.draw_weighted([(1, 60), (2, 25), (3, 15)])))
     dynamic = pen.draw_weighted([(None, 40), (True, 50), (False, 10)])
     fullgraph = pen.chance(3)
     autocast = pen.chance(5, "autocast")
     repertoire = _choose_repertoire(profile)
     toggles = _draw_toggles(pen, repertoire, layer)
-    modes: list[tuple[str | None, int]] = [(None, 240), *repertoire.modes]
-    mode = pen.draw_named(modes)
+    mode = pen.draw_named([(None, 240), *repertoire.modes])
     odd = profile.near_misses
-    marks: list[tuple[Mark | None, int]] = [
-        (None, 80),
-        ("maybe_mark_dynamic", 10),
-        ("mark_dynamic", 8),
-        ("mark_unbacked", 2),
-    ]
-    mark = pen.draw_named(marks)
+    mark = pen.draw_named(_MARKS)
     captured = pen.chance(50)
     path = pen.draw_weighted([(COMPILE, 950), (EXPORT, 30), (AOTI, 20)])
     return Compile(
@@ -298,24 +299,9 @@ def _draw_compile(pen: Pen, profile: Profile, layer: Part | None) -> Compile:
     )
 
 
-def _draw_calls(pen: Pen) -> tuple[FurtherCall, ...]:
-    """One to three further calls, at other sizes most of the time."""
-    return tuple(_draw_call(pen) for _ in range(pen.draw_weighted([(1, 60), (2, 25), (3, 15)])))
-
-
 def _draw_call(pen: Pen) -> FurtherCall:
-    batches: list[tuple[Size, int]] = [
-        ("same", 40), ("more", 30), ("one", 12), ("many", 6), ("sequence", 6), ("heads", 3), ("none", 3),
-    ]  # fmt: skip
-    sequences: list[tuple[Size, int]] = [
-        ("more", 35), ("plus_five", 20), ("same", 10), ("one", 10), ("many", 6), ("batch", 6), ("heads", 5),
-        ("head_dim", 5), ("none", 3),
-    ]  # fmt: skip
-    layouts: list[tuple[InputLayout, int]] = [
-        ("contiguous", 76), ("transposed", 8), ("outer_last", 8), ("sliced", 8),
-    ]  # fmt: skip
     return FurtherCall(
-        pen.draw_weighted(batches), pen.draw_weighted(sequences), pen.draw_weighted(layouts), pen.chance(10)
+        pen.draw_weighted(_BATCHES), pen.draw_weighted(_SEQUENCES), pen.draw_weighted(_INPUTS), pen.chance(10)
     )
 
 
@@ -396,14 +382,8 @@ def _draw_from_bytes(buffer: bytes, profile: Profile) -> GeneratedCase | None:
 def _make_reader(profile: Profile) -> tuple[list[CaseSpec], Callable[[bytes], bytes | None]]:
     """A list, and a function that draws a spec from bytes and appends it to the list."""
     seen: list[CaseSpec] = []
-
-    @settings(database=None, suppress_health_check=list(HealthCheck))
-    @given(case_strategy(profile))
-    def read(spec: CaseSpec) -> None:
-        seen.append(spec)
-
-    fuzzed: Any = read  # ``given`` does not type what it adds
-    return seen, fuzzed.hypothesis.fuzz_one_input
+    read: Any = given(case_strategy(profile))(lambda spec: seen.append(spec))  # ``given`` does not type what it adds
+    return seen, settings(database=None, suppress_health_check=list(HealthCheck))(read).hypothesis.fuzz_one_input
 
 
 # Cases as files, without running them.
@@ -412,8 +392,7 @@ def _make_reader(profile: Profile) -> tuple[list[CaseSpec], Callable[[bytes], by
 def write_cases(folder: Path, seed: int, count: int, profile: Profile, *, start: int = 0) -> list[Path]:
     """Write ``count`` distinct cases into ``folder``, from index ``start`` of the seed on.
 
-    Files are named after seed and index, so that a case can be drawn again, and their docstrings list the idioms, near
-    misses and choices in it.
+    Files are named after seed and index, so that a case can be drawn again, and their docstrings list what is in it.
 
     Raises:
         UsageError: the folder cannot be written to.
@@ -422,16 +401,15 @@ def write_cases(folder: Path, seed: int, count: int, profile: Profile, *, start:
     seen: set[str] = set()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for index in counting(start):
-            if len(paths) == count:
-                break
+        index = start
+        while len(paths) < count:
             case = draw_case_at(seed, index, profile)
-            if case.sha256 in seen:
-                continue
-            seen.add(case.sha256)
             path = folder / f"case_{seed}_{index}.py"
-            path.write_text(render(case.spec, described=True), encoding="utf-8")
-            paths.append(path)
+            index += 1
+            if case.sha256 not in seen:
+                seen.add(case.sha256)
+                path.write_text(render(case.spec, described=True), encoding="utf-8")
+                paths.append(path)
     except OSError as error:
         raise UsageError(f"Cannot write cases to {folder}: {error.strerror or error}; name another folder.") from error
     return paths

@@ -23,8 +23,6 @@ from fuzzcompile.model.contract import AOTI, COMPILE
 from fuzzcompile.model.templates import get_template
 from fuzzcompile.programs.edits.tensor_values import LAYOUTS, fill_expression, format_tuple, join_sizes
 
-# Expressions for masks. Without near misses every query keeps at least one key.
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -51,11 +49,13 @@ def make_fixed_sizes(spec: CaseSpec) -> Sizes:
     return Sizes(str(d.batch), str(d.sequence), str(d.keys), d.width)
 
 
+# Masks. Without near misses every query keeps at least one key.
+
+
 def find_mask_shape(spec: CaseSpec, mask: Mask, n: Sizes) -> tuple[str, ...]:
     """The mask's shape; without heads the scores are (B, T, S), else (B, H, T, S)."""
-    flat = spec.attention.layout == "flat"
-    heads = () if flat else (str(spec.dims.heads),)
-    singles = tuple("1" for _ in heads)
+    heads = () if spec.attention.layout == "flat" else (str(spec.dims.heads),)
+    singles = ("1",) * len(heads)
     shapes: dict[str, tuple[str, ...]] = {
         "square": ("1", *singles, n.sequence, n.source),
         "key": (n.batch, *singles, "1", n.source),
@@ -74,9 +74,7 @@ def render_mask(spec: CaseSpec, n: Sizes, device: str = "") -> str:
     if render_mask_function(spec):
         return f"make_mask({n.batch}, {n.sequence}, {n.source}{', ' + device if device else ''})"
     shape = find_mask_shape(spec, mask, n)
-    size = format_tuple(shape)
-    dtype = _find_mask_dtype(spec, mask)
-    option = "" if dtype == "float32" else f", dtype=torch.{dtype}"
+    size, option = format_tuple(shape), _write_dtype(_find_mask_dtype(spec, mask))
     on = f", device={device}" if device else ""
     if mask.dtype == "int64":
         return f"torch.randint(-2, 3, {size})"
@@ -90,40 +88,27 @@ def render_mask(spec: CaseSpec, n: Sizes, device: str = "") -> str:
 def render_mask_function(spec: CaseSpec) -> str:
     """Source of the function that makes the mask, or nothing where an expression does."""
     mask = spec.attention.mask
-    if (
-        mask is None
-        or spec.layer is not None
-        or mask.dtype == "int64"
-        or not (_needs_rule(mask) or _by_rule(mask) or mask.inside)
-    ):
+    if mask is None or spec.layer is not None or mask.dtype == "int64":
+        return ""
+    paired, hides = mask.shape not in ("row", "key"), mask.kind != "bias" or mask.dtype == "bool"
+    # With one entry per key, a triangle would hide keys from every query.
+    ruled = mask.kind not in ("bias", "causal") or (hides and (mask.kind == "bias" or not paired))
+    if not (ruled or mask.blocked or mask.inside):
         return ""
     shape = find_mask_shape(spec, mask, Sizes("batch", "queries", "keys", spec.dims.width))
-    paired = mask.shape not in ("row", "key")
     rule = "blocked" if mask.blocked else mask.kind if paired or mask.kind == "alibi" else "padding"
-    return (
-        get_template("mask.py.j2")
-        .render(
-            rule="padding" if rule == "bias" else rule,
-            paired=paired,
-            shape=format_tuple(shape),
-            sizes=", ".join(shape),
-            heads=spec.dims.heads,
-            slopes=mask.shape in ("heads", "full") and spec.attention.layout != "flat",
-            boolean=mask.dtype == "bool",
-            keeps=_keeps_true(spec, mask),
-            dtype=_find_mask_dtype(spec, mask),
-        )
-        .strip()
+    text = get_template("mask.py.j2").render(
+        rule="padding" if rule == "bias" else rule,
+        paired=paired,
+        shape=format_tuple(shape),
+        sizes=", ".join(shape),
+        heads=spec.dims.heads,
+        slopes=mask.shape in ("heads", "full") and spec.attention.layout != "flat",
+        boolean=mask.dtype == "bool",
+        keeps=_keeps_true(spec, mask),
+        dtype=_find_mask_dtype(spec, mask),
     )
-
-
-def _needs_rule(mask: Mask) -> bool:
-    """Return whether a rule makes the mask: with one entry per key, a triangle would hide keys from every query."""
-    return mask.blocked or (mask.shape in ("row", "key") and (mask.kind != "bias" or mask.dtype == "bool"))
-
-
-def _by_rule(mask: Mask) -> bool:
-    return mask.kind not in ("bias", "causal") or (mask.kind == "bias" and mask.dtype == "bool")
+    return text.strip()
 
 
 def _find_mask_dtype(spec: CaseSpec, mask: Mask) -> str:
@@ -137,41 +122,35 @@ def _keeps_true(spec: CaseSpec, mask: Mask) -> bool:
 
 def list_inputs(spec: CaseSpec, dims: Dims) -> list[tuple[str, str]]:
     """Return the inputs of a call at these sizes; an aliased input is the name of the one before it."""
-    spec = replace(spec, dims=dims)
-    d = dims
+    spec, tokens = replace(spec, dims=dims), f"torch.randint(0, 32, ({dims.batch}, {dims.sequence}))"
     if spec.embedding:
-        inputs = [("tokens", f"torch.randint(0, 32, ({d.batch}, {d.sequence}))")]
-    elif takes_x(spec):
-        inputs = [("x", _render_floating(spec, (d.batch, d.sequence, d.width)))]
-    elif spec.aliased:
-        inputs = [("q", _render_floating(spec, _find_input_shape(spec, "q"))), ("k", "q"), ("v", "q")]
+        inputs = [("tokens", tokens)]
     else:
-        inputs = [(letter, _render_floating(spec, _find_input_shape(spec, letter))) for letter in "qkv"]
+        names = list_activations(spec)
+        inputs = [(name, _render_floating(spec, find_input_shape(spec, name))) for name in names]
+        inputs = [inputs[0], ("k", "q"), ("v", "q")] if spec.aliased and len(inputs) == 3 else inputs
     inputs += [(name, _render_extra_input(spec, name)) for name in list_extra_inputs(spec)]
     if takes_targets(spec):
-        ignored = f"torch.arange({d.sequence}) % 3 == 1, -100"
-        inputs.append(("targets", f"torch.randint(0, 32, ({d.batch}, {d.sequence})).masked_fill({ignored})"))
+        inputs.append(("targets", f"{tokens}.masked_fill(torch.arange({dims.sequence}) % 3 == 1, -100)"))
     return inputs
 
 
 def _render_extra_input(spec: CaseSpec, name: str) -> str:
-    """The expression of an extra input."""
     a, d = spec.attention, spec.dims
     if spec.program is not None:
-        return _render_argument(next(known for known in spec.program.arguments if known.name == name), d)
+        (argument,) = (known for known in spec.program.arguments if known.name == name)
+        return _render_argument(argument, d)
     if name == "memory":
         return _render_floating(spec, (d.batch, d.keys, d.width))
     return render_mask(spec, make_fixed_sizes(spec)) if name == "mask" else find_attention_traits(a).inputs(a, d)[name]
 
 
 def _render_argument(argument: ProgramArgument, dims: Dims) -> str:
-    """The expression of a program's further input: numbers of its dtype."""
     shape = format_tuple(resolve_shape(argument.shape, dims))
     if argument.dtype == "bool":
         return f"torch.rand({shape}) > 0.5"
-    if argument.dtype.startswith("int"):
-        return f"torch.randint(-4, 5, {shape}, dtype=torch.{argument.dtype})"
-    return f"torch.randn({shape}, dtype=torch.{argument.dtype})"
+    function = "randint(-4, 5, " if argument.dtype.startswith("int") else "randn("
+    return f"torch.{function}{shape}, dtype=torch.{argument.dtype})"
 
 
 def list_call_dims(spec: CaseSpec) -> list[Dims]:
@@ -185,32 +164,31 @@ def resolve_shape(shape: Sequence[str | int], dims: Dims) -> tuple[int, ...]:
     return tuple(named[size] if isinstance(size, str) else size for size in shape)
 
 
-def find_activation_shape(spec: CaseSpec) -> tuple[int, ...]:
-    """The shape of the activation that enters the body: x, or the query."""
-    d = spec.dims
-    return (d.batch, d.sequence, d.width) if takes_x(spec) else _find_input_shape(spec, "q")
-
-
-def _find_input_shape(spec: CaseSpec, letter: str) -> tuple[int, ...]:
+def find_input_shape(spec: CaseSpec, name: str) -> tuple[int, ...]:
+    """The shape of an input of the body, which is one of `list_activations`."""
     a, d = spec.attention, spec.dims
-    shared = letter != "q"
+    if name == "x":
+        return (d.batch, d.sequence, d.width)
+    shared = name != "q"
     length = d.source if shared and a.cross else d.sequence
     if a.layout == "flat":
         return (d.batch, length, d.width)
     heads = spec.key_heads if shared else d.heads
-    heads_last = a.layout == "heads_last" or (letter == "k" and a.key_permuted)
+    heads_last = a.layout == "heads_last" or (name == "k" and a.key_permuted)
     middle = (length, heads) if heads_last else (heads, length)
     leading = (2,) if a.leading else ()
     return (*leading, d.batch, *middle, d.head_dim)
 
 
+def _write_dtype(dtype: str) -> str:
+    return "" if dtype == "float32" else f", dtype=torch.{dtype}"
+
+
 def _render_floating(spec: CaseSpec, shape: tuple[int, ...]) -> str:
     """An expression for a floating tensor of that shape, with the values and memory layout that the spec asks for."""
-    option = "" if spec.dtype == "float32" else f", dtype=torch.{spec.dtype}"
-    plain = spec.values is None and spec.inputs == "contiguous"
-    if plain:
-        grad = ", requires_grad=True" if spec.backward else ""
-        return f"torch.randn({join_sizes(shape)}{option}{grad})"
+    option = _write_dtype(spec.dtype)
+    if spec.values is None and spec.inputs == "contiguous":
+        return f"torch.randn({join_sizes(shape)}{option}{', requires_grad=True' if spec.backward else ''})"
     layout = LAYOUTS.get(spec.inputs)
     base = layout.base(shape) if layout else shape
     calls = layout.view.format(shape=join_sizes(shape)) if layout else ""
@@ -223,6 +201,11 @@ def _render_floating(spec: CaseSpec, shape: tuple[int, ...]) -> str:
     calls += ".requires_grad_()" if spec.backward else ""
     wrapped = f"({tensor})" if calls and (" * " in tensor or tensor.startswith("-")) else tensor
     return wrapped + calls
+
+
+def list_activations(spec: CaseSpec) -> list[str]:
+    """The names of what enters the body: x, or query, key and value where they are inputs."""
+    return ["x"] if takes_x(spec) else ["q", "k", "v"]
 
 
 def takes_x(spec: CaseSpec) -> bool:

@@ -13,6 +13,7 @@ from jinja2.environment import TemplateModule
 from fuzzcompile.compiler.inductor_toggles import collect_config, collect_options
 from fuzzcompile.fuzz.generation.inputs import (
     Sizes,
+    list_activations,
     list_extra_inputs,
     list_inputs,
     make_fixed_sizes,
@@ -22,7 +23,7 @@ from fuzzcompile.fuzz.generation.inputs import (
     takes_targets,
     takes_x,
 )
-from fuzzcompile.fuzz.generation.spec import Attention, Block, CaseSpec, Dims, FurtherCall, OperatorProgram, Part
+from fuzzcompile.fuzz.generation.spec import Attention, Block, CaseSpec, Dims, OperatorProgram, Part
 from fuzzcompile.fuzz.idioms.registry import find_attention_traits, idiom
 from fuzzcompile.fuzz.near_misses.near_miss_registry import find_detour
 from fuzzcompile.model.contract import COMPILE
@@ -45,56 +46,39 @@ def render_description(spec: CaseSpec) -> str:
 def list_settings(spec: CaseSpec) -> list[tuple[str, str]]:
     """The names and expressions at the top of the file that say how the case is compiled and called."""
     how = spec.compile
-    compile_options = collect_options(how.toggles)
     configs = {"inductor": collect_config(how.toggles), "dynamo": dict.fromkeys(_CAPTURE, True) if how.captured else {}}
-    configs = {name: entries for name, entries in configs.items() if entries}
-    settings = [
-        ("GRAD", f'"{how.grad}"' if how.grad else ""),
-        ("BACKWARD", "True" if spec.backward else ""),
-        ("OPTIONS", _render_dictionary(compile_options, "") if compile_options else ""),
-        ("CONFIG", _render_dictionary(configs, "") if configs else ""),
-        ("MODE", f'"{how.mode}"' if how.mode else ""),
-        ("DYNAMIC", "" if how.dynamic is None else str(how.dynamic)),
-        ("FULLGRAPH", "True" if how.fullgraph else ""),
-        ("PATH", f'"{how.path}"' if how.path != COMPILE else ""),
-    ]
-    return [(name, expression) for name, expression in settings if expression]
+    settings: dict[str, object] = {
+        "GRAD": how.grad,
+        "BACKWARD": spec.backward or None,
+        "OPTIONS": collect_options(how.toggles) or None,
+        "CONFIG": {name: entries for name, entries in configs.items() if entries} or None,
+        "MODE": how.mode,
+        "DYNAMIC": how.dynamic,
+        "FULLGRAPH": how.fullgraph or None,
+        "PATH": None if how.path == COMPILE else how.path,
+    }
+    return [(name, _render_constant(value)) for name, value in settings.items() if value is not None]
 
 
-def _render_constant(value: object) -> str:
-    """A constant in Python, with the quotes that a formatter would give it."""
-    return json.dumps(value) if isinstance(value, str) else repr(value)
-
-
-def _render_dictionary(values: Mapping[str, object], indent: str) -> str:
-    """A dictionary with one entry a line."""
-    if not values:
-        return "{}"
+def _render_constant(value: object, indent: str = "") -> str:
+    """A constant in Python as a formatter would write it: a dictionary with one entry a line."""
+    if not isinstance(value, Mapping):
+        return json.dumps(value) if isinstance(value, str) else repr(value)
     inner = indent + "    "
-    entries = [
-        f'{inner}"{key}": '
-        f"{_render_dictionary(value, inner) if isinstance(value, Mapping) else _render_constant(value)},\n"
-        for key, value in values.items()
-    ]
-    return "{\n" + "".join(entries) + indent + "}"
+    entries = [f'{inner}"{key}": {_render_constant(entry, inner)},\n' for key, entry in value.items()]
+    return "{\n" + "".join(entries) + indent + "}" if entries else "{}"
 
 
 def render_calls(spec: CaseSpec) -> str:
-    """The inputs of the further calls."""
-    if not spec.compile.calls:
-        return ""
-    return "[\n" + "".join(_render_call(spec, call) for call in spec.compile.calls) + "]"
-
-
-def _render_call(spec: CaseSpec, call: FurtherCall) -> str:
-    """The inputs of one call, as an entry of a list."""
-    spec = replace(spec, inputs=call.inputs, backward=spec.backward or call.grad)
-    inputs = list_inputs(spec, call.dims(spec.dims))
-    if len(inputs) == 1:
-        return f"    ({inputs[0][1]},),\n"
-    names = dict(inputs)
-    entries = [f"        {names.get(expression, expression)},\n" for _, expression in inputs]
-    return "    (\n" + "".join(entries) + "    ),\n"
+    """The inputs of the further calls, as a list; empty without such calls."""
+    rows = []
+    for call in spec.compile.calls:
+        laid_out = replace(spec, inputs=call.inputs, backward=spec.backward or call.grad)
+        inputs = list_inputs(laid_out, call.dims(spec.dims))
+        names = dict(inputs)
+        entries = "".join(f"        {names.get(expression, expression)},\n" for _, expression in inputs)
+        rows.append(f"    ({inputs[0][1]},),\n" if len(inputs) == 1 else f"    (\n{entries}    ),\n")
+    return "[\n" + "".join(rows) + "]" if rows else ""
 
 
 def render_driver(spec: CaseSpec) -> str:
@@ -152,7 +136,6 @@ def _load_macros(name: str | None) -> TemplateModule | None:
 
 
 def _render_constructor(spec: CaseSpec, part: Part) -> str:
-    """The expression that makes the module of a part."""
     return expand_macro(_load_macros(part.name), "new", spec.dims, part)
 
 
@@ -161,29 +144,26 @@ def _render_classes(spec: CaseSpec) -> list[str]:
     if spec.program is not None:
         return [_render_program_class(spec, spec.program)]
     d, n, block = spec.dims, _choose_sizes(spec, "x"), spec.block or Block()
-    beside = spec.detours or spec.programs
-    whole = bool(block.layers > 1 or spec.head or beside or spec.returns_activation)
+    whole = bool(block.layers > 1 or spec.head or spec.detours or spec.programs or spec.returns_activation)
     alone = spec.block is None and not whole
     used = [spec.embedding, block.norm, block.residual]
     if spec.layer is None:
         used += [spec.attention.position, spec.attention.projection]
-    defined = [(name, Part(name)) for name in used if name]
-    defined += [(part.name, part) for part in (spec.block and block.feed_forward, spec.layer) if part]
+    defined = [*(Part(name) for name in used if name), *filter(None, (block.feed_forward, spec.layer))]
     sources = []
-    for name, part in defined:
-        source = expand_macro(_load_macros(name), "definition", d, n, part)
+    for part in defined:
+        source = expand_macro(_load_macros(part.name), "definition", d, n, part)
         if alone and part is spec.layer:
             source = source.replace(f"class {_render_constructor(spec, part).partition('(')[0]}(", "class Model(")
-        sources += [source] if source else []
-    if render_mask_function(spec):
-        sources.append(render_mask_function(spec))
+        sources.append(source)
+    sources.append(render_mask_function(spec))
     if spec.layer is None:
         sources.append(_render_attention_class(spec, "Model" if alone else "Attention"))
     if spec.block:
         sources.append(_render_block_class(spec, spec.block, "Block" if whole else "Model"))
     if whole:
         sources.append(_render_model_class(spec))
-    return sources
+    return list(filter(None, sources))
 
 
 def _choose_sizes(spec: CaseSpec, x: str) -> Sizes:
@@ -198,26 +178,21 @@ def _choose_sizes(spec: CaseSpec, x: str) -> Sizes:
 
 
 def _render_attention_class(spec: CaseSpec, name: str) -> str:
-    a, d = spec.attention, spec.dims
-    made_of_x = takes_x(spec)
-    n = _choose_sizes(spec, "x" if made_of_x else "q")
-    value = compute_scale(a, d)
-    device = "x.device" if made_of_x else "q.device"
-    return (
+    a, d, (entering, *_) = spec.attention, spec.dims, list_activations(spec)
+    n, value = _choose_sizes(spec, entering), compute_scale(a, d)
+    parts = {part: _load_macros(getattr(a, part)) for part in ("projection", "position", "norm", "grouping")}
+    text = (
         idiom(a.idiom)
         .load()
         .render(
+            **parts,
             a=a,
             d=d,
             n=n,
             name=name,
-            arguments=[*(("x",) if made_of_x else ("q", "k", "v")), *list_extra_inputs(spec)],
-            projection=_load_macros(a.projection),
-            position=_load_macros(a.position),
-            norm=_load_macros(a.norm),
-            grouping=_load_macros(a.grouping),
+            arguments=[*list_activations(spec), *list_extra_inputs(spec)],
             rotated=d.width if a.layout == "flat" else d.head_dim,
-            takes_x=made_of_x,
+            takes_x=takes_x(spec),
             source="memory" if a.cross else "x",
             kv_width=spec.key_heads * d.head_dim,
             arrange={letter: _render_arrangement(spec, n, letter) for letter in "qkv"},
@@ -227,11 +202,11 @@ def _render_attention_class(spec: CaseSpec, name: str) -> str:
             promoted=_promotes_scores(spec),
             narrow=bool(a.chosen.get("narrow")),
             drops=a.dropout is not None and find_attention_traits(a).has_scores,
-            made=render_mask(spec, n, device) if a.mask and a.mask.inside else None,
+            made=render_mask(spec, n, f"{entering}.device") if a.mask and a.mask.inside else None,
             call=_render_sdpa_arguments(spec, value),
         )
-        .strip()
     )
+    return text.strip()
 
 
 def _render_sdpa_arguments(spec: CaseSpec, scale: float) -> str:
@@ -285,11 +260,6 @@ def _promotes_scores(spec: CaseSpec) -> bool:
     return mask.dtype in _WIDER[spec.dtype]
 
 
-def _render_body(spec: CaseSpec) -> str:
-    """The expression that makes the attention, or the layer in its place."""
-    return _render_constructor(spec, spec.layer) if spec.layer else "Attention()"
-
-
 def _render_block_class(spec: CaseSpec, block: Block, name: str) -> str:
     """The block; a single one is the model itself."""
     embedding = _load_macros(spec.embedding) if name == "Model" else None
@@ -301,7 +271,7 @@ def _render_block_class(spec: CaseSpec, block: Block, name: str) -> str:
         arguments=["tokens" if embedding else "x", *extra],
         more="".join(f", {argument}" for argument in extra),
         embedding=embedding,
-        attention=_render_body(spec),
+        attention=_render_constructor(spec, spec.layer) if spec.layer else "Attention()",
         norm=_render_constructor(spec, Part(block.norm)) if block.norm else None,
         placement=block.placement,
         residual=_load_macros(block.residual),
@@ -311,7 +281,6 @@ def _render_block_class(spec: CaseSpec, block: Block, name: str) -> str:
 
 
 def _render_program_class(spec: CaseSpec, program: OperatorProgram) -> str:
-    """A program in the place of the model."""
     parameters = [argument for argument in program.arguments if argument.parameter]
     return get_template("program.py.j2").render(
         parameters=[(argument.name, format_tuple(resolve_shape(argument.shape, spec.dims))) for argument in parameters],
@@ -321,49 +290,42 @@ def _render_program_class(spec: CaseSpec, program: OperatorProgram) -> str:
     )
 
 
-def _render_beside(spec: CaseSpec, where: str, name: str, width: int) -> list[str]:
-    """The statements at a place beside the body, over the activation of that name."""
-    detours = [find_detour(part).render_statements(name, part, width) for place, part in spec.detours if place == where]
-    return [*detours, *("\n".join(program.statements) for place, program in spec.programs if place == where)]
-
-
 def _render_model_class(spec: CaseSpec) -> str:
     """The module around the body: embedding, detours, a stack of blocks, a head, several outputs."""
-    block, extra, a = spec.block, list_extra_inputs(spec), spec.attention
-    embedding = _load_macros(spec.embedding)
-    of_x = takes_x(spec)
-    entering = "x" if of_x else "q"
-    arguments = ", ".join([*(("x",) if of_x else ("q", "k", "v")), *extra])
+    block, extra, a, activations = spec.block, list_extra_inputs(spec), spec.attention, list_activations(spec)
+    embedding, entering = _load_macros(spec.embedding), activations[0]
+    arguments = ", ".join([*activations, *extra])
     outputs = ["x"]
     if block is not None and block.layers > 1:
         blocks = f"[Block()] * {block.layers}" if block.tied else f"Block() for _ in range({block.layers})"
         parts = [("blocks", f"nn.ModuleList({blocks})")]
         calls = [f"for block in self.blocks:\n    x = block({arguments})"]
-    elif block is not None:
-        parts, calls = [("block", "Block()")], [f"x = self.block({arguments})"]
     else:
-        name = "layer" if spec.layer else "attention"
-        returned = {"": [], "weights": ["weights"], "keys": ["keys_out", "values_out"]}["" if spec.layer else a.returns]
-        outputs += returned
-        parts, calls = [(name, _render_body(spec))], [f"{', '.join(outputs)} = self.{name}({arguments})"]
+        name = "block" if block else "layer" if spec.layer else "attention"
+        body = "Block()" if block else _render_constructor(spec, spec.layer) if spec.layer else "Attention()"
+        if name == "attention":
+            outputs += {"": [], "weights": ["weights"], "keys": ["keys_out", "values_out"]}[a.returns]
+        parts, calls = [(name, body)], [f"{', '.join(outputs)} = self.{name}({arguments})"]
     if spec.returns_activation:
         calls.insert(0, f"given = {entering}")
         outputs.append("given")
-    head = _load_macros(spec.head.name) if spec.head else None
-    targets = ["targets"] if takes_targets(spec) else []
-    inputs = ["tokens"] if embedding else ["x"] if of_x else ["q", "k", "v"]
-    width = spec.dims.width if of_x or a.layout == "flat" else spec.dims.head_dim
+    width = spec.dims.width if entering == "x" or a.layout == "flat" else spec.dims.head_dim
+
+    def list_beside(where: str, name: str) -> list[str]:
+        detours = [find_detour(part).render_statements(name, part, width) for at, part in spec.detours if at == where]
+        return [*detours, *("\n".join(program.statements) for at, program in spec.programs if at == where)]
+
     return get_template("model.py.j2").render(
         d=spec.dims,
         n=_choose_sizes(spec, "tokens" if embedding else "x"),
         p=spec.head,
         tied=bool(embedding),
-        arguments=[*inputs, *extra, *targets],
+        arguments=[*(["tokens"] if embedding else activations), *extra, *(["targets"] if takes_targets(spec) else [])],
         embedding=embedding,
         parts=parts,
         calls=calls,
-        before=_render_beside(spec, "before", entering, width),
-        after=_render_beside(spec, "after", "x", width),
-        head=head,
+        before=list_beside("before", entering),
+        after=list_beside("after", "x"),
+        head=_load_macros(spec.head.name) if spec.head else None,
         result=", ".join(outputs),
     )

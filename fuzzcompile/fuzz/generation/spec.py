@@ -257,7 +257,8 @@ class CaseSpec:
         a = self.attention
         parts = (a.projection, a.position, a.norm, a.grouping)
         core = () if self.program else (a.idiom, *parts) if self.layer is None else (self.layer.name,)
-        around = (block.norm, _get_name(block.feed_forward), block.residual, self.embedding, _get_name(self.head))
+        feed_forward, head = (part.name if part else None for part in (block.feed_forward, self.head))
+        around = (block.norm, feed_forward, block.residual, self.embedding, head)
         return tuple(name for name in (*core, *around) if name)
 
     @property
@@ -326,14 +327,15 @@ class CaseSpec:
 
     @property
     def _later(self) -> tuple[str, ...]:
-        """Names of the properties that further calls have and the first has not."""
-        calls = [(call, call.dims(self.dims)) for call in self.compile.calls]
+        """What further calls have and the first has not."""
+        calls = self.compile.calls
+        sizes = [call.dims(self.dims) for call in calls]
         named = {
-            "same_sizes_again": any(dims == self.dims for _, dims in calls),
-            "one_later": any(1 in (dims.batch, dims.sequence) for _, dims in calls),
-            "empty_later": any(0 in (dims.batch, dims.sequence) for _, dims in calls),
-            "other_strides_later": any(call.inputs != self.inputs for call, _ in calls),
-            "requires_grad_later": any(call.grad and not self.backward for call, _ in calls),
+            "same_sizes_again": self.dims in sizes,
+            "one_later": any(1 in (dims.batch, dims.sequence) for dims in sizes),
+            "empty_later": any(0 in (dims.batch, dims.sequence) for dims in sizes),
+            "other_strides_later": any(call.inputs != self.inputs for call in calls),
+            "requires_grad_later": any(call.grad and not self.backward for call in calls),
         }
         return tuple(name for name, present in named.items() if present)
 
@@ -344,16 +346,7 @@ class CaseSpec:
 
     def to_json(self) -> dict[str, object]:
         """Plain data, with the names of idioms and near misses."""
-        return {
-            "schema": _SCHEMA,
-            **asdict(self),
-            "idioms": list(self.idioms),
-            "near_misses": list(self.near_misses),
-        }
-
-
-def _get_name(part: Part | None) -> str | None:
-    return part.name if part else None
+        return {"schema": _SCHEMA, **asdict(self), "idioms": [*self.idioms], "near_misses": [*self.near_misses]}
 
 
 # How to recognise each near miss in a spec, by name. They register here, because this module may not import them.
@@ -365,6 +358,8 @@ STILL_PLAIN: set[str] = set()
 # Weighted draws whose first choice is the simplest, so that shrinking walks towards it.
 
 T = TypeVar("T")
+Weights = Sequence[tuple[T, int]]
+"""Choices and their weights, the simplest first."""
 
 
 @dataclass(frozen=True)
@@ -388,8 +383,8 @@ class Pen:
         """Any of ``choices``, the simplest first."""
         return choices[self.number(len(choices) - 1)]
 
-    def draw_weighted(self, choices: Sequence[tuple[T, int]]) -> T:
-        """Any of the (choice, weight) pairs, in proportion to the weights, the simplest first.
+    def draw_weighted(self, choices: Weights[T]) -> T:
+        """Any of the choices, in proportion to the weights.
 
         Raises:
             ValueError: no weight is positive.
@@ -401,15 +396,13 @@ class Pen:
             at -= weight
         raise ValueError("weights must be positive")
 
-    def draw_named(self, choices: Sequence[tuple[T, int]]) -> T:
-        """As `weighted`, with steered weights for choices that are names; the first is drawn if all are ruled out."""
-        steered = [(choice, weight * self._find_factor(choice)) for choice, weight in choices]
+    def draw_named(self, choices: Weights[T]) -> T:
+        """As `draw_weighted`, steered where choices are names; the first is drawn if all are ruled out."""
+        known = self.weights
+        steered = [(choice, n * (known.get(choice, 100) if isinstance(choice, str) else 100)) for choice, n in choices]
         if not any(weight for _, weight in steered):
             steered[0] = (steered[0][0], 1)
         return self.draw_weighted(steered)
-
-    def _find_factor(self, choice: object) -> int:
-        return self.weights.get(choice, 100) if isinstance(choice, str) else 100
 
 
 @cache

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from fuzzcompile.fuzz.generation.inputs import (
     alters_inputs,
-    find_activation_shape,
+    find_input_shape,
     fit_spec,
+    list_activations,
     list_call_dims,
     resolve_shape,
     takes_x,
@@ -159,8 +160,8 @@ def add_programs_beside(pen: Pen, spec: CaseSpec) -> CaseSpec:
         return spec
     if place == "after" and not takes_x(spec):
         place = "before"
-    name = "x" if takes_x(spec) else "q"
-    shapes = [find_activation_shape(replace(spec, dims=dims)) for dims in list_call_dims(spec)]
+    name = list_activations(spec)[0]
+    shapes = [find_input_shape(replace(spec, dims=dims), name) for dims in list_call_dims(spec)]
     entered = ProgramValue(name, tuple(zip(*shapes, strict=True)), spec.dtype, name, gradient=spec.backward)
     alters = alters_inputs(spec) and spec.embedding is None and not spec.aliased
     program = draw_activation_program(pen, entered, backward=spec.backward, alters_inputs=alters)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 import random
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,25 +56,31 @@ _NAMED_VALUES: dict[str, tuple[object, ...]] = {
 }
 _INDICES = ("index", "indices", "selector", "target", "batch1_idx", "idx", "offsets")
 _MASKS = ("mask", "condition", "cond")
-_OTHER_DTYPES = ("int64", "bool", "float32", "int8", "uint8")
 _INTEGERS = (0, 1, 2, -1, 4, 8, 3)
 _SCALARS = (2, 0.5, 1.0, 2.0, 0.125, -1.0, 0, 1)
+
+
+# Kinds of arguments that have one value.
+_ONLY = {
+    "Device": torch.device("cpu"),
+    "MemoryFormat": torch.contiguous_format,
+    "Layout": torch.strided,
+}
 
 
 class Candidates:
     """Draws values for holes; tensors are drawn as operands.
 
-    Args:
-        rng: the choices.
-        dtype: the dtype of floating tensors.
-        constants: numbers, strings and dtypes that the code of the rule names.
+    ``dtype`` is that of floating tensors, ``constants`` are the numbers, strings and dtypes in the code of the rule.
     """
 
     def __init__(self, rng: random.Random, dtype: str, constants: Sequence[object] = ()) -> None:
-        self.rng, self.dtype, self.constants = rng, dtype, constants
+        self.rng, self.dtype = rng, dtype
         self.palette = rng.choice(PALETTES)
         self.quantised = rng.choice((("uint8", 0, 255), ("int8", -128, 127)))
-        self.floating = rng.choice((0.95, 0.95, 0.4))
+        self.numbers = [c for c in constants if type(c) in (int, float)]
+        self.strings = [c for c in constants if isinstance(c, str)]
+        self.dtypes = [c for c in constants if isinstance(c, torch.dtype)]
         self.shapes: list[tuple[int, ...]] = []
         self.dim: int | None = None
 
@@ -98,41 +103,31 @@ class Candidates:
     def _draw_kind(self, kind: str, name: str, operands: Sequence[torch.Tensor]) -> object:
         rng = self.rng
         if kind.startswith("List["):
-            inner = kind.removeprefix("List[").removesuffix("]")
+            inner = kind.removeprefix("List[").removesuffix("]").removeprefix("Optional[")
             if inner in ("int", "SymInt"):
                 return self._draw_sizes(name, operands)
-            return [
-                self._draw_kind(inner.removeprefix("Optional["), name, operands)
-                for _ in range(rng.choice((1, 2, 2, 3)))
-            ]
+            return [self._draw_kind(inner, name, operands) for _ in range(rng.choice((1, 2, 2, 3)))]
         match kind.rstrip("]"):
             case "Tensor" if name == "other" and operands and rng.random() < 0.2:
                 return rng.choice(_SCALARS)  # of two operands, the second may be a number
             case "Tensor":
-                return self.draw_operand(name, operands)
+                return self._draw_operand(name, operands)
             case "int" | "SymInt":
                 return self._draw_integer(name, operands)
             case "float" | "number":
-                return (
-                    rng.choice([c for c in self.constants if type(c) in (int, float)] or _SCALARS)
-                    if rng.random() < 0.3
-                    else rng.choice(_SCALARS)
-                )
+                return rng.choice((self.numbers if rng.random() < 0.3 else ()) or _SCALARS)
             case "bool":
                 return rng.random() < 0.5
             case "str":
-                return rng.choice([c for c in self.constants if isinstance(c, str)] or ["none"])
+                return rng.choice(self.strings or ["none"])
             case "ScalarType":
-                return self._draw_dtype(operands)
-            case "Device":
-                return torch.device("cpu")
-            case "MemoryFormat":
-                return torch.contiguous_format
-            case "Layout":
-                return torch.strided
-        return None
+                if operands and rng.random() < 0.3:
+                    return operands[0].dtype
+                return rng.choice(self.dtypes or [torch.float32, torch.bfloat16, torch.float16, torch.int64])
+            case single:
+                return _ONLY.get(single)
 
-    def draw_operand(self, name: str, beside: Sequence[torch.Tensor] = ()) -> Operand:
+    def _draw_operand(self, name: str, beside: Sequence[torch.Tensor] = ()) -> Operand:
         """An operand, of a shape that others have or of a new one, and often of the dtype of what stands ``beside``."""
         rng = self.rng
         if self.shapes and rng.random() < 0.4:
@@ -140,24 +135,22 @@ class Candidates:
         else:
             shape = tuple(rng.choice(self.palette) for _ in range(rng.choice(_RANKS)))
         self.shapes.append(shape)
+        dtype = self.dtype if rng.random() < 0.9 else rng.choice(("int64", "bool", "float32", "int8"))
         if any(part in name for part in _INDICES) and rng.random() < 0.9:
-            return Operand("", shape, "int64", high=2)
-        if any(part in name for part in _MASKS) and rng.random() < 0.9:
-            return Operand("", shape, "bool")
-        if beside and rng.random() < 0.5:
-            return Operand("", shape, str(beside[0].dtype).removeprefix("torch."))
-        dtypes = [str(c).removeprefix("torch.") for c in self.constants if isinstance(c, torch.dtype)]
-        if dtypes and rng.random() < 0.3:
-            return Operand("", shape, rng.choice(dtypes))
-        return Operand(
-            "", shape, self.dtype if rng.random() < 0.9 else rng.choice(("int64", "bool", "float32", "int8"))
-        )
+            dtype = "int64"
+        elif any(part in name for part in _MASKS) and rng.random() < 0.9:
+            dtype = "bool"
+        elif beside and rng.random() < 0.5:
+            dtype = str(beside[0].dtype)
+        elif self.dtypes and rng.random() < 0.3:
+            dtype = str(rng.choice(self.dtypes))
+        return Operand("", shape, dtype.removeprefix("torch."))
 
     def _draw_quantisation(self, operator: str, parameter: str) -> object:
         """Arguments of quantising operators, those of one program alike."""
         dtype, least, most = self.quantised
         if parameter == "input":
-            operand = self.draw_operand("")
+            operand = self._draw_operand("")
             return replace(operand, dtype=dtype if operator == "dequantize" else "float32", high=100)
         if parameter in ("scale", "scales"):
             return 0.1
@@ -192,12 +185,6 @@ class Candidates:
         if operands and self.rng.random() < 0.3 and operands[0].dim():
             return self.rng.choice(tuple(operands[0].shape))
         return self.rng.choice(_INTEGERS)
-
-    def _draw_dtype(self, operands: Sequence[torch.Tensor]) -> torch.dtype:
-        if operands and self.rng.random() < 0.3:
-            return operands[0].dtype
-        named = [c for c in self.constants if isinstance(c, torch.dtype)]
-        return self.rng.choice(named or [torch.float32, torch.bfloat16, torch.float16, torch.float32, torch.int64])
 
     def _draw_sizes(self, name: str, operands: Sequence[torch.Tensor]) -> list[int]:
         """Whole numbers: dimensions, a permutation, parts of a size, or another shape of the first operand."""
@@ -244,6 +231,21 @@ class FilledSkeleton:
     skeleton: CallSkeleton
     values: dict[ArgumentHole, object]
 
+    def map_operands(self, change: Callable[[Operand], Operand]) -> FilledSkeleton:
+        """The same skeleton with other operands."""
+        return FilledSkeleton(self.skeleton, pytree.tree_map_only(Operand, change, self.values))
+
+    def name_operands(self) -> FilledSkeleton:
+        """The same with names for the operands, in the order in which they are used."""
+        names = (f"x{number}" for number in itertools.count())
+        return self.map_operands(lambda operand: replace(operand, name=next(names)))
+
+    def list_operands(self) -> list[Operand]:
+        """The operands that calls take, in the order of their names, each once."""
+        values = [self.values[hole] for call in self.skeleton.calls for hole in call.list_holes()]
+        found = {leaf.name: leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Operand)}
+        return sorted(found.values(), key=lambda operand: int(operand.name[1:]))
+
 
 def fill_skeleton(
     skeleton: CallSkeleton, rng: random.Random, dtype: str, constants: Sequence[object] = ()
@@ -251,54 +253,27 @@ def fill_skeleton(
     """Values with which all calls run in eager mode; None if none were found."""
     for call in skeleton.calls:
         annotate_holes(call, rng)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return _FillSearch(skeleton, Candidates(rng, dtype, constants)).run()
+    return _FillSearch(skeleton, Candidates(rng, dtype, constants), {}).run()
 
 
 def recast_operands(filled: FilledSkeleton, dtype: str) -> FilledSkeleton | None:
     """The same with all floating operands of another dtype; None where the calls do not take it."""
-
-    def cast(value: object) -> object:
-        return replace(value, dtype=dtype) if isinstance(value, Operand) and value.floating else value
-
-    values = {hole: pytree.tree_map(cast, value, is_leaf=_is_operand) for hole, value in filled.values.items()}
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return (
-            FilledSkeleton(filled.skeleton, values)
-            if _FillSearch.from_values(filled.skeleton, values).runs_all()
-            else None
-        )
+    cast = filled.map_operands(lambda operand: replace(operand, dtype=dtype) if operand.floating else operand)
+    return _FillSearch(filled.skeleton, Candidates(random.Random(0), dtype), cast.values).run()
 
 
 class _FillSearch:
-    def __init__(self, skeleton: CallSkeleton, candidates: Candidates) -> None:
-        self.skeleton, self.candidates = skeleton, candidates
-        self.values: dict[ArgumentHole, object] = {}
-        self.tensors: dict[ArgumentHole, object] = {}
+    def __init__(self, skeleton: CallSkeleton, candidates: Candidates, values: dict[ArgumentHole, object]) -> None:
+        self.skeleton, self.candidates, self.values = skeleton, candidates, values
+        self.tensors = {hole: _make_tensors(value) for hole, value in values.items()}
         self.results: list[object] = []
         self.left, self.until = _MOST_CALLS, time.monotonic() + _SECONDS
 
-    @classmethod
-    def from_values(cls, skeleton: CallSkeleton, values: dict[ArgumentHole, object]) -> _FillSearch:
-        """A search that is at its end."""
-        search = cls(skeleton, Candidates(random.Random(0), "float32"))
-        search.values = values
-        search.tensors = {
-            hole: pytree.tree_map(_as_tensor, value, is_leaf=_is_operand) for hole, value in values.items()
-        }
-        return search
-
-    def runs_all(self) -> bool:
-        """Return whether all calls run."""
-        return all(self._run_call(call) for call in self.skeleton.calls)
-
     def run(self) -> FilledSkeleton | None:
-        return FilledSkeleton(self.skeleton, dict(self.values)) if self._fill_from(0) else None
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+            return FilledSkeleton(self.skeleton, self.values) if self._fill_from(0) else None
 
     def _fill_from(self, index: int) -> bool:
-        """Fill the calls from ``index`` on."""
         if index == len(self.skeleton.calls):
             return True
         call = self.skeleton.calls[index]
@@ -312,28 +287,27 @@ class _FillSearch:
                 return True
             del self.results[index:]
             for hole in open_holes:
-                self.values.pop(hole, None)
-                self.tensors.pop(hole, None)
+                del self.values[hole], self.tensors[hole]
         return False
 
     def _draw_holes(self, call: RuleCall, holes: Sequence[ArgumentHole]) -> None:
-        known = [leaf for leaf in map(self._resolve, call.iter_leaves()) if isinstance(leaf, torch.Tensor)]
+        known = _list_tensors(list(map(self._resolve, call.iter_leaves())))
         for hole in holes:
             value = self.candidates.draw_value(hole, known) if hole.like is None else self.values.get(hole.like)
-            self.values[hole] = value
-            self.tensors[hole] = pytree.tree_map(_as_tensor, value, is_leaf=_is_operand)
-            known += [leaf for leaf in pytree.tree_leaves(self.tensors[hole]) if isinstance(leaf, torch.Tensor)]
+            self.values[hole], self.tensors[hole] = value, _make_tensors(value)
+            known += _list_tensors(self.tensors[hole])
 
     def _run_call(self, call: RuleCall) -> bool:
-        args, kwargs = pytree.tree_map(self._resolve, (call.args, call.kwargs), is_leaf=_is_open)
+        args, kwargs = pytree.tree_map(self._resolve, (call.args, call.kwargs))
         try:
             if _is_private(call.target):
-                call_target(call.target, *pytree.tree_map(_make_meta_tensor, (args, kwargs)))
-            result = call_target(call.target, args, kwargs)
+                # An operator's meta function checks its arguments.
+                _call_target(call.target, *pytree.tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, kwargs)))
+            result = _call_target(call.target, args, kwargs)
         except Exception:  # of any kind: these are not the values that the operator takes
             return False
         self.results.append(result)
-        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        tensors = _list_tensors(result)
         return bool(tensors) and all(tensor.numel() <= _MOST_ELEMENTS for tensor in tensors)
 
     def _resolve(self, leaf: object) -> object:
@@ -342,12 +316,9 @@ class _FillSearch:
         return self.tensors.get(leaf) if isinstance(leaf, ArgumentHole) else leaf
 
 
-def call_target(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
-    """The result of a call; a target that is a string is a method of the first argument."""
+def _call_target(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
     if isinstance(target, str):
         return getattr(args[0], target)(*args[1:], **kwargs)
-    if target is operator.getitem:
-        return args[0][args[1]]
     return target(*args, **kwargs)
 
 
@@ -356,43 +327,18 @@ def _is_private(target: object) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.name.partition("::")[2].startswith("_")
 
 
-def _make_meta_tensor(value: object) -> object:
-    """A tensor without values, for which an operator's meta function checks its arguments."""
-    return value.to("meta") if isinstance(value, torch.Tensor) else value
+def _list_tensors(tree: object) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _is_open(leaf: object) -> bool:
-    return isinstance(leaf, (ArgumentHole, CallResult))
+def _make_tensors(value: object) -> object:
+    return pytree.tree_map_only(Operand, _make_tensor, value)
 
 
-def _is_operand(leaf: object) -> bool:
-    return isinstance(leaf, Operand)
-
-
-def _as_tensor(value: object) -> object:
-    return make_tensor(value) if isinstance(value, Operand) else value
-
-
-def make_tensor(operand: Operand) -> torch.Tensor:
-    """A tensor like an operand."""
+def _make_tensor(operand: Operand) -> torch.Tensor:
     dtype = getattr(torch, operand.dtype)
     if operand.dtype == "bool":
         return torch.rand(operand.shape) > 0.5
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(operand.shape).to(dtype)
     return torch.randint(0, operand.high, operand.shape, dtype=dtype)
-
-
-def name_operands(filled: FilledSkeleton) -> FilledSkeleton:
-    """The same with names for the operands, in the order in which they are used."""
-    number = 0
-
-    def name(value: object) -> object:
-        nonlocal number
-        if not isinstance(value, Operand):
-            return value
-        number += 1
-        return replace(value, name=f"x{number - 1}")
-
-    values = {hole: pytree.tree_map(name, value, is_leaf=_is_operand) for hole, value in filled.values.items()}
-    return FilledSkeleton(filled.skeleton, values)

@@ -8,13 +8,12 @@ import operator
 import random
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.compile_changes import InductorSettings
 from fuzzcompile.compiler.custom_imports import PatternExample, find_example
@@ -22,7 +21,7 @@ from fuzzcompile.compiler.rule_catalogue import KnownRule
 from fuzzcompile.compiler.session import Compilation, check_settings, open_session, silence_torch
 from fuzzcompile.compiler.watch.ledger import Label, Ledger
 from fuzzcompile.fuzz.rules.code_mentions import CodeMentions, find_mentions, list_rule_settings
-from fuzzcompile.fuzz.rules.hole_values import FilledSkeleton, fill_skeleton, name_operands, recast_operands
+from fuzzcompile.fuzz.rules.hole_values import FilledSkeleton, fill_skeleton, recast_operands
 from fuzzcompile.fuzz.rules.skeleton import ArgumentHole, CallResult, RuleCall
 from fuzzcompile.fuzz.rules.skeleton_sources import draw_skeleton, draw_variant, has_pattern, record_calls
 from fuzzcompile.model.errors import CaseError
@@ -45,23 +44,21 @@ from fuzzcompile.run.runs import observe
 __all__ = ["make_rule_programs"]
 
 
-# Calls as lines of Python.
-
 # What a program can spell.
 _LITERALS = (
     int, float, complex, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format,
 )  # fmt: skip
 
 
-def write_statements(filled: FilledSkeleton) -> Iterator[str]:
+def write_statements(filled: FilledSkeleton) -> list[str]:
     """One assignment a call; results are named ``t0``, ``t1`` and so on.
 
     Raises:
         Untranslatable: a function has no name under torch, or a value no literal.
     """
     writer = Writer(set())
-    for index, call in enumerate(filled.skeleton.calls):
-        yield writer.line(_make_statement(f"t{index}", call, filled), used=True)
+    calls = enumerate(filled.skeleton.calls)
+    return [writer.line(_make_statement(f"t{index}", call, filled), used=True) for index, call in calls]
 
 
 def _make_statement(name: str, call: RuleCall, filled: FilledSkeleton) -> Statement:
@@ -77,11 +74,11 @@ def _make_statement(name: str, call: RuleCall, filled: FilledSkeleton) -> Statem
         return leaf
 
     args, kwargs = map_leaves(fill, (call.args, call.kwargs))
-    if isinstance(call.target, str):
-        return Statement(name, "method", call.target, args, kwargs)
-    if call.target is operator.getitem:
-        return Statement(name, "getitem", "", args)
     target: Any = call.target
+    if isinstance(target, str):
+        return Statement(name, "method", target, args, kwargs)
+    if target is operator.getitem:
+        return Statement(name, "getitem", "", args)
     own = getattr(target, "__name__", "")
     if own in OPERATORS and getattr(operator, own) is target:
         # An augmented assignment would bind the old name.
@@ -89,18 +86,28 @@ def _make_statement(name: str, call: RuleCall, filled: FilledSkeleton) -> Statem
     return Statement(name, "function", find_public_name(target), args, kwargs)
 
 
-def list_operands(filled: FilledSkeleton) -> list[Operand]:
-    """The operands of the program, in the order of their names, each once."""
-    values = [filled.values[hole] for call in filled.skeleton.calls for hole in call.list_holes()]
-    found = {leaf.name: leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Operand)}
-    return sorted(found.values(), key=lambda operand: int(operand.name[1:]))
-
-
-# Programs that a user's own replacement patterns search for: the search function over its example inputs.
+def _make_program(
+    rule: KnownRule,
+    filled: FilledSkeleton,
+    origin: Origin,
+    settings: Mapping[str, object],
+    operands: Sequence[Operand] | None = None,
+) -> PatternProgram:
+    return PatternProgram(
+        stage=rule.stage,
+        rule=rule.name,
+        pass_name=rule.pass_name,
+        origin=origin,
+        operands=tuple(filled.list_operands() if operands is None else operands),
+        statements=tuple(write_statements(filled)),
+        returns=tuple(f"t{index}" for index in filled.skeleton.returns),
+        settings=settings,
+        backward=filled.skeleton.backward,
+    )
 
 
 def iter_searched_programs(rule: KnownRule) -> Iterator[PatternProgram]:
-    """The programs of a rule's search functions, as they were registered.
+    """The programs of the search functions of a user's own patterns, as they were registered.
 
     Functions that cannot be written out, or do not run on such inputs in eager mode, give none.
     """
@@ -108,16 +115,7 @@ def iter_searched_programs(rule: KnownRule) -> Iterator[PatternProgram]:
         filled = _fill_example(example)
         if filled is not None:
             with contextlib.suppress(Untranslatable):
-                yield PatternProgram(
-                    stage=rule.stage,
-                    rule=rule.name,
-                    pass_name=rule.pass_name,
-                    origin="search function",
-                    operands=tuple(list_operands(filled)),
-                    statements=tuple(write_statements(filled)),
-                    returns=tuple(f"t{index}" for index in filled.skeleton.returns),
-                    settings={},
-                )
+                yield _make_program(rule, filled, "search function", {})
 
 
 def _fill_example(example: PatternExample) -> FilledSkeleton | None:
@@ -132,7 +130,7 @@ def _fill_example(example: PatternExample) -> FilledSkeleton | None:
     dtypes = {value.dtype for value in filled.values.values() if isinstance(value, Operand) and value.floating}
     # As it is registered, if that runs; a mixture of dtypes is left as it is.
     runs = recast_operands(filled, dtypes.pop()) if len(dtypes) == 1 else filled
-    return None if runs is None else name_operands(runs)
+    return None if runs is None else runs.name_operands()
 
 
 # Whether a program makes its rule fire, seen in a compile without code generation.
@@ -140,15 +138,13 @@ def _fill_example(example: PatternExample) -> FilledSkeleton | None:
 
 @dataclass(frozen=True)
 class RuleTrial:
-    """One program compiled: what became of each rule, by stage and name, and which operators would be lowered.
+    """The rules that fired in a compile of one program, by stage and name; operators that would be lowered are rules.
 
-    ``changed`` are the rules that left another graph behind: a handler may run and find nothing to do.
+    ``changed`` are those that left another graph behind: a handler may run and find nothing to do.
     """
 
-    fired: frozenset[tuple[str, str]]
-    refused: frozenset[tuple[str, str]]
-    changed: frozenset[tuple[str, str]] = frozenset()
-    trouble: str | None = None
+    fired: set[tuple[str, str]] = field(default_factory=set)
+    changed: set[tuple[str, str]] = field(default_factory=set)
 
 
 def runs_in_eager(program: PatternProgram) -> bool:
@@ -165,7 +161,7 @@ def runs_in_eager(program: PatternProgram) -> bool:
 
 
 def compile_program(program: PatternProgram, device: torch.device) -> RuleTrial:
-    """Compile a program up to code generation, as a screened case is."""
+    """Compile a program up to code generation, as a screened case is; what makes no case makes no rule fire."""
     how = Compilation(
         (InductorSettings({"fallback_random": bool(program.settings.get("fallback_random", True))}),), screen=True
     )
@@ -176,29 +172,21 @@ def compile_program(program: PatternProgram, device: torch.device) -> RuleTrial:
             case = load_case(path)
             check_settings(case.settings)
             built = build(case, device)
-        except (CaseError, MemoryError) as error:
-            return RuleTrial(frozenset(), frozenset(), trouble=str(error))
+        except (CaseError, MemoryError):
+            return RuleTrial()
         with open_session(case.settings, how) as session:
-            observed = observe(case, built, session.compile(built.model), describe_failure=session.describe_failure)
-            failure = observed.failure
-            return _make_trial(session.ledger, None if failure is None else str(failure))
+            observe(case, built, session.compile(built.model), describe_failure=session.describe_failure)
+            return _make_trial(session.ledger)
 
 
-def _make_trial(ledger: Ledger, trouble: str | None) -> RuleTrial:
-    outcomes: dict[str, set[tuple[str, str]]] = {"fired": set(), "refused": set(), "vetoed": set()}
-    for label, outcome in ledger.coverage:
-        outcomes[outcome] |= _label_names(label)
-    behind = {(reached.stage, reached.name) for reached in ledger.reached}
+def _make_trial(ledger: Ledger) -> RuleTrial:
+    changed = {(reached.stage, reached.name) for reached in ledger.reached}
+    changed |= {name for _, _, rewrite in ledger.list_rewrites() for name in _label_names(rewrite.label)}
     for frame in ledger.frames:
         last = [record.snapshots[-1] for record in frame.records if record.snapshots]
-        behind |= {(LOWERING, call) for snapshot in last for call in snapshot.operator_names}
-    changed = {name for _, _, rewrite in ledger.list_rewrites() for name in _label_names(rewrite.label)}
-    return RuleTrial(
-        frozenset(outcomes["fired"] | changed | behind),
-        frozenset(outcomes["refused"]),
-        frozenset(changed | behind),
-        trouble,
-    )
+        changed |= {(LOWERING, call) for snapshot in last for call in snapshot.operator_names}
+    fired = {name for label, outcome in ledger.coverage if outcome == "fired" for name in _label_names(label)}
+    return RuleTrial(fired | changed, changed)
 
 
 def _label_names(label: Label) -> set[tuple[str, str]]:
@@ -268,7 +256,7 @@ def iter_candidates(rule: KnownRule, device: torch.device) -> Iterator[PatternPr
         with contextlib.suppress(Untranslatable):
             filled = _draw_filling(rule, code, rng, last)
             last = filled or last
-            program = None if filled is None else _make_program(rule, name_operands(filled), dict(settings), rng)
+            program = None if filled is None else _draw_program(rule, filled.name_operands(), dict(settings), rng)
             if program is not None and (source := render_pattern_program(program)) not in seen:
                 seen.add(source)
                 barren = 0
@@ -285,34 +273,19 @@ def _draw_filling(
     return own or fill_skeleton(draw_skeleton(rule, code, rng), rng, dtype, code.constants)
 
 
-def _make_program(
+def _draw_program(
     rule: KnownRule, filled: FilledSkeleton, settings: dict[str, object], rng: random.Random
 ) -> PatternProgram:
     if filled.skeleton.frozen:
         settings["freezing"] = True
     if filled.skeleton.draws and rng.random() < 0.5:
         settings["fallback_random"] = False
-    origin: Origin = "pattern" if has_pattern(rule) else "pass"
-    if rule.kind in ("decomposition", "lowering"):
-        origin = "operator"
-    return PatternProgram(
-        stage=rule.stage,
-        rule=rule.name,
-        pass_name=rule.pass_name,
-        origin=origin,
-        operands=tuple(_assign_roles(filled, rng) if settings.get("freezing") else list_operands(filled)),
-        statements=tuple(write_statements(filled)),
-        returns=tuple(f"t{index}" for index in filled.skeleton.returns),
-        settings=settings,
-        backward=filled.skeleton.backward,
-    )
-
-
-def _assign_roles(filled: FilledSkeleton, rng: random.Random) -> list[Operand]:
-    """The operands, of which those are parameters that a rule knows as weights, or all but one."""
-    tensors = list_operands(filled)
-    weights = {value.name for hole, value in filled.values.items() if isinstance(value, Operand) and hole.weight}
-    if not weights or rng.random() < 0.4:
-        moving = rng.choice(tensors).name if tensors and rng.random() < 0.4 else "x0"
-        weights = {operand.name for operand in tensors} - {moving}
-    return [replace(operand, role="parameter") if operand.name in weights else operand for operand in tensors]
+    origin: Origin = "operator" if rule.kind in ("decomposition", "lowering") else "pass"
+    operands = filled.list_operands()
+    if settings.get("freezing"):
+        weights = {value.name for hole, value in filled.values.items() if isinstance(value, Operand) and hole.weight}
+        if not weights or rng.random() < 0.4:
+            moving = rng.choice(operands).name if operands and rng.random() < 0.4 else "x0"
+            weights = {operand.name for operand in operands} - {moving}
+        operands = [replace(each, role="parameter") if each.name in weights else each for each in operands]
+    return _make_program(rule, filled, "pattern" if has_pattern(rule) else origin, settings, operands)

@@ -6,6 +6,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -57,8 +58,7 @@ class RuleCall:
 
     def map_leaves(self, change: Callable[[object], object]) -> RuleCall:
         """The call with other arguments."""
-        args, kwargs = pytree.tree_map(change, (self.args, self.kwargs))
-        return RuleCall(self.target, args, kwargs)
+        return RuleCall(self.target, *pytree.tree_map(change, (self.args, self.kwargs)))
 
 
 @dataclass
@@ -82,12 +82,10 @@ class CallSkeleton:
     def draws(self) -> bool:
         """Return whether some call draws random numbers."""
         parts = ("dropout", "rand", "bernoulli", "normal_", "uniform")
-        targets = [call.target for call in self.calls]
-        return any(
-            torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
-            or any(part in (target if isinstance(target, str) else getattr(target, "__name__", "")) for part in parts)
-            for target in targets
-        )
+        targets: list[Any] = [call.target for call in self.calls]
+        names = [target if isinstance(target, str) else getattr(target, "__name__", "") for target in targets]
+        seeded = (torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) for target in targets)
+        return any(seeded) or any(part in name for name in names for part in parts)
 
     def finish(self) -> CallSkeleton:
         """Return what is read by no call, if nothing is returned yet."""
@@ -114,16 +112,18 @@ def list_parameters(target: object, given: int | None, rng: random.Random) -> li
 
     A function of torch without a signature of its own takes what ATen's operator of that name takes.
     """
-    if isinstance(target, torch._ops.OpOverload):
-        return list(_iter_schema(target))
-    overloads = [list(_iter_schema(overload)) for overload in _list_overloads(target)]
-    fitting = [parameters for parameters in overloads if _can_take(parameters, given)]
+    overloads = [_read_schema(overload) for overload in _list_overloads(target)]
     if overloads:
-        return rng.choice(fitting or overloads)
+        return rng.choice([parameters for parameters in overloads if _can_take(parameters, given)] or overloads)
     try:
-        return list(_iter_signature(inspect.signature(target))) if callable(target) else []
+        signature = inspect.signature(target) if callable(target) else inspect.Signature()
     except (TypeError, ValueError):
         return []
+    return [
+        CallParameter(name, _read_annotation(own), own.default is not own.empty, own.kind is own.KEYWORD_ONLY)
+        for name, own in signature.parameters.items()
+        if own.kind not in (own.VAR_POSITIONAL, own.VAR_KEYWORD)
+    ]
 
 
 def annotate_holes(call: RuleCall, rng: random.Random) -> None:
@@ -138,6 +138,9 @@ def annotate_holes(call: RuleCall, rng: random.Random) -> None:
         call.kwargs = {p.name: ArgumentHole(p.name, p.kind) for p in parameters if p.keyword and not p.optional}
         call.anything = False
         return
+    # The arguments of (de)quantising operators belong together.
+    name = call.target._schema.name if isinstance(call.target, torch._ops.OpOverload) else ""
+    prefix = next((f"{what}." for what in ("dequantize", "quantize") if f"::{what}_" in name), "")
     by_name = {parameter.name: parameter for parameter in parameters}
     pairs = [*zip(call.args, parameters, strict=False)]
     pairs += [(value, by_name[name]) for name, value in call.kwargs.items() if name in by_name]
@@ -146,30 +149,19 @@ def annotate_holes(call: RuleCall, rng: random.Random) -> None:
         for inner in pytree.tree_leaves(value):
             if isinstance(inner, ArgumentHole):
                 inner.kind = inner.kind or (parameter.kind if inner is value else element)
-                inner.parameter = inner.parameter or _find_quantised_prefix(call.target) + parameter.name
+                inner.parameter = inner.parameter or prefix + parameter.name
                 inner.name = parameter.name if inner.name in ("", "arg") else inner.name
 
 
-def _find_quantised_prefix(target: object) -> str:
-    """The prefix of the parameters of (de)quantising operators, whose arguments belong together."""
-    name = target._schema.name if isinstance(target, torch._ops.OpOverload) else ""
-    return next((f"{what}." for what in ("dequantize", "quantize") if f"::{what}_" in name), "")
+def _read_schema(overload: torch._ops.OpOverload) -> list[CallParameter]:
+    return [
+        CallParameter(own.name, str(getattr(own, "real_type", own.type)), own.has_default_value(), own.kwarg_only)
+        for own in overload._schema.arguments
+    ]
 
 
-def _iter_schema(overload: torch._ops.OpOverload) -> Iterator[CallParameter]:
-    for argument in overload._schema.arguments:
-        kind = str(getattr(argument, "real_type", argument.type))
-        yield CallParameter(argument.name, kind, argument.has_default_value(), argument.kwarg_only)
-
-
-def _iter_signature(signature: inspect.Signature) -> Iterator[CallParameter]:
-    for name, own in signature.parameters.items():
-        if own.kind not in (own.VAR_POSITIONAL, own.VAR_KEYWORD):
-            kind = _read_annotation(str(own.annotation), own.default)
-            yield CallParameter(name, kind, own.default is not own.empty, own.kind is own.KEYWORD_ONLY)
-
-
-def _read_annotation(annotation: str, default: object) -> str:
+def _read_annotation(parameter: inspect.Parameter) -> str:
+    annotation, default = str(parameter.annotation), parameter.default
     if "Tensor" in annotation:
         return "Optional[Tensor]" if "None" in annotation or "Optional" in annotation else "Tensor"
     for kind in ("bool", "float", "int", "str"):
@@ -179,7 +171,9 @@ def _read_annotation(annotation: str, default: object) -> str:
 
 
 def _list_overloads(target: object) -> list[torch._ops.OpOverload]:
-    packet = target
+    if isinstance(target, torch._ops.OpOverload):
+        return [target]
+    packet: Any = target
     if not isinstance(target, torch._ops.OpOverloadPacket):
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         module = "" if isinstance(target, str) else str(getattr(target, "__module__", "") or "")

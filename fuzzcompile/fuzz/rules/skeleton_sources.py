@@ -39,8 +39,7 @@ class PatternReader:
     def __init__(
         self, rng: random.Random, producer: ReplacementProducer | None = None, skeleton: CallSkeleton | None = None
     ) -> None:
-        self.rng, self.producer = rng, producer
-        self.skeleton = CallSkeleton() if skeleton is None else skeleton
+        self.rng, self.producer, self.skeleton = rng, producer, skeleton or CallSkeleton()
         self._named: dict[str, ArgumentHole] = {}
         self._shared: dict[int, object] = {}
         self._several: set[int] = set()
@@ -118,15 +117,13 @@ class PatternReader:
 
 def _select_callable(functions: Sequence[Any]) -> Sequence[Any]:
     """Those of a pattern's alternatives that take tensors and write to none; operators without an overload first."""
+
+    def is_functional(function: Any) -> bool:
+        schema = function._schema if isinstance(function, torch._ops.OpOverload) else None
+        return schema is None or (not schema.is_mutable and any("Tensor" in str(a.type) for a in schema.arguments))
+
     packets = [function for function in functions if isinstance(function, torch._ops.OpOverloadPacket)]
-    return packets or [one for one in functions if _is_functional(one)] or functions
-
-
-def _is_functional(function: object) -> bool:
-    if not isinstance(function, torch._ops.OpOverload):
-        return True
-    schema = function._schema
-    return not schema.is_mutable and any("Tensor" in str(argument.type) for argument in schema.arguments)
+    return packets or list(filter(is_functional, functions)) or functions
 
 
 def is_internal(target: object) -> bool:
@@ -161,16 +158,11 @@ def record_calls(
     made = [mode.known.get(id(leaf)) for leaf in pytree.tree_leaves(result)]
     skeleton.returns = list(dict.fromkeys(leaf.index for leaf in made if isinstance(leaf, CallResult)))
     skeleton.backward = training
-    values: dict[ArgumentHole, object] = {
-        holes[id(value)]: Operand(
-            "",
-            tuple(value.shape),
-            str(value.dtype).removeprefix("torch."),
-            strides=None if value.is_contiguous() else value.stride(),
-            trainable=value.requires_grad,
-        )
-        for value in tensors
-    }
+    values = dict[ArgumentHole, object]()
+    for value in tensors:
+        shape, strides = tuple(value.shape), None if value.is_contiguous() else value.stride()
+        dtype = str(value.dtype).removeprefix("torch.")
+        values[holes[id(value)]] = Operand("", shape, dtype, strides=strides, trainable=value.requires_grad)
     return FilledSkeleton(skeleton.finish(), values)
 
 
@@ -191,10 +183,8 @@ class _Recording(TorchFunctionMode):
         if not tensors or (isinstance(result, torch.Tensor) and id(result) in self.known):
             return result
         target, given = _find_call_target(func, args)
-        call = RuleCall(target, tuple(given), dict(kwargs or {})).map_leaves(
-            lambda leaf: self.known.get(id(leaf), leaf)
-        )
-        made = self.skeleton.append(call)
+        call = RuleCall(target, tuple(given), dict(kwargs or {}))
+        made = self.skeleton.append(call.map_leaves(lambda leaf: self.known.get(id(leaf), leaf)))
         if isinstance(result, torch.Tensor):
             self.known[id(result)] = made
         else:
@@ -204,7 +194,6 @@ class _Recording(TorchFunctionMode):
 
 
 def _find_call_target(function: Any, args: Sequence[Any]) -> tuple[object, Sequence[Any]]:
-    """A function as it is called in a program: an operator, a method by its name, or itself."""
     name, kind = getattr(function, "__name__", ""), type(function).__name__
     if name == "__get__":  # a property such as ``T``
         return getattr, (args[0], function.__self__.__name__)
@@ -212,10 +201,8 @@ def _find_call_target(function: Any, args: Sequence[Any]) -> tuple[object, Seque
         return _SPECIAL[name], args
     if name in _REFLECTED:
         return _REFLECTED[name], (args[1], args[0])
-    is_method = kind in ("method_descriptor", "wrapper_descriptor") or "Tensor." in getattr(
-        function, "__qualname__", ""
-    )
-    return name if is_method else function, args
+    is_method = kind in ("method_descriptor", "wrapper_descriptor")
+    return name if is_method or "Tensor." in getattr(function, "__qualname__", "") else function, args
 
 
 # What stands around the operators that a pass looks for.
@@ -237,7 +224,9 @@ def draw_skeleton(rule: KnownRule, code: CodeMentions, rng: random.Random) -> Ca
         skeleton = PatternReader(rng, make_producer(rng)).read_pattern(rng.choice(entries).pattern)
         return _put_behind(named, skeleton, rng) if named and rng.random() < 0.3 else skeleton
     if rule.stage in (DECOMPOSITION, LOWERING):
-        return _draw_single_call(rule.name, rng)
+        skeleton = CallSkeleton()
+        _append_call(skeleton, functools.reduce(getattr, rule.name.split("."), torch.ops), rng)
+        return skeleton.finish()
     operators = [*named, *(code.methods if rule.stage == PRE_GRAD else ())]
     if not rule.made_of:
         raise Untranslatable("the pass runs rules that are registered apart, or none")
@@ -260,19 +249,19 @@ def draw_variant(rule: KnownRule, rng: random.Random) -> FilledSkeleton | None:
         return None
     variant = rng.choice(named)
     dtype, own = rng.choice(variant.dtypes), variant.inputs[0].dtype
-    inputs = [_make_example(given, dtype if given.dtype == own else given.dtype) for given in variant.inputs]
+    # A number for an input without dimensions, which is a scale.
+    inputs: list[Any] = [
+        torch.empty_strided(given.shape, given.stride(), dtype=dtype if given.dtype == own else given.dtype)
+        .fill_(1)
+        .requires_grad_(given.requires_grad)
+        if given.dim()
+        else 2.0
+        for given in variant.inputs
+    ]
     try:
         return record_calls(variant.function, inputs, variant.scalars, training=variant.training)
     except Exception as error:  # of any kind: some functions name a dtype themselves, and take no other
         raise Untranslatable(f"its search function does not take {dtype}") from error
-
-
-def _make_example(given: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | float:
-    """A tensor like an example; a number for one without dimensions, which is a scale."""
-    if not given.dim():
-        return 2.0
-    made = torch.empty_strided(given.shape, given.stride(), dtype=dtype).fill_(1)
-    return made.requires_grad_(given.requires_grad)
 
 
 @functools.cache
@@ -346,18 +335,9 @@ def _put_behind(operators: Sequence[object], skeleton: CallSkeleton, rng: random
     return skeleton
 
 
-def _draw_single_call(name: str, rng: random.Random) -> CallSkeleton:
-    """One call of the operator that a graph spells so (``aten.mm.default``)."""
-    skeleton = CallSkeleton()
-    _append_call(skeleton, functools.reduce(getattr, name.split("."), torch.ops), rng)
-    return skeleton.finish()
-
-
 def _combine_operators(operators: Sequence[object], rng: random.Random) -> CallSkeleton:
     """One to four calls of operators that a pass names: apart, one behind another, or equal ones side by side."""
-    shape = rng.choice(
-        (_chain_operators, _chain_operators, _draw_side_by_side, _draw_side_by_side, _draw_rejoined_parts)
-    )
+    shape = rng.choice((*(_chain_operators, _draw_side_by_side) * 2, _draw_rejoined_parts))
     # Those named first are what a pass looks for more often than those that it makes.
     early = operators[: max(2, len(operators) // 2)]
     pools = rng.choices((operators[:1], early, operators), (2, 2, 2), k=3)
