@@ -85,18 +85,20 @@ def survey_case(path: str, device: str = "cpu") -> Survey:
         observed = runs.run_eager(case, where)
         raise CaseError(f"{path} cannot be varied: it fails in eager mode ({observed.failure}); mend it first.")
     model, leaves = seen
-    tensors = [(number, leaf) for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    inputs = tuple(_make_input(number, leaf) for number, leaf in tensors)
-    floating = [leaf for _, leaf in tensors if leaf.is_floating_point()]
+    tensors = {number: leaf for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+    inputs = tuple(
+        SurveyedInput(number, tuple(leaf.shape), str(leaf.dtype).removeprefix("torch."), leaf.is_floating_point())
+        for number, leaf in tensors.items()
+    )
     parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
     return Survey(
         name=file.path.stem,
         source=file.source,
         inputs=inputs,
-        resizable=tuple(_iter_resizable(case, where, dict(tensors))),
+        resizable=tuple(_iter_resizable(case, where, tensors)),
         dtypes=tuple(dtype for dtype in (*DTYPES, "float64") if _can_cast(case, where, dtype)),
         is_module=isinstance(model, torch.nn.Module),
-        has_gradients=any(p.is_floating_point() for p in parameters) or bool(floating),
+        has_gradients=any(value.is_floating_point() for value in (*parameters, *tensors.values())),
         own_calls=case.calls is not None or case.run is not None,
         grad=case.grad,
         backward=case.backward,
@@ -109,10 +111,6 @@ def resize_dimension(value: torch.Tensor, dimension: int, size: int) -> torch.Te
     """``value`` with its elements along ``dimension`` repeated, or cut off, to ``size``."""
     index = torch.arange(size, device=value.device) % max(value.shape[dimension], 1)
     return value.detach().index_select(dimension, index).requires_grad_(value.requires_grad)
-
-
-def _make_input(number: int, leaf: torch.Tensor) -> SurveyedInput:
-    return SurveyedInput(number, tuple(leaf.shape), str(leaf.dtype).removeprefix("torch."), leaf.is_floating_point())
 
 
 def _iter_resizable(case: Case, device: torch.device, tensors: dict[int, torch.Tensor]) -> Iterator[Resizable]:
@@ -145,12 +143,10 @@ def _make_resizing(places: tuple[tuple[int, int], ...], size: int) -> InputChang
 def _can_cast(case: Case, device: torch.device, name: str) -> bool:
     dtype: torch.dtype = getattr(torch, name)
 
-    def change(leaves: InputLeaves) -> InputLeaves:
-        return [
-            leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf for leaf in leaves
-        ]
+    def cast(leaf: object) -> object:
+        return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
-    return _run_case(case, device, change, dtype=dtype) is not None
+    return _run_case(case, device, lambda leaves: list(map(cast, leaves)), dtype=dtype) is not None
 
 
 def _run_case(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib.resources
@@ -9,7 +10,7 @@ import importlib.util
 import os
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -38,7 +39,7 @@ class Architecture:
     unlabelled: bool = False  # the model takes no labels in training
     # Height and width of the images of a model that does not name them in its configuration, in pixels.
     image: int = 224
-    aliases: tuple[str, ...] = ()
+    aliases: Sequence[str] = ()
 
     @property
     def library(self) -> str:
@@ -49,13 +50,8 @@ class Architecture:
 @functools.cache
 def _load_table() -> dict[str, Architecture]:
     text = importlib.resources.files(__package__).joinpath("table.toml").read_text(encoding="utf-8")
-    return {name: _read_entry(name, entry) for name, entry in tomllib.loads(text).items()}
-
-
-def _read_entry(name: str, entry: dict[str, Any]) -> Architecture:
-    return Architecture(
-        name, **{"model": name.removeprefix(_TIMM), **entry, "aliases": tuple(entry.get("aliases", ()))}
-    )
+    rows: dict[str, dict[str, Any]] = tomllib.loads(text)
+    return {name: Architecture(name, **{"model": name.removeprefix(_TIMM), **row}) for name, row in rows.items()}
 
 
 def list_architectures() -> tuple[str, ...]:
@@ -117,27 +113,20 @@ def write_case_file(name: str, *, training: bool = False, size: Size = "tiny", d
 
 
 def _find_folder() -> Path:
-    """The folder for case files in the user's cache, or a temporary one where the cache cannot be written."""
     cache = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(cache) if cache else Path.home() / ".cache") / "fuzzcompile" / "models"
-    try:
+    with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK)
-    except OSError:
-        writable = False
-    return folder if writable else Path(tempfile.mkdtemp(prefix="fuzzcompile-models-"))
+        if os.access(folder, os.W_OK):
+            return folder
+    return Path(tempfile.mkdtemp(prefix="fuzzcompile-models-"))
 
 
 def render_case(name: str, *, training: bool = False, size: Size = "tiny", dtype: str = "float32") -> str:
     """The source of a case file that builds the architecture ``name`` with random weights, and inputs for it.
 
-    The file needs torch and the library that defines the architecture, and no network.
-
-    Args:
-        name: a bundled configuration (see :func:`fuzzcompile.fuzz.models.bundled_models.list_architectures`).
-        training: train mode with labels, and a backward pass.
-        size: ``tiny`` (small widths, two layers of each kind), ``narrow`` (small widths, all layers) or ``full``.
-        dtype: the dtype of parameters and of floating inputs, as torch names it.
+    The file needs torch and the library that defines the architecture, and no network. In ``training`` it has labels
+    and a backward pass; ``dtype`` is that of parameters and floating inputs, as torch names it.
 
     Raises:
         UsageError: there is no such configuration.
@@ -145,7 +134,11 @@ def render_case(name: str, *, training: bool = False, size: Size = "tiny", dtype
     from fuzzcompile.model.templates import get_template
 
     chosen = find_architecture(name)
-    arguments = _make_arguments(chosen, size)
+    arguments = {
+        **chosen.published,
+        **(chosen.narrow if size != "full" else {}),
+        **(chosen.tiny if size == "tiny" else {}),
+    }
     inputs = _make_inputs(chosen, arguments, size, training=training, dtype=dtype)
     what = f"{chosen.model} of {chosen.library}, {_SIZES[size]}, with random weights"
     return get_template("hf_config.py.j2").render(
@@ -162,48 +155,33 @@ def render_case(name: str, *, training: bool = False, size: Size = "tiny", dtype
     )
 
 
-def _make_arguments(chosen: Architecture, size: Size) -> dict[str, object]:
-    narrow = {} if size == "full" else chosen.narrow
-    tiny = chosen.tiny if size == "tiny" else {}
-    return {**chosen.published, **narrow, **tiny}
-
-
 def _make_inputs(
     chosen: Architecture, arguments: Mapping[str, object], size: Size, *, training: bool, dtype: str
 ) -> dict[str, str]:
     """The keyword arguments of a call, as Python expressions."""
+    option = "" if dtype == "float32" else f", dtype=torch.{dtype}"
     if chosen.inputs == "seen":
-        return _make_images(chosen, arguments, size, training=training, dtype=dtype)
-    tokens = _make_tokens(arguments, _TOKENS)
+        free = chosen.image if size == "full" else _NARROW_IMAGE
+        pixels = arguments.get("image_size", arguments.get("img_size", free))
+        images = f"torch.randn({_BATCH}, 3, {pixels}, {pixels}{option})"
+        if chosen.library == "timm":
+            return {"x": images}
+        labelled = training and not chosen.unlabelled
+        return {"pixel_values": images, **({"labels": f"torch.arange({_BATCH})"} if labelled else {})}
+
+    def make_tokens(length: int) -> str:
+        """Random tokens, none of the special ones that stand first."""
+        return f"torch.randint(4, {arguments['vocab_size']}, ({_BATCH}, {length}))"
+
     if chosen.inputs == "heard":
         frames = f"{_BATCH}, {arguments['num_mel_bins']}, 2 * {arguments['max_source_positions']}"
-        made = {"input_features": f"torch.randn({frames}{_write_dtype(dtype)})"}
+        made = {"input_features": f"torch.randn({frames}{option})"}
     else:
-        made = {"input_ids": tokens, "attention_mask": f"torch.ones({_BATCH}, {_TOKENS}, dtype=torch.long)"}
+        mask = f"torch.ones({_BATCH}, {_TOKENS}, dtype=torch.long)"
+        made = {"input_ids": make_tokens(_TOKENS), "attention_mask": mask}
     if chosen.inputs in ("translated", "heard"):
-        made["labels" if training else "decoder_input_ids"] = _make_tokens(arguments, _DECODED)
+        made["labels" if training else "decoder_input_ids"] = make_tokens(_DECODED)
     elif training:
-        made["labels"] = f"torch.randint(2, ({_BATCH}, {_TOKENS}))" if chosen.inputs == "discriminated" else tokens
+        discriminated = f"torch.randint(2, ({_BATCH}, {_TOKENS}))"
+        made["labels"] = discriminated if chosen.inputs == "discriminated" else make_tokens(_TOKENS)
     return made
-
-
-def _make_images(
-    chosen: Architecture, arguments: Mapping[str, object], size: Size, *, training: bool, dtype: str
-) -> dict[str, str]:
-    """Images for a classifier. Models of timm name their input ``x`` and take no labels."""
-    free = chosen.image if size == "full" else _NARROW_IMAGE
-    pixels = arguments.get("image_size", arguments.get("img_size", free))
-    images = f"torch.randn({_BATCH}, 3, {pixels}, {pixels}{_write_dtype(dtype)})"
-    if chosen.library == "timm":
-        return {"x": images}
-    labelled = training and not chosen.unlabelled
-    return {"pixel_values": images, **({"labels": f"torch.arange({_BATCH})"} if labelled else {})}
-
-
-def _make_tokens(arguments: Mapping[str, object], length: int) -> str:
-    """Random tokens, none of the special ones that stand first."""
-    return f"torch.randint(4, {arguments['vocab_size']}, ({_BATCH}, {length}))"
-
-
-def _write_dtype(dtype: str) -> str:
-    return "" if dtype == "float32" else f", dtype=torch.{dtype}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fuzzcompile.fuzz.near_misses import near_miss_operators
 from fuzzcompile.fuzz.near_misses.near_miss_registry import NEAR_MISSES, NearMiss, apply_near_misses
 
-__all__ = ["NEAR_MISSES", "NearMiss", "apply_near_misses", "near_miss_operators"]
+__all__ = ["NEAR_MISSES", "NearMiss", "apply_near_misses"]

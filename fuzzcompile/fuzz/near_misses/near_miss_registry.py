@@ -1,14 +1,28 @@
-"""Near misses and detours by name, and how they are drawn."""
+"""Near misses and detours by name, how they are drawn, and what the rows of ``near_misses.toml`` cannot say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib import resources
 from typing import Any
 
-from fuzzcompile.fuzz.generation.spec import MARKS, STILL_PLAIN, CaseSpec, Choices, Part, Pen
-from fuzzcompile.fuzz.idioms.registry import list_traits
+from fuzzcompile.fuzz.generation.spec import (
+    MARKS,
+    STILL_PLAIN,
+    CaseSpec,
+    Choices,
+    Mask,
+    MaskShape,
+    MaskUse,
+    Part,
+    Pen,
+)
+from fuzzcompile.fuzz.idioms.registry import draw_choices, find_attention_traits, list_traits
 from fuzzcompile.model.templates import expand_macro, get_template
+from fuzzcompile.programs.edits.tensor_values import LAYOUTS, VALUES
 
 Predicate = Callable[[CaseSpec], bool]
 Change = Callable[[Pen, CaseSpec], CaseSpec]
@@ -75,63 +89,6 @@ def register_near_miss(operator: NearMiss) -> None:
     MARKS[operator.name] = operator.present
     if operator.keeps_plain:
         STILL_PLAIN.add(operator.name)
-
-
-# A near miss that sets entries of one part of a case.
-
-
-_PARTS = ("case", "attention", "form", "block", "dims", "layer")
-Entries = Mapping[str, Mapping[str, Any]]
-"""What a row sets in each part of a case: a value, or a list of which any is drawn."""
-
-
-def read_near_miss(name: str, row: Mapping[str, Any]) -> NearMiss:
-    """The near miss of a row of ``near_misses.toml``, in which ``present`` and ``change`` say what entries cannot."""
-    entries = {part: row[part] for part in _PARTS if part in row}
-    whole: dict[str, Any] = {"present": _recognise(entries), "change": _set_entries(entries)}
-    whole |= {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-    return NearMiss(name=name, **{key: value for key, value in whole.items() if key not in entries})
-
-
-def _get_entries(spec: CaseSpec, part: str) -> Mapping[str, object]:
-    """What is set in a part of the case, by name; nothing where it has no such part."""
-    if part in ("attention", "form"):
-        return {} if not spec.attends else spec.attention.chosen if part == "form" else vars(spec.attention)
-    whole = spec if part == "case" else getattr(spec, part)
-    return dict(whole.choices) if isinstance(whole, Part) else {} if whole is None else vars(whole)
-
-
-def _recognise(entries: Entries) -> Predicate:
-    def present(spec: CaseSpec) -> bool:
-        return all(
-            _get_entries(spec, part).get(name) in (value if isinstance(value, list) else [value])
-            for part, values in entries.items()
-            for name, value in values.items()
-        )
-
-    return present
-
-
-def _set_entries(entries: Entries) -> Change:
-    def change(pen: Pen, spec: CaseSpec) -> CaseSpec:
-        for part, values in entries.items():
-            drawn = {name: pen.one_of(value) if isinstance(value, list) else value for name, value in values.items()}
-            if part == "case":
-                spec = replace(spec, **drawn)
-            elif part == "form":
-                spec = with_entries(spec, "attention", form=(*spec.attention.form, *drawn.items()))
-            else:
-                spec = with_entries(spec, part, **drawn)
-        return spec
-
-    return change
-
-
-def with_entries(spec: CaseSpec, part: str, **changes: Any) -> CaseSpec:
-    """The case with entries of its attention, block, dims or layer changed."""
-    whole: Any = getattr(spec, part)
-    changed: Any = whole.with_choices(**changes) if isinstance(whole, Part) else replace(whole, **changes)
-    return replace(spec, **{part: changed})
 
 
 # Detours by name: a few statements over the activation, before or after the body, to which rewrites apply.
@@ -204,16 +161,11 @@ def register_detour(detour: Detour) -> None:
         place = pen.one_of(("after", "before"))
         return replace(spec, detours=(*spec.detours, (place, Part(detour.name, tuple(detour.draw(pen).items())))))
 
-    register_near_miss(
-        NearMiss(
-            name=detour.name,
-            summary=detour.summary,
-            percent=detour.weight,
-            present=lambda spec: any(part.name == detour.name for _, part in spec.detours),
-            change=change,
-            family="detour",
-        )
-    )
+    def present(spec: CaseSpec) -> bool:
+        return any(part.name == detour.name for _, part in spec.detours)
+
+    row = {"summary": detour.summary, "percent": detour.weight, "family": "detour"}
+    register_near_miss(read_near_miss(detour.name, {**row, "present": present, "change": change}))
     _DETOURS[detour.name] = detour
 
 
@@ -234,3 +186,166 @@ def find_detour(part: Part) -> Detour:
         KeyError: it is not registered.
     """
     return _DETOURS[part.name]
+
+
+# Near misses that set entries of parts of a case: a value, or a list of which any is drawn.
+
+_PARTS = ("case", "attention", "form", "block", "dims", "layer")
+Entries = Mapping[str, Mapping[str, Any]]
+
+
+def read_near_miss(name: str, row: Mapping[str, Any]) -> NearMiss:
+    """The near miss of a row of ``near_misses.toml``, in which ``present`` and ``change`` say what entries cannot."""
+    entries: Entries = {part: row[part] for part in _PARTS if part in row}
+    whole: dict[str, Any] = {"name": name, "present": partial(_has, entries), "change": partial(_set, entries)}
+    whole |= {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    return NearMiss(**{key: value for key, value in whole.items() if key not in entries})
+
+
+def _has(entries: Entries, spec: CaseSpec) -> bool:
+    for part, values in entries.items():
+        if part in ("attention", "form"):
+            found = {} if not spec.attends else spec.attention.chosen if part == "form" else vars(spec.attention)
+        else:
+            whole = spec if part == "case" else getattr(spec, part)
+            found = dict(whole.choices) if isinstance(whole, Part) else {} if whole is None else vars(whole)
+        if any(found.get(key) not in (value if isinstance(value, list) else [value]) for key, value in values.items()):
+            return False
+    return True
+
+
+def _set(entries: Entries, pen: Pen, spec: CaseSpec) -> CaseSpec:
+    for part, values in entries.items():
+        drawn = {name: pen.one_of(value) if isinstance(value, list) else value for name, value in values.items()}
+        if part == "case":
+            spec = replace(spec, **drawn)
+        elif part == "form":
+            spec = _with(spec, "attention", form=(*spec.attention.form, *drawn.items()))
+        else:
+            spec = _with(spec, part, **drawn)
+    return spec
+
+
+def _with(spec: CaseSpec, part: str, **changes: Any) -> CaseSpec:
+    """The case with entries of its attention, block, dims or layer changed."""
+    whole: Any = getattr(spec, part)
+    changed: Any = whole.with_choices(**changes) if isinstance(whole, Part) else replace(whole, **changes)
+    return replace(spec, **{part: changed})
+
+
+# What a row cannot say: how the case changes, and how the change is recognised.
+
+
+def _change_softmax_axis(pen: Pen, spec: CaseSpec) -> CaseSpec:
+    return _with(spec, "attention", softmax_axis=pen.one_of((-2, 0, 1) if "heads" in list_traits(spec) else (-2, 0)))
+
+
+def _with_mask(spec: CaseSpec, **changes: Any) -> CaseSpec:
+    return _with(spec, "attention", mask=replace(spec.attention.mask or Mask(), **changes))
+
+
+def _mask_is(holds: Callable[[CaseSpec, Mask], bool]) -> Predicate:
+    return lambda spec: spec.attends and spec.attention.mask is not None and holds(spec, spec.attention.mask)
+
+
+def _change_mask_dtype(pen: Pen, spec: CaseSpec) -> CaseSpec:
+    mask = spec.attention.mask or Mask()
+    rest = [name for name in ("int64", "float32", "float16", "float64", "int8") if name != spec.dtype]
+    dtype = pen.draw_weighted([("bool", 3), *((name, 1) for name in rest)])
+    if dtype in ("int64", "int8"):
+        return _with_mask(spec, kind="bias", dtype="int64", inside=False)
+    if dtype != "bool":
+        return _with_mask(spec, dtype=dtype)
+    fills = spec.attention.softmax_axis == -1
+    use: MaskUse = pen.one_of(("fill", "where", "add")) if fills else "add"
+    kind = "causal" if mask.kind in ("bias", "alibi") and mask.shape != "key" else mask.kind
+    return _with_mask(spec, kind=kind, dtype="bool", use=use)
+
+
+def _has_other_dtype(spec: CaseSpec, mask: Mask) -> bool:
+    traits = find_attention_traits(spec.attention)
+    return traits.has_scores and mask.dtype not in ("model", *traits.mask_dtypes)
+
+
+def _change_mask_rank(pen: Pen, spec: CaseSpec) -> CaseSpec:
+    mask, traits = spec.attention.mask or Mask(), list_traits(spec)
+    shapes: list[MaskShape] = ["matrix", "full"]
+    if "heads" in traits:
+        shapes.append("heads")
+    if mask.kind in ("bias", "alibi", "padding") and "scores" in traits:
+        shapes.append("row")
+    return _with_mask(spec, shape=pen.one_of(shapes))
+
+
+def _has_other_rank(spec: CaseSpec, mask: Mask) -> bool:
+    return mask.shape not in ("square", "key") and not (mask.kind == "alibi" and mask.shape == "heads")
+
+
+def _block_query(pen: Pen, spec: CaseSpec) -> CaseSpec:
+    mask = spec.attention.mask or Mask()
+    return _with_mask(spec, kind=mask.kind if mask.dtype == "bool" else "causal", blocked=True)
+
+
+def _equate_heads(pen: Pen, spec: CaseSpec) -> CaseSpec:
+    return _with(_with(spec, "attention", cross=False), "dims", sequence=spec.dims.heads)
+
+
+def _make_heads_one(pen: Pen, spec: CaseSpec) -> CaseSpec:
+    one = {"heads": 1} if pen.chance(50) else {"head_dim": 1, "heads": max(2, spec.dims.heads)}
+    return _with(spec, "dims", **one)
+
+
+def _empty(pen: Pen, spec: CaseSpec) -> CaseSpec:
+    return _with(spec, "dims", **({"sequence": 0} if pen.chance(30) and spec.layer is None else {"batch": 0}))
+
+
+_CHANGES: dict[str, tuple[Change, Predicate]] = {
+    "softmax_axis": (_change_softmax_axis, lambda spec: spec.attends and spec.attention.softmax_axis != -1),
+    "mask_dtype": (_change_mask_dtype, _mask_is(_has_other_dtype)),
+    "mask_rank": (_change_mask_rank, _mask_is(_has_other_rank)),
+    "query_blocked": (_block_query, _mask_is(lambda spec, mask: mask.blocked)),
+    "sequence_is_heads": (
+        _equate_heads,
+        lambda spec: spec.attends and spec.attention.layout != "flat" and spec.dims.sequence == spec.dims.heads,
+    ),
+    "sequence_is_head_dim": (
+        lambda pen, spec: _with(spec, "dims", sequence=spec.dims.head_dim),
+        lambda spec: spec.dims.sequence == spec.dims.head_dim,
+    ),
+    "heads_one": (_make_heads_one, lambda spec: 1 in (spec.dims.heads, spec.dims.head_dim)),
+    "empty": (_empty, lambda spec: 0 in (spec.dims.batch, spec.dims.sequence)),
+}
+
+
+def _iter_layouts() -> Iterator[NearMiss]:
+    of_heads = {"requires": ("qkv", "heads"), "excludes": ("leading",)}
+    for name, layout in LAYOUTS.items():
+        row = {"summary": layout.summary, "percent": layout.weight, "family": "memory", "case": {"inputs": name}}
+        if layout.weight:
+            limits = {"excludes": ("embedding",)} if 3 in layout.ranks else of_heads
+            yield read_near_miss(f"inputs_{name}", {**row, **limits})
+
+
+def _iter_values() -> Iterator[NearMiss]:
+    for name, values in VALUES.items():
+        row = {"summary": values.summary, "percent": values.weight, "family": "values", "case": {"values": name}}
+        if values.weight:
+            yield read_near_miss(name, {**row, "excludes": ("embedding",)})
+
+
+def _register_rows() -> None:
+    text = resources.files(__package__).joinpath("near_misses.toml").read_text("utf-8")
+    generated = {"layouts": _iter_layouts, "values": _iter_values}
+    for name, row in tomllib.loads(text).items():
+        if name in generated:
+            for operator in generated[name]():
+                register_near_miss(operator)
+        elif "choices" in row:
+            draw = partial(draw_choices, choices=row.pop("choices"))
+            register_detour(Detour(name, row.pop("summary"), row.pop("percent"), draw, **row))
+        else:
+            change = dict(zip(("change", "present"), _CHANGES.get(name, ()), strict=False))
+            register_near_miss(read_near_miss(name, {**row, **change}))
+
+
+_register_rows()

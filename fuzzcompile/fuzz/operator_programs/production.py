@@ -162,23 +162,14 @@ class Scope:
         """The argument of a factory function that names the device."""
         return f"device={self.values[0].name}.device"
 
-    # -- operands ---------------------------------------------------------------------------------
-
     def some(self, holds: Callable[[ProgramValue], bool] = lambda value: True) -> ProgramValue | None:
         """A value for which this holds, if there is one: in half of the draws the youngest."""
         fitting = [value for value in reversed(self.values) if holds(value)]
-        if not fitting:
-            return None
-        return fitting[0] if not self.pen.chance(50) else self.pen.one_of(fitting)
+        return None if not fitting else self.pen.one_of(fitting) if self.pen.chance(50) else fitting[0]
 
     def pick(self, holds: Callable[[ProgramValue], bool] = lambda value: True) -> ProgramValue:
-        """A value for which this holds.
-
-        Raises:
-            NothingFits: there is none.
-        """
-        value = self.some(holds)
-        if value is None:
+        """As `some`; raises `NothingFits` where there is none."""
+        if (value := self.some(holds)) is None:
             raise NothingFits
         return value
 
@@ -187,11 +178,7 @@ class Scope:
         return self.pick(lambda value: value.is_floating and value.rank >= least_rank)
 
     def pick_axis(self, value: ProgramValue, least: int = 1) -> int:
-        """An axis of that size at least, in every call, counted from the end: the last is the simplest.
-
-        Raises:
-            NothingFits: there is none.
-        """
+        """An axis of that size at least, in every call, counted from the end, the last first; raises as `pick`."""
         axes = [-at for at in range(1, value.rank + 1) if min(value.shape[-at]) >= least]
         if not axes:
             raise NothingFits
@@ -221,8 +208,6 @@ class Scope:
         """A shape as a tuple in Python."""
         inner = ", ".join(self.text(size) for size in shape)
         return f"({inner},)" if len(shape) == 1 else f"({inner})"
-
-    # -- statements -------------------------------------------------------------------------------
 
     def fresh(self) -> str:
         """A name that is not in use."""

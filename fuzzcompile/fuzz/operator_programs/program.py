@@ -86,27 +86,21 @@ def draw_standalone_program(
 ) -> OperatorProgram:
     """A program that returns what no statement of it uses, and perhaps an inner value or an input too."""
     scope = grow_program(pen, values, backward=backward, alters_inputs=alters_inputs)
-    outputs = [value.name for value in _find_unused(scope, len(values))] or [_find_last(scope).name]
+    uses = Counter(name for statement in scope.statements for name in set(_NAME_PATTERN.findall(statement)))
+    unused = [value.name for value in reversed(scope.values[len(values) :]) if uses[value.name] == 1]
+    outputs = unused or [_find_last(scope).name]
     if pen.chance(40):
         outputs.append(pen.one_of(list(reversed(scope.values))).name)
     if backward and not any(value.gradient for value in scope.values if value.name in outputs):
         outputs.append(_find_last(scope).name)
     outputs = list(dict.fromkeys(outputs))
-    return OperatorProgram(
-        prune_statements(scope.statements, *outputs), tuple(dict.fromkeys(scope.operators)), tuple(outputs)
-    )
-
-
-def _find_unused(scope: Scope, given: int) -> list[ProgramValue]:
-    """The values beside the ``given`` ones that no other statement reads, the youngest first."""
-    uses = Counter(name for statement in scope.statements for name in set(_NAME_PATTERN.findall(statement)))
-    return [value for value in reversed(scope.values[given:]) if uses[value.name] == 1]
+    operators = tuple(dict.fromkeys(scope.operators))
+    return OperatorProgram(prune_statements(scope.statements, *outputs), operators, tuple(outputs))
 
 
 def _find_last(scope: Scope) -> ProgramValue:
     """The youngest value; one with a gradient where gradients are asked for, if there is one beside the inputs."""
-    made = [value for value in reversed(scope.values) if value.gradient or not scope.backward]
-    return made[0]
+    return next(value for value in reversed(scope.values) if value.gradient or not scope.backward)
 
 
 # Places operator programs in a case: as the model itself, or before or after its body.
@@ -121,21 +115,14 @@ _SHAPES: tuple[tuple[str | int, ...], ...] = (
 
 def add_program(pen: Pen, spec: CaseSpec) -> CaseSpec:
     """A fitted case of a program that is empty, with a program over its activation, further inputs and parameters."""
-    arguments = _draw_arguments(pen, spec.dtype)
-    values = [_make_value(spec, "x", "BTC", spec.dtype)]
-    values += [
-        _make_value(
-            spec, f"self.{argument.name}" if argument.parameter else argument.name, argument.shape, argument.dtype
-        )
-        for argument in arguments
-    ]
-    values[0] = replace(values[0], frozen=not alters_inputs(spec))
-    program = draw_standalone_program(pen, values, backward=spec.backward, alters_inputs=alters_inputs(spec))
+    arguments, alters = _draw_arguments(pen, spec.dtype), alters_inputs(spec)
+    x = replace(_make_value(spec, ProgramArgument("x", ("B", "T", "C"), spec.dtype)), frozen=not alters)
+    values = [x, *(_make_value(spec, argument) for argument in arguments)]
+    program = draw_standalone_program(pen, values, backward=spec.backward, alters_inputs=alters)
     return replace(spec, program=replace(program, arguments=arguments))
 
 
 def _draw_arguments(pen: Pen, dtype: str) -> tuple[ProgramArgument, ...]:
-    """None, an input, a parameter, or both."""
     kinds = pen.draw_weighted([((), 45), (("y",), 25), (("weight",), 20), (("y", "weight"), 10)])
     arguments = []
     for name in kinds:
@@ -146,11 +133,12 @@ def _draw_arguments(pen: Pen, dtype: str) -> tuple[ProgramArgument, ...]:
     return tuple(arguments)
 
 
-def _make_value(spec: CaseSpec, name: str, shape: Sequence[str | int], dtype: str) -> ProgramValue:
+def _make_value(spec: CaseSpec, argument: ProgramArgument) -> ProgramValue:
     """An input or parameter as a value with its sizes in every call."""
-    sizes = tuple(zip(*(resolve_shape(shape, dims) for dims in list_call_dims(spec)), strict=True))
-    frozen = name.startswith("self.")
-    return ProgramValue(name, sizes, dtype, name, gradient=spec.backward and (frozen or name == "x"), frozen=frozen)
+    sizes = tuple(zip(*(resolve_shape(argument.shape, dims) for dims in list_call_dims(spec)), strict=True))
+    name = f"self.{argument.name}" if argument.parameter else argument.name
+    gradient = spec.backward and (argument.parameter or name == "x")
+    return ProgramValue(name, sizes, argument.dtype, name, gradient=gradient, frozen=argument.parameter)
 
 
 def add_programs_beside(pen: Pen, spec: CaseSpec) -> CaseSpec:

@@ -37,7 +37,10 @@ def find_mentions(parts: Iterable[object], deepest: int = _DEEPEST) -> CodeMenti
     """Collect the names in the code of a rule's parts: entries of patterns, functions, classes, and their callees."""
     settings, methods = dict[str, None](), dict[str, None]()
     operators, constants = dict[object, None](), dict[object, None]()
-    for function in list_functions(parts, deepest):
+    found: dict[types.CodeType, types.FunctionType] = {}
+    for part in parts:
+        _collect_part(part, found, deepest)
+    for function in found.values():
         for value in _list_values(function):
             if isinstance(value, _Setting):
                 settings[value.name] = None
@@ -48,14 +51,6 @@ def find_mentions(parts: Iterable[object], deepest: int = _DEEPEST) -> CodeMenti
                 if isinstance(value, str) and _is_method(value):
                     methods[value] = None
     return CodeMentions(tuple(settings), tuple(operators), tuple(constants), tuple(methods))
-
-
-def list_functions(parts: Iterable[object], deepest: int = _DEEPEST) -> list[types.FunctionType]:
-    """The Python functions that make up a rule, its helpers in torch's passes included, each once."""
-    found: dict[types.CodeType, types.FunctionType] = {}
-    for part in parts:
-        _collect_part(part, found, deepest)
-    return list(found.values())
 
 
 def _collect_part(part: Any, found: dict[types.CodeType, types.FunctionType], depth: int) -> None:
@@ -93,9 +88,7 @@ def _collect_function(
             continue
         if isinstance(helper, types.FunctionType):
             _collect_function(helper, found, depth - 1)
-        elif (
-            inspect.isclass(helper) and depth > 0 and any(hasattr(value, "__code__") for value in vars(helper).values())
-        ):
+        elif inspect.isclass(helper) and depth > 0:
             for value in vars(helper).values():
                 if isinstance(value, types.FunctionType):
                     _collect_function(value, found, depth - 1)
@@ -190,13 +183,9 @@ def _is_method(name: str) -> bool:
 
 
 def _is_operator(value: object) -> bool:
-    if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        return True
-    is_call = isinstance(value, (types.BuiltinFunctionType, types.FunctionType))
-    if not is_call or not callable(value):
-        return False
-    name = getattr(value, "__name__", "")
-    return getattr(torch, name, None) is value or getattr(torch.nn.functional, name, None) is value
+    if not isinstance(value, (types.BuiltinFunctionType, types.FunctionType)):
+        return isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+    return value in (getattr(torch, value.__name__, None), getattr(torch.nn.functional, value.__name__, None))
 
 
 # Settings under which a rule runs, read off the generator's toggles, the conditions around it and its own code.
@@ -214,14 +203,10 @@ def list_rule_settings(rule: KnownRule) -> list[Settings]:
     named = [name for name in find_mentions(rule.made_of).settings if name not in needed]
     if _RANDOM in rule.when or _RANDOM in find_mentions(rule.made_of, deepest=0).settings:
         needed[_RANDOM] = False
-    for name in _list_disabling_switches(rule):
-        needed.setdefault(name, True)
+    # Switches of which it is known that the rule refuses everything without them.
+    for reason in facts().unreachable:
+        if reason.setting and reason.covers(rule.stage, rule.name, "cpu") and get_setting(reason.setting) is False:
+            needed.setdefault(reason.setting, True)
     asked = [name for name in named if get_setting(name) is False and name != _RANDOM and name not in needed]
     alone: list[Settings] = [{**needed, name: True} for name in asked]
     return [needed, *alone, *([{**needed, **dict.fromkeys(asked, True)}] if len(asked) > 1 else [])]
-
-
-def _list_disabling_switches(rule: KnownRule) -> list[str]:
-    """Switches of which it is known that the rule refuses everything without them."""
-    covering = (reason.setting for reason in facts().unreachable if reason.covers(rule.stage, rule.name, "cpu"))
-    return [name for name in covering if name is not None and get_setting(name) is False]
