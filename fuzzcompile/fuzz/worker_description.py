@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from fuzzcompile.compiler.custom_code import list_loaded
@@ -40,6 +42,4 @@ def _torch_has(name: str) -> bool:
     """Return whether the installed torch has the function that a call names ``torch.f``, ``F.f`` or ``Tensor.f``."""
     root, *path = name.split(".")
     value: object = {"torch": torch, "F": torch.nn.functional, "Tensor": torch.Tensor}.get(root)
-    for part in path:
-        value = getattr(value, part, None)
-    return value is not None
+    return functools.reduce(lambda value, part: getattr(value, part, None), path, value) is not None

@@ -21,13 +21,13 @@ from torch._inductor.pattern_matcher import (
 
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
 from fuzzcompile.fuzz.rules.code_mentions import find_mentions, list_rule_settings
-from fuzzcompile.fuzz.rules.hole_values import fill_skeleton
 from fuzzcompile.fuzz.rules.rule_programs import (
     compile_program,
     make_rule_programs,
     runs_in_eager,
     write_statements,
 )
+from fuzzcompile.fuzz.rules.skeleton import fill_skeleton
 from fuzzcompile.fuzz.rules.skeleton_sources import PatternReader, record_calls
 from fuzzcompile.model.facts import facts
 from fuzzcompile.programs.edits.near_miss_edits import apply_edit

@@ -268,7 +268,11 @@ def _fit_attention(spec: CaseSpec) -> Attention:
         a = replace(a, dropout=None)
     if a.leading:
         a = replace(a, grouping=None, position=None, norm=None, cross=False, layout="heads_first", expanded=False)
-    mask = _fit_mask(a) if a.mask else None
+    mask = a.mask
+    if mask and a.layout == "flat" and mask.shape == "heads":
+        mask = replace(mask, shape="matrix")
+    if mask and (mask.dtype == "int64" or mask.shape == "row" or (mask.kind == "bias" and not mask.blocked)):
+        mask = replace(mask, inside=False)
     if mask and mask.kind in ("window", "prefix", "documents", "alibi"):
         a = replace(a, cross=False)
     if spec.aliased:
@@ -276,16 +280,6 @@ def _fit_attention(spec: CaseSpec) -> Attention:
             a, cross=False, grouping=None, expanded=False, key_permuted=a.key_permuted and a.layout != "heads_first"
         )
     return replace(a, mask=mask)
-
-
-def _fit_mask(a: Attention) -> Mask:
-    mask = a.mask
-    assert mask is not None
-    if a.layout == "flat" and mask.shape == "heads":
-        mask = replace(mask, shape="matrix")
-    if mask.dtype == "int64" or mask.shape == "row" or (mask.kind == "bias" and not mask.blocked):
-        mask = replace(mask, inside=False)
-    return mask
 
 
 def _fit_part(spec: CaseSpec, part: Part) -> Part:
@@ -342,35 +336,24 @@ def _fit_compile(spec: CaseSpec) -> Compile:
     typed = spec.program or spec.programs  # autocast changes the dtypes that its statements rely on
     if spec.dtype != "float32" or typed or not all(part.autocast for part in traits):
         how = replace(how, autocast=None)
-    if any(part.graph_break for part in traits) or _depends_on_values(spec):
-        how = replace(how, fullgraph=False)
-    return _fit_calls(spec, _fit_path(spec, replace(how, captured=how.captured and _depends_on_values(spec))))
-
-
-def _depends_on_values(spec: CaseSpec) -> bool:
-    """Return whether sizes or numbers in the program depend on the values of a tensor."""
-    return any(find_detour(part).reads_values for _, part in spec.detours)
-
-
-def _fit_path(spec: CaseSpec, how: Compile) -> Compile:
-    """Drop what export does not support: modes, graph breaks, Python state; and gradients under AOTInductor."""
-    if how.path == COMPILE:
-        return how
-    traits = [idiom(name).traits for name in spec.idioms]
-    breaks = any(part.graph_break or part.recalled for part in traits)
-    if breaks or spec.training or how.autocast or (how.path == AOTI and spec.backward):
-        return replace(how, path=COMPILE)
-    return replace(how, mode=None, fullgraph=False, mark=None, captured=False)
-
-
-def _fit_calls(spec: CaseSpec, how: Compile) -> Compile:
-    """Keep sizes in further calls that a part is made for; drop calls like the first, unless there is Python state."""
-    fixes = {size for name in spec.idioms for size in idiom(name).traits.fixes}
-    recalled = any(idiom(name).traits.recalled for name in spec.idioms)
+    breaks, recalled = any(part.graph_break for part in traits), any(part.recalled for part in traits)
+    depends_on_values = any(find_detour(part).reads_values for _, part in spec.detours)
+    how = replace(
+        how,
+        fullgraph=how.fullgraph and not breaks and not depends_on_values,
+        captured=how.captured and depends_on_values,
+    )
+    # What export does not support: modes, graph breaks, Python state; and gradients under AOTInductor.
+    if breaks or recalled or spec.training or how.autocast or (how.path == AOTI and spec.backward):
+        how = replace(how, path=COMPILE)
+    if how.path != COMPILE:
+        how = replace(how, mode=None, fullgraph=False, mark=None, captured=False)
     calls = how.calls or ((FurtherCall(sequence="same"),) * 2 if recalled else ())
     if 0 in (spec.dims.batch, spec.dims.sequence) or spec.aliased:
         calls = ()
+    fixes = {size for part in traits for size in part.fixes}
     calls = tuple(_fit_call(spec, call, fixes) for call in calls)
+    # Only Python state makes calls like the first worth while.
     calls = tuple(call for call in calls if recalled or not _repeats(spec, call))
     return replace(how, calls=calls) if calls else replace(how, calls=(), dynamic=None, mark=None)
 
@@ -384,17 +367,12 @@ def _fit_call(spec: CaseSpec, call: FurtherCall, fixes: Collection[str]) -> Furt
         call = replace(call, inputs=spec.inputs)
     if spec.embedding is not None or any(find_detour(part).writes for _, part in spec.detours):
         call = replace(call, grad=False)  # a leaf that requires a gradient may not be written to
-    if _runs_on_nothing(spec):
+    whole = spec.attends and not spec.attention.leading and find_attention_traits(spec.attention).empty
+    if whole and not (spec.head or spec.detours or spec.programs or spec.values):  # it runs on nothing
         return call
     batch: Size = "one" if call.batch == "none" else call.batch
     return replace(call, batch=batch, sequence="one" if call.sequence == "none" else call.sequence)
 
 
 def _repeats(spec: CaseSpec, call: FurtherCall) -> bool:
-    """Return whether a call is like the first."""
     return call.dims(spec.dims) == spec.dims and call.inputs == spec.inputs and (spec.backward or not call.grad)
-
-
-def _runs_on_nothing(spec: CaseSpec) -> bool:
-    whole = spec.attends and not spec.attention.leading and find_attention_traits(spec.attention).empty
-    return whole and not (spec.head or spec.detours or spec.programs or spec.values)

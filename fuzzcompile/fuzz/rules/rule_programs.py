@@ -21,8 +21,14 @@ from fuzzcompile.compiler.rule_catalogue import KnownRule
 from fuzzcompile.compiler.session import Compilation, check_settings, open_session, silence_torch
 from fuzzcompile.compiler.watch.ledger import Label, Ledger
 from fuzzcompile.fuzz.rules.code_mentions import CodeMentions, find_mentions, list_rule_settings
-from fuzzcompile.fuzz.rules.hole_values import FilledSkeleton, fill_skeleton, recast_operands
-from fuzzcompile.fuzz.rules.skeleton import ArgumentHole, CallResult, RuleCall
+from fuzzcompile.fuzz.rules.skeleton import (
+    ArgumentHole,
+    CallResult,
+    FilledSkeleton,
+    RuleCall,
+    fill_skeleton,
+    recast_operands,
+)
 from fuzzcompile.fuzz.rules.skeleton_sources import draw_skeleton, draw_variant, has_pattern, record_calls
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.model.stages import LOWERING

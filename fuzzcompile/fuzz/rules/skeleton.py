@@ -1,15 +1,21 @@
-"""Skeletons: a rule's pattern as calls with holes, made of a pattern, a function, or operators' names."""
+"""Skeletons: a rule's pattern as calls with holes, and values for the holes with which the calls run."""
 
 from __future__ import annotations
 
 import inspect
+import itertools
+import math
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+from fuzzcompile.programs.edits.pattern_program import Operand
 
 
 @dataclass(eq=False)
@@ -189,3 +195,332 @@ def _can_take(parameters: list[CallParameter], given: int | None) -> bool:
     if any(parameter.name in ("out", "generator") or "Dimname" in parameter.kind for parameter in parameters):
         return False
     return given is None or len(needed) <= given <= len(parameters)
+
+
+# Values to try for the arguments that a rule leaves open.
+
+# The sizes that the shapes of one attempt are made of: distinct ones first, which tell dimensions apart; with one size
+# alone almost every operator finds its operands to agree.
+PALETTES: tuple[tuple[int, ...], ...] = ((4, 8), (4, 8), (2, 4, 8), (8,), (3, 4, 5), (16, 32), (1, 4, 8), (1, 8))
+_RANKS = (0, 1, 1, 2, 2, 2, 2, 2, 3, 3, 4, 4)
+# What arguments of these names usually are in ATen's schemas: the plainest values, for one and for two dimensions.
+_NAMED_VALUES: dict[str, tuple[object, ...]] = {
+    "stride": ([1, 1], [1], [2, 2]),
+    "padding": ([0, 0], [0], [1, 1], [1]),
+    "dilation": ([1, 1], [1]),
+    "output_padding": ([0, 0], [0]),
+    "kernel_size": ([2, 2], [2], [3, 3]),
+    "output_size": ([2, 2], [2], [4, 4]),
+    "normalized_shape": ([8], [4]),
+    "groups": (1, 2),
+    "eps": (1e-5,),
+    "beta": (1, 1, 2),
+    "alpha": (1, 1, 2),
+    "reduction": (1, 0, 2),
+    "transposed": (False,),
+    "quant_min": (0, -128),
+    "quant_max": (255, 127),
+    "qmin": (0, -128),
+    "qmax": (255, 127),
+    "scale": (0.1, 1.0, 2.0),
+    "zp": (0, 10),
+    "zero_point": (0, 10),
+    "p": (0.5, 2.0),
+    "negative_slope": (0.01,),
+    "min_value": (0.0, -1.0, -0.5),
+    "max_value": (6.0, 1.0, 0.5),
+    "correction": (1, 0),
+    "equation": ("ij,jk->ik", "bij,bjk->bik", "bij,bijk->bik", "ij,ijk->ik"),
+    "approximate": ("none", "tanh"),
+    "training": (False, True),
+    "layout": (torch.strided,),
+    "pin_memory": (False, None),
+}
+_INDICES = ("index", "indices", "selector", "target", "batch1_idx", "idx", "offsets")
+_MASKS = ("mask", "condition", "cond")
+_INTEGERS = (0, 1, 2, -1, 4, 8, 3)
+_SCALARS = (2, 0.5, 1.0, 2.0, 0.125, -1.0, 0, 1)
+
+
+# Kinds of arguments that have one value.
+_ONLY = {
+    "Device": torch.device("cpu"),
+    "MemoryFormat": torch.contiguous_format,
+    "Layout": torch.strided,
+}
+
+
+class Candidates:
+    """Draws values for holes; tensors are drawn as operands.
+
+    ``dtype`` is that of floating tensors, ``constants`` are the numbers, strings and dtypes in the code of the rule.
+    """
+
+    def __init__(self, rng: random.Random, dtype: str, constants: Sequence[object] = ()) -> None:
+        self.rng, self.dtype = rng, dtype
+        self.palette = rng.choice(PALETTES)
+        self.quantised = rng.choice((("uint8", 0, 255), ("int8", -128, 127)))
+        self.numbers = [c for c in constants if type(c) in (int, float)]
+        self.strings = [c for c in constants if isinstance(c, str)]
+        self.dtypes = [c for c in constants if isinstance(c, torch.dtype)]
+        self.shapes: list[tuple[int, ...]] = []
+        self.dim: int | None = None
+
+    def draw_value(self, hole: ArgumentHole, operands: Sequence[torch.Tensor]) -> object:
+        """A value for a hole of a call whose tensors so far are ``operands``."""
+        if hole.first is not None and self.rng.random() < 0.9:
+            return hole.first
+        kind = hole.kind
+        if kind.startswith("Optional["):
+            kind = kind.removeprefix("Optional[").removesuffix("]")
+            if self.rng.random() < 0.4:
+                return None
+        if hole.parameter.startswith(("quantize.", "dequantize.")):
+            return self._draw_quantisation(*hole.parameter.split("."))
+        named = self._draw_named(hole.parameter or hole.name)
+        if named is not None and self.rng.random() < 0.85 and "Tensor" not in kind:
+            return named
+        return self._draw_kind(kind or self._guess_kind(hole.name), hole.name, operands)
+
+    def _draw_kind(self, kind: str, name: str, operands: Sequence[torch.Tensor]) -> object:
+        rng = self.rng
+        if kind.startswith("List["):
+            inner = kind.removeprefix("List[").removesuffix("]").removeprefix("Optional[")
+            if inner in ("int", "SymInt"):
+                return self._draw_sizes(name, operands)
+            return [self._draw_kind(inner, name, operands) for _ in range(rng.choice((1, 2, 2, 3)))]
+        match kind.rstrip("]"):
+            case "Tensor" if name == "other" and operands and rng.random() < 0.2:
+                return rng.choice(_SCALARS)  # of two operands, the second may be a number
+            case "Tensor":
+                return self._draw_operand(name, operands)
+            case "int" | "SymInt":
+                return self._draw_integer(name, operands)
+            case "float" | "number":
+                return rng.choice((self.numbers if rng.random() < 0.3 else ()) or _SCALARS)
+            case "bool":
+                return rng.random() < 0.5
+            case "str":
+                return rng.choice(self.strings or ["none"])
+            case "ScalarType":
+                if operands and rng.random() < 0.3:
+                    return operands[0].dtype
+                return rng.choice(self.dtypes or [torch.float32, torch.bfloat16, torch.float16, torch.int64])
+            case single:
+                return _ONLY.get(single)
+
+    def _draw_operand(self, name: str, beside: Sequence[torch.Tensor] = ()) -> Operand:
+        """An operand, of a shape that others have or of a new one, and often of the dtype of what stands ``beside``."""
+        rng = self.rng
+        if self.shapes and rng.random() < 0.4:
+            shape = rng.choice(self.shapes)
+        else:
+            shape = tuple(rng.choice(self.palette) for _ in range(rng.choice(_RANKS)))
+        self.shapes.append(shape)
+        dtype = self.dtype if rng.random() < 0.9 else rng.choice(("int64", "bool", "float32", "int8"))
+        if any(part in name for part in _INDICES) and rng.random() < 0.9:
+            dtype = "int64"
+        elif any(part in name for part in _MASKS) and rng.random() < 0.9:
+            dtype = "bool"
+        elif beside and rng.random() < 0.5:
+            dtype = str(beside[0].dtype)
+        elif self.dtypes and rng.random() < 0.3:
+            dtype = str(rng.choice(self.dtypes))
+        return Operand("", shape, dtype.removeprefix("torch."))
+
+    def _draw_quantisation(self, operator: str, parameter: str) -> object:
+        """Arguments of quantising operators, those of one program alike."""
+        dtype, least, most = self.quantised
+        if parameter == "input":
+            operand = self._draw_operand("")
+            return replace(operand, dtype=dtype if operator == "dequantize" else "float32", high=100)
+        if parameter in ("scale", "scales"):
+            return 0.1
+        own = {"quant_min": least, "quant_max": most, "dtype": getattr(torch, dtype), "zero_point": 10}
+        return own.get(parameter)
+
+    def _draw_named(self, name: str) -> object:
+        for key, values in _NAMED_VALUES.items():
+            if name == key or (len(key) > 2 and name.endswith(f"_{key}")):
+                return self.rng.choice(values)
+        return None
+
+    def _guess_kind(self, name: str) -> str:
+        """A kind for an argument of which the name is all that is known."""
+        if "dim" in name:
+            return "int"
+        if any(part in name for part in ("section", "sizes", "shape", "size", "perm")):
+            return self.rng.choice(("List[int]", "List[int]", "int"))
+        if "dtype" in name or name.startswith("to_"):
+            return "ScalarType"
+        if "scale" in name or "value" in name:
+            return self.rng.choice(("Tensor", "number"))
+        if name == "keepdim":
+            return "bool"
+        return self.rng.choice(("Tensor",) * 8 + ("int", "List[int]", "number", "ScalarType"))
+
+    def _draw_integer(self, name: str, operands: Sequence[torch.Tensor]) -> int:
+        if "dim" in name and operands and operands[0].dim():
+            if self.dim is None or self.rng.random() < 0.4:
+                self.dim = self.rng.randrange(-operands[0].dim(), operands[0].dim())
+            return self.dim  # calls along one dimension are what most rules look for
+        if operands and self.rng.random() < 0.3 and operands[0].dim():
+            return self.rng.choice(tuple(operands[0].shape))
+        return self.rng.choice(_INTEGERS)
+
+    def _draw_sizes(self, name: str, operands: Sequence[torch.Tensor]) -> list[int]:
+        """Whole numbers: dimensions, a permutation, parts of a size, or another shape of the first operand."""
+        rng, shape = self.rng, list(operands[0].shape) if operands else []
+        if not shape:
+            return [rng.choice(self.palette) for _ in range(rng.choice((1, 2, 2, 3)))]
+        if "perm" in name or name == "dims":
+            return rng.sample(range(len(shape)), len(shape))
+        if "dim" in name:
+            return rng.sample(range(-len(shape), 0), rng.choice((1, min(2, len(shape)))))
+        if "section" in name or "split" in name:
+            joined = [given[self.dim or 0] for given in self.shapes if -len(given) <= (self.dim or 0) < len(given)]
+            return joined if joined and rng.random() < 0.3 else self._draw_parts(rng.choice(shape))
+        return rng.choice(list(_list_reshapes(shape)))
+
+    def _draw_parts(self, size: int) -> list[int]:
+        count = self.rng.choice([n for n in (2, 3, 4, size) if 0 < n <= max(size, 2)])
+        if size % count == 0 and self.rng.random() < 0.7:
+            return [size // count] * count
+        return [1, size - 1] if count == 2 else [*[1] * (count - 1), max(size - count + 1, 0)]
+
+
+def _list_reshapes(shape: list[int]) -> list[list[int]]:
+    """Shapes with as many elements, and expansions of ``shape``."""
+    total = math.prod(shape)
+    joined = [[*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :]] for at in range(len(shape) - 1)]
+    cut = [[*shape[:at], 2, size // 2, *shape[at + 1 :]] for at, size in enumerate(shape) if size % 2 == 0]
+    return [shape, *joined, *cut, [total], [-1, shape[-1]], [1, *shape], list(itertools.chain(shape, [1]))]
+
+
+# Values for the holes of a skeleton, found by running it eagerly on tiny tensors.
+
+# Values that are tried for one call before an earlier one is given others, and calls that one filling may try.
+_WIDTH, _MOST_CALLS = 40, 800
+_SECONDS = 1.5
+# Results of more elements than this are no tiny program's.
+_MOST_ELEMENTS = 1 << 16
+
+
+@dataclass(frozen=True)
+class FilledSkeleton:
+    """A skeleton with a value for each hole: an operand for a tensor, else the value itself."""
+
+    skeleton: CallSkeleton
+    values: dict[ArgumentHole, object]
+
+    def map_operands(self, change: Callable[[Operand], Operand]) -> FilledSkeleton:
+        """The same skeleton with other operands."""
+        return FilledSkeleton(self.skeleton, pytree.tree_map_only(Operand, change, self.values))
+
+    def name_operands(self) -> FilledSkeleton:
+        """The same with names for the operands, in the order in which they are used."""
+        names = (f"x{number}" for number in itertools.count())
+        return self.map_operands(lambda operand: replace(operand, name=next(names)))
+
+    def list_operands(self) -> list[Operand]:
+        """The operands that calls take, in the order of their names, each once."""
+        values = [self.values[hole] for call in self.skeleton.calls for hole in call.list_holes()]
+        found = {leaf.name: leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Operand)}
+        return sorted(found.values(), key=lambda operand: int(operand.name[1:]))
+
+
+def fill_skeleton(
+    skeleton: CallSkeleton, rng: random.Random, dtype: str, constants: Sequence[object] = ()
+) -> FilledSkeleton | None:
+    """Values with which all calls run in eager mode; None if none were found."""
+    for call in skeleton.calls:
+        annotate_holes(call, rng)
+    return _FillSearch(skeleton, Candidates(rng, dtype, constants), {}).run()
+
+
+def recast_operands(filled: FilledSkeleton, dtype: str) -> FilledSkeleton | None:
+    """The same with all floating operands of another dtype; None where the calls do not take it."""
+    cast = filled.map_operands(lambda operand: replace(operand, dtype=dtype) if operand.floating else operand)
+    return _FillSearch(filled.skeleton, Candidates(random.Random(0), dtype), cast.values).run()
+
+
+class _FillSearch:
+    def __init__(self, skeleton: CallSkeleton, candidates: Candidates, values: dict[ArgumentHole, object]) -> None:
+        self.skeleton, self.candidates, self.values = skeleton, candidates, values
+        self.tensors = {hole: _make_tensors(value) for hole, value in values.items()}
+        self.results: list[object] = []
+        self.left, self.until = _MOST_CALLS, time.monotonic() + _SECONDS
+
+    def run(self) -> FilledSkeleton | None:
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+            return FilledSkeleton(self.skeleton, self.values) if self._fill_from(0) else None
+
+    def _fill_from(self, index: int) -> bool:
+        if index == len(self.skeleton.calls):
+            return True
+        call = self.skeleton.calls[index]
+        open_holes = [hole for hole in call.list_holes() if hole not in self.values]
+        for _ in range(_WIDTH if open_holes else 1):
+            if self.left <= 0 or time.monotonic() > self.until:
+                return False
+            self.left -= 1
+            self._draw_holes(call, open_holes)
+            if self._run_call(call) and self._fill_from(index + 1):
+                return True
+            del self.results[index:]
+            for hole in open_holes:
+                del self.values[hole], self.tensors[hole]
+        return False
+
+    def _draw_holes(self, call: RuleCall, holes: Sequence[ArgumentHole]) -> None:
+        known = _list_tensors(list(map(self._resolve, call.iter_leaves())))
+        for hole in holes:
+            value = self.candidates.draw_value(hole, known) if hole.like is None else self.values.get(hole.like)
+            self.values[hole], self.tensors[hole] = value, _make_tensors(value)
+            known += _list_tensors(self.tensors[hole])
+
+    def _run_call(self, call: RuleCall) -> bool:
+        args, kwargs = pytree.tree_map(self._resolve, (call.args, call.kwargs))
+        try:
+            if _is_private(call.target):
+                # An operator's meta function checks its arguments.
+                _call_target(call.target, *pytree.tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, kwargs)))
+            result = _call_target(call.target, args, kwargs)
+        except Exception:  # of any kind: these are not the values that the operator takes
+            return False
+        self.results.append(result)
+        tensors = _list_tensors(result)
+        return bool(tensors) and all(tensor.numel() <= _MOST_ELEMENTS for tensor in tensors)
+
+    def _resolve(self, leaf: object) -> object:
+        if isinstance(leaf, CallResult):
+            return self.results[leaf.index]
+        return self.tensors.get(leaf) if isinstance(leaf, ArgumentHole) else leaf
+
+
+def _call_target(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
+    if isinstance(target, str):
+        return getattr(args[0], target)(*args[1:], **kwargs)
+    return target(*args, **kwargs)
+
+
+def _is_private(target: object) -> bool:
+    """Whether an operator is meant for torch's own use: its kernel may take any arguments, and crash on wrong ones."""
+    return isinstance(target, torch._ops.OpOverload) and target._schema.name.partition("::")[2].startswith("_")
+
+
+def _list_tensors(tree: object) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _make_tensors(value: object) -> object:
+    return pytree.tree_map_only(Operand, _make_tensor, value)
+
+
+def _make_tensor(operand: Operand) -> torch.Tensor:
+    dtype = getattr(torch, operand.dtype)
+    if operand.dtype == "bool":
+        return torch.rand(operand.shape) > 0.5
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(operand.shape).to(dtype)
+    return torch.randint(0, operand.high, operand.shape, dtype=dtype)

@@ -15,8 +15,14 @@ from torch.utils import _pytree as pytree
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
 from fuzzcompile.compiler.sdpa_patterns import FAMILY, PatternVariant, read_variants
 from fuzzcompile.fuzz.rules.code_mentions import CodeMentions, find_mentions
-from fuzzcompile.fuzz.rules.hole_values import FilledSkeleton
-from fuzzcompile.fuzz.rules.skeleton import ArgumentHole, CallResult, CallSkeleton, RuleCall, annotate_holes
+from fuzzcompile.fuzz.rules.skeleton import (
+    ArgumentHole,
+    CallResult,
+    CallSkeleton,
+    FilledSkeleton,
+    RuleCall,
+    annotate_holes,
+)
 from fuzzcompile.model.stages import DECOMPOSITION, FREEZING, LOWERING, PARTITION, PRE_GRAD
 from fuzzcompile.programs.edits.pattern_program import Operand
 from fuzzcompile.programs.ir.tracing import Untranslatable
