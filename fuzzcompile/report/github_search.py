@@ -372,10 +372,7 @@ class GitHub:
         self._client.close()
 
     def search(self, query: str, kind: str, repository: str) -> Answer:
-        """The reports of one kind ("issue" or "pull request") in a repository that match the words of a query.
-
-        SearchFailed says why there is no answer.
-        """
+        """The reports of one kind in a repository that match a query; SearchFailed says why there is no answer."""
         hits: list[Hit] = []
         total, complete, asked = 0, True, f"{query} repo:{repository} {_KINDS[kind]}"
         for page in range(1, _MOST_PAGES + 1):
@@ -506,7 +503,6 @@ def search(report: ReportJson, source: str, github: GitHub, expression: str = ""
     """Search PyTorch's issues and pull requests, open and closed, for a finding.
 
     ``source`` is the shortest program that shows it, ``expression`` the operation at fault in the user's words.
-
     SearchFailed if GitHub does not answer one of the queries: a search that asked for less would claim too much.
     """
     terms = extract_terms(report, source, expression)

@@ -77,6 +77,10 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         says = fold_lines(rung.get("says") or "", 60) if rung["result"] == "raises" else ""
         result = results.get(rung["result"], rung["result"])
         ladder.append((rung["backend"], (f"{result}: `{says}`" if says else result).replace("|", "\\|")))
+    contributors = []
+    for needed in facts.report.get("contributors") or ():
+        place = f", `{needed['source']}:{needed.get('line')}`" if needed.get("source") else ""
+        contributors.append(f"`{needed.get('rewrite') or needed.get('family')}` ({needed.get('stage')}{place})")
     machines = [] if facts.machines is None else [("Machines", scrub(seen_on(facts.machines)))]
     return {
         "facts": facts,
@@ -94,10 +98,10 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         "known": next((said.issue for said in (facts.mark, facts.umbrella) if said is not None and said.issue), None),
         "related": facts.related[:_RELATED],
         "queries": facts.queries[:_QUERIES],
-        "errors": errors if any(map(proof.is_measured, errors)) else [],
+        "errors": errors if any(row[key] != proof.NOTHING for row in errors for key in proof.ERRORS) else [],
         "left_out": left_out,
         "culprit_shown": culprit_shown[:1].upper() + culprit_shown[1:],
-        "contributors": [proof.named(contributor) for contributor in facts.report.get("contributors") or ()],
+        "contributors": contributors,
         "ablations": proof.tried(facts.report, "{:.3g}".format, "–"),
         "ablation_errors": proof.has_errors(facts.report),
         "diff": [scrub(line) for line in proof.get_diff(facts.culprit)[:_MAX_DIFF]],

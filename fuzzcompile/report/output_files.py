@@ -15,9 +15,9 @@ from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, UsageEr
 
 
 def check_writable(path: Path, option: str, *, parents: bool = False) -> None:
-    """Check before any work that the file can be written; ``parents`` that are not there yet will be made.
+    """Check before any work that the file can be written, or raise a UsageError that names ``option``.
 
-    If it cannot, UsageError names ``option``, the one that gave the path.
+    ``parents`` that are not there yet will be made.
     """
     if path.is_dir():
         raise UsageError(f"Cannot write {path}: it is a folder; name a file for {option}.")
@@ -32,10 +32,7 @@ def check_writable(path: Path, option: str, *, parents: bool = False) -> None:
 
 
 def write_whole(path: Path, content: bytes, option: str) -> None:
-    """Write the file whole or not at all.
-
-    The message of EnvironmentUnfit (a full disk) or UsageError names ``option``, the one that gave the path.
-    """
+    """Write the file whole or not at all; EnvironmentUnfit (a full disk) or UsageError names ``option``."""
     draft = _draft(path)
     try:
         draft.write_bytes(content)

@@ -319,8 +319,8 @@ def proof(facts: IssueFacts) -> str:
 _MAX_ROWS = 12
 _LAYOUTS = ("dtype", "shape", "stride")
 _METADATA = (*_LAYOUTS, "alias", "missing", "integer")
-_NOTHING = "–"
-_ERRORS = ("max_abs_error_eager", "max_abs_error_compiled", "error_ratio", "noise_floor")
+NOTHING = "–"
+ERRORS = ("max_abs_error_eager", "max_abs_error_compiled", "error_ratio", "noise_floor")
 
 
 def error_rows(facts: IssueFacts) -> tuple[list[dict[str, str]], int]:
@@ -330,19 +330,14 @@ def error_rows(facts: IssueFacts) -> tuple[list[dict[str, str]], int]:
         # Where dtype, shape or presence differ, no distance was measured; of another layout it says nothing.
         finding = entry.get("finding")
         bare = finding in _LAYOUTS or (finding in _METADATA and not entry.get("max_abs_error_compiled"))
-        row = {key: _NOTHING if bare else format_entry(entry, key) for key in _ERRORS}
+        row = {key: NOTHING if bare else format_entry(entry, key) for key in ERRORS}
         within = None if bare else entry.get("within_default_tolerance")
-        row["tolerance"] = _NOTHING if within is None else "pass" if within else "fail"
+        row["tolerance"] = NOTHING if within is None else "pass" if within else "fail"
         row["name"] = str(entry.get("name"))
         detail = fold_lines(str(entry.get("detail") or ""), 100)
-        row["finding"] = " ".join(part for part in (str(entry.get("finding") or _NOTHING), detail) if part)
+        row["finding"] = " ".join(part for part in (str(entry.get("finding") or NOTHING), detail) if part)
         rows.append(row)
     return rows, max(0, len(facts.outputs) - _MAX_ROWS)
-
-
-def is_measured(row: Mapping[str, str]) -> bool:
-    """Return whether a row of the table of outputs has an error."""
-    return any(row[key] != _NOTHING for key in _ERRORS)
 
 
 def format_entry(entry: OutputJson, key: str) -> str:
@@ -354,10 +349,4 @@ def format_entry(entry: OutputJson, key: str) -> str:
         return f"{value:.3g}"
     if key.endswith("_error_compiled") and entry.get("non_finite"):
         return str(entry["non_finite"])
-    return _NOTHING
-
-
-def named(culprit: CulpritJson) -> str:
-    """A rewrite with its stage and its place in the source."""
-    place = f", `{culprit['source']}:{culprit.get('line')}`" if culprit.get("source") else ""
-    return f"`{culprit.get('rewrite') or culprit.get('family')}` ({culprit.get('stage')}{place})"
+    return NOTHING

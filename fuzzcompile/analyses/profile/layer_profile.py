@@ -68,11 +68,7 @@ class ProfileOptions:
     math_only: bool = False  # attention takes its math kernel on both sides, and TF32 is off
 
     def check(self) -> None:
-        """Refuse what cannot be asked, whatever the case is.
-
-        Raises:
-            UsageError: operators of a compiled run are asked for, or tolerances that cannot be used.
-        """
+        """Refuse operators of a compiled run, and tolerances that cannot be used, by a UsageError."""
         Tolerances.load(self.tolerances)
         for side in (self.against, self.reference):
             if self.look.operators and side.is_compiled:
@@ -85,10 +81,8 @@ class ProfileOptions:
 def profile(case: Case, device: torch.device, asked: ProfileOptions) -> ProfileJson:
     """Compare two ways to run the case, layer by layer.
 
-    Raises:
-        CannotRun: the case raises in one of them.
-        EnvironmentUnfit: there is no such device or kernel here.
-        UsageError: the tolerances or the recording cannot be used, or operators of a compiled run are asked for.
+    CannotRun if the case raises in one of them, EnvironmentUnfit without such a device or kernel, UsageError where the
+    tolerances or the recording cannot be used.
     """
     asked.check()
     start = time.perf_counter()
@@ -154,7 +148,9 @@ class _Runs:
             rounding=rounding.observation,
             exact=None if exact is None else exact.observation,
         )
-        dtype = str(_coarsest(observation, against.observation)).removeprefix("torch.")
+        results = [kept.dtype for run in (observation, against.observation) for kept in returned(run)]
+        floating = sorted({dtype for dtype in results if dtype.is_floating_point}, key=lambda x: torch.finfo(x).eps)
+        dtype = str([torch.float32, *floating][-1]).removeprefix("torch.")
         tolerance = table.for_pair(parse_pair(asked.against, asked.reference, self.device), dtype)
         verdict = decide(
             layers,
@@ -203,12 +199,6 @@ class _Runs:
         if moved is None or moved.largest:
             by = "its form" if moved is None else f"{moved.largest:.1e}"
             yield f"the taps at the layers changed what {against} makes of the program: its output moved by {by}"
-
-
-def _coarsest(*observations: Observation) -> torch.dtype:
-    dtypes = {kept.dtype for observation in observations for kept in returned(observation)}
-    floating = [dtype for dtype in dtypes if dtype.is_floating_point]
-    return max(floating, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
 def _row(layer: Layer) -> LayerJson:

@@ -54,10 +54,7 @@ def profile_case(
 ) -> ProfileJson:
     """Profile the case, and triage the layer of a jump that Inductor makes; vetoes hold in every compile.
 
-    ``progress`` is told in a few words what is being done.
-
-    Raises:
-        FuzzcompileError: the case cannot be profiled; the message says why.
+    ``progress`` is told in a few words what is being done. FuzzcompileError says why a case cannot be profiled.
     """
     task.asked.check()
     against = task.asked.against
@@ -69,11 +66,7 @@ def profile_case(
 
 
 def record_case(task: ProfileTask, conditions: Conditions) -> RecordedRun:
-    """Run the case as ``task.asked.against`` says, and record it.
-
-    Raises:
-        FuzzcompileError: the case cannot be recorded; the message says why.
-    """
+    """Run the case as ``task.asked.against`` says, and record it; FuzzcompileError says why that is not possible."""
     return _run_in_worker(_record_file, task, conditions)
 
 

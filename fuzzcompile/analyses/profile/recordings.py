@@ -69,10 +69,15 @@ def collect_facts(case: Case, program: CaseProgram, side: str, device: torch.dev
 
     Weights are hashed on the CPU, one after the other, and their hashes do not depend on the device.
     """
+    model, modules = program.model, dict[str, str]()
+    if isinstance(model, nn.Module):
+        modules |= {name: type(module).__qualname__ for name, module in model.named_modules()}
+    else:
+        modules[""] = getattr(model, "__qualname__", type(model).__qualname__)
     return RunFacts(
         case.name,
         case.sha256,
-        _modules(program.model),
+        modules,
         {name: _leaf(tensor) for name, tensor in program.collect_tensors().items()},
         {name: _leaf(leaf) for name, leaf in name_leaves("in", list(program.calls))},
         side,
@@ -83,10 +88,9 @@ def collect_facts(case: Case, program: CaseProgram, side: str, device: torch.dev
 
 
 def check_same(recorded: RunFacts, present: RunFacts) -> list[str]:
-    """Check that two runs can be compared: `CaseError` says whether program, weights or inputs differ.
+    """Check that two runs can be compared: CaseError says whether program, weights or inputs differ.
 
-    Returns:
-        Notes on what else differs, such as torch or the device, and on what could not be compared.
+    Returned are notes on what else differs, such as torch or the device, and on what could not be compared.
     """
     then, now, differing = recorded.modules, present.modules, list[str]()
     if recorded.source != present.source:
@@ -113,12 +117,6 @@ def read_bytes(tensor: torch.Tensor) -> memoryview:
         plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         elements: memoryview = plain.reshape(-1).view(torch.uint8).numpy().data
     return elements
-
-
-def _modules(model: object) -> dict[str, str]:
-    if not isinstance(model, nn.Module):
-        return {"": getattr(model, "__qualname__", type(model).__qualname__)}
-    return {name: type(module).__qualname__ for name, module in model.named_modules()}
 
 
 def _leaf(value: object) -> Leaf:

@@ -18,10 +18,7 @@ _SPELLINGS = (
 def spelled(text: str, modes: Collection[str] | None) -> tuple[str, str]:
     """The kind of run that ``text`` names, and what stands behind the colon; for a file, ``recording`` and its path.
 
-    ``modes`` are those that ``torch.compile`` takes; None accepts any.
-
-    Raises:
-        UsageError: it names none; the message lists what does.
+    ``modes`` are those that ``torch.compile`` takes; None accepts any. If it names none, UsageError lists what does.
     """
     if text.endswith(".safetensors") or (text and Path(text).is_file()):
         if not Path(text).is_file():

@@ -177,11 +177,7 @@ class Collector:
 def watched(
     program: CaseProgram, depth: int | None, observer: CallObserver, *, operators: bool
 ) -> Iterator[Callable[..., object]]:
-    """Tell ``observer`` of the layers, or of the operators, that an eager run of the program calls in the block.
-
-    Yields:
-        What to call in the place of the program's callable.
-    """
+    """Tell ``observer`` of the layers or operators that an eager run calls in the block; yields what to call there."""
     with contextlib.ExitStack() as stack:
         if not operators:
             count: Counter[str] = Counter()

@@ -117,10 +117,7 @@ _WAIT = 0.02
 
 
 class Queue:
-    """Forks of the script's process that judge samples, one after the other, in the order of the steps.
-
-    Lost samples are counted in ``state``.
-    """
+    """Forks of the script's process that judge samples in the order of the steps; ``state`` counts lost ones."""
 
     def __init__(self, state: JobState) -> None:
         self._state = state

@@ -40,11 +40,7 @@ _GRACE, _TO_NEXT_STEP = 10.0, 30.0
 
 
 def check_script(path: Path) -> None:
-    """Refuse a script that cannot be watched, before anything runs.
-
-    Raises:
-        CaseError: the file cannot be read, is no Python, never compiles anything, or is a case file or a notebook.
-    """
+    """Refuse a script that cannot be watched, before anything runs, by a CaseError that says why."""
     file = read_case_file(path)
     if file.kind == "case" and "compile" not in file.source:
         raise CaseError(
@@ -70,9 +66,6 @@ def watch_script(
 
     The case of an unexplained step is judged in a fresh process under ``conditions``. ``on_step`` gets each sampled
     step once it is judged; ``quiet`` sends what the script writes to standard output to standard error.
-
-    Raises:
-        UsageError: a plant cannot be used.
     """
     check_plants([Path(plant) for plant in settings.plants])
     with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as temporary:
