@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import torch
 
-from fuzzcompile.compiler.inductor_toggles import FOR_GPU, TOGGLES
 from fuzzcompile.compiler.rule_catalogue import Kind, KnownRule, list_known_rules
 from fuzzcompile.compiler.sdpa_patterns import VariantResult, list_registered, read_variants, try_variants
 from fuzzcompile.corpus.records import (
@@ -31,6 +30,7 @@ from fuzzcompile.diagnosis.worker.local_pool import open_pool
 from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
 from fuzzcompile.model.conditions import Conditions, Limits
 from fuzzcompile.model.facts import Facts, UnreachableReason, facts
+from fuzzcompile.model.inductor_toggles import FOR_GPU, TOGGLES
 from fuzzcompile.model.stages import DECOMPOSITION, LOWERING, SCHEDULER
 from fuzzcompile.model.targets import find_target
 from fuzzcompile.run.pool.worker import WorkerStartFailed

@@ -60,11 +60,13 @@ class _NameChange(CompileChange):
 @dataclass(frozen=True)
 class _ListChange(CompileChange):
     names: tuple[str, ...]
+    # these as the table of ablations calls them; the names themselves by default
+    shown: str = field(default="", compare=False)
     form: ClassVar[str]
 
     @property
     def text(self) -> str:  # type: ignore[override]
-        return self.form.format(", ".join(self.names))
+        return self.form.format(self.shown or ", ".join(self.names))
 
     def after(self, earlier: Self) -> Self:
         return replace(self, names=tuple(dict.fromkeys((*earlier.names, *self.names))))
@@ -78,6 +80,10 @@ class _EntriesChange(CompileChange):
     @property
     def workaround(self) -> str | None:  # type: ignore[override]
         return ", ".join(f"torch._{self.config}.config.{key} = {value!r}" for key, value in self.entries.items())
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        return str(self.workaround)
 
     def after(self, earlier: Self) -> Self:
         return replace(self, entries={**earlier.entries, **self.entries})
@@ -163,26 +169,14 @@ class TracingSettings(_EntriesChange):
 
     config = "functorch"
 
-    @property
-    def text(self) -> str:  # type: ignore[override]
-        """The assignments."""
-        return str(self.workaround)
-
 
 # Rewrites and operators left out.
 
 
-@dataclass(frozen=True)
 class Veto(_ListChange):
     """Rewrites that are refused (:func:`fuzzcompile.compiler.watch.rule_labels.is_vetoed`)."""
 
-    # the rewrites as the table of ablations names them; the names themselves by default
-    shown: str = field(default="", compare=False)
-
-    @property
-    def text(self) -> str:  # type: ignore[override]
-        """The rewrites."""
-        return f"veto {self.shown or ', '.join(self.names)}"
+    form = "veto {}"
 
     def apply(self, recorder: Recorder) -> AbstractContextManager[object]:
         """Have the recorder refuse them."""

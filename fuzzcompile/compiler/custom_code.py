@@ -226,13 +226,9 @@ class InstalledPass(CustomGraphPass):
         place = source or get_file_name(self.custom.target)
         return Label(stage, self.name, self.name, place, line or 1)
 
-    def iterate_tables(self) -> Iterator[PatternMatcherPass]:
-        """The tables of patterns that it applies, as far as they can be seen from outside."""
-        return _find_tables(self.given, _DEPTH)
-
     def list_patterns(self) -> list[tuple[Label, PatternEntry]]:
-        """The patterns of its tables, each with its label."""
-        entries = _list_entries(self.iterate_tables())
+        """The patterns of its tables, as far as they can be seen from outside, each with its label."""
+        entries = list_entries(_find_tables(self.given, _DEPTH))
         return [(rule_labels.make_entry_label(entry, self.place, self.name), entry) for entry in entries]
 
     def describe(self) -> LoadedCustom:
@@ -273,7 +269,7 @@ def load_pass(custom: CustomPass) -> InstalledPass:
     if not (callable(given) or isinstance(given, PatternMatcherPass)):
         kind = type(given).__name__
         raise UsageError(f"--pass {custom.target} is a {kind}; name a function of a graph, or a PatternMatcherPass.")
-    _make_names_unique(given, custom)
+    _make_names_unique(given)
     at = custom.at or _find_certain_stage(given)
     if at is None:
         raise UsageError(f"--pass {custom.target} does not say which graphs it is for: add --at {'|'.join(SETTINGS)}.")
@@ -283,11 +279,10 @@ def load_pass(custom: CustomPass) -> InstalledPass:
     return (InferenceAwarePass if aware else InstalledPass)(replace(custom, at=at), given, ending)
 
 
-def _make_names_unique(given: PatternMatcherPass | Callable[..., object], custom: CustomPass) -> None:
+def _make_names_unique(given: PatternMatcherPass | Callable[..., object]) -> None:
     """Give patterns that have the same name names of their own, so that reports can tell them apart."""
-    table = InstalledPass(replace(custom, at=POST_GRAD), given).iterate_tables()
     names: Counter[str] = Counter()
-    for entry in _list_entries(table):
+    for entry in list_entries(_find_tables(given, _DEPTH)):
         name = rule_labels.make_entry_label(entry, POST_GRAD, None).rewrite
         names[name] += 1
         if names[name] > 1:
@@ -300,7 +295,7 @@ def _find_certain_stage(given: object) -> str | None:
         return POST_GRAD
     if not isinstance(given, PatternMatcherPass):
         return None
-    entries = list(_list_entries([given]))
+    entries = list(list_entries([given]))
     if any(isinstance(entry, LoweringPatternEntry) for entry in entries):
         return POST_GRAD
     # Graphs behind dynamo's call overloads of operators and nothing else.
@@ -317,28 +312,22 @@ def _find_tables(value: object, depth: int) -> Iterator[PatternMatcherPass]:
     """The tables of patterns that an object holds, in lists and objects of the user's too."""
     if isinstance(value, PatternMatcherPass):
         yield value
-    elif depth:
-        for held in _list_held_values(value):
-            yield from _find_tables(held, depth - 1)
-
-
-def _list_held_values(value: object) -> Iterable[object]:
+        return
+    held: Iterable[object] = ()
     if isinstance(value, (list, tuple)):
-        return value
-    if isinstance(value, dict):
-        return list(value.values())
-    if inspect.isfunction(value):
+        held = value
+    elif isinstance(value, dict):
+        held = list(value.values())
+    elif inspect.isfunction(value):
         cells = inspect.getclosurevars(value)
-        return [*cells.nonlocals.values(), *cells.globals.values()]
-    if (
-        inspect.isclass(value)
-        or inspect.ismodule(value)
-        or type(value).__module__.split(".")[0] in ("torch", "builtins")
-    ):
-        return ()
-    return list(getattr(value, "__dict__", {}).values())
+        held = [*cells.nonlocals.values(), *cells.globals.values()]
+    elif not inspect.isclass(value) and type(value).__module__.split(".")[0] not in ("torch", "builtins"):
+        held = list(getattr(value, "__dict__", {}).values())
+    for inner in held if depth else ():
+        yield from _find_tables(inner, depth - 1)
 
 
-def _list_entries(tables: Iterable[PatternMatcherPass]) -> list[PatternEntry]:
+def list_entries(tables: Iterable[PatternMatcherPass]) -> list[PatternEntry]:
+    """The entries of tables of patterns, each once: one may stand for many operators."""
     every = (entry for table in tables for entries in table.patterns.values() for entry in entries)
     return list({id(entry): entry for entry in every}.values())

@@ -126,7 +126,7 @@ def _record_registration(original: Function) -> Function:
     @functools.wraps(original)
     def register(*args: Any, **kwargs: Any) -> object:
         given = signature.bind(*args, **kwargs).arguments
-        before = {id(entry) for entry in _list_table_entries(given.get("pass_dicts"))}
+        before = set(map(id, _list_table_entries(given.get("pass_dicts"))))
         result = original(*args, **kwargs)
         inputs, scalars = given.get("example_inputs"), given.get("scalar_workaround") or {}
         if isinstance(inputs, (list, tuple)):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -58,37 +58,54 @@ def _find_refusal(error: BaseException | None) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class ExportSession:
-    """Settings for exporting and compiling programs."""
-
-    path: str  # ``export`` or ``aoti``
-    dynamic: bool  # sizes are symbols (``Dim.AUTO``) wherever export does not have to specialise them
-    options: Mapping[str, object]  # entries of Inductor's config for AOTInductor
-    recorder: Recorder  # gets the compiles, and the calls of the compiled programs
-
-    def wrap_model(self, model: Callable[..., object]) -> ExportedCallable:
-        """The callable that stands for ``model``; nothing is exported before it is called."""
-        return ExportedCallable(self, model)
-
-
 class ExportedCallable:
-    """Calls the program exported for inputs of that kind; its attributes are those of the model."""
+    """Calls the program exported for inputs of that kind; its attributes are those of the model.
 
-    def __init__(self, exporting: ExportSession, model: Callable[..., object]) -> None:
-        self._exporting, self._model = exporting, model
+    ``path`` is ``export`` or ``aoti``. Sizes are symbols (``Dim.AUTO``) with ``dynamic``, wherever export does not have
+    to specialise them. ``options`` are entries of Inductor's config for AOTInductor. ``recorder`` gets the compiles
+    and the calls of what was compiled.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., object],
+        path: str,
+        *,
+        dynamic: bool,
+        options: Mapping[str, object],
+        recorder: Recorder,
+    ) -> None:
+        self._model, self._path, self._dynamic = model, path, dynamic
+        self._options, self._recorder = options, recorder
         self._programs: list[_ExportedProgram] = []
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the program, exported if there is none for such inputs yet; ExportError if that failed."""
         program = next((program for program in self._programs if program.accepts(args, kwargs)), None)
         if program is None:
-            program = _build_program(self._exporting, self._model, args, kwargs)
+            program = self._build_program(args, kwargs)
             self._programs.append(program)
         return program.run(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+    def _build_program(self, args: tuple[object, ...], kwargs: dict[str, object]) -> _ExportedProgram:
+        module = self._model if isinstance(self._model, nn.Module) else _FunctionModule(self._model)
+        try:
+            program = _export_module(module, args, kwargs, dynamic=self._dynamic)
+            self._recorder.exported += 1
+            runnable = program.module()
+        except Exception as error:  # of any kind: whatever exporting raises is what this side shows
+            raise ExportError(error, DYNAMO) from error
+        kind, guarded = _make_input_key(args, kwargs, sized=not self._dynamic), _build_guards(program, runnable)
+        run: Callable[..., object] = runnable
+        if self._path == AOTI:
+            try:
+                run = _compile_package(program, args, kwargs, self._options, self._recorder)
+            except Exception as error:  # of any kind: whatever compiling raises is what this side shows
+                raise ExportError(error, LOWERING) from error
+        return _ExportedProgram(kind, guarded, self._dynamic, run)
 
 
 @dataclass(frozen=True)
@@ -119,34 +136,14 @@ class _FunctionModule(nn.Module):
         return self.function(*args, **kwargs)
 
 
-def _build_program(
-    exporting: ExportSession, model: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
-) -> _ExportedProgram:
-    module = model if isinstance(model, nn.Module) else _FunctionModule(model)
-    try:
-        program = _export_module(module, args, kwargs, dynamic=exporting.dynamic)
-        exporting.recorder.exported += 1
-        runnable = program.module()
-    except Exception as error:  # of any kind: whatever exporting raises is what this side shows
-        raise ExportError(error, DYNAMO) from error
-    kind, guarded = _make_input_key(args, kwargs, sized=not exporting.dynamic), _build_guards(program, runnable)
-    run: Callable[..., object] = runnable
-    if exporting.path == AOTI:
-        try:
-            run = _compile_package(exporting, program, args, kwargs)
-        except Exception as error:  # of any kind: whatever compiling raises is what this side shows
-            raise ExportError(error, LOWERING) from error
-    return _ExportedProgram(kind, guarded, exporting.dynamic, run)
-
-
 def _export_module(
     module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], *, dynamic: bool
 ) -> torch.export.ExportedProgram:
     shapes = None
     if dynamic:
         collection = torch.export.ShapesCollection()  # type: ignore[no-untyped-call]
-        for tensor in _list_tensors((args, kwargs)):
-            if tensor.ndim:
+        for tensor in pytree.tree_leaves((args, kwargs)):
+            if isinstance(tensor, torch.Tensor) and tensor.ndim:
                 collection[tensor] = dict.fromkeys(range(tensor.ndim), torch.export.Dim.AUTO)
         shapes = collection.dynamic_shapes(module, args, kwargs)  # type: ignore[no-untyped-call]
     return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
@@ -174,52 +171,37 @@ def _build_guards(program: torch.export.ExportedProgram, runnable: nn.Module) ->
 
 
 def _compile_package(
-    exporting: ExportSession,
     program: torch.export.ExportedProgram,
     args: tuple[object, ...],
     kwargs: dict[str, object],
+    options: Mapping[str, object],
+    recorder: Recorder,
 ) -> Callable[..., object]:
-    """The program compiled by AOTInductor, packaged and loaded; a screen gives the interpreter of its graph."""
+    """The program compiled by AOTInductor, packaged and loaded; a screen interprets its graph."""
     from torch._inductor.package.package import load_package, package_aoti
 
-    recorder = exporting.recorder
     before = len(recorder.ledger.frames)
-    options = {**exporting.options, "aot_inductor.package": True}
+    options = {**options, "aot_inductor.package": True}
     files: Any = torch._inductor.aot_compile(program.module(), args, kwargs, options=options)
-    frames = recorder.ledger.frames[before:]
-    interpreter = recorder.take_interpreter()
-    if interpreter is not None:
-        run = _wrap_interpreter(interpreter, program)
-    else:
+    frames, loaded = recorder.ledger.frames[before:], cast(Any, None)
+    interpreter, recorder.interpreter = recorder.interpreter, None
+    if interpreter is None:
         with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
             loaded = load_package(package_aoti(str(Path(folder) / "model.pt2"), files))
         _share_state(loaded, program)
-        run = loaded
 
-    def run_capturing(*args: object, **kwargs: object) -> object:
-        leaves = _flatten_inputs(args, kwargs)
+    def run(*args: object, **kwargs: object) -> object:
+        leaves = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves((args, kwargs))]
         for frame in frames:
             recorder.capture(frame.dynamo_calls, leaves)
             recorder.capture(frame.forward_calls, leaves)
-        return run(*args, **kwargs)
-
-    return run_capturing
-
-
-def _wrap_interpreter(
-    interpreter: Callable[..., object], program: torch.export.ExportedProgram
-) -> Callable[..., object]:
-    def run(*args: object, **kwargs: object) -> object:
-        outputs: Any = interpreter(_flatten_inputs(args, kwargs))
+        if interpreter is None:
+            return loaded(*args, **kwargs)
+        outputs: Any = interpreter(leaves)
         spec: Any = program.call_spec.out_spec
         return pytree.tree_unflatten(list(outputs), spec)
 
     return run
-
-
-def _flatten_inputs(args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[torch.Tensor | None]:
-    """The flat inputs of a call, None for those that are no tensors."""
-    return [leaf if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves((args, kwargs))]
 
 
 def _share_state(loaded: Any, program: torch.export.ExportedProgram) -> None:
@@ -227,16 +209,13 @@ def _share_state(loaded: Any, program: torch.export.ExportedProgram) -> None:
 
     A package has copies of parameters and buffers; ``load_constants`` is AOTInductor's interface to replace them.
     """
-    if not any(_is_write(node.target) for node in program.graph.nodes):
+    targets = [node.target for node in program.graph.nodes]
+    if not any(isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable for target in targets):
         return
     own = {**program.state_dict, **program.constants}
     held = {name: own[name] for name in loaded.get_constant_fqns() if isinstance(own.get(name), torch.Tensor)}
     if held:
         loaded.load_constants(held, check_full_update=False, user_managed=True)
-
-
-def _is_write(target: object) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def _make_input_key(args: tuple[object, ...], kwargs: Mapping[str, object], *, sized: bool) -> object:
@@ -254,7 +233,3 @@ def _make_leaf_key(leaf: object, *, sized: bool) -> object:
     steps = leaf.stride()
     order = sorted(range(leaf.ndim), key=lambda dim: (-steps[dim], dim))
     return (*kept, tuple(order), leaf.is_contiguous(), tuple(step == 0 for step in steps))
-
-
-def _list_tensors(value: object) -> Sequence[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -207,26 +207,28 @@ class GraphExclusions:
         self.ledger.record_unseen(unseen)
 
 
-def wrap_create_proxy(left: GraphExclusions, original: Function) -> Function:
+def wrap_create_proxy(
+    left: GraphExclusions,
+    original: Function,
+    tracer: object,
+    kind: str,
+    target: CallTarget,
+    *rest: object,
+    **named: object,
+) -> object:
     """Break the graph where a node would be made that calls what is left out."""
-
-    def create_proxy(tracer: object, kind: str, target: CallTarget, *rest: object, **named: object) -> object:
-        if kind in ("call_method", "call_function") and target in left.calls:
-            raise _make_break(target)
-        return original(tracer, kind, target, *rest, **named)
-
-    return create_proxy
+    if kind in ("call_method", "call_function") and target in left.calls:
+        raise _make_break(target)
+    return original(tracer, kind, target, *rest, **named)
 
 
-def wrap_call_method(left: GraphExclusions, original: Function) -> Function:
+def wrap_call_method(
+    left: GraphExclusions, original: Function, variable: object, tx: object, name: str, *rest: object, **named: object
+) -> object:
     """Break the graph where dynamo meets a method that is left out, which it may make another node of, or none."""
-
-    def call_method(variable: object, tx: object, name: str, *rest: object, **named: object) -> object:
-        if name in left.calls:
-            raise _make_break(name)
-        return original(variable, tx, name, *rest, **named)
-
-    return call_method
+    if name in left.calls:
+        raise _make_break(name)
+    return original(variable, tx, name, *rest, **named)
 
 
 def _make_break(call: CallTarget) -> IntendedError:

@@ -6,7 +6,8 @@ import contextlib
 import functools
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.target.graph_placement import CpuMode, call_on_cpu, replace_devices
 from fuzzcompile.compiler.target.target_process import current_target
-from fuzzcompile.compiler.watch.ledger import Opaque, Snapshot, is_lowering_handler
+from fuzzcompile.compiler.watch.ledger import Snapshot, is_lowering_handler
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
 from fuzzcompile.run.case_program import Float64Stream, is_large, is_streamed, unstream
@@ -71,6 +72,7 @@ class NotReplayable(Exception):
     """The graph holds a lowering whose operators are not known: it says nothing about the program."""
 
 
+@dataclass(frozen=True)
 class ReplayResult:
     """Result of a replay: outputs and inputs as they are afterwards, or the error that ended it.
 
@@ -79,10 +81,9 @@ class ReplayResult:
     of the memory that a triage takes.
     """
 
-    def __init__(self, outputs: list[object], inputs: list[object], error: BaseException | None = None) -> None:
-        self.outputs = outputs
-        self.inputs = inputs
-        self.error = error
+    outputs: list[object]
+    inputs: list[object]
+    error: BaseException | None = None
 
 
 def replay_graph(
@@ -105,13 +106,16 @@ def replay_graph(
     except Exception as error:  # of the graph: it is the answer
         return ReplayResult([], [], error)
     after = [
-        _settle(copied) if _get_version(copied) != version else given
+        (unstream(copied) if isinstance(copied, torch.Tensor) else copied) if _get_version(copied) != version else given
         for copied, given, version in zip(arguments, inputs, versions, strict=True)
     ]
-    given = _GivenStorages(
-        (copied, captured) for copied, captured, left in zip(arguments, inputs, after, strict=True) if left is captured
-    )
-    return ReplayResult([given.restore_view(output) for output in pytree.tree_leaves(result)], after)
+    # Storages of arguments that the graph did not write to, and the captured tensors that they are copies of.
+    given = {
+        (copied.untyped_storage().data_ptr(), copied.dtype): captured
+        for copied, captured, left in zip(arguments, inputs, after, strict=True)
+        if left is captured and _is_strided_tensor(copied) and _is_strided_tensor(captured)
+    }
+    return ReplayResult([_restore_view(output, given) for output in pytree.tree_leaves(result)], after)
 
 
 def _copy_arguments(snapshot: Snapshot, inputs: Sequence[object], *, double: bool) -> list[object]:
@@ -141,25 +145,16 @@ def _find_read_only_inputs(snapshot: Snapshot, inputs: Sequence[object]) -> dict
     }
 
 
-class _GivenStorages:
-    """Storages of arguments that a graph did not write to, and the captured tensors that they are copies of."""
-
-    def __init__(self, pairs: Iterable[tuple[object, object]]) -> None:
-        self._captured = {
-            (copied.untyped_storage().data_ptr(), copied.dtype): captured
-            for copied, captured in pairs
-            if _is_strided_tensor(copied) and _is_strided_tensor(captured)
-        }
-
-    def restore_view(self, output: object) -> object:
-        if is_streamed(output):
-            return unstream(output)
-        if not _is_strided_tensor(output) or not output.numel():
-            return output
-        captured = self._captured.get((output.untyped_storage().data_ptr(), output.dtype))
-        if captured is None:
-            return output
-        return captured.detach().as_strided(output.size(), output.stride(), output.storage_offset())
+def _restore_view(output: object, given: Mapping[tuple[int, torch.dtype], torch.Tensor]) -> object:
+    """The output, as a view of the captured tensor whose copy it is a view of, if there is one."""
+    if is_streamed(output):
+        return unstream(output)
+    if not _is_strided_tensor(output) or not output.numel():
+        return output
+    captured = given.get((output.untyped_storage().data_ptr(), output.dtype))
+    if captured is None:
+        return output
+    return captured.detach().as_strided(output.size(), output.stride(), output.storage_offset())
 
 
 def _is_strided_tensor(value: object) -> TypeGuard[torch.Tensor]:
@@ -270,10 +265,6 @@ def _get_argument(node: fx.Node, operator: torch._ops.OpOverload, name: str) -> 
     return None
 
 
-def _settle(value: object) -> object:
-    return unstream(value) if isinstance(value, torch.Tensor) else value
-
-
 def _get_version(value: object) -> int:
     return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
 
@@ -311,7 +302,9 @@ class GraphReplayer(fx.Interpreter):
         """Call a function, an opaque one through its own replacement, on the device of the replay."""
         opaque = self._opaque.get(id(target))
         if opaque is not None:
-            return _run_opaque(opaque, args, kwargs)
+            flat = pytree.tree_leaves((args, kwargs))
+            inner = Snapshot(opaque.graph, opaque.attributes, {})
+            return GraphReplayer(inner).run(*(flat[position] for position in opaque.inputs))
         if is_lowering_handler(target):
             raise NotReplayable(f"{target} is a lowering")
         if self._on_cpu:
@@ -324,12 +317,6 @@ class GraphReplayer(fx.Interpreter):
             args, kwargs = replace_devices(args), replace_devices(kwargs)
             target = "cpu" if target == "cuda" else target
         return super().call_method(target, args, kwargs)
-
-
-def _run_opaque(opaque: Opaque, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    flat = pytree.tree_leaves((args, kwargs))
-    inner = Snapshot(opaque.graph, opaque.attributes, {})
-    return GraphReplayer(inner).run(*(flat[position] for position in opaque.inputs))
 
 
 def _set_attribute(root: nn.Module, path: str, value: object) -> None:

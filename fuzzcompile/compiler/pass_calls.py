@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _PASSES = facts().passes
 _DEEPEST = 3
-IsTable = Callable[[object], "TypeGuard[PatternMatcherPass]"]
 IsPass = Callable[[types.FunctionType], bool]
 
 
@@ -38,13 +37,18 @@ class PassCall:
     on: bool  # whether none of them fails under the present settings; those that depend on a graph count as fulfilled
 
 
-def list_pass_calls(function: Callable[..., object], is_table: IsTable, is_pass: IsPass) -> list[PassCall]:
+def is_pattern_table(value: object) -> TypeGuard[PatternMatcherPass]:
+    """Return whether ``value`` is a table of patterns."""
+    return isinstance(value, importlib.import_module("torch._inductor.pattern_matcher").PatternMatcherPass)
+
+
+def list_pass_calls(function: Callable[..., object], is_pass: IsPass) -> list[PassCall]:
     """The passes that ``function`` runs, each once, in the order of its source; those inside passes are included.
 
-    ``is_table`` recognises a table of patterns, ``is_pass`` a function that changes the graph that it is given.
+    ``is_pass`` recognises a function that changes the graph that it is given.
     """
     calls: dict[tuple[str, int], PassCall] = {}
-    for call in _PassReader(function, is_table, is_pass, 0).read():
+    for call in _PassReader(function, is_pass, 0).read():
         key = (call.name, id(call.target))
         if key not in calls or (call.on and not calls[key].on):
             calls[key] = call
@@ -69,10 +73,9 @@ class _Conditions:
 
 
 class _PassReader:
-    def __init__(self, function: Callable[..., object], is_table: IsTable, is_pass: IsPass, depth: int) -> None:
+    def __init__(self, function: Callable[..., object], is_pass: IsPass, depth: int) -> None:
         self.function: Callable[..., object] = inspect.unwrap(function)
-        self.is_table, self.is_pass = is_table, is_pass
-        self.depth = depth
+        self.is_pass, self.depth = is_pass, depth
         self.names: dict[str, object] = dict(getattr(self.function, "__globals__", {}))
         self._titles: dict[int, str] = {}  # of tables that have no name of their own
 
@@ -101,10 +104,12 @@ class _PassReader:
                 yield from self._read_with(statement, conditions)
             elif isinstance(statement, ast.Try):
                 yield from self._read_block(statement.body, conditions)
-            elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+            elif isinstance(statement, ast.ImportFrom):
                 self._import(statement)
             elif not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-                self._bind_list(statement)
+                if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+                    listed = self._resolve_list(statement.value)
+                    self._assign(statement.targets[0] if listed else None, listed)
                 yield from self._read_calls(statement, conditions)
 
     def _read_loop(self, loop: ast.For, conditions: _Conditions) -> Iterator[PassCall]:
@@ -117,8 +122,8 @@ class _PassReader:
         ):
             listed, number, targets = listed.args[0], loop.target.elts[0], list(loop.target.elts[1:])
         passes = self._resolve(listed)
-        if isinstance(passes, list) and passes and all(self.is_table(value) or callable(value) for value in passes):
-            tables = all(map(self.is_table, passes))
+        if isinstance(passes, list) and passes and all(is_pattern_table(value) or callable(value) for value in passes):
+            tables = all(map(is_pattern_table, passes))
             for index, value in enumerate(passes):
                 self._assign(targets[0], value)
                 self._assign(number, index)
@@ -153,7 +158,7 @@ class _PassReader:
     def _read_plain_call(self, call: ast.Call, conditions: _Conditions) -> Iterator[PassCall]:
         if isinstance(call.func, ast.Attribute) and call.func.attr == "apply":
             table = self._resolve(call.func.value)
-            if self.is_table(table):
+            if is_pattern_table(table):
                 title = self._titles.get(id(table), ast.unparse(call.func.value))
                 if title == "patterns" and self.depth:  # its module's only one: its function says more
                     title = self.function.__name__
@@ -163,7 +168,7 @@ class _PassReader:
         over_graph = call.args and _get_root_name(call.args[0]) in _PASSES.graph_variables
         if not over_graph or not inspect.isfunction(target) or not self.is_pass(target):
             return
-        reader = _PassReader(target, self.is_table, self.is_pass, self.depth + 1)
+        reader = _PassReader(target, self.is_pass, self.depth + 1)
         inside = list(reader.read()) if self.depth < _DEEPEST else []
         if all(inner.name != target.__name__ for inner in inside):
             yield conditions.make_call(target.__name__, target)
@@ -187,7 +192,7 @@ class _PassReader:
             return self.names.get(node.id)
         if isinstance(node, ast.Attribute):
             owner = self._resolve(node.value)
-            if node.attr == "apply" and self.is_table(owner):
+            if node.attr == "apply" and is_pattern_table(owner):
                 return owner
             with contextlib.suppress(Exception):  # a property of torch may raise anything
                 return getattr(owner, node.attr, None)
@@ -201,13 +206,6 @@ class _PassReader:
             return self._resolve(node.args[0])
         return None
 
-    def _bind_list(self, statement: ast.stmt) -> None:
-        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
-            return
-        listed = self._resolve_list(statement.value)
-        if listed:
-            self._assign(statement.targets[0], listed)
-
     def _resolve_list(self, node: ast.expr) -> list[object]:
         if isinstance(node, ast.List):
             return [value for value in map(self._resolve, node.elts) if value is not None]
@@ -220,9 +218,7 @@ class _PassReader:
         if isinstance(target, ast.Name):
             self.names[target.id] = value
 
-    def _import(self, statement: ast.Import | ast.ImportFrom) -> None:
-        if isinstance(statement, ast.Import):
-            return
+    def _import(self, statement: ast.ImportFrom) -> None:
         package = self.function.__module__.rpartition(".")[0]
         with contextlib.suppress(Exception):  # the import fails in the compiler too, so nothing from it runs
             module = importlib.import_module("." * statement.level + (statement.module or ""), package)

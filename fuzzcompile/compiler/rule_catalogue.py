@@ -6,15 +6,15 @@ import contextlib
 import functools
 import importlib
 import inspect
-import types
+import pkgutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from fuzzcompile.compiler.custom_code import list_passes
-from fuzzcompile.compiler.pass_calls import PassCall, list_pass_calls
+from fuzzcompile.compiler.custom_code import list_entries, list_passes
+from fuzzcompile.compiler.pass_calls import PassCall, is_pattern_table, list_pass_calls
 from fuzzcompile.compiler.target.target_process import current_target, describe_target
 from fuzzcompile.compiler.torch_config import list_toggles
 from fuzzcompile.compiler.watch import rule_labels
@@ -109,7 +109,7 @@ def list_known_rules(device: torch.device) -> list[KnownRule]:
 class _StageRules:
     def __init__(self, stage: str, source: StageSource) -> None:
         self.stage, self.switch = stage, source.switch
-        self.functions = list(_import_functions(source.functions))
+        self.functions = [found for found in map(_load_optional, source.functions) if found is not None]
         self.tables = _find_tables(vars(importlib.import_module(source.tables)))
         self.config = importlib.import_module("torch._inductor.config")
         self.is_on = bool(getattr(self.config, source.switch, True))
@@ -141,7 +141,7 @@ class _StageRules:
         def is_pass(function: Callable[..., object]) -> bool:
             return function.__name__ in list_plain_passes()  # asked anew each time: reading a function loads modules
 
-        calls = [call for function in self.functions for call in list_pass_calls(function, is_pattern_table, is_pass)]
+        calls = [call for function in self.functions for call in list_pass_calls(function, is_pass)]
         return list({(call.name, id(call.target)): call for call in reversed(calls)}.values())[::-1]
 
     def _make_pass(self, call: PassCall) -> KnownRule:
@@ -156,7 +156,7 @@ class _StageRules:
             # One function runs all tables of freezing, and a ledger knows their rules by its name alone.
             seen = self.listed if self.stage == FREEZING else set[str]()
             rules = dict[str, tuple[Label, list[object]]]()  # one rule may be registered for many operators
-            for entry in {id(entry): entry for entries in table.patterns.values() for entry in entries}.values():
+            for entry in list_entries([table]):
                 label = rule_labels.make_entry_label(entry, self.stage, owner.name)
                 rules.setdefault(label.rewrite, (label, []))[1].append(entry)
             for name, (label, entries) in rules.items():
@@ -167,8 +167,8 @@ class _StageRules:
 
     def _list_group_batch_fusions(self, pass_name: str) -> Iterator[KnownRule]:
         """Rules of their own kind, run by name as well; a ledger names them by their class."""
-        module, _, table = facts().fusions.rules.get(self.stage, "").partition(":")
-        rules: Mapping[str, type] = getattr(importlib.import_module(module), table, {}) if module else {}
+        place = facts().fusions.rules.get(self.stage)
+        rules: Mapping[str, type] = _load_optional(place) or {} if place else {}
         for name, rule in rules.items():
             source, line = rule_labels.find_source(getattr(rule, "fuse", None))
             on, when = self._find_option(name)
@@ -187,23 +187,18 @@ class _StageRules:
         return " and ".join((*(() if self.is_on else (f"config.{self.switch}",)), *conditions))
 
 
-def is_pattern_table(value: object) -> TypeGuard[PatternMatcherPass]:
-    """Return whether ``value`` is a table of patterns."""
-    return isinstance(value, importlib.import_module("torch._inductor.pattern_matcher").PatternMatcherPass)
-
-
 def _find_inner_tables(function: object, run: Collection[int]) -> list[PatternMatcherPass]:
     """Tables that a pass applies itself, beside those of the ids ``run`` that have a name of their own."""
-    calls = list_pass_calls(function, is_pattern_table, lambda _: False) if inspect.isfunction(function) else []
+    calls = list_pass_calls(function, lambda _: False) if inspect.isfunction(function) else []
     return [call.target for call in calls if is_pattern_table(call.target) and id(call.target) not in run]
 
 
-def _import_functions(names: Collection[str]) -> Iterator[Callable[..., object]]:
-    for place in names:
-        module, _, name = place.partition(":")
-        function = getattr(importlib.import_module(module), name, None)
-        if function is not None:
-            yield function
+def _load_optional(place: str) -> Any:
+    """What ``module:attribute`` names; None where the module has no such attribute."""
+    try:
+        return pkgutil.resolve_name(place)
+    except AttributeError:
+        return None
 
 
 def _find_tables(module: Mapping[str, object]) -> dict[str, PatternMatcherPass]:
@@ -229,13 +224,11 @@ def _list_custom_rules() -> Iterator[KnownRule]:
 
 
 def _list_partitioners() -> Iterator[KnownRule]:
-    with contextlib.suppress(ImportError):
-        module = importlib.import_module("torch._functorch.partitioners")
-        for name in facts().passes.partitioners:
-            function = getattr(module, name, None)
-            if function is not None:
-                where = rule_labels.find_source(function)
-                yield KnownRule(PARTITION, "pass", name, name, *where, when="with gradients", made_of=(function,))
+    for name in facts().passes.partitioners:
+        function = _load_optional(f"torch._functorch.partitioners:{name}")
+        if function is not None:
+            where = rule_labels.find_source(function)
+            yield KnownRule(PARTITION, "pass", name, name, *where, when="with gradients", made_of=(function,))
 
 
 def _list_operator_rules() -> Iterator[KnownRule]:
@@ -246,38 +239,11 @@ def _list_operator_rules() -> Iterator[KnownRule]:
     for stage, kind, module, table in tables:
         with contextlib.suppress(ImportError, AttributeError):
             entries: Mapping[object, object] = getattr(importlib.import_module(module), table)
-            overloads = {str(key): function for key, function in entries.items() if _is_overload(key)}
+            overloads = {
+                str(key): function for key, function in entries.items() if isinstance(key, torch._ops.OpOverload)
+            }
             for name, function in sorted(overloads.items()):
                 yield KnownRule(stage, kind, name, None, *rule_labels.find_source(function), made_of=(function,))
-
-
-def _is_overload(operator: object) -> bool:
-    return isinstance(operator, torch._ops.OpOverload)
-
-
-# The code behind a rule of the compiler: handler, search function, replacement, checks, decomposition, lowering.
-
-_DEEPEST = 6
-# The attributes of a pattern's entry that hold code, and those of a pattern that hold others.
-_CODE = ("handler", "extra_check", "normalize_args")
-_INNER = ("args", "kwargs", "outputs", "pattern", "inner_pattern")
-
-Alternatives = tuple[str, ...]
-
-
-def list_code_places(rule: KnownRule) -> list[tuple[str, int]]:
-    """File (relative to the folder that holds torch) and first line of each function that makes up the rule."""
-    codes = {code for part in rule.made_of for code in _iterate_codes(part, _DEEPEST)}
-    return sorted({(rule_labels.shorten_file(code.co_filename), code.co_firstlineno) for code in codes})
-
-
-def list_pattern_operators(rule: KnownRule) -> list[Alternatives]:
-    """The operators that the patterns of a rule look for: for each place in the first pattern, the alternatives."""
-    for entry in rule.made_of:
-        listed = list(dict.fromkeys(_iterate_targets(getattr(entry, "pattern", None))))
-        if listed:
-            return listed
-    return []
 
 
 def get_target_name(target: object) -> str:
@@ -290,57 +256,3 @@ def get_target_name(target: object) -> str:
         return str(target)
     module, name = getattr(target, "__module__", None) or "", getattr(target, "__name__", type(target).__name__)
     return f"{module.removeprefix('_')}.{name}" if module else name
-
-
-def _iterate_targets(pattern: object) -> Iterator[Alternatives]:
-    functions = getattr(pattern, "fns", None)
-    if isinstance(functions, (list, tuple)):
-        yield tuple(dict.fromkeys(map(get_target_name, functions)))
-    for name in _INNER:
-        yield from _iterate_inner_targets(getattr(pattern, name, None))
-
-
-def _iterate_inner_targets(value: object) -> Iterator[Alternatives]:
-    if isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _iterate_inner_targets(part)
-    elif isinstance(value, dict):
-        yield from _iterate_inner_targets(list(value.values()))
-    elif hasattr(type(value), "pattern_eq"):
-        yield from _iterate_targets(value)
-
-
-def _iterate_codes(part: object, depth: int) -> Iterator[types.CodeType]:
-    """The code of a function, of what its closure holds, of an entry's parts, or of a class's methods."""
-    if depth <= 0:
-        return
-    if isinstance(part, types.FunctionType):
-        yield part.__code__
-        held = [cell.cell_contents for cell in part.__closure__ or () if _is_filled(cell)]
-        yield from _iterate_part_codes([*held, getattr(part, "__wrapped__", None)], depth)
-    elif isinstance(part, functools.partial):
-        yield from _iterate_part_codes([part.func, *part.args, *part.keywords.values()], depth)
-    elif isinstance(part, types.MethodType):
-        yield from _iterate_part_codes([part.__func__, type(part.__self__)], depth)
-    elif inspect.isclass(part):
-        own = (base for base in part.__mro__ if base.__module__.startswith("torch."))
-        yield from _iterate_part_codes([value for base in own for value in vars(base).values()], depth)
-    elif any(hasattr(part, name) for name in _CODE):
-        yield from _iterate_part_codes([getattr(part, name, None) for name in _CODE], depth)
-    elif type(part).__module__.startswith("torch._inductor.fx_passes") and callable(part):
-        yield from _iterate_codes(type(part), depth)
-
-
-def _iterate_part_codes(parts: list[Any], depth: int) -> Iterator[types.CodeType]:
-    for part in parts:
-        if isinstance(part, (list, tuple)):
-            yield from _iterate_part_codes(list(part)[:32], depth - 1)
-        else:
-            yield from _iterate_codes(part, depth - 1)
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False

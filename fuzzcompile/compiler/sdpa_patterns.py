@@ -14,7 +14,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any
 
 import torch
 
@@ -32,13 +32,6 @@ _HOME = "fuzzcompile_sdpa_patterns"
 _DROPOUT = "dropout_p"
 
 
-class _RegisteredPattern(TypedDict):
-    search_fn: Callable[..., object]
-    trace_fn: Callable[..., object]
-    example_inputs: Sequence[torch.Tensor]
-    scalar_workaround: Mapping[str, float] | None
-
-
 @dataclass(frozen=True)
 class PatternVariant:
     """One registered variant of a pattern, in a form that can be called."""
@@ -54,11 +47,6 @@ class PatternVariant:
         """The dtypes to try for floating inputs: half patterns serve bfloat16 as well."""
         own = self.inputs[0].dtype
         return (own, torch.bfloat16) if own == torch.float16 else (own,)
-
-    @property
-    def random_modes(self) -> tuple[bool, ...]:
-        """Values of ``fallback_random`` that make a difference."""
-        return (True, False) if self.scalars.get(_DROPOUT) else (True,)
 
 
 @dataclass(frozen=True)
@@ -90,7 +78,8 @@ def try_variants(device: torch.device, candidates: Sequence[PatternVariant]) -> 
     """Compile the variants one after another, some 0.5 s each."""
     for variant in candidates:
         fired, compiled, trouble = set[str](), False, ""
-        for dtype, fallback_random in itertools.product(variant.dtypes, variant.random_modes):
+        random_modes = (True, False) if variant.scalars.get(_DROPOUT) else (True,)
+        for dtype, fallback_random in itertools.product(variant.dtypes, random_modes):
             try:
                 fired |= _find_fired(variant, device, dtype, fallback_random)
                 compiled = True
@@ -106,7 +95,7 @@ def list_registered(device: torch.device) -> list[str]:
 
 
 def _make_variant(
-    name: str, registered: _RegisteredPattern, functions: Mapping[str, Callable[..., object]]
+    name: str, registered: Mapping[str, Any], functions: Mapping[str, Callable[..., object]]
 ) -> PatternVariant:
     function = functions[registered["search_fn"].__name__]  # the wrapper that sets the dropout to 0 has its name
     scalars = dict(registered["scalar_workaround"] or {})

@@ -7,7 +7,6 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -25,7 +24,7 @@ from fuzzcompile.compiler.compile_changes import (
     ProgramsInOrder,
     Templates,
 )
-from fuzzcompile.compiler.export import ExportError, ExportSession
+from fuzzcompile.compiler.export import ExportedCallable, ExportError
 from fuzzcompile.compiler.kernels.kernel_watch import LoweringWatch
 from fuzzcompile.compiler.kernels.lowering_control import UNCHANGED
 from fuzzcompile.compiler.operators import operator_paths
@@ -34,7 +33,12 @@ from fuzzcompile.compiler.target.kernel_log import ProgramOrder
 from fuzzcompile.compiler.target.target_process import current_target, explain_unfit_kernels, interpret_kernels
 from fuzzcompile.compiler.torch_config import get_setting, has_entry, load_config, patch_config
 from fuzzcompile.compiler.watch import patch_table
-from fuzzcompile.compiler.watch.compiler_errors import describe_machine_fault, find_generated_place, list_raise_frames
+from fuzzcompile.compiler.watch.compiler_errors import (
+    describe_machine_fault,
+    find_generated_place,
+    find_inner_error,
+    list_raise_frames,
+)
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.torch_patch import install_patches
@@ -140,53 +144,37 @@ def open_session(settings: CompileSettings, how: Compilation) -> Iterator[Compil
     all, and a veto that never ran would look like a rewrite that is not needed.
     """
     screen = how.screen or explain_unfit_kernels() is not None
-    recorder = Recorder(snapshots=how.record, screen=screen)
-    recorder.capturing = how.record  # inputs are kept to replay snapshots on
-    with (
-        _apply_settings(settings),
-        _apply_changes(how, recorder),
-        _switch_off_caches(),
-        install_patches(recorder, patch_table.GRAPHS, lambda entry: settings.options.get(entry, get_setting(entry))),
-        _watch_kernels(how, recorder),
-        install_patches(recorder.ledger, patch_table.COVERAGE if how.record else ()),
-        install_patches(recorder, patch_table.SPEED),
-        nullcontext()
-        if screen
-        else interpret_kernels(recorder.ledger.interpreted, order=how.order, templates=how.get(Templates) is not None),
-    ):
+    # Inputs are kept to replay snapshots on.
+    recorder = Recorder(snapshots=how.record, screen=screen, capturing=how.record)
+    lowered, log = how.get(Lowered), recorder.ledger.interpreted
+    control = lowered.control if lowered is not None else UNCHANGED
+    with contextlib.ExitStack() as stack:
+        enter = stack.enter_context
+        enter(_apply_settings(settings))
+        for change in how.changes:
+            enter(change.apply(recorder))
+        enter(_switch_off_caches())
+        enter(
+            install_patches(recorder, patch_table.GRAPHS, lambda entry: settings.options.get(entry, get_setting(entry)))
+        )
+        if how.kernels or control:  # values of kernels are to be kept, or something is to be changed
+            watch = LoweringWatch(recorder, control, how.kernels)
+            enter(install_patches(watch, patch_table.KERNELS))
+            # One C++ compiler at a time, so that what it refuses is raised where the kernel is known.
+            enter(patch_config("inductor", {"compile_threads": 1}))
+            stack.callback(watch.close)
+        enter(install_patches(recorder.ledger, patch_table.COVERAGE if how.record else ()))
+        enter(install_patches(recorder, patch_table.SPEED))
+        if not screen:
+            enter(interpret_kernels(log, order=how.order, templates=how.get(Templates) is not None))
         before = graph_breaks.DynamoCounts.now()
         try:
             yield CompileSession(settings, how, recorder)
         finally:
             for question in target_process.take_open_questions():
-                recorder.ledger.interpreted.add_undecided(question)
+                log.add_undecided(question)
             recorder.ledger.graphs = graph_breaks.count_graphs(before) + recorder.exported
             recorder.ledger.graph_breaks = graph_breaks.list_breaks(before)
-
-
-@contextlib.contextmanager
-def _apply_changes(how: Compilation, recorder: Recorder) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for change in how.changes:
-            stack.enter_context(change.apply(recorder))
-        yield
-
-
-@contextlib.contextmanager
-def _watch_kernels(how: Compilation, recorder: Recorder) -> Iterator[None]:
-    """Every graph that is lowered is watched, if values of kernels are to be kept or something is to be changed."""
-    lowered = how.get(Lowered)
-    control = lowered.control if lowered is not None else UNCHANGED
-    if not how.kernels and not control:
-        yield
-        return
-    watch = LoweringWatch(recorder, control, how.kernels)
-    # One C++ compiler at a time, so that what it refuses is raised where the kernel is known.
-    with install_patches(watch, patch_table.KERNELS), patch_config("inductor", {"compile_threads": 1}):
-        try:
-            yield
-        finally:
-            watch.close()
 
 
 @contextlib.contextmanager
@@ -244,7 +232,8 @@ class CompileSession:
         path = find_path(self.settings, self.how)
         if path != COMPILE:
             options = {key: value for key, value in self.settings.options.items() if key not in self.how.config}
-            return ExportSession(path, bool(self.settings.dynamic), options, self.recorder).wrap_model(target)
+            dynamic = bool(self.settings.dynamic)
+            return ExportedCallable(target, path, dynamic=dynamic, options=options, recorder=self.recorder)
         arguments: dict[str, Any] = {"fullgraph": self.settings.fullgraph, "dynamic": self.settings.dynamic}
         backend = self.how.backend or self.settings.backend
         own = self.how.backend is None or self.how.backend == self.settings.backend
@@ -288,7 +277,7 @@ class CompileSession:
         """Tell an error of the compiler from one of the compiled program."""
         exporting = error if isinstance(error, ExportError) else None
         compiler = exporting is not None or _is_compiler_error(error)
-        cause = _find_root_cause(error)
+        cause = find_inner_error(error)
         message = str(cause).strip().splitlines()[0][:300] if str(cause).strip() else type(cause).__name__
         uncaptured = graph_breaks.find_uncaptured_reason(error) if exporting is None else exporting.refused
         stage = self.ledger.failed_in.stage if self.ledger.failed_in is not None else None
@@ -344,10 +333,3 @@ def _is_compiler_error(error: BaseException) -> bool:
         return True
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code.co_filename.endswith(facts().errors.converting_file) for frame, _ in frames)
-
-
-def _find_root_cause(error: BaseException) -> BaseException:
-    inner = getattr(error, "inner_exception", None)
-    if isinstance(inner, BaseException) and inner is not error:
-        return _find_root_cause(inner)
-    return error

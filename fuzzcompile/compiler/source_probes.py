@@ -9,11 +9,10 @@ import importlib
 import sys
 import types
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -72,13 +71,11 @@ def recompile_file(file: str, change: Transform, constants: Mapping[str, object]
     pairs = dict(_pair_codes(own, _replace_constants(changed, constants or {}), file))
     result = FunctionExchange(file)
     for function in _find_live_functions(str(path)):
-        after = pairs.get(function.__code__)
-        if after is None:
+        before, after = function.__code__, pairs.get(function.__code__)
+        if after is None or after.co_freevars != before.co_freevars:
             result.strangers.append(function.__qualname__)
-        elif after != function.__code__ and after.co_freevars == function.__code__.co_freevars:
-            result.exchanged.append((function, function.__code__, after))
-        elif after != function.__code__:
-            result.strangers.append(function.__qualname__)
+        elif after != before:
+            result.exchanged.append((function, before, after))
     return result
 
 
@@ -104,15 +101,13 @@ def _pair_codes(
     own: types.CodeType, changed: types.CodeType, file: str
 ) -> Iterator[tuple[types.CodeType, types.CodeType]]:
     yield own, changed
-    before, after = _list_nested_codes(own), _list_nested_codes(changed)
+    before, after = (
+        [constant for constant in code.co_consts if isinstance(constant, types.CodeType)] for code in (own, changed)
+    )
     if [code.co_name for code in before] != [code.co_name for code in after]:
         raise UsageError(f"The change to {file} adds or removes a function in {own.co_name}.")
     for pair in zip(before, after, strict=True):
         yield from _pair_codes(*pair, file)
-
-
-def _list_nested_codes(code: types.CodeType) -> list[types.CodeType]:
-    return [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
 
 
 def _replace_constants(code: types.CodeType, constants: Mapping[str, object]) -> types.CodeType:
@@ -168,25 +163,22 @@ class _CodeReplacer(ast.NodeTransformer):
             new = [ast.Expr(note), *ast.parse(self.text).body, ast.If(ast.Constant(False), [_make_mentions(node)], [])]
             return [_place_at(statement, node) for statement in new]
         value = ast.parse(self.text, mode="eval").body
-        kept = ast.IfExp(ast.Constant(True), value, _collect_names(node))
+        mentioned = ast.Tuple(_collect_names(node, ast.Load), ast.Load())
+        kept = ast.IfExp(ast.Constant(True), value, mentioned)
         # `replace_code` hands over a function that returns None.
         return _place_at(ast.BoolOp(ast.Or(), [note, kept]), node)
 
 
 def _make_mentions(node: ast.stmt) -> ast.stmt:
-    bound = {
-        part.id for part in _iterate_own_nodes(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
-    }
-    targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in sorted(bound)]
-    return ast.Assign(targets, _collect_names(node)) if targets else ast.Expr(_collect_names(node))
+    bound = _collect_names(node, ast.Store)
+    read = ast.Tuple(_collect_names(node, ast.Load), ast.Load())
+    return ast.Assign(bound, read) if bound else ast.Expr(read)
 
 
-def _collect_names(node: ast.AST) -> ast.Tuple:
-    """The names that a node reads, outside of the functions and comprehensions inside it."""
-    names = {
-        part.id for part in _iterate_own_nodes(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)
-    }
-    return ast.Tuple([ast.Name(name, ast.Load()) for name in sorted(names)], ast.Load())
+def _collect_names(node: ast.AST, context: type[ast.Load | ast.Store]) -> list[ast.expr]:
+    """The names that a node reads or binds, outside of the functions and comprehensions inside it."""
+    names = (part for part in _iterate_own_nodes(node) if isinstance(part, ast.Name) and isinstance(part.ctx, context))
+    return [ast.Name(name, context()) for name in sorted({part.id for part in names})]
 
 
 def _iterate_own_nodes(node: ast.AST) -> Iterator[ast.AST]:
@@ -206,8 +198,6 @@ def _place_at(node: ast.AST, old: ast.stmt | ast.expr) -> Any:
 # Lines of the compiler that a compile executed.
 
 _NOTE = "\0fuzzcompile: a probe was reached"
-_Node = TypeVar("_Node", bound=ast.AST)
-_Function = TypeVar("_Function", ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -246,8 +236,9 @@ def watch_lines(spans: Iterable[Span]) -> Iterator[LineWatch]:
     lines, wanted = LineWatch(), set(spans)
     with contextlib.ExitStack() as undo:
         for file in sorted({span.file for span in wanted}):
+            probing = _ProbeTransformer(lines.probes, file, [span for span in wanted if span.file == file])
             try:
-                result = _add_probes(file, [span for span in wanted if span.file == file], lines)
+                result = recompile_file(file, probing.visit, {_NOTE: lines.reached.add})
             except UsageError as error:
                 lines.unwatched.append(str(error))
                 continue
@@ -255,11 +246,6 @@ def watch_lines(spans: Iterable[Span]) -> Iterator[LineWatch]:
             result.install()
             undo.callback(result.remove)
         yield lines
-
-
-def _add_probes(file: str, wanted: list[Span], lines: LineWatch) -> FunctionExchange:
-    probing = _ProbeTransformer(lines.probes, file, wanted)
-    return recompile_file(file, probing.visit, {_NOTE: lines.reached.add})
 
 
 class _ProbeTransformer(ast.NodeTransformer):
@@ -277,11 +263,19 @@ class _ProbeTransformer(ast.NodeTransformer):
                     setattr(node, name, [line for statement in block for line in self._insert_note(statement)])
         return node
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        return self._probe_function(node)
+    def visit_FunctionDef(self, node: Any) -> Any:
+        for outer in (*node.decorator_list, node.args):  # they run where the function is defined
+            self.visit(outer)
+        self.depth += 1
+        documented = int(ast.get_docstring(node, clean=False) is not None)
+        visited: list[ast.stmt] = [self.visit(statement) for statement in node.body]
+        node.body = visited[:documented]
+        for statement in visited[documented:]:
+            node.body += self._insert_note(statement)
+        self.depth -= 1
+        return node
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AsyncFunctionDef:
-        return self._probe_function(node)
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 - the name that ast calls
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.Lambda:
         self.visit(node.args)
@@ -303,25 +297,13 @@ class _ProbeTransformer(ast.NodeTransformer):
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.JoinedStr:
         return node  # positions inside f-strings are wrong before Python 3.12
 
-    def _probe_function(self, node: _Function) -> _Function:
-        for outer in (*node.decorator_list, node.args):  # they run where the function is defined
-            self.visit(outer)
-        self.depth += 1
-        documented = int(ast.get_docstring(node, clean=False) is not None)
-        visited: list[ast.stmt] = [self.visit(statement) for statement in node.body]
-        node.body = visited[:documented]
-        for statement in visited[documented:]:
-            node.body += self._insert_note(statement)
-        self.depth -= 1
-        return node
-
     def _insert_note(self, statement: ast.stmt) -> list[ast.stmt]:
         note = self._make_note(statement, _find_header_end(statement))
-        return [statement] if note is None else [_copy_place(ast.Expr(note), statement), statement]
+        return [statement] if note is None else [ast.copy_location(ast.Expr(note), statement), statement]
 
     def _probe_branch(self, value: ast.expr) -> ast.expr:
         note = self._make_note(value, value.end_lineno or value.lineno) if self.depth else None
-        return value if note is None else _copy_place(ast.BoolOp(ast.Or(), [note, value]), value)
+        return value if note is None else ast.copy_location(ast.BoolOp(ast.Or(), [note, value]), value)
 
     def _make_note(self, node: ast.stmt | ast.expr, last: int) -> ast.expr | None:
         span = Span(self.file, node.lineno, last)
@@ -329,10 +311,8 @@ class _ProbeTransformer(ast.NodeTransformer):
             return None
         end = (node.end_lineno or node.lineno, node.end_col_offset or node.col_offset)
         self.probes.append(LineProbe(span, (node.lineno, node.col_offset), end))
-        called = ast.Call(
-            _copy_place(ast.Constant(_NOTE), node), [_copy_place(ast.Constant(len(self.probes) - 1), node)], []
-        )
-        return _copy_place(called, node)
+        note: ast.expr = _place_at(ast.Call(ast.Constant(_NOTE), [ast.Constant(len(self.probes) - 1)], []), node)
+        return note
 
 
 def _find_header_end(statement: ast.stmt) -> int:
@@ -343,10 +323,6 @@ def _find_header_end(statement: ast.stmt) -> int:
     if not within:
         return statement.end_lineno or statement.lineno
     return max(statement.lineno, within[0].lineno - 1)
-
-
-def _copy_place(node: _Node, place: ast.AST) -> _Node:
-    return ast.copy_location(node, place)
 
 
 # Observations of a focus in the judged compile of a case.
@@ -379,21 +355,15 @@ def _find_probes(spans: tuple[Span, ...]) -> LineWatch | None:
 def _observe(watch: FocusWatch, ledger: Ledger, probes: LineWatch | None) -> FocusObservation:
     ran = probes.list_executed() if probes is not None else set()
     met = {place for place in ran if any(place.overlaps(span) for span in watch.spans)}
-    checks = Counter({(rule.stage, rule.rewrite, why): count for (rule, why), count in ledger.checks.items()})
+    snapshots = (shot for frame in ledger.frames for record in frame.records for shot in record.snapshots)
+    called = {target for snapshot in snapshots for target in snapshot.called_targets} if watch.operators else set()
     return FocusObservation(
-        checks=dict(checks),
-        operators=frozenset(_list_called_operators(ledger).intersection(watch.operators))
-        if watch.operators
-        else frozenset(),
+        checks={(rule.stage, rule.rewrite, why): count for (rule, why), count in ledger.checks.items()},
+        operators=frozenset(map(get_target_name, called)).intersection(watch.operators),
         spans=frozenset(span for span in watch.spans if any(map(span.overlaps, met))),
         lines=frozenset((place.file, place.first) for place in met),
         unwatched=tuple(probes.unwatched) if probes is not None else (),
     )
-
-
-def _list_called_operators(ledger: Ledger) -> set[str]:
-    snapshots = (shot for frame in ledger.frames for record in frame.records for shot in record.snapshots)
-    return {get_target_name(target) for snapshot in snapshots for target in snapshot.called_targets}
 
 
 # The rewrites and passes that can be vetoed, as a worker knows them.

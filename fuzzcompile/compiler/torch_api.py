@@ -6,16 +6,13 @@ import contextlib
 import importlib
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias, TypeVar, cast
 
 import torch
 from torch import nn
 
 from fuzzcompile.compiler.torch_config import CONFIGS, load_config
-from fuzzcompile.compiler.watch.ledger import Unseen
-from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError, Patch, install_patches
-from fuzzcompile.model.stages import DYNAMO
+from fuzzcompile.compiler.watch.torch_patch import Function
 from fuzzcompile.run.case import CompileSettings
 
 AnyCallable: TypeAlias = Callable[..., object]
@@ -98,43 +95,15 @@ def _list_backends(callback: object) -> Iterator[object]:
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
-@dataclass(frozen=True)
-class OptimizeReplacement:
-    """A replacement of ``torch._dynamo.optimize``."""
-
-    replacement: Function
-
-    def record_unseen(self, unseen: Unseen, error: BaseException | None = None) -> None:
-        """Ignore it: a torch without the older way needs no replacement of it."""
-
-
-def wrap_optimize(interception: OptimizeReplacement, original: Function) -> Function:
-    """Call the replacement instead; what it raises is meant for the program."""
-
-    def optimize(*args: object, **kwargs: object) -> object:
-        try:
-            return interception.replacement(*args, **kwargs)
-        except Exception as error:  # of any kind: it rises in the program
-            raise IntendedError(error) from error
-
-    return optimize
-
-
-# fmt: off
-CAPTURE: tuple[Patch[OptimizeReplacement], ...] = (
-    Patch("optimize", (DYNAMO,), "scripts that call torch._dynamo.optimize",
-          "torch._dynamo", "optimize", wrap_optimize),
-    Patch("optimize_assert", (DYNAMO,), "scripts that call torch._dynamo.optimize_assert",
-          "torch._dynamo", "optimize_assert", wrap_optimize),
-)
-# fmt: on
-
-
 @contextlib.contextmanager
 def replace_optimize(replacement: Function) -> Iterator[None]:
     """Have ``torch._dynamo.optimize`` and ``optimize_assert`` call ``replacement`` inside the block."""
-    with install_patches(OptimizeReplacement(replacement), CAPTURE):
+    present = {name: value for name, value in vars(torch._dynamo).items() if name in ("optimize", "optimize_assert")}
+    vars(torch._dynamo).update(dict.fromkeys(present, replacement))
+    try:
         yield
+    finally:
+        vars(torch._dynamo).update(present)
 
 
 def skip_tracing(function: Callable[..., object]) -> None:

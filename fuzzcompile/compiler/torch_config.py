@@ -7,13 +7,13 @@ import functools
 import importlib
 import importlib.util
 import os
+import pkgutil
 import re
 import struct
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from fuzzcompile.compiler.watch.torch_patch import Function, UnseenRecorder
@@ -21,13 +21,11 @@ from fuzzcompile.model.facts import facts
 
 # The three configs of the compiler, and the entries they have.
 
-CONFIGS: Mapping[str, str] = MappingProxyType(
-    {
-        "inductor": "torch._inductor.config",
-        "dynamo": "torch._dynamo.config",
-        "functorch": "torch._functorch.config",
-    }
-)
+CONFIGS: Mapping[str, str] = {
+    "inductor": "torch._inductor.config",
+    "dynamo": "torch._dynamo.config",
+    "functorch": "torch._functorch.config",
+}
 """The module of each config, by the name that settings and reports use."""
 
 
@@ -83,13 +81,7 @@ def list_changed_entries(name: str) -> dict[str, object]:
 
 
 MISSING = object()
-_CONFIGURED = (
-    "torch._inductor.config",
-    "torch._dynamo.config",
-    "torch._functorch.config",
-    "torch.fx.experimental._config",
-    "torch._logging._internal",
-)
+_CONFIGURED = (*CONFIGS.values(), "torch.fx.experimental._config", "torch._logging._internal")
 # Its time says when a cache of kernels was last looked through for half-written ones.
 _LOOKED = "fuzzcompile-looked-through"
 _LONGEST_LINK = 600.0
@@ -125,9 +117,9 @@ def get_setting(key: str) -> Any:
     return functools.reduce(getattr, key.split("."), config) if has_entry(config, key) else MISSING
 
 
-def wrap_guard_timing(watcher: UnseenRecorder, original: Function) -> Function:
+def skip_guard_timing(watcher: UnseenRecorder, original: Function, *args: object) -> float:
     """Do without the measurement of how long dynamo's guards take, which flushes the processor's caches: 20 ms each."""
-    return lambda *args: 0.0
+    return 0.0
 
 
 def drop_broken_kernels() -> list[str]:
@@ -200,25 +192,13 @@ def find_unknown_options(options: Mapping[str, object]) -> tuple[str, ...]:
     unknown = [key for key in options if get_setting(key) is MISSING]
     fusions = facts().fusions
     for stage in fusions.patterns:
-        key = fusions.get_option(stage)
-        if key is None:
-            continue
-        known = {name for place in (fusions.patterns[stage], fusions.rules[stage]) for name in _load_pass_table(place)}
-        unknown += [f"{key}:{name}" for name in _list_names(options.get(key)) if name not in known]
+        key, known = fusions.get_option(stage), set[str]()
+        for place in (fusions.patterns[stage], fusions.rules[stage]):
+            with contextlib.suppress(ImportError, AttributeError):
+                known.update(pkgutil.resolve_name(place))
+        asked = options.get(key) if key is not None else None
+        unknown += [f"{key}:{name}" for name in (asked if isinstance(asked, Mapping) else ()) if name not in known]
     return tuple(unknown)
-
-
-def _list_names(option: object) -> Iterable[str]:
-    return option if isinstance(option, Mapping) else ()
-
-
-def _load_pass_table(place: str) -> Mapping[str, object]:
-    module, _, name = place.partition(":")
-    try:
-        table: Mapping[str, object] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):
-        return {}
-    return table
 
 
 # Settings of ``torch._inductor.config`` that switch passes or change numbers, and what they are set to.
@@ -253,14 +233,8 @@ def list_toggles(conditions: Mapping[str, Collection[str]]) -> Iterator[ConfigTo
             if name not in entries or name in seen:
                 continue
             seen.add(name)
-            value, default = _read_value(config, name), getattr(entries[name], "default", None)
+            value, default = get_setting(name), getattr(entries[name], "default", None)
             yield ConfigToggle(stage, f"config.{name}", _format_value(value), _format_value(default), value != default)
-
-
-def _read_value(config: object, name: str) -> object:
-    for part in name.split("."):
-        config = getattr(config, part, None)
-    return config
 
 
 def _format_value(value: object) -> str:

@@ -17,7 +17,7 @@ from fuzzcompile.diagnosis.worker.file_triage import triage_sources
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import TargetJson
 from fuzzcompile.model.errors import FuzzcompileError
-from fuzzcompile.model.facts import find_facts, list_known_versions
+from fuzzcompile.model.facts import find_facts, is_in_known_range, list_known_versions
 from fuzzcompile.model.profile_contract import AttentionKernelsJson
 from fuzzcompile.model.targets import find_target
 from fuzzcompile.run.attention_backends import ask_kernels, format_kernel_table
@@ -110,7 +110,7 @@ def _check_torch() -> MachineCheck:
     advice = f"fuzzcompile knows torch {known[0]} to {known[-1]}; install one of these if attribution fails."
     if (note := find_facts(str(torch.__version__)).note) is not None:
         found += f"; {note}"
-    return MachineCheck("torch", conformance.is_known(), found, advice, needed=False)
+    return MachineCheck("torch", is_in_known_range(torch.__version__), found, advice, needed=False)
 
 
 def _check_attention(device: torch.device) -> MachineCheck:

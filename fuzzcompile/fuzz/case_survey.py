@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.compiler.inductor_toggles import TOGGLES
 from fuzzcompile.compiler.torch_config import find_unknown_options
 from fuzzcompile.fuzz.generation.profile import DTYPES
 from fuzzcompile.model.errors import CaseError
+from fuzzcompile.model.inductor_toggles import TOGGLES
 from fuzzcompile.programs.casefiles.case_file import read_case_file
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import runs

@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from fuzzcompile.compiler.inductor_toggles import collect_config, collect_options, find_toggle
 from fuzzcompile.fuzz.case_survey import Survey, SurveyedInput, survey_case
+from fuzzcompile.model.inductor_toggles import collect_config, collect_options, find_toggle
 from fuzzcompile.model.templates import get_template
 from fuzzcompile.programs.edits.tensor_values import LAYOUTS, VALUES, fill_expression, find_functions
 

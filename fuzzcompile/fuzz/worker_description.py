@@ -7,10 +7,10 @@ import functools
 import torch
 
 from fuzzcompile.compiler.custom_code import list_loaded
-from fuzzcompile.compiler.inductor_toggles import FOR_GPU, TOGGLES
 from fuzzcompile.compiler.torch_config import find_unknown_options
 from fuzzcompile.fuzz.operator_programs.operator_table import load_operator_table
 from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.model.inductor_toggles import FOR_GPU, TOGGLES
 from fuzzcompile.model.judge_task import WorkerDescription
 from fuzzcompile.run.device import Numerics, describe_environment
 from fuzzcompile.run.pool.worker import get_current_device

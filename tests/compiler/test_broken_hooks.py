@@ -29,7 +29,7 @@ from fuzzcompile.programs.casefiles.case_module import load_case
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 
 aten = torch.ops.aten
-TABLES = ("GRAPHS", "COVERAGE", "KERNELS", "DECOMPOSITIONS", "METADATA", "SPEED", "CAPTURE", "PATCHES")
+TABLES = ("GRAPHS", "COVERAGE", "KERNELS", "DECOMPOSITIONS", "METADATA", "SPEED", "PATCHES")
 PROGRAM = """
 import torch
 
@@ -185,19 +185,13 @@ TELLING = {
 }
 
 
-def raising(watcher: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("the hook is broken")
-
-    return call
+def raising(watcher: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("the hook is broken")
 
 
-def raising_afterwards(watcher: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        original(*args, **kwargs)
-        raise RuntimeError("the hook is broken")
-
-    return call
+def raising_afterwards(watcher: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    original(*args, **kwargs)
+    raise RuntimeError("the hook is broken")
 
 
 def break_patch(monkeypatch: pytest.MonkeyPatch, name: str, how: str) -> None:
@@ -265,9 +259,8 @@ def test_broken_hook_makes_no_wrong_answer(name: str, how: str, monkeypatch: pyt
 
 PARTS = [
     *[(Recorder, name) for name in vars(Recorder) if not name.startswith("_") and callable(vars(Recorder)[name])],
-    *[(Recorder, name) for name in ("refuses", "refuses_pass", "refuses_plain", "count", "blame")],
-    *[(Recorder, name) for name in ("_mark", "_record_change", "_make_site", "_copy_constants")],
-    *[(recorder_module, name) for name in ("GraphState", "take_snapshot", "copy_tree", "keep_lowered_match")],
+    *[(Recorder, name) for name in ("_begin_record", "_make_site", "_copy_constants")],
+    *[(recorder_module, name) for name in ("GraphState", "take_snapshot", "copy_tree", "extract_match")],
     *[
         (rule_labels, name)
         for name in ("find_location", "make_entry_label", "make_pass_label", "make_callable_label", "is_vetoed")

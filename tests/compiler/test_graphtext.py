@@ -11,9 +11,10 @@ from planting import PLANTS
 from torch import fx
 from watching import Watched, watch, watch_plant
 
-from fuzzcompile.compiler.graph_text import diff_graphs, dump_ledger, find_changed_nodes, format_graph, list_user_lines
+from fuzzcompile.compiler.graph_text import diff_graphs, find_changed_nodes, format_graph, list_user_lines
 from fuzzcompile.compiler.watch.ledger import Ledger, Snapshot
 from fuzzcompile.diagnosis.attribution.culprit import Culprit
+from fuzzcompile.diagnosis.worker.ledger_files import dump_ledger
 
 aten = torch.ops.aten
 

@@ -44,7 +44,7 @@ def entries() -> list[tuple[object, dict]]:
 
 def lose(monkeypatch: pytest.MonkeyPatch, name: str, **changes: str) -> None:
     """Have fuzzcompile look for a function in a place that this torch does not have."""
-    for table in ("GRAPHS", "COVERAGE", "KERNELS", "DECOMPOSITIONS", "METADATA", "SPEED", "CAPTURE", "PATCHES"):
+    for table in ("GRAPHS", "COVERAGE", "KERNELS", "DECOMPOSITIONS", "METADATA", "SPEED", "PATCHES"):
         rows = [
             dataclasses.replace(
                 patch, **(changes or {"attribute": f"{patch.attribute}_of_another_torch", "members": None})
@@ -258,7 +258,7 @@ def test_broken_recorder_lets_the_compile_succeed_and_says_so(
 
 
 def test_recorder_that_cannot_tell_what_a_lowering_replaced_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(recorder, "extract_subgraph", failing)
+    monkeypatch.setattr(recorder, "extract_match", failing)
     target, inputs = PLANTS["lowering"].program()
     with planting.lowering(post_grad.pass_patterns[0]):
         watched = watch(target, inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fuzzcompile.compiler.kernels.kernel_loops import compute_in_scalars
 from fuzzcompile.compiler.kernels.kernel_watch import (
@@ -17,7 +17,7 @@ from fuzzcompile.compiler.kernels.kernel_watch import (
 )
 from fuzzcompile.compiler.kernels.lowering_control import is_chosen, label_operators, should_fall_back
 from fuzzcompile.compiler.watch.ledger import Kernel, KernelStatement, LoweredGraph, list_class_names, take_snapshot
-from fuzzcompile.compiler.watch.torch_patch import Function, OriginalCall, Patch
+from fuzzcompile.compiler.watch.torch_patch import Function, Patch
 from fuzzcompile.model.stages import CODEGEN, LOWERING, SCHEDULER
 
 if TYPE_CHECKING:
@@ -27,22 +27,6 @@ if TYPE_CHECKING:
     from torch._inductor.scheduler import ExternKernelSchedulerNode, Scheduler
 
 CPP = "torch._inductor.codegen.cpp"
-P = ParamSpec("P")
-
-
-def _as_wrapper(
-    run: Callable[Concatenate[LoweringWatch, Function, P], object],
-) -> Callable[[LoweringWatch, Function], Callable[P, object]]:
-    """Make a wrapper of what runs in the place of a function, given the watch and the function itself."""
-
-    @functools.wraps(run)
-    def wrap(watch: LoweringWatch, original: Function) -> Callable[P, object]:
-        def replacement(*args: P.args, **kwargs: P.kwargs) -> object:
-            return run(watch, original, *args, **kwargs)
-
-        return replacement
-
-    return wrap
 
 
 @contextlib.contextmanager
@@ -60,7 +44,6 @@ def _note_failure(
 # -- lowering ---------------------------------------------------------------------------------------
 
 
-@_as_wrapper
 def wrap_run(watch: LoweringWatch, original: Function, graph: GraphLowering, *args: Any) -> object:
     """A graph is lowered: keep a copy of it, and a key for the calls of its kernels."""
     recorder = watch.recorder
@@ -75,7 +58,6 @@ def wrap_run(watch: LoweringWatch, original: Function, graph: GraphLowering, *ar
     return original(graph, *args)
 
 
-@_as_wrapper
 def wrap_run_node(watch: LoweringWatch, original: Function, graph: GraphLowering, node: fx.Node) -> object:
     """Keep the IR of a node, and give it a buffer of its own where that is wanted."""
     lowered = watch.find_lowered(graph)
@@ -89,7 +71,6 @@ def wrap_run_node(watch: LoweringWatch, original: Function, graph: GraphLowering
     return result
 
 
-@_as_wrapper
 def wrap_call_function(
     watch: LoweringWatch, original: Function, graph: Any, target: Function, args: Any, kwargs: Any
 ) -> object:
@@ -106,7 +87,6 @@ def wrap_call_function(
 # -- scheduling and code generation -----------------------------------------------------------------
 
 
-@_as_wrapper
 def wrap_can_fuse(
     watch: LoweringWatch, original: Function, scheduler: Any, first: Any, second: Any, *args: Any, **kwargs: Any
 ) -> object:
@@ -119,13 +99,11 @@ def wrap_can_fuse(
     return original(scheduler, first, second, *args, **kwargs)
 
 
-@_as_wrapper
 def wrap_buffer_removal(watch: LoweringWatch, original: Function, *args: Any, **kwargs: Any) -> object:
     """Store what one kernel alone reads, where that is wanted."""
     return False if watch.control.stored else original(*args, **kwargs)
 
 
-@_as_wrapper
 def wrap_scheduler_init(
     watch: LoweringWatch, original: Function, scheduler: Scheduler, *args: Any, **kwargs: Any
 ) -> object:
@@ -138,7 +116,6 @@ def wrap_scheduler_init(
     return result
 
 
-@_as_wrapper
 def wrap_scheduler_node(
     watch: LoweringWatch, original: Function, scheduler: Any, node: Any, *args: Any, **kwargs: Any
 ) -> object:
@@ -151,7 +128,6 @@ def wrap_scheduler_node(
         return original(scheduler, node, *args, **kwargs)
 
 
-@_as_wrapper
 def wrap_codegen(watch: LoweringWatch, original: Function, scheduler: Scheduler, *args: Any, **kwargs: Any) -> object:
     """Note the operators of the kernel whose code cannot be generated."""
 
@@ -163,7 +139,6 @@ def wrap_codegen(watch: LoweringWatch, original: Function, scheduler: Scheduler,
         return original(scheduler, *args, **kwargs)
 
 
-@_as_wrapper
 def wrap_cpp_node(
     watch: LoweringWatch, original: Function, scheduling: CppScheduling, *args: Any, **kwargs: Any
 ) -> object:
@@ -174,7 +149,6 @@ def wrap_cpp_node(
     return result
 
 
-@_as_wrapper
 def wrap_triton_masked(
     watch: LoweringWatch, original: Function, mask: object, body: Function, other: bool | float
 ) -> object:
@@ -193,8 +167,8 @@ def list_scalar_patches(watch: LoweringWatch) -> Sequence[Patch[LoweringWatch]]:
     from torch._inductor.codegen import cpp
 
     def make_patch(name: str) -> Patch[LoweringWatch]:
-        def wrap(watch: LoweringWatch, original: OriginalCall) -> Function:
-            return compute_in_scalars(name, getattr(cpp.CppOverrides, name))
+        def wrap(watch: LoweringWatch, original: Function, *args: Any, **kwargs: Any) -> object:
+            return compute_in_scalars(name, getattr(cpp.CppOverrides, name))(*args, **kwargs)
 
         text = f"{name} computed element by element"
         return Patch(f"vectorised {name}", (CODEGEN,), text, CPP, f"CppVecOverrides.{name}", wrap)
@@ -205,7 +179,6 @@ def list_scalar_patches(watch: LoweringWatch) -> Sequence[Patch[LoweringWatch]]:
 # Watching the code generator: which operators each kernel computes, its source, and the calls of it.
 
 
-@_as_wrapper
 def wrap_define_kernel(
     watch: LoweringWatch, original: Function, scheduling: Any, source: str, nodes: Any, *args: Any, **kwargs: Any
 ) -> object:
@@ -237,7 +210,6 @@ def _generate_watched(
     return result
 
 
-@_as_wrapper
 def wrap_kernel_call(
     watch: LoweringWatch, original: Function, wrapper: Any, kernel_name: str, call_args: Any, *args: Any, **kwargs: Any
 ) -> object:
@@ -257,7 +229,6 @@ def wrap_kernel_call(
     return _generate_watched(watch, lowered, wrapper, make, call)
 
 
-@_as_wrapper
 def wrap_extern_call(
     watch: LoweringWatch, original: Function, scheduler: Scheduler, node: ExternKernelSchedulerNode
 ) -> object:
@@ -286,7 +257,6 @@ def wrap_extern_call(
         del vars(coded)["codegen"]
 
 
-@_as_wrapper
 def wrap_compiled_graph(
     watch: LoweringWatch, original: Function, compiled: Any, run: Any, graph: Any, *args: Any, **kwargs: Any
 ) -> object:
@@ -301,7 +271,6 @@ def wrap_compiled_graph(
     return result
 
 
-@_as_wrapper
 def wrap_compiled_call(
     watch: LoweringWatch, original: Function, compiled: Any, inputs: Any, *args: Any, **kwargs: Any
 ) -> object:
@@ -313,7 +282,6 @@ def wrap_compiled_call(
     return result
 
 
-@_as_wrapper
 def wrap_cpp_compile(
     watch: LoweringWatch, original: Function, compiler: Any, argument_types: Any, source: str, *args: Any, **kwargs: Any
 ) -> object:
@@ -327,7 +295,6 @@ def wrap_cpp_compile(
         return original(compiler, argument_types, source, *args, **kwargs)
 
 
-@_as_wrapper
 def wrap_triton_compile(
     watch: LoweringWatch, original: Function, compiler: Any, kernel_name: str, source: str, *args: Any, **kwargs: Any
 ) -> object:
@@ -353,7 +320,6 @@ def _record_refusal(watch: LoweringWatch, is_source_of: Callable[[str, str], boo
 # Recording which operator each expression of a kernel's code computes, while the code is written.
 
 
-@_as_wrapper
 def wrap_operator(
     watch: LoweringWatch, original: Function, proxy: object, name: str, *args: Any, **kwargs: Any
 ) -> object:
@@ -362,14 +328,12 @@ def wrap_operator(
         return original(proxy, name, *args, **kwargs)
 
 
-@_as_wrapper
 def wrap_load(watch: LoweringWatch, original: Function, *args: Any, **kwargs: Any) -> object:
     """Record that a load is written."""
     with watch.write_operator("load"):
         return original(*args, **kwargs)
 
 
-@_as_wrapper
 def wrap_reduction(
     watch: LoweringWatch, original: Function, proxy: Any, dtype: Any, source: Any, kind: str, *args: Any, **kwargs: Any
 ) -> object:
@@ -378,7 +342,6 @@ def wrap_reduction(
         return original(proxy, dtype, source, kind, *args, **kwargs)
 
 
-@_as_wrapper
 def wrap_generate(
     watch: LoweringWatch, original: Function, cse: Any, buffer: Any, expression: Any, *args: Any, **kwargs: Any
 ) -> object:

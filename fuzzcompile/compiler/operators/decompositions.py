@@ -152,14 +152,10 @@ class ChosenOperators:
         self.ledger.record_unseen(unseen)
 
 
-def wrap_table(removed: ChosenOperators, original: Function) -> Function:
+def wrap_table(removed: ChosenOperators, original: Function) -> object:
     """Leave operators out of the table that Inductor hands to AOTAutograd."""
-
-    def select_decomp_table() -> object:
-        table = cast("Mapping[OpOverload, Function]", original())
-        return {operator: function for operator, function in table.items() if operator not in removed.operators}
-
-    return select_decomp_table
+    table = cast("Mapping[OpOverload, Function]", original())
+    return {operator: function for operator, function in table.items() if operator not in removed.operators}
 
 
 @contextlib.contextmanager

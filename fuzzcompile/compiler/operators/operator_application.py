@@ -332,24 +332,22 @@ def find_fake_function(operator: OpOverload) -> Function | None:
     return kernel or next((table[operator] for table in tables if operator in table), None)
 
 
-def wrap_dispatch(chosen: ChosenOperators, original: Function) -> Function:
+def wrap_dispatch(
+    chosen: ChosenOperators, original: Function, mode: FakeTensorMode, func: OpOverload, *rest: object
+) -> object:
     """Answer with the metadata of an operator's results as its kernel gives them.
 
     It is run on zeros of the shapes and strides that the compiler knows; where these are symbolic, or the operator
     gives a view or takes something else than tensors, the compiler's own answer stands. A kernel that raises whatever
     the values are raises there too.
     """
-
-    def dispatch(mode: FakeTensorMode, func: OpOverload, *rest: object) -> object:
-        form = find_functional_form(func) if isinstance(func, torch._ops.OpOverload) else None
-        if str(func) in chosen.names or str(form) in chosen.names:
-            args, kwargs = cast("tuple[tuple[object, ...], dict[str, object]]", rest[-2:])
-            answer = _compute_kernel_metadata(mode, func, args, kwargs or {})
-            if answer is not None:
-                return answer
-        return original(mode, func, *rest)
-
-    return dispatch
+    form = find_functional_form(func) if isinstance(func, torch._ops.OpOverload) else None
+    if str(func) in chosen.names or str(form) in chosen.names:
+        args, kwargs = cast("tuple[tuple[object, ...], dict[str, object]]", rest[-2:])
+        answer = _compute_kernel_metadata(mode, func, args, kwargs or {})
+        if answer is not None:
+            return answer
+    return original(mode, func, *rest)
 
 
 @contextlib.contextmanager

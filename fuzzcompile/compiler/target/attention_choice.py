@@ -10,7 +10,6 @@ since torch 2.15; earlier ones raise for sizes that depend on data.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
@@ -54,15 +53,11 @@ _RELEASES = (
 )
 
 
+@functools.cache
 def find_release(version: str) -> AttentionRelease:
     """The rules of a version of torch: those of the last release known that is not later."""
     major, minor = (int(part) for part in version.split(".")[:2])
     return next((release for release in reversed(_RELEASES) if release.version <= (major, minor)), _EARLIEST)
-
-
-@functools.cache
-def _current_release() -> AttentionRelease:
-    return find_release(str(torch.__version__))
 
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -92,7 +87,7 @@ class _AttentionCall:
 
     @property
     def release(self) -> AttentionRelease:
-        return _current_release()
+        return find_release(str(torch.__version__))
 
     @property
     def on_rocm(self) -> bool:
@@ -201,10 +196,10 @@ def _check_efficient(call: _AttentionCall) -> _AttentionChecks:
     fits = fits and (not call.on_rocm or _is_certain(width <= 512, own <= 512))
     yield fits, f"head dimensions differ or are no multiples of {aligned}"
     offsets = call.release.efficient_offsets and recent and not call.on_rocm
-    yield (
-        not offsets or all(_has_aligned_offset(each, aligned) for each in call.inputs),
-        "a storage offset is not aligned",
-    )
+    # Symbolic offsets count as aligned, as in ATen; what has no elements is aligned.
+    full = [each for each in call.inputs if not _is_certain(each.numel() == 0)]
+    astray = offsets and any(_is_certain(each.storage_offset() % aligned != 0) for each in full)
+    yield not astray, "a storage offset is not aligned"
     yield call.has_length(), "a length is 0"
     yield call.has_contiguous_rows(ignore_single=False), "the last dimension is not contiguous"
     groups = call.release.efficient_groups and not call.on_rocm
@@ -213,11 +208,6 @@ def _check_efficient(call: _AttentionCall) -> _AttentionChecks:
     yield not call.on_rocm or same, "the mask has another dtype"
     brain = (torch.bfloat16,) if recent else ()
     yield call.has_dtype(torch.float16, torch.float32, *brain), "it has no kernel of this dtype"
-
-
-def _has_aligned_offset(tensor: torch.Tensor, aligned: int) -> bool:
-    """Symbolic offsets count as aligned, as in ATen; what has no elements is aligned."""
-    return _is_certain(tensor.numel() == 0) or not _is_certain(tensor.storage_offset() % aligned != 0)
 
 
 def _check_cudnn(call: _AttentionCall) -> _AttentionChecks:
@@ -373,8 +363,21 @@ def _compute_composite(call: _AttentionCall, scale: float | None) -> torch.Tenso
 
 
 def _compute_math(call: _AttentionCall, scale: float | None) -> torch.Tensor:
-    with _allow_only_math():
+    """The composite with every kernel but math switched off, so that C++ does not choose."""
+    flags = (
+        (torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash, False),
+        (torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient, False),
+        (torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn, False),
+        (torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math, True),
+    )
+    kept = [(switch, read()) for read, switch, _ in flags]
+    try:
+        for _, switch, on in flags:
+            switch(on)
         return _compute_composite(call, scale)
+    finally:
+        for switch, was in kept:
+            switch(was)
 
 
 def _compute_flash(call: _AttentionCall, scale: float | None) -> torch.Tensor:
@@ -392,7 +395,10 @@ def _compute_flash(call: _AttentionCall, scale: float | None) -> torch.Tensor:
 def _compute_efficient(call: _AttentionCall, scale: float | None) -> torch.Tensor:
     mask = _make_additive(call)
     if mask is not None:
-        mask = _align_mask(mask).expand((*call.query.shape[:3], call.key.size(2)))
+        if any(stride % 8 for stride in mask.stride()[:-1]) or mask.stride(-1) != 1:  # rows begin at multiples of 8
+            length = mask.size(-1)
+            mask = _cut_rows(functional.pad(mask, (0, 8 - length % 8)), length)
+        mask = mask.expand((*call.query.shape[:3], call.key.size(2)))
     kernel = _aten._scaled_dot_product_efficient_attention.default
     output: torch.Tensor = kernel(*call.inputs, mask, call.needs_grad, call.dropout, call.is_causal, scale=scale)[0]
     return output
@@ -423,30 +429,3 @@ def _make_additive(call: _AttentionCall) -> torch.Tensor | None:
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.where(mask, torch.scalar_tensor(0.0, dtype=call.query.dtype, device=mask.device), float("-inf"))
-
-
-def _align_mask(mask: torch.Tensor) -> torch.Tensor:
-    """The mask with rows that begin at multiples of 8 elements; a mask that does not is padded in memory."""
-    if all(stride % 8 == 0 for stride in mask.stride()[:-1]) and mask.stride(-1) == 1:
-        return mask
-    length = mask.size(-1)
-    return _cut_rows(functional.pad(mask, (0, 8 - length % 8)), length)
-
-
-@contextlib.contextmanager
-def _allow_only_math() -> Iterator[None]:
-    """Switch off every kernel but math, so that C++ does not choose."""
-    flags = (
-        (torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash, False),
-        (torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient, False),
-        (torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn, False),
-        (torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math, True),
-    )
-    kept = [(switch, read()) for read, switch, _ in flags]
-    try:
-        for _, switch, on in flags:
-            switch(on)
-        yield
-    finally:
-        for switch, was in kept:
-            switch(was)

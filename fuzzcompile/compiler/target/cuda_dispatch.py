@@ -174,7 +174,7 @@ def _is_cast(value: object) -> bool:
 NodeGradients = tuple[torch.Tensor | None, ...]
 
 
-def wrap_grad(original: Callable[..., NodeGradients]) -> Callable[..., NodeGradients]:
+def wrap_grad(session: object, original: Callable[..., NodeGradients]) -> Callable[..., NodeGradients]:
     """``torch.autograd.grad``, which walks the nodes itself for outputs on CUDA."""
 
     @functools.wraps(original)
@@ -210,9 +210,11 @@ def compute_gradients(
     kept: dict[tuple[Node, int], torch.Tensor] = {}
 
     def add(node: Node, position: int, gradient: torch.Tensor) -> None:
-        fitted = _fit_gradient(gradient, node._input_metadata[position])
-        before = arrived[node].get(position)
-        arrived[node][position] = fitted if before is None else before + fitted
+        wanted, before = node._input_metadata[position], arrived[node].get(position)
+        if tuple(gradient.shape) != tuple(wanted.shape):
+            gradient = gradient.sum_to_size(wanted.shape)
+        gradient = gradient.to(wanted.dtype)
+        arrived[node][position] = gradient if before is None else before + gradient
 
     for edge, start in starts:
         add(edge.node, edge.output_nr, start)
@@ -290,9 +292,3 @@ def _call_node(node: Any, gradients: list[torch.Tensor | None]) -> list[torch.Te
             del listed[position]
             surplus -= 1
     return listed
-
-
-def _fit_gradient(gradient: torch.Tensor, metadata: Any) -> torch.Tensor:
-    if tuple(gradient.shape) != tuple(metadata.shape):
-        gradient = gradient.sum_to_size(metadata.shape)
-    return gradient if gradient.dtype == metadata.dtype else gradient.to(metadata.dtype)

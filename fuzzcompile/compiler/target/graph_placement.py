@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -42,28 +41,27 @@ def move_graph(module: fx.GraphModule, inputs: Sequence[object]) -> list[object]
     given one. ``inputs`` are what dynamo hands to its backend, one for each placeholder, whose fake value is in its
     metadata. Raises NotMoved for a tensor of another kind than a plain one.
     """
+    from torch._subclasses.fake_tensor import FakeTensor
+
     holders = module.graph.find_nodes(op="placeholder")
     storages: dict[object, torch.UntypedStorage] = {}
     moved = [_move_input(node, value, storages) for node, value in zip(holders, inputs, strict=True)]
     for graph_module in module.modules():
         if isinstance(graph_module, fx.GraphModule):
             _rewrite_devices(graph_module.graph)
-            if graph_module is not module:
-                _move_values(graph_module.graph)
+            if graph_module is not module:  # the body of a higher-order operator, which no propagation reaches
+                for node in graph_module.graph.nodes:
+                    known = {name: node.meta[name] for name in _DEVICE_NAMES if name in node.meta}
+                    node.meta.update(pytree.tree_map_only(FakeTensor, move_tensor, known))
             graph_module.recompile()
     _propagate(module, moved)
     for position, (holder, value) in enumerate(zip(holders, inputs, strict=True)):
-        if isinstance(value, torch.Tensor) and _is_number(holder):
-            setattr(value, STAYS, True)
+        fake = holder.meta.get("example_value")
+        passed = getattr(holder.meta.get("grapharg"), "pass_arg_as_tensor", False)
+        if isinstance(value, torch.Tensor) and passed and isinstance(fake, torch.Tensor) and fake.dim() == 0:
+            setattr(value, STAYS, True)  # a Python number, which dynamo passes as a tensor: on the CPU for any device
             moved[position] = value
     return moved
-
-
-def _is_number(holder: fx.Node) -> bool:
-    """Return whether an input is a Python number, which dynamo passes as a tensor; it is on the CPU for any device."""
-    fake = holder.meta.get("example_value")
-    passed = getattr(holder.meta.get("grapharg"), "pass_arg_as_tensor", False)
-    return bool(passed) and isinstance(fake, torch.Tensor) and fake.dim() == 0
 
 
 def _move_input(node: fx.Node, value: object, storages: dict[object, torch.UntypedStorage]) -> object:
@@ -141,16 +139,6 @@ def _replace_device(value: object, strings: bool) -> object:
     return "cuda" if strings and value == "cpu" else value
 
 
-def _move_values(graph: fx.Graph) -> None:
-    """Values of the bodies of higher-order operators, which no propagation reaches."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    for node in graph.nodes:
-        for name in _DEVICE_NAMES:
-            if name in node.meta:
-                node.meta[name] = pytree.tree_map_only(FakeTensor, move_tensor, node.meta[name])
-
-
 class _Propagation(fx.Interpreter):
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> object:
         value = super().get_attr(target, args, kwargs)
@@ -192,7 +180,7 @@ def _propagate(module: fx.GraphModule, inputs: Sequence[object]) -> None:
 _MOVED_CONSTANTS = "_moved_to_target"
 
 
-def wrap_conversion(original: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_conversion(session: object, original: Callable[..., Any]) -> Callable[..., Any]:
     """``FakeTensorConverter.from_real_tensor``: a tensor of the program is one of the target in fake form."""
 
     @functools.wraps(original)
@@ -200,9 +188,8 @@ def wrap_conversion(original: Callable[..., Any]) -> Callable[..., Any]:
         converter: object, mode: Any, real: torch.Tensor, make_constant: bool = False, *args: Any, **kwargs: Any
     ) -> Any:
         fake = original(converter, mode, real, make_constant, *args, **kwargs)
-        if make_constant or hasattr(real, STAYS) or fake.device.type != "cpu":
-            return fake
-        if type(real) not in (torch.Tensor, torch.nn.Parameter):
+        plain = type(real) in (torch.Tensor, torch.nn.Parameter)
+        if make_constant or hasattr(real, STAYS) or fake.device.type != "cpu" or not plain:
             return fake
         if not hasattr(fake, _MOVED_CONSTANTS):
             moved = move_tensor(fake, mode=mode)
@@ -213,7 +200,7 @@ def wrap_conversion(original: Callable[..., Any]) -> Callable[..., Any]:
     return from_real_tensor
 
 
-def wrap_constant(original: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_constant(session: object, original: Callable[..., Any]) -> Callable[..., Any]:
     """``GraphLowering.add_tensor_constant``: code is generated for a constant of the target."""
 
     @functools.wraps(original)
@@ -232,6 +219,7 @@ def wrap_constant(original: Callable[..., Any]) -> Callable[..., Any]:
 ReferenceFunction = Callable[..., object]
 
 
+@functools.cache
 def find_cpu_reference(operator: object) -> ReferenceFunction | None:
     """Return what computes the same as ``operator`` on arguments on the CPU; None if the CPU runs it itself."""
     if not isinstance(operator, torch._ops.OpOverload):
@@ -239,6 +227,7 @@ def find_cpu_reference(operator: object) -> ReferenceFunction | None:
     return _REFERENCES.get(_operator_name(operator)) or find_stand_in(operator)
 
 
+@functools.cache
 def explain_no_reference(operator: object) -> str | None:
     """Return why a graph with ``operator`` cannot be computed on the CPU, as a clause; None if it can.
 
@@ -263,13 +252,11 @@ _KEYS = (
     *("CPU", "SparseCPU", "SparseCsrCPU", "QuantizedCPU", "MkldnnCPU", "NestedTensorCPU"),
     *("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"),
 )
-_REFERENCES: MappingProxyType[str, ReferenceFunction] = MappingProxyType(
-    {
-        "prims::device_put": lambda a, *_, **__: a,
-        "aten::record_stream": lambda *_, **__: None,
-        "aten::_pin_memory": lambda self, *_, **__: self.clone(),
-    }
-)
+_REFERENCES: dict[str, ReferenceFunction] = {
+    "prims::device_put": lambda a, *_, **__: a,
+    "aten::record_stream": lambda *_, **__: None,
+    "aten::_pin_memory": lambda self, *_, **__: self.clone(),
+}
 # Parts of names of operators without a reference, and why there is none.
 _OPAQUE = {
     "int4pack": "the layout of its packed weights is the kernel's own",
@@ -282,7 +269,6 @@ _OPAQUE = {
 
 # Running calls of a target's graph on tensors of the CPU.
 
-_CPU = torch.device("cpu")
 _HALF = (torch.float16, torch.bfloat16)
 # Error messages of CPU kernels that lack a dtype.
 _LACKS = ("not implemented for", "Could not run", "not supported for", "is only supported for")
@@ -300,7 +286,13 @@ def says_missing_kernel(message: str) -> bool:
 
 def replace_devices(values: T) -> T:
     """The same arguments with the CPU for every device of the target."""
-    return pytree.tree_map(_place_value, values)  # type: ignore[no-any-return]
+
+    def place(value: object) -> object:
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        return "cpu" if isinstance(value, str) and value.partition(":")[0] == "cuda" else value
+
+    return pytree.tree_map(place, values)  # type: ignore[no-any-return]
 
 
 def call_on_cpu(operator: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
@@ -309,11 +301,10 @@ def call_on_cpu(operator: Callable[..., object], args: tuple[Any, ...], kwargs: 
     What the CPU lacks is computed by a reference; where it lacks only half precision, in float32, rounded once.
     """
     args, kwargs = replace_devices(args), replace_devices(kwargs)
-    called, why = _find_way(operator)
-    if why is not None:
+    if (why := explain_no_reference(operator)) is not None:
         raise NotOnCpu(why)
     try:
-        return called(*args, **kwargs)
+        return (find_cpu_reference(operator) or operator)(*args, **kwargs)
     except (NotImplementedError, RuntimeError) as error:
         if not says_missing_kernel(str(error)):
             raise
@@ -336,11 +327,6 @@ class CpuMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return call_on_cpu(func, args, kwargs or {})
 
 
-@functools.lru_cache(maxsize=4096)
-def _find_way(operator: Callable[..., object]) -> tuple[Callable[..., object], str | None]:
-    return find_cpu_reference(operator) or operator, explain_no_reference(operator)
-
-
 def _call_in_float32(
     operator: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any], lacking: Exception
 ) -> object:
@@ -360,9 +346,3 @@ def _call_in_float32(
     except (NotImplementedError, RuntimeError):
         raise NotOnCpu(why) from lacking
     return pytree.tree_map(cast(torch.float32, narrow[0]), result)
-
-
-def _place_value(value: object) -> object:
-    if isinstance(value, torch.device):
-        return _CPU
-    return "cpu" if isinstance(value, str) and value.partition(":")[0] == "cuda" else value

@@ -8,7 +8,7 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Iterator
 
-from fuzzcompile.compiler.target.kernel_log import KernelLog, LaunchLimits, ProgramOrder
+from fuzzcompile.compiler.target.kernel_log import KernelLog, ProgramOrder
 from fuzzcompile.compiler.target.target_patches import find_missing, replace_attributes
 from fuzzcompile.model.facts import Minor, parse_minor
 from fuzzcompile.model.targets import Target
@@ -24,21 +24,15 @@ def explain_unfit_interpreter() -> str | None:
     """Return why kernels cannot be interpreted here, a sentence without its full stop; None if they can be."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed: run `pip install 'fuzzcompile[triton]'`"
-    return _explain_mismatch() or _explain_failure()
-
-
-def _explain_mismatch() -> str | None:
     torch_version, triton_version = (importlib.metadata.version(name) for name in ("torch", "triton"))
     wanted = _GOES_WITH.get(parse_minor(torch_version))
     if wanted is None:
         return f"Which Triton goes with torch {torch_version} is not known to this version of fuzzcompile"
-    if parse_minor(triton_version) == wanted:
-        return None
-    version = ".".join(map(str, wanted))
-    return f"Triton {triton_version} does not go with torch {torch_version}: run `pip install 'triton=={version}.*'`"
-
-
-def _explain_failure() -> str | None:
+    if parse_minor(triton_version) != wanted:
+        version = ".".join(map(str, wanted))
+        return (
+            f"Triton {triton_version} does not go with torch {torch_version}: run `pip install 'triton=={version}.*'`"
+        )
     from fuzzcompile.compiler.target import interpreter_checks, kernel_launch
 
     for place, why in find_missing(kernel_launch.INTERPRETER_PLACES).items():
@@ -54,7 +48,6 @@ def interpret_triton(
     *,
     order: ProgramOrder = ProgramOrder.FORWARD,
     templates: bool = False,
-    limits: LaunchLimits | None = None,
 ) -> Iterator[None]:
     """Interpret the Triton kernels that are compiled for ``target`` or launched in the block, which covers both.
 
@@ -63,6 +56,6 @@ def interpret_triton(
     """
     from fuzzcompile.compiler.target import kernel_launch  # imports Triton
 
-    session = kernel_launch.InterpreterSession(target, log, order, limits or LaunchLimits(), templates)
+    session = kernel_launch.InterpreterSession(target, log, order, templates)
     with replace_attributes(session, kernel_launch.INTERPRETER_PLACES):
         yield

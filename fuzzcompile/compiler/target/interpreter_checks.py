@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ import triton.language as tl
 
 from fuzzcompile.compiler.target import kernel_execution, kernel_operations
 from fuzzcompile.compiler.target.kernel_execution import make_interpretable
-from fuzzcompile.compiler.target.kernel_log import LaunchGrid, LaunchLimits, ProgramOrder
+from fuzzcompile.compiler.target.kernel_log import LaunchGrid, ProgramOrder
 from fuzzcompile.compiler.target.target_patches import ReplacedAttribute, replace_attributes
 
 # Small Triton kernels.
@@ -31,15 +30,11 @@ def _multiply_add_kernel(x: Any, y: Any, out: Any, n: Any) -> None:
     tl.store(out + i, product + tl.load(y + i))
 
 
-def _divide_kernel(x: Any, y: Any, quotient: Any, remainder: Any, n: Any) -> None:
+def _divide_kernel(x: Any, y: Any, quotient: Any, remainder: Any, shifted: Any, n: Any) -> None:
     i = tl.arange(0, n)
     tl.store(quotient + i, tl.load(x + i) // tl.load(y + i))
     tl.store(remainder + i, tl.load(x + i) % tl.load(y + i))
-
-
-def _shift_kernel(x: Any, out: Any, n: Any) -> None:
-    i = tl.arange(0, n)
-    tl.store(out + i, tl.load(x + i) >> 1)
+    tl.store(shifted + i, tl.load(x + i) >> 1)
 
 
 def _mask_kernel(x: Any, out: Any, size: Any, n: Any) -> None:
@@ -134,9 +129,21 @@ def _run_kernel(
 ) -> None:
     arguments = dict(zip(kernel.__annotations__, values, strict=False)) | constants
     signature = dict.fromkeys(constants, "constexpr")
-    kernel_execution.run_kernel(
-        kernel.__name__, kernel, arguments, signature, grid, ProgramOrder.FORWARD, LaunchLimits()
-    )
+    kernel_execution.run_kernel(kernel.__name__, kernel, arguments, signature, grid, ProgramOrder.FORWARD)
+
+
+def _compare(
+    kernel: Callable[..., None],
+    inputs: Sequence[object],
+    *expected: tuple[torch.Tensor, float],
+    grid: LaunchGrid = (1, 1, 1),
+    **constants: object,
+) -> Compared:
+    """Run a kernel on its inputs and outputs of zeros; each is expected with how far it may differ."""
+    outputs = [torch.zeros_like(wanted) for wanted, _ in expected]
+    _run_kernel(kernel, *inputs, *outputs, grid=grid, **constants)
+    for output, (wanted, tolerance) in zip(outputs, expected, strict=True):
+        yield output, wanted, tolerance
 
 
 def _make_values(dtype: torch.dtype = torch.float32, *shape: int) -> torch.Tensor:
@@ -149,31 +156,22 @@ def _check_casts() -> Compared:
     for narrow in _NARROW:
         source = torch.zeros(2 * _N)
         source[:_N], source[_N : _N + 4] = _make_values(), torch.tensor([1.00390625, 1.01171875, 0.0, 1e-7])
-        rounded, widened = torch.zeros_like(source, dtype=narrow), torch.zeros_like(source)
-        _run_kernel(convert_kernel, source, rounded, n=len(source))
-        _run_kernel(convert_kernel, rounded, widened, n=len(source))
-        yield rounded, source.to(narrow), 0
-        yield widened, source.to(narrow).float(), 0
+        rounded = source.to(narrow)
+        yield from _compare(convert_kernel, [source], (rounded, 0), n=len(source))
+        yield from _compare(convert_kernel, [rounded], (rounded.float(), 0), n=len(source))
 
 
 def _check_arithmetic() -> Compared:
     for dtype in _FLOATS:
         x, y = _make_values(dtype), _make_values(dtype).flip(0)
-        out = torch.zeros_like(x)
-        _run_kernel(_multiply_add_kernel, x, y, out, n=_N)
-        yield out, x * y + y, 0
+        yield from _compare(_multiply_add_kernel, [x, y], (x * y + y, 0), n=_N)
 
 
 def _check_integers() -> Compared:
     x = torch.arange(-32, 32, dtype=torch.int32)
     y = torch.where(x % 2 == 0, 3, -5).to(torch.int32)
-    quotient, remainder, shifted = (torch.zeros_like(x) for _ in range(3))
-    _run_kernel(_divide_kernel, x, y, quotient, remainder, n=_N)
-    _run_kernel(_shift_kernel, x, shifted, n=_N)
-    truncated = torch.div(x, y, rounding_mode="trunc")
-    yield quotient, truncated, 0
-    yield remainder, x - truncated * y, 0
-    yield shifted, x >> 1, 0
+    quotient = torch.div(x, y, rounding_mode="trunc")
+    yield from _compare(_divide_kernel, [x, y], (quotient, 0), (x - quotient * y, 0), (x >> 1, 0), n=_N)
 
 
 def _check_masks() -> Compared:
@@ -185,53 +183,40 @@ def _check_masks() -> Compared:
 def _check_products() -> Compared:
     for dtype in (*_FLOATS, torch.int8):
         a = _make_values(dtype, 16, 16)
-        b, out = a.flip(0, 1), torch.zeros(16, 16, dtype=torch.float32 if dtype.is_floating_point else torch.int32)
-        _run_kernel(_product_kernel, a, b, out, n=16)
-        yield out, a.double() @ b.double(), 1e-4
+        b, wide = a.flip(0, 1), torch.float32 if dtype.is_floating_point else torch.int32
+        yield from _compare(_product_kernel, [a, b], ((a.double() @ b.double()).to(wide), 1e-4), n=16)
 
 
 def _check_reductions() -> Compared:
     for dtype in (*_FLOATS, torch.int32):
         x = _make_values(dtype, 4, _N)
         x[1, 5] = x[1, 9] = 100
-        total, high, low = (torch.zeros(4, dtype=dtype) for _ in range(3))
-        place = torch.zeros(4, dtype=torch.int32)
-        _run_kernel(_fold_kernel, x, total, high, low, place, rows=4, n=_N)
-        yield high, x.amax(1), 0
-        yield low, x.amin(1), 0
-        yield place, x.argmax(1), 0
-        yield total, x.double().sum(1), 0.5 if dtype in _FLOATS[1:] else 1e-4
+        total = x.double().sum(1).to(dtype), 0.5 if dtype in _FLOATS[1:] else 1e-4
+        exact = [(wanted, 0.0) for wanted in (x.amax(1), x.amin(1), x.argmax(1).int())]
+        yield from _compare(_fold_kernel, [x], total, *exact, rows=4, n=_N)
 
 
 def _check_combined() -> Compared:
-    x = _make_values(torch.float32, 4, _N)
-    mean, square = torch.zeros(4), torch.zeros(4)
-    _run_kernel(_moments_kernel, x, mean, square, rows=4, n=_N, combine=make_interpretable(_combine_welford))
-    yield mean, x.double().mean(1), 1e-5
-    yield square, x.double().var(1, correction=0) * _N, 1e-2
+    x, combine = _make_values(torch.float32, 4, _N), make_interpretable(_combine_welford)
+    mean, square = x.double().mean(1).float(), (x.double().var(1, correction=0) * _N).float()
+    yield from _compare(_moments_kernel, [x], (mean, 1e-5), (square, 1e-2), rows=4, n=_N, combine=combine)
 
 
 def _check_scans() -> Compared:
-    x = _make_values()
-    forward, backward, last = (torch.zeros_like(x) for _ in range(3))
-    _run_kernel(_scan_kernel, x, forward, backward, last, n=_N, combine=make_interpretable(_take_later))
-    yield forward, x.double().cumsum(0), 1e-4
-    yield backward, x.double().flip(0).cumsum(0).flip(0), 1e-4
-    yield last, x, 0
+    x, combine = _make_values(), make_interpretable(_take_later)
+    forward, backward = x.double().cumsum(0).float(), x.double().flip(0).cumsum(0).flip(0).float()
+    yield from _compare(_scan_kernel, [x], (forward, 1e-4), (backward, 1e-4), (x, 0), n=_N, combine=combine)
 
 
 def _check_sorts() -> Compared:
     x = _make_values()
-    out = torch.zeros_like(x)
-    _run_kernel(_sort_kernel, x, out, n=_N)
-    yield out, x.sort().values, 0
+    yield from _compare(_sort_kernel, [x], (x.sort().values, 0), n=_N)
 
 
 def _check_atomics() -> Compared:
     for dtype in (*_FLOATS, torch.int32):
-        x, total = torch.arange(_N).remainder(3).to(dtype), torch.zeros(4, dtype=dtype)
-        _run_kernel(_collect_kernel, x, total, n=_N)
-        yield total, x.reshape(-1, 4).sum(0), 0
+        x = torch.arange(_N).remainder(3).to(dtype)
+        yield from _compare(_collect_kernel, [x], (x.reshape(-1, 4).sum(0).to(dtype), 0), n=_N)
 
 
 def _check_random() -> Compared:
@@ -242,9 +227,7 @@ def _check_random() -> Compared:
 
 
 def _check_programs() -> Compared:
-    out = torch.zeros(12, dtype=torch.int32)
-    _run_kernel(_program_kernel, out, n=1, grid=(3, 4, 1))
-    yield out, torch.arange(12), 0
+    yield from _compare(_program_kernel, [], (torch.arange(12, dtype=torch.int32), 0), n=1, grid=(3, 4, 1))
 
 
 # Functions of libdevice that Python's math module has too.
@@ -257,28 +240,25 @@ _MATH = (
 def _check_library() -> Compared:
     x, replacements = _make_values().abs() + 0.25, kernel_operations.make_libdevice_functions()
     for name in _MATH:
-        out = torch.zeros_like(x)
-        _run_kernel(_apply_kernel, x, out, n=_N, function=replacements[name])
-        yield out, torch.tensor([getattr(math, name)(value) for value in x.tolist()]), 1e-5
+        wanted = torch.tensor([getattr(math, name)(value) for value in x.tolist()])
+        yield from _compare(_apply_kernel, [x], (wanted, 1e-5), n=_N, function=replacements[name])
 
 
-CHECKS: Mapping[str, Callable[[], Compared]] = MappingProxyType(
-    {
-        "casts": _check_casts,
-        "arithmetic": _check_arithmetic,
-        "integer division": _check_integers,
-        "masks": _check_masks,
-        "matrix products": _check_products,
-        "reductions": _check_reductions,
-        "reductions by a combine function": _check_combined,
-        "scans": _check_scans,
-        "sorts": _check_sorts,
-        "atomics": _check_atomics,
-        "random numbers": _check_random,
-        "grids": _check_programs,
-        "libdevice": _check_library,
-    }
-)
+CHECKS: Mapping[str, Callable[[], Compared]] = {
+    "casts": _check_casts,
+    "arithmetic": _check_arithmetic,
+    "integer division": _check_integers,
+    "masks": _check_masks,
+    "matrix products": _check_products,
+    "reductions": _check_reductions,
+    "reductions by a combine function": _check_combined,
+    "scans": _check_scans,
+    "sorts": _check_sorts,
+    "atomics": _check_atomics,
+    "random numbers": _check_random,
+    "grids": _check_programs,
+    "libdevice": _check_library,
+}
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from fuzzcompile.compiler.target.block_values import Array, LaunchMemory
 from fuzzcompile.compiler.target.kernel_log import (
     KernelTooLarge,
     LaunchGrid,
-    LaunchLimits,
     NotInterpreted,
     ProgramOrder,
 )
@@ -38,21 +37,18 @@ from fuzzcompile.compiler.target.kernel_operations import CORRECTED_OPERATIONS
 
 # Programs of a grid that wait for each other at a barrier: each has a thread, and one thread runs at a time.
 
-P = TypeVar("P")
-
 
 class _AbandonedProgram(Exception):
     """Raised in the threads of programs when another program failed."""
 
 
-class BarrierSchedule(Generic[P]):
-    """Runs programs in turns; a turn ends where the program waits, or ends."""
+class BarrierSchedule:
+    """Runs programs, given by their numbers, in turns; a turn ends where the program waits, or ends."""
 
-    def __init__(self, run: Callable[[P], None], programs: Sequence[P], enter: Callable[[P], None]) -> None:
+    def __init__(self, run: Callable[[], object], programs: Sequence[Array], enter: Callable[[Array], None]) -> None:
         self._run, self._programs, self._enter = run, programs, enter
-        self._turns = collections.deque(
-            range(len(programs))
-        )  # of those that have not ended; the first one's turn it is
+        # Of those that have not ended; it is the first one's turn.
+        self._turns = collections.deque(range(len(programs)))
         self._released = [threading.Semaphore(0) for _ in programs]
         self._error: BaseException | None = None
 
@@ -84,7 +80,7 @@ class BarrierSchedule(Generic[P]):
         try:
             with np.errstate(all="ignore"):
                 self._begin_turn(index)
-                self._run(self._programs[index])
+                self._run()
         except _AbandonedProgram:
             return
         except BaseException as error:  # re-raised in the thread that asked
@@ -201,9 +197,12 @@ _builder = interpreter.interpreter_builder
 _depth = 0
 # At this function of Inductor's, the programs of a grid wait for each other.
 _BARRIER = "x_grid_barrier"
-_meetings: list[BarrierSchedule[Array]] = []
+_meetings: list[BarrierSchedule] = []
 # Elements of one operand of programs that run together: NumPy's time for so many is as long as the interpreter's own.
 _ELEMENTS = 2**15
+MOST_PROGRAMS = 2**17
+"""Programs of one launch that are run; and the seconds that they may take."""
+_MOST_SECONDS = 20.0
 
 
 # Functions of Inductor's that Triton's compiler calls with constants, which are plain values here.
@@ -296,7 +295,6 @@ def run_kernel(
     signature: Mapping[str, str],
     grid: LaunchGrid,
     order: ProgramOrder,
-    limits: LaunchLimits,
     *,
     manner: RunManner = RunManner.TOGETHER,
 ) -> tuple[str, ...]:
@@ -307,20 +305,20 @@ def run_kernel(
     written to. Backward, programs do not run together.
 
     Raises:
-        KernelTooLarge: there are more programs than ``limits`` allows, or they took longer.
+        KernelTooLarge: there are more programs than :data:`MOST_PROGRAMS`, or they took too long.
         NotInterpreted: the interpreter cannot run the kernel.
         KernelAssertion: an assertion of the kernel failed.
         InvalidKernel: it reads a variable before it is assigned.
     """
     programs = grid[0] * grid[1] * grid[2]
-    if programs > limits.programs:
-        raise KernelTooLarge(name, f"it has {programs} programs, more than {limits.programs}")
+    if programs > MOST_PROGRAMS:
+        raise KernelTooLarge(name, f"it has {programs} programs, more than {MOST_PROGRAMS}")
     with _disable_current_modes(), patch_language():
         tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
         _builder.memory = memory = LaunchMemory(tensors)
         given = {key: _make_argument(value, signature.get(key)) for key, value in arguments.items()}
         _builder.set_grid_dim(*grid)
-        launch = _KernelRun(name, make_interpretable(function), given, grid, order, limits)
+        launch = _KernelRun(name, make_interpretable(function), given, grid, order)
         try:
             if manner is RunManner.MEETING:
                 launch.run_in_turns()
@@ -343,27 +341,24 @@ class _KernelRun:
     given: Mapping[str, object]
     grid: LaunchGrid
     order: ProgramOrder
-    limits: LaunchLimits
 
     def __post_init__(self) -> None:
         self._programs = np.indices(self.grid, dtype=np.int32).reshape(3, -1).T
-        self._end = time.monotonic() + self.limits.seconds
+        self._end = time.monotonic() + _MOST_SECONDS
 
     def run_one_by_one(self) -> None:
-        for program in self._program_numbers:
-            self._run(program[None])
+        for program in self._list_programs():
+            self._run(program)
 
     def run_in_turns(self) -> None:
-        programs = [program[None] for program in self._program_numbers]
-        _meetings.append(BarrierSchedule(lambda _: self.body(**self.given), programs, self._enter))
+        _meetings.append(BarrierSchedule(lambda: self.body(**self.given), self._list_programs(), self._enter))
         try:
             _meetings[-1].run_all()
         finally:
             _meetings.pop()
 
-    @property
-    def _program_numbers(self) -> Array:
-        return self._programs if self.order is ProgramOrder.FORWARD else self._programs[::-1]
+    def _list_programs(self) -> list[Array]:
+        return [program[None] for program in self._programs[:: 1 if self.order is ProgramOrder.FORWARD else -1]]
 
     def run_together(self, memory: LaunchMemory, tensors: Sequence[torch.Tensor]) -> bool:
         """Run many programs at once; whether it could be done. If not, the tensors are as they were."""
@@ -388,7 +383,7 @@ class _KernelRun:
 
     def _enter(self, programs: Array) -> None:
         if time.monotonic() > self._end:
-            raise KernelTooLarge(self.name, f"its programs took more than {self.limits.seconds:g} s")
+            raise KernelTooLarge(self.name, f"its programs took more than {_MOST_SECONDS:g} s")
         _builder.programs = programs
 
 

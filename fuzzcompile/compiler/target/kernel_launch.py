@@ -7,6 +7,7 @@ import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from fuzzcompile.compiler.target.kernel_execution import RunManner
 from fuzzcompile.compiler.target.kernel_log import (
     KernelLaunch,
     KernelLog,
-    LaunchLimits,
     NotInterpreted,
     ProgramOrder,
 )
@@ -39,7 +39,6 @@ class InterpreterSession:
     target: Target
     log: KernelLog
     order: ProgramOrder
-    limits: LaunchLimits
     templates: bool
 
 
@@ -50,20 +49,14 @@ def _launch_inductor(session: InterpreterSession, tuner: Any, *args: Any, stream
     if len(tuner.configs) > 1:
         session.log.add_undecided("block sizes")
     positional, grid = tuner._interpret_args_grid(args, config)
-    signature: Mapping[str, str] = tuner.triton_meta["signature"]
-    constants = _find_constants(tuner)
-    passed = [name for name in tuner.fn.arg_names if name not in config.kwargs and name not in constants]
+    names, signature = tuner.fn.arg_names, tuner.triton_meta["signature"]
+    known = tuner.triton_meta.get("constants", {})
+    named = {(names[key[0]] if isinstance(key, tuple) else key): value for key, value in known.items()}
+    constants = {name: value for name, value in named.items() if signature.get(name) == "constexpr"}
+    passed = [name for name in names if name not in config.kwargs and name not in constants]
     arguments = {**dict(zip(passed, positional, strict=False)), **constants, **kwargs, **config.kwargs}
     signature = {name: kind for name, kind in signature.items() if kind}
     _launch_kernel(session, tuner.fn, arguments, signature, grid, config.kwargs, len(tuner.configs))
-
-
-def _find_constants(tuner: Any) -> dict[str, object]:
-    names = tuner.fn.arg_names
-    signature = tuner.triton_meta["signature"]
-    constants = tuner.triton_meta.get("constants", {})
-    named = {(names[key[0]] if isinstance(key, tuple) else key): value for key, value in constants.items()}
-    return {name: value for name, value in named.items() if signature.get(name) == "constexpr"}
 
 
 def _launch_directly(
@@ -100,26 +93,19 @@ def _launch_kernel(
     order = session.order
     start = time.monotonic()
     try:
-        manner = _find_manner(source)
+        waits = any(word in source for word in _WAITING)
+        manner = RunManner.MEETING if _MEETING in source else RunManner.ALONE if waits else RunManner.TOGETHER
         if order is ProgramOrder.BACKWARD and manner is RunManner.ALONE:
             order, notes = ProgramOrder.FORWARD, ("its programs wait for earlier ones and run forward only",)
         annotations = inspect.get_annotations(function.fn)
         constants = [key for key, kind in annotations.items() if "constexpr" in str(kind)]
         kinds = {**dict.fromkeys(constants, "constexpr"), **signature}
-        notes += kernel_execution.run_kernel(
-            name, function.fn, arguments, kinds, (x, y, z), order, session.limits, manner=manner
-        )
+        notes += kernel_execution.run_kernel(name, function.fn, arguments, kinds, (x, y, z), order, manner=manner)
     except NotInterpreted as refusal:
         session.log.refused.setdefault(name, refusal.why)
         raise
     seconds = time.monotonic() - start
     session.log.launches.append(KernelLaunch(name, (x, y, z), dict(config), configs, seconds, notes))
-
-
-def _find_manner(source: str) -> RunManner:
-    if _MEETING in source:
-        return RunManner.MEETING
-    return RunManner.ALONE if any(word in source for word in _WAITING) else RunManner.TOGETHER
 
 
 def _keep_source(session: InterpreterSession, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,39 +142,22 @@ def choose_first(session: InterpreterSession, original: Callable[..., Any]) -> C
     return call
 
 
-class _TargetDriver:
+def _make_driver(session: InterpreterSession, original: object) -> SimpleNamespace:
     """The driver that Triton asks for a device: it names the target to compile for, and never launches."""
-
-    launcher_cls = None
-    utils = None
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-
-    @classmethod
-    def is_active(cls) -> bool:
-        return True
-
-    def get_current_target(self) -> Any:
-        if self._target.kind == "rocm":
-            return GPUTarget("hip", self._target.arch, self._target.warp)
-        major, minor = self._target.capability
-        return GPUTarget("cuda", major * 10 + minor, self._target.warp)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def set_current_device(self, device: int) -> None:
-        pass
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-    def get_device_capability(self, device: int = 0) -> tuple[int, int]:
-        return self._target.capability
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")  # where the tensors of kernels really are
+    target = session.target
+    major, minor = target.capability
+    named = ("hip", target.arch) if target.kind == "rocm" else ("cuda", major * 10 + minor)
+    return SimpleNamespace(
+        launcher_cls=None,
+        utils=None,
+        is_active=lambda: True,
+        get_current_target=lambda: GPUTarget(*named, target.warp),
+        get_current_device=lambda: 0,
+        set_current_device=_do_nothing,
+        get_current_stream=lambda device=0: 0,
+        get_device_capability=lambda device=0: target.capability,
+        get_active_torch_device=lambda: torch.device("cpu"),  # where the tensors of kernels really are
+    )
 
 
 # Buffers of a compiled graph, on tensors of the CPU.
@@ -242,7 +211,7 @@ def _call_function(session: object, original: object) -> Callable[..., Any]:
 
 
 INTERPRETER_PLACES: tuple[ReplacedAttribute, ...] = (
-    ReplacedAttribute("triton.runtime.driver", "driver._active", lambda session, _: _TargetDriver(session.target)),
+    ReplacedAttribute("triton.runtime.driver", "driver._active", _make_driver),
     ReplacedAttribute("torch._inductor.runtime.triton_helpers", "set_driver_to_gpu", replace_with(_do_nothing)),
     ReplacedAttribute(_HEURISTICS, "CachingAutotuner.run", _launch(_launch_inductor)),
     ReplacedAttribute(_HEURISTICS, "DebugAutotuner.run", _launch(_launch_inductor)),

@@ -26,15 +26,7 @@ class NotInterpreted(Exception):
 
 
 class KernelTooLarge(NotInterpreted):
-    """A kernel with more programs, or one that takes longer, than :class:`LaunchLimits` allows."""
-
-
-@dataclass(frozen=True)
-class LaunchLimits:
-    """Limits of a kernel: programs of one launch, and seconds of one launch."""
-
-    programs: int = 2**17
-    seconds: float = 20.0
+    """A kernel with more programs, or one that takes longer, than one launch may."""
 
 
 @dataclass(frozen=True)

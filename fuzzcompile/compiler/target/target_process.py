@@ -12,6 +12,7 @@ import importlib
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -26,7 +27,6 @@ from fuzzcompile.compiler.target.interpreter import explain_unfit_interpreter, i
 from fuzzcompile.compiler.target.kernel_log import KernelLog, ProgramOrder
 from fuzzcompile.compiler.target.target_patches import (
     ReplacedAttribute,
-    Replacement,
     find_missing,
     register_kernel,
     replace_attributes,
@@ -74,7 +74,7 @@ class _IdleStream:
     def synchronize(self) -> None: ...
 
 
-class _NoDeviceGuard(contextlib.nullcontext[None]):
+class _NoDeviceGuard(nullcontext[None]):
     """Stands for ``torch.cuda.device`` and its kin: there is one device, so that nothing changes."""
 
     idx = 0
@@ -119,6 +119,18 @@ def _yes(*args: object, **kwargs: object) -> bool:
     return True
 
 
+# Functions in C that wrappers import by name; a CPU build has none of them.
+_IN_C: dict[str, Callable[..., object]] = {
+    "getDevice": _zero,
+    "setDevice": _nothing,
+    "synchronize": _nothing,
+    "getCurrentRawStream": _zero,
+    "getDeviceCount": lambda: 1,
+    "exchangeDevice": _zero,
+    "maybeExchangeDevice": _zero,
+}
+
+
 def list_replaced(target: Target) -> tuple[ReplacedAttribute, ...]:
     """List every attribute that is replaced for the target."""
     figures, rocm, capability = _make_properties(target), target.kind == "rocm", target.capability
@@ -159,7 +171,7 @@ def list_replaced(target: Target) -> tuple[ReplacedAttribute, ...]:
     methods = {name: staticmethod(value) for name, value in (shared | interface).items()}
     rows = [
         *_replace_all("torch.cuda", "", shared | cuda),
-        *_replace_all("torch._C", "_cuda_", _make_c_functions(target), optional=True),
+        *_replace_all("torch._C", "_cuda_", {**_IN_C, "getArchFlags": lambda: target.arch}, optional=True),
         *_replace_all(_INTERFACE, "CudaInterface.", {**methods, "device": _NoDeviceGuard}),
         *_replace_all(_INTERFACE, "caching_worker_", {"device_properties": {"cuda": [figures]}}),
         *_replace_all(_INTERFACE, "caching_worker_", {"current_devices": {"cuda": 0}}),
@@ -167,20 +179,11 @@ def list_replaced(target: Target) -> tuple[ReplacedAttribute, ...]:
         *_replace_all(_FAKE, "", {"init_gpu_context": _nothing, "FakeTensorMode.avoid_device_init": property(_yes)}),
         *_replace_all("torch._inductor.fx_passes.pad_mm", "", {"_should_pad": decide_padding}),
         *_replace_all("torch.version", "", {"hip": _HIP} if rocm else {}),
-        *(ReplacedAttribute(module, name, _wrap_with(wrap)) for module, name, wrap in _WRAPPED),
+        ReplacedAttribute(_FAKE, "FakeTensorConverter.from_real_tensor", graph_placement.wrap_conversion),
+        ReplacedAttribute("torch._inductor.graph", "GraphLowering.add_tensor_constant", graph_placement.wrap_constant),
+        ReplacedAttribute("torch.autograd", "grad", cuda_dispatch.wrap_grad),
     ]
     return tuple(rows)
-
-
-_WRAPPED: tuple[tuple[str, str, Callable[[Any], object]], ...] = (
-    (_FAKE, "FakeTensorConverter.from_real_tensor", graph_placement.wrap_conversion),
-    ("torch._inductor.graph", "GraphLowering.add_tensor_constant", graph_placement.wrap_constant),
-    ("torch.autograd", "grad", cuda_dispatch.wrap_grad),
-)
-
-
-def _wrap_with(wrap: Callable[[Any], object]) -> Replacement:
-    return lambda session, original: wrap(original)
 
 
 def _replace_all(
@@ -188,20 +191,6 @@ def _replace_all(
 ) -> Iterator[ReplacedAttribute]:
     for name, value in values.items():
         yield ReplacedAttribute(module, prefix + name, replace_with(value), optional=optional)
-
-
-def _make_c_functions(target: Target) -> dict[str, Callable[..., object]]:
-    """Replace functions in C that wrappers import by name; a CPU build has none of them."""
-    return {
-        "getDevice": _zero,
-        "setDevice": _nothing,
-        "synchronize": _nothing,
-        "getCurrentRawStream": _zero,
-        "getDeviceCount": lambda: 1,
-        "exchangeDevice": _zero,
-        "maybeExchangeDevice": _zero,
-        "getArchFlags": lambda: target.arch,
-    }
 
 
 class TargetDescription:
@@ -215,7 +204,7 @@ class TargetDescription:
         replaced = list_replaced(target)
         missing = find_missing(replaced)
         self._places = tuple(place for place in replaced if place.name not in missing)
-        self._depth = 0
+        self.is_in_force = False  # whether torch is told of the target now
         library = target_patches.build_guard()
         if library is not None:
             ctypes.CDLL(str(library))  # never unloaded: it registers itself
@@ -226,31 +215,22 @@ class TargetDescription:
         _patch_has_triton(self)
         _clear_caches()
 
-    @property
-    def is_in_force(self) -> bool:
-        """True while torch is told of the target."""
-        return self._depth > 0
-
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
         """Tell torch of the target for the time of the block."""
-        self._depth += 1
-        try:
-            with self._replace_once() if self._depth == 1 else contextlib.nullcontext():
-                yield
-        finally:
-            self._depth -= 1
-
-    @contextlib.contextmanager
-    def _replace_once(self) -> Iterator[None]:
+        if self.is_in_force:
+            yield
+            return
         before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         # Around the compiled program it is on for the CPU, which runs in the target's stead.
         torch.set_autocast_enabled("cuda", torch.is_autocast_enabled("cpu"))
         torch.set_autocast_dtype("cuda", torch.get_autocast_dtype("cpu"))
+        self.is_in_force = True
         try:
             with replace_attributes(self, self._places):
                 yield
         finally:
+            self.is_in_force = False
             torch.set_autocast_enabled("cuda", before[0])
             torch.set_autocast_dtype("cuda", before[1])
 
@@ -323,14 +303,9 @@ def find_value_device(traced: torch.device) -> torch.device:
     return torch.device("cpu") if current_target() is not None else traced
 
 
-@contextlib.contextmanager
-def describe_target() -> Iterator[None]:
+def describe_target() -> AbstractContextManager[None]:
     """Tell torch of the target for the time of the block; change nothing in a process without one."""
-    if not _current:
-        yield
-        return
-    with _current[0].in_force():
-        yield
+    return _current[0].in_force() if _current else nullcontext()
 
 
 def explain_unfit_kernels() -> str | None:
@@ -339,25 +314,16 @@ def explain_unfit_kernels() -> str | None:
     return None if target is None else explain_unfit_interpreter()
 
 
-@contextlib.contextmanager
-def interpret_own_kernels() -> Iterator[None]:
+def interpret_own_kernels() -> AbstractContextManager[None]:
     """Run Triton kernels that a program launches itself in this block, eager runs included."""
-    if explain_unfit_kernels() is not None:
-        yield
-        return
-    with interpret_kernels(KernelLog(), order=ProgramOrder.FORWARD, templates=False):
-        yield
+    unfit = explain_unfit_kernels() is not None
+    return nullcontext() if unfit else interpret_kernels(KernelLog(), order=ProgramOrder.FORWARD, templates=False)
 
 
-@contextlib.contextmanager
-def interpret_kernels(log: KernelLog, *, order: ProgramOrder, templates: bool) -> Iterator[None]:
+def interpret_kernels(log: KernelLog, *, order: ProgramOrder, templates: bool) -> AbstractContextManager[None]:
     """Run kernels that are compiled for the target in this block (:func:`interpret_triton`), if there is a target."""
     target = current_target()
-    if target is None:
-        yield
-        return
-    with interpret_triton(target, log, order=order, templates=templates):
-        yield
+    return nullcontext() if target is None else interpret_triton(target, log, order=order, templates=templates)
 
 
 def move_to_target(model: object, inputs: object) -> object:
@@ -394,7 +360,9 @@ def decompose_on_target(function: DecomposedFunction) -> DecomposedFunction:
             graph, result_spec = _trace_function(function, leaves, spec)
         except Exception:  # of a decomposition, which may be any code: it is run on the CPU then, and judged there
             return function(*args, **kwargs)
-        results = _CpuInterpreter(graph).run(*tensors)
+        interpreter = fx.Interpreter(graph)
+        vars(interpreter)["call_function"] = call_on_cpu
+        results = interpreter.run(*tensors)
         return pytree.tree_unflatten(results, result_spec)
 
     return run
@@ -423,8 +391,3 @@ def _trace_function(
         with mode:
             graph = make_fx(flat, tracing_mode="real")(*fakes)
     return graph, shape[-1]
-
-
-class _CpuInterpreter(fx.Interpreter):
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        return call_on_cpu(target, args, kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,23 +26,19 @@ SOURCE = f"{_ANALYSIS_MODULE.replace('.', '/')}.py"
 _OF_INPUT = ("alias_of_input", "is_input")
 
 
-def wrap_analysis(recorder: Recorder, original: Function) -> Function:
+def wrap_analysis(recorder: Recorder, original: Function, *args: object, **kwargs: object) -> object:
     """Keep the first analysis of each captured graph; later ones are of other forms of it."""
     _, line = find_source(original)
+    analyse = original(*args, **kwargs)
+    assert callable(analyse)
 
-    def prepare(*args: object, **kwargs: object) -> Function:
-        analyse = original(*args, **kwargs)
-        assert callable(analyse)
+    def analysed(*flat: object) -> object:
+        said = analyse(*flat)
+        if recorder.frame is not None and recorder.frame.analysis is None:
+            recorder.frame.analysis = _read_metadata(said, line)
+        return said
 
-        def analysed(*flat: object) -> object:
-            said = analyse(*flat)
-            if recorder.frame is not None and recorder.frame.analysis is None:
-                recorder.frame.analysis = _read_metadata(said, line)
-            return said
-
-        return analysed
-
-    return prepare
+    return analysed
 
 
 def _read_metadata(said: object, line: int | None) -> MetadataAnalysis:
@@ -103,44 +99,42 @@ def _check_output(
 
 # AOTAutograd's changes of tangents (the gradients that a backward pass is given) before its graph gets them.
 
-_COPY_MODULE, _, _COPY = facts().aot_autograd.tangent_copy.partition(":")
+_COPY_MODULE, _COPY = facts().aot_autograd.tangent_copy.split(":")
 PLACE = (_COPY_MODULE, _COPY)
 AS_THEY_COME: Mapping[str, object] = {facts().aot_autograd.tangent_guess: False}
 """The entries of ``torch._functorch.config`` without which no layout of a tangent is guessed from an output's."""
 
 
-def wrap_coercion(recorder: Recorder, original: Function) -> Function:
+def wrap_coercion(recorder: Recorder, original: Function, tangent: object, layout: object) -> object:
     """Compare each tangent with its copy: another layout of it has the same values."""
     _, line = find_source(original)
-
-    def coerce(tangent: object, layout: object) -> object:
-        copied = original(tangent, layout)
-        if copied is not tangent and isinstance(copied, torch.Tensor) and isinstance(tangent, torch.Tensor):
-            before, after = (value.detach().clone(memory_format=torch.contiguous_format) for value in (tangent, copied))
-            if not have_same_values(before, after):
-                shape, strides = tuple(tangent.shape), tuple(copied.stride())
-                recorder.ledger.changed_tangents.append(ChangedTangent(shape, strides, before, after, line))
-        return copied
-
-    return coerce
+    copied = original(tangent, layout)
+    if copied is not tangent and isinstance(copied, torch.Tensor) and isinstance(tangent, torch.Tensor):
+        before, after = (value.detach().clone(memory_format=torch.contiguous_format) for value in (tangent, copied))
+        if not have_same_values(before, after):
+            shape, strides = tuple(tangent.shape), tuple(copied.stride())
+            recorder.ledger.changed_tangents.append(ChangedTangent(shape, strides, before, after, line))
+    return copied
 
 
 # The function that splits a joint graph into forward and backward, and the plainest one to take its place.
 
-_PARTITIONER_MODULE, _, _MINIMAL_CUT = facts().aot_autograd.partitioner.partition(":")
+_MINIMAL_CUT = facts().aot_autograd.partitioner
 
 
 def find_partitioner() -> Callable[..., object] | None:
     """The user's own partitioner, or Inductor's; None if this torch has none that is known."""
     own: Callable[..., object] | None = getattr(load_config("inductor"), facts().aot_autograd.partitioner_setting, None)
-    return own or getattr(importlib.import_module(_PARTITIONER_MODULE), _MINIMAL_CUT, None)
+    with contextlib.suppress(AttributeError):
+        return own or pkgutil.resolve_name(_MINIMAL_CUT)
+    return None
 
 
 def describe_partitioner() -> tuple[str, Callable[..., object] | None]:
     """Name and function of the partitioner in use; the function is what holds its code."""
     function = find_partitioner()
     if function is None or hasattr(function, "__code__"):
-        return _MINIMAL_CUT, function
+        return _MINIMAL_CUT.partition(":")[2], function
     return type(function).__name__, type(function).__call__
 
 
@@ -150,11 +144,10 @@ def make_plain_partitioning() -> Mapping[str, object] | None:
     That is AOTAutograd's default partition: nothing is computed twice, and no minimal cut is sought.
     """
     setting = facts().aot_autograd.partitioner_setting
-    module, _, name = facts().aot_autograd.plain_partitioner.partition(":")
     with contextlib.suppress(ImportError, AttributeError):
         from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-        default_partition = getattr(importlib.import_module(module), name)
+        default_partition = pkgutil.resolve_name(facts().aot_autograd.plain_partitioner)
         if not hasattr(load_config("inductor"), setting):
             return None
 

@@ -7,9 +7,9 @@ import functools
 import linecache
 import os
 import sysconfig
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import torch
 
@@ -28,25 +28,22 @@ _STANDARD = Path(sysconfig.get_paths()["stdlib"])
 _OURS = Path(__file__).parents[2]
 
 
-def find_raise_place(error: BaseException) -> tuple[str | None, int | None, str | None]:
+_Place = tuple[str, int, str]
+"""File, line and function."""
+
+
+def find_raise_place(error: BaseException) -> _Place | tuple[None, None, None]:
     """File (relative to site-packages), line and function where an error of the compiler rose first.
 
     That is the innermost frame of its root cause within ``torch/_inductor``, or of a lowering that a user registered;
     frames that only hand calls on are passed over unless there is nothing else. Each is None without such a frame.
     """
-    frames = [
-        (name, line, frame)
-        for frame, line in _iterate_frames(_find_root_error(error))
-        if (name := _find_compiler_file(frame)) is not None
-    ]
-    telling = [(name, line, frame) for name, line, frame in frames if not _is_forwarding(name, frame)] or frames
-    if not telling:
-        return None, None, None
-    name, line, frame = telling[-1]
-    return name, line, frame.f_code.co_name
+    frames = _list_places(_list_causes(error)[-1], _name_lowering_file)
+    telling = [place for place in frames if not _is_forwarding(*place)] or frames
+    return telling[-1] if telling else (None, None, None)
 
 
-def list_raise_frames(error: BaseException) -> tuple[tuple[str, int, str], ...]:
+def list_raise_frames(error: BaseException) -> tuple[_Place, ...]:
     """Return the innermost frames of the compiler that its error came through, innermost first: file, line, function.
 
     They are at most three of its first cause that has any, without code that only hands calls on or that was generated.
@@ -56,38 +53,26 @@ def list_raise_frames(error: BaseException) -> tuple[tuple[str, int, str], ...]:
         return ()
     first, *later = reversed(_list_causes(error))
     for cause in (first, *(error for error in later if not _is_raised_again(error))):
-        frames = tuple(_iterate_telling_frames(cause))
+        frames = [place for place in _list_places(cause, _name_compiler_file) if not _is_forwarding(*place)]
         if frames:
-            return frames[:_MOST_FRAMES]
+            return tuple(frames[: -_MOST_FRAMES - 1 : -1])
     return ()
 
 
 def find_generated_place(error: BaseException) -> GeneratedPlace | None:
     """The line of the generated program that raised an error by itself; None where anything else raised it."""
-    frame, line = next(reversed(list(_iterate_frames(error))), (None, 0))
+    frame, line = next(reversed(list(traceback.walk_tb(error.__traceback__))), (None, 0))
     if frame is None or not str(frame.f_globals.get("__name__", "")).startswith(_GENERATED):
         return None
     path = Path(frame.f_code.co_filename)
-    if path.is_relative_to(_PACKAGES):
-        return None
-    source = "".join(linecache.getlines(str(path)))
+    source = "" if path.is_relative_to(_PACKAGES) else "".join(linecache.getlines(str(path)))
     return GeneratedPlace(source, line) if source else None
 
 
-def _iterate_telling_frames(error: BaseException) -> Iterator[tuple[str, int, str]]:
-    for frame, line in reversed(list(_iterate_frames(error))):
-        path = Path(frame.f_code.co_filename)
-        name = path.relative_to(_PACKAGES).as_posix() if path.is_relative_to(_PACKAGES) else ""
-        if is_compiler(name) and not _is_forwarding(name, frame):
-            yield name, line, frame.f_code.co_name
-
-
-def _find_root_error(error: BaseException) -> BaseException:
-    seen = {id(error)}
-    while error.__cause__ is not None and id(error.__cause__) not in seen:
-        error = error.__cause__
-        seen.add(id(error))
-    return error
+def find_inner_error(error: BaseException) -> BaseException:
+    """The error that the compiler raised again as one of its own, which holds it as ``inner_exception``."""
+    inner = getattr(error, "inner_exception", None)
+    return find_inner_error(inner) if isinstance(inner, BaseException) and inner is not error else error
 
 
 def _list_causes(error: BaseException) -> list[BaseException]:
@@ -104,27 +89,30 @@ def _is_raised_again(error: BaseException) -> bool:
     return type(error).__module__ == "torch._dynamo.exc"
 
 
-def _iterate_frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """The frames that an error came through with the line where each was, outermost first."""
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace.tb_frame, trace.tb_lineno
-        trace = trace.tb_next
+def _list_places(error: BaseException, name_file: Callable[[Path], str | None]) -> list[_Place]:
+    """The frames that an error came through in files that have a name, outermost first."""
+    passed = (
+        (name_file(Path(frame.f_code.co_filename)), line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    )
+    return [(name, line, function) for name, line, function in passed if name is not None]
 
 
-def _find_compiler_file(frame: FrameType) -> str | None:
-    """The file of a frame of Inductor or of a user's code; None for any other."""
-    path = Path(frame.f_code.co_filename)
+def _name_compiler_file(path: Path) -> str | None:
+    name = path.relative_to(_PACKAGES).as_posix() if path.is_relative_to(_PACKAGES) else ""
+    return name if is_compiler(name) else None
+
+
+def _name_lowering_file(path: Path) -> str | None:
+    """The name of a file of Inductor or of a user's code; None for any other."""
     if path.is_relative_to(_PACKAGES):
         name = path.relative_to(_PACKAGES).as_posix()
         return name if name.startswith(_INDUCTOR) else None
-    if path.is_relative_to(_STANDARD) or path.is_relative_to(_OURS) or not path.is_file():
-        return None
-    return path.name
+    foreign = path.is_relative_to(_STANDARD) or path.is_relative_to(_OURS) or not path.is_file()
+    return None if foreign else path.name
 
 
-def _is_forwarding(name: str, frame: FrameType) -> bool:
-    function = frame.f_code.co_name
+def _is_forwarding(name: str, line: int, function: str) -> bool:
     forwards = name in _FACTS.forwarding_files or function in _FACTS.forwarding_functions
     return forwards or function in _FACTS.every_operator.get(name, ())
 
@@ -157,7 +145,7 @@ def describe_machine_fault(error: BaseException) -> str:
     if name == _CPP_ERROR:
         output = str(getattr(error, "output", error))
         stopped = next((number for words, number in _STOPPED.items() if words in output), 0)
-        return _describe_errno(stopped) or _check_toolchain()
+        return _describe_errno(stopped) or _check_toolchain() or ""
     return ""
 
 
@@ -171,7 +159,5 @@ def _describe_errno(number: int, file: str = "") -> str:
     return said if number in _EXHAUSTED else ""
 
 
-@functools.cache
-def _check_toolchain() -> str:
-    """A compiler that refuses a tiny program refuses a kernel for the same reason; asked once a process."""
-    return find_toolchain_fault() or ""
+# A compiler that refuses a tiny program refuses a kernel for the same reason; asked once a process.
+_check_toolchain = functools.cache(find_toolchain_fault)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import logging
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,11 +16,12 @@ from fuzzcompile.compiler.compile_changes import InductorSettings, Lowered, Unde
 from fuzzcompile.compiler.kernels.lowering_control import EVERYTHING, Control
 from fuzzcompile.compiler.operators import decompositions, operator_application
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
-from fuzzcompile.compiler.session import Compilation, open_session
+from fuzzcompile.compiler.session import Compilation, open_session, silence_torch
 from fuzzcompile.compiler.watch import patch_table
+from fuzzcompile.compiler.watch.compiler_errors import find_inner_error
 from fuzzcompile.compiler.watch.ledger import Ledger, ProbeLedgers, format_reason
 from fuzzcompile.compiler.watch.patch_table import AnyPatch
-from fuzzcompile.compiler.watch.torch_patch import REPLACEMENT, install_patches, switched_off
+from fuzzcompile.compiler.watch.torch_patch import install_patches, run_contained, switched_off
 from fuzzcompile.model.facts import is_in_known_range
 from fuzzcompile.run.case import CompileSettings
 
@@ -123,11 +123,6 @@ _CHANGES = Control(
 )
 
 
-def is_known(version: str = torch.__version__) -> bool:
-    """Return whether the probes are known to pass on this version of torch."""
-    return is_in_known_range(version)
-
-
 def find_missing_patches() -> dict[str, str]:
     """Names of the patches that the installed torch has no place for, and why."""
     return {patch.name: why for patch in patch_table.PATCHES if (why := patch.check_place()) is not None}
@@ -138,14 +133,10 @@ def probe_patches() -> dict[str, str]:
     switched_off.clear()
     missing = find_missing_patches()
     findings = _compile_without_failing_patches()
-    failed = dict(switched_off)
-    for patch in patch_table.PATCHES:
-        if patch.name not in failed and patch.name not in missing:
-            wrong = _try_patch(patch, findings)
-            if wrong is not None:
-                failed[patch.name] = wrong
-    switched_off.update(failed)
-    return {**failed, **missing}
+    untried = [patch for patch in patch_table.PATCHES if patch.name not in {**switched_off, **missing}]
+    found = {patch.name: _try_patch(patch, findings) for patch in untried}
+    switched_off.update({name: wrong for name, wrong in found.items() if wrong is not None})
+    return {**switched_off, **missing}
 
 
 def _try_patch(patch: AnyPatch, findings: ProbeLedgers | None) -> str | None:
@@ -167,28 +158,23 @@ def _compile_without_failing_patches() -> ProbeLedgers | None:
         try:
             return _compile_programs()
         except Exception as error:  # of any kind: the compiler passes on what rises in a patch
-            cause = _find_root_cause(error)
+            cause = find_inner_error(error)
             guilty = _find_patches(cause) - set(switched_off) or {patch.name for patch in patch_table.PATCHES}
             switched_off.update(dict.fromkeys(guilty, format_reason(cause)))
     return None
 
 
-def _find_root_cause(error: BaseException) -> BaseException:
-    inner = getattr(error, "inner_exception", None)
-    return _find_root_cause(inner) if isinstance(inner, BaseException) and inner is not error else error
-
-
 def _find_patches(error: BaseException) -> set[str]:
     names = {patch.name for patch in patch_table.PATCHES}
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    called = [frame.f_locals["patch"].name for frame in frames if frame.f_code.co_qualname == REPLACEMENT]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code is run_contained.__code__]
+    called = [frame.f_locals["unseen"]("").what for frame in frames]
     return set([name for name in called if name in names][-1:])
 
 
 @functools.cache
 def probe_unknown_torch() -> None:
     """Probe once a process where the torch is one that fuzzcompile has not been tried on."""
-    if not is_known():
+    if not is_in_known_range(torch.__version__):
         probe_patches()
 
 
@@ -202,7 +188,7 @@ def _compile_programs() -> ProbeLedgers:
     marks = {"pre_grad_custom_pass": _first_probe, "post_grad_custom_post_pass": last_probe}
     pattern = {"joint_custom_pre_pass": _pattern_probe}
     joint = CompileSettings(functorch={"joint_custom_pass": joint_probe})
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), _silence_advice():
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), silence_torch():
         torch.manual_seed(0)
         how = Compilation((InductorSettings({**marks, **pattern}),), screen=True)
         with _record_compile(findings, "trained", how, joint) as compiled:
@@ -249,18 +235,6 @@ def _compute_fake_shape(ledger: Ledger) -> tuple[int, ...]:
         ):
             result = torch.ops.fuzzcompile_probe.twice(mode.from_tensor(torch.zeros(2)))
     return tuple(result.shape)
-
-
-@contextlib.contextmanager
-def _silence_advice() -> Iterator[None]:
-    """Keep quiet what Inductor would tell the author of a pass about caching."""
-    logger = logging.getLogger("torch._inductor.codecache")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from torch import fx
@@ -27,11 +27,12 @@ class GraphState:
 
     __slots__ = ("children", "held", "nodes", "rows")
 
-    def __init__(self, module: fx.GraphModule) -> None:
-        graph = module.graph
+    def __init__(self, module: fx.GraphModule, graph: fx.Graph | None = None) -> None:
+        graph = graph or module.graph  # or another whose nodes name what the module has
         self.nodes: list[fx.Node] = list(graph.nodes)
         self.rows: list[Row] = list(map(_ROW, self.nodes))
-        self.held = [(str(node.target), resolve_path(module, str(node.target))) for node in _list_module_nodes(graph)]
+        named = (str(node.target) for op in _OWN for node in graph.find_nodes(op=op))
+        self.held = [(name, resolve_path(module, name)) for name in named]
         self.children = [GraphState(value) for _, value in self.held if isinstance(value, fx.GraphModule)]
 
     def is_same(self, other: GraphState) -> bool:
@@ -72,9 +73,9 @@ class GraphCopy:
 
     __slots__ = ("_metas", "_nodes", "_rows")
 
-    def __init__(self, nodes: Sequence[fx.Node], rows: Sequence[Row]) -> None:
-        self._nodes, self._rows = nodes, rows
-        self._metas = [node.meta.copy() for node in nodes]
+    def __init__(self, state: GraphState) -> None:
+        self._nodes, self._rows = state.nodes, state.rows
+        self._metas = [node.meta.copy() for node in state.nodes]
 
     @property
     def called_targets(self) -> set[Any]:
@@ -92,34 +93,21 @@ class GraphCopy:
         made: dict[fx.Node, fx.Node] = {}
         held = {node: position for position, node in enumerate(self._nodes)}
         ordered = self._sort_nodes(held)
+        for node in [node for node in self._nodes if node.op == "placeholder"] if ordered is None else ordered:
+            target, args, kwargs, name = self._rows[held[node]]
+            new_args, new_kwargs = (fx.node.map_arg(given, made.__getitem__) for given in (args, kwargs))
+            made[node] = graph.create_node(node.op, target, new_args, new_kwargs, name, node.type)
+            made[node].meta = self._metas[held[node]]
         if ordered is None:
-            return self._build_raising()
-        for node in ordered:
-            position = held[node]
-            target, args, kwargs, name = self._rows[position]
-            new = graph.create_node(
-                node.op,
-                target,
-                fx.node.map_arg(args, made.__getitem__),
-                fx.node.map_arg(kwargs, made.__getitem__),
-                name,
-                node.type,
-            )
-            new.meta = self._metas[position]
-            made[node] = new
-        return graph
-
-    def _build_raising(self) -> fx.Graph:
-        graph = fx.Graph()
-        for node, (target, _, _, name) in zip(self._nodes, self._rows, strict=True):
-            if node.op == "placeholder":
-                graph.create_node("placeholder", target, (), {}, name)
-        graph.output(graph.call_function(_raise_cycle))
+            graph.output(graph.call_function(_raise_cycle))
         return graph
 
     def _sort_nodes(self, held: dict[fx.Node, int]) -> list[fx.Node] | None:
         """The nodes in order; None if some need each other."""
-        sources = [_list_input_nodes(args, kwargs) for _, args, kwargs, _ in self._rows]
+        sources: list[dict[fx.Node, None]] = []
+        for _, args, kwargs, _ in self._rows:
+            sources.append({})
+            fx.node.map_arg((args, kwargs), sources[-1].setdefault)
         done: set[fx.Node] = set()
         waiting: set[fx.Node] = set()
         ordered: list[fx.Node] = []
@@ -152,14 +140,3 @@ def resolve_path(module: Any, path: str) -> Any:
     for part in path.split("."):
         module = getattr(module, part, None)
     return module
-
-
-def _list_module_nodes(graph: fx.Graph) -> list[fx.Node]:
-    return [node for op in _OWN for node in graph.find_nodes(op=op)]
-
-
-def _list_input_nodes(args: Any, kwargs: Any) -> list[fx.Node]:
-    found: dict[fx.Node, None] = {}
-    fx.node.map_arg(args, found.setdefault)
-    fx.node.map_arg(kwargs, found.setdefault)
-    return list(found)

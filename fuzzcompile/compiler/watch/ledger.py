@@ -15,7 +15,7 @@ from torch import fx
 
 from fuzzcompile.compiler.target.kernel_log import KernelLog
 from fuzzcompile.compiler.watch.compiler_errors import find_raise_place
-from fuzzcompile.compiler.watch.graph_copies import GraphCopy, GraphState, Row, resolve_path
+from fuzzcompile.compiler.watch.graph_copies import GraphCopy, GraphState
 from fuzzcompile.model.stages import CODEGEN
 
 # Observations that a watched compile missed: the only place where trouble of the watching is written down.
@@ -344,31 +344,7 @@ def take_snapshot(
     in its module; without it, tensors are shared. ``state`` is the graph as it stands, where that is known.
     """
     state = state or GraphState(module)
-    return Snapshot(GraphCopy(state.nodes, state.rows), _collect_state_attributes(state, keep), dict(opaque))
-
-
-def extract_subgraph(
-    nodes: list[fx.Node], rows: Mapping[fx.Node, Row], output: fx.Node
-) -> tuple[fx.Graph, list[fx.Node]]:
-    """The matched ``nodes``, which held ``rows``, as a graph of their own, and the outer nodes that feed it."""
-    inside = set(nodes)
-    graph = fx.Graph()
-    mapping: dict[fx.Node, fx.Node] = {}
-    feeds: list[fx.Node] = []
-
-    def copy_node(source: fx.Node) -> fx.Node:
-        if source not in mapping:
-            assert source not in inside, "a match is not in the order of its graph"
-            mapping[source] = graph.placeholder(f"feed_{len(feeds)}")
-            feeds.append(source)
-        return mapping[source]
-
-    for node in (node for node in rows if node in inside):
-        target, args, kwargs, name = rows[node]
-        new_args, new_kwargs = fx.node.map_arg(args, copy_node), fx.node.map_arg(kwargs, copy_node)
-        mapping[node] = graph.create_node(node.op, target, new_args, new_kwargs, name, node.type)
-    graph.output(mapping[output])
-    return graph, feeds
+    return Snapshot(GraphCopy(state), collect_attributes(state, keep), dict(opaque))
 
 
 def is_lowering_handler(target: object) -> bool:
@@ -376,31 +352,19 @@ def is_lowering_handler(target: object) -> bool:
     return isinstance(target, functools.partial)
 
 
-def collect_attributes(graph: fx.Graph, module: torch.nn.Module, keep: Keep = dict) -> dict[str, Any]:
-    """Return the values in ``module`` that the get_attr and call_module nodes of ``graph`` name."""
-    names = [str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")]
-    found = {name: resolve_path(module, name) for name in names}
+def collect_attributes(state: GraphState, keep: Keep = dict) -> dict[str, Any]:
+    """Return the values that the get_attr and call_module nodes of a graph name, submodules copied."""
+    children = iter(state.children)
     return keep(
         {
-            name: _copy_module(GraphState(value), keep) if _is_graph_module(value) else value
-            for name, value in found.items()
+            name: _copy_module(next(children), keep) if isinstance(value, fx.GraphModule) else value
+            for name, value in state.held
         }
     )
 
 
-def _collect_state_attributes(state: GraphState, keep: Keep) -> dict[str, Any]:
-    children = iter(state.children)
-    return keep(
-        {name: _copy_module(next(children), keep) if _is_graph_module(value) else value for name, value in state.held}
-    )
-
-
 def _copy_module(state: GraphState, keep: Keep) -> fx.GraphModule:
-    return fx.GraphModule(_collect_state_attributes(state, keep), GraphCopy(state.nodes, state.rows).build())
-
-
-def _is_graph_module(value: object) -> bool:
-    return isinstance(value, fx.GraphModule)
+    return fx.GraphModule(collect_attributes(state, keep), GraphCopy(state).build())
 
 
 # Record of one watched compile behind a graph's passes: the IR, the kernels and the values that they wrote.

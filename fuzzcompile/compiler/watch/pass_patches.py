@@ -20,7 +20,7 @@ from fuzzcompile.compiler.watch import rule_labels
 from fuzzcompile.compiler.watch.ledger import Label, Unseen, format_reason
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.rule_labels import is_explained, run_explained
-from fuzzcompile.compiler.watch.torch_patch import Function, OriginalCall, Patch, run_contained
+from fuzzcompile.compiler.watch.torch_patch import Function, OriginalCall, Patch, contain_errors, run_contained
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import GRAPH_STAGES, JOINT_GRAPH, PARTITION, SCHEDULER
 
@@ -64,7 +64,7 @@ def _make_patches(modules: tuple[types.ModuleType, ...]) -> tuple[Patch[Recorder
             f"changes of the graph by {name}",
             module.__name__,
             name,
-            functools.partial(_wrap_plain, name),
+            functools.partial(_run_plain, name),
         )
         for module in modules
         for name, value in list(vars(module).items())
@@ -107,44 +107,32 @@ def _get_type_name(hint: object) -> str:
     return text.rsplit(".", 1)[-1]
 
 
-def _wrap_plain(name: str, recorder: Recorder, original: OriginalCall) -> Function:
-    by_rule, function = name in _PASSES.by_rule, original.__wrapped__
-
-    def call(*args: object, **kwargs: object) -> object:
-        graph = args[0] if args else None
-        if not isinstance(graph, (fx.Graph, fx.GraphModule)):
+def _run_plain(name: str, recorder: Recorder, original: OriginalCall, *args: object, **kwargs: object) -> object:
+    by_rule, function, graph = name in _PASSES.by_rule, original.__wrapped__, args[0] if args else None
+    if not isinstance(graph, (fx.Graph, fx.GraphModule)):
+        return original(*args, **kwargs)
+    if not recorder.owns(graph):
+        if recorder.stage_name != PARTITION or not isinstance(graph, fx.GraphModule):
             return original(*args, **kwargs)
-        if not recorder.owns(graph):
-            if not recorder.cuts_graphs or not isinstance(graph, fx.GraphModule):
-                return original(*args, **kwargs)
-            with recorder.record_part(graph):
-                return call(*args, **kwargs)
-        if recorder.in_observed_pass and not by_rule:
-            return original(*args, **kwargs)
-        label = _make_plain_label(recorder, type(args[1]).__name__ if by_rule and len(args) > 1 else name, function)
-        if recorder.refuses_plain(label, lambda: _make_unchanged_result(function, graph) is not _NO_RESULT):
-            return _make_unchanged_result(function, graph)
-        if by_rule:
-            recorder.note_surrounding(label)
-        with recorder.record_pass(label, plain=not by_rule):
-            result = original(*args, **kwargs)
-            recorder.record_result(graph, result)
-        recorder.announce(label, graph, result)
-        return result
-
-    return call
-
-
-def _make_plain_label(recorder: Recorder, name: str, function: Function) -> Label:
+        with recorder.record_partition(graph, part=True):
+            return _run_plain(name, recorder, original, *args, **kwargs)
+    if recorder.in_observed_pass and not by_rule:
+        return original(*args, **kwargs)
+    rewrite = type(args[1]).__name__ if by_rule and len(args) > 1 else name
     source, line = rule_labels.find_source(function if hasattr(function, "__code__") else type(function).__call__)
-    return Label(recorder.stage_name, recorder.pass_name if recorder.in_observed_pass else name, name, source, line)
-
-
-class _NoResult:
-    """No result is known that stands for a run that changed nothing."""
-
-
-_NO_RESULT = _NoResult()
+    within = recorder.pass_name if recorder.in_observed_pass else rewrite
+    label = Label(recorder.stage_name, within, rewrite, source, line)
+    # What stands for a run that changed nothing, by the kind of the function's result.
+    unchanged = {"nothing": None, "number": 0, "graph": graph}
+    if recorder.refuses_plain(label, lambda: _find_result_kind(function) in unchanged):
+        return unchanged[_find_result_kind(function)]
+    if by_rule:
+        recorder.note_surrounding(label)
+    with recorder.record_pass(label, plain=not by_rule):
+        result = original(*args, **kwargs)
+        recorder.record_result(graph, result)
+    recorder.announce(label, graph, result)
+    return result
 
 
 @functools.lru_cache(maxsize=256)
@@ -181,36 +169,30 @@ def _iterate_own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
             yield from _iterate_own_nodes(child)
 
 
-def _make_unchanged_result(function: Function, graph: fx.Graph | fx.GraphModule) -> object:
-    kind = _find_result_kind(function)
-    return {"nothing": None, "number": 0, "graph": graph}.get(kind, _NO_RESULT)
-
-
 FUSION_PASSES = facts().custom_passes.fusion
 JOINT_PASS = facts().custom_passes.joint
 
 
-def wrap_observed_pass(recorder: Recorder, original: Function) -> Function:
+def wrap_observed_pass(
+    recorder: Recorder, original: Function, observer: GraphTransformObserver, function: Function
+) -> object:
     """A pass that runs under an observer, by which it has a name."""
-
-    def apply(observer: GraphTransformObserver, function: Function) -> object:
-        if not recorder.owns(observer.gm):
-            return original(observer, function)
-        container, own = _is_pattern_table(function), custom_code.find_installed_pass(function)
-        if container:  # a user's config may hold the method as it was before it was wrapped
-            function = _get_current_method(function)
-        if own is not None:
-            label, container = own.make_label(recorder.stage_name), own.is_table
-        elif not container and _is_custom(function, observer.passname):
-            label = rule_labels.make_callable_label(function, recorder.stage_name, observer.passname)
-        else:
-            label = rule_labels.make_pass_label(function, recorder.stage_name, observer.passname)
-        if recorder.refuses_pass(label, container=container):
-            return None
-        with recorder.record_pass(label):
-            return original(observer, function)
-
-    return apply
+    if not recorder.owns(observer.gm):
+        return original(observer, function)
+    table, own = getattr(function, "__self__", None), custom_code.find_installed_pass(function)
+    container = hasattr(table, "patterns")
+    if container:  # a user's config may hold the method as it was before it was wrapped
+        function = getattr(table, function.__name__)
+    if own is not None:
+        label, container = own.make_label(recorder.stage_name), own.is_table
+    elif not container and _is_custom(function, observer.passname):
+        label = rule_labels.make_callable_label(function, recorder.stage_name, observer.passname)
+    else:
+        label = rule_labels.make_pass_label(function, recorder.stage_name, observer.passname)
+    if recorder.refuses_pass(label, container=container):
+        return None
+    with recorder.record_pass(label):
+        return original(observer, function)
 
 
 def _is_custom(function: Function, setting: str) -> bool:
@@ -224,70 +206,48 @@ def _is_custom(function: Function, setting: str) -> bool:
     return any(custom is not None and (custom is function or custom is plain) for custom in listed)
 
 
-def wrap_fusion_passes(recorder: Recorder, original: Function) -> Function:
+def wrap_fusion_passes(
+    recorder: Recorder, original: Function, scheduler: object, *args: object, **kwargs: object
+) -> object:
     """The user's passes over the scheduler's nodes, which are no graph: seen and refused, not replayed."""
-
-    def initialise(scheduler: object, *args: object, **kwargs: object) -> object:
-        config = load_config("inductor")
-        given = {name: getattr(config, name, None) for name in FUSION_PASSES}
-        watched = {
-            name: _watch_fusion(recorder, name, function) for name, function in given.items() if callable(function)
-        }
-        with config.patch(watched) if watched else contextlib.nullcontext():
-            return original(scheduler, *args, **kwargs)
-
-    return initialise
+    config = load_config("inductor")
+    given = {name: getattr(config, name, None) for name in FUSION_PASSES}
+    watched = {name: _watch_fusion(recorder, name, function) for name, function in given.items() if callable(function)}
+    with config.patch(watched) if watched else contextlib.nullcontext():
+        return original(scheduler, *args, **kwargs)
 
 
 def _watch_fusion(recorder: Recorder, name: str, function: Function) -> Function:
     label = rule_labels.make_callable_label(function, SCHEDULER, name)
 
-    def fusion(nodes: object) -> object:
-        def run(attempt: Function) -> object:
-            return nodes if recorder.refuses(label) else recorder.apply_unreplayed(label, lambda: attempt(nodes))
+    def make_unseen(why: str) -> Unseen:
+        return Unseen("fusion pass", why, (SCHEDULER,), "passes over the scheduler's nodes")
 
-        return run_contained(recorder, _make_fusion_unseen, run, function, nodes)
+    def fuse(original: Function, nodes: object) -> object:
+        if recorder.refuses(label):
+            return nodes
+        with recorder.blame(label):
+            result = original(nodes)
+        recorder.ledger.unreplayed.append(label)
+        recorder.count(label, "fired")
+        return result
 
-    return fusion
+    return contain_errors(recorder, make_unseen, fuse, function)
 
 
-def _make_fusion_unseen(why: str) -> Unseen:
-    return Unseen("fusion pass", why, (SCHEDULER,), "passes over the scheduler's nodes")
-
-
-def wrap_pattern_pass(recorder: Recorder, original: Function) -> Function:
+def wrap_pattern_pass(
+    recorder: Recorder, original: Function, patterns: PatternMatcherPass, graph: fx.Graph | fx.GraphModule
+) -> object:
     """A table of patterns is applied."""
-
-    def apply(patterns: PatternMatcherPass, graph: fx.Graph | fx.GraphModule) -> object:
-        if not recorder.owns(graph):
-            return original(patterns, graph)
-        with _watch_entries(recorder, patterns):
-            return original(patterns, graph)
-
-    return apply
-
-
-def _is_pattern_table(function: Function) -> bool:
-    return hasattr(getattr(function, "__self__", None), "patterns")
-
-
-def _get_current_method(method: Function) -> Function:
-    now: Function = getattr(method.__self__, method.__name__)  # type: ignore[attr-defined]  # a bound method
-    return now
-
-
-@contextlib.contextmanager
-def _watch_entries(recorder: Recorder, patterns: PatternMatcherPass) -> Iterator[None]:
-    """Give every entry of a pattern table a check and an apply that the recorder sees."""
+    if not recorder.owns(graph):
+        return original(patterns, graph)
     pass_name = recorder.pass_name or getattr(patterns, "pass_name", None)
     watched: list[_WatchedEntry] = []
     try:
-        for entries in patterns.patterns.values():
-            for entry in entries:
-                # It may be in several lists, or in a pass that runs itself again.
-                if type(entry.extra_check) is not _WatchedEntry:
-                    watched.append(_WatchedEntry(recorder, entry, pass_name))
-        yield
+        for entry in custom_code.list_entries([patterns]):
+            if type(entry.extra_check) is not _WatchedEntry:  # as it is in a pass that runs itself again
+                watched.append(_WatchedEntry(recorder, entry, pass_name))
+        return original(patterns, graph)
     finally:
         for watching in watched:
             watching.restore()
@@ -328,10 +288,7 @@ class _WatchedEntry:
         return self._label
 
     def __call__(self, match: Match) -> bool:
-        def run(attempt: Function) -> bool:
-            return self._check(attempt, match)
-
-        return bool(run_contained(self._recorder, self._make_unseen, run, self.__wrapped_check__, match))
+        return bool(run_contained(self._recorder, self._make_unseen, self._check, self.__wrapped_check__, match))
 
     def _check(self, check: Function, match: Match) -> bool:
         label = self.get_label()
@@ -346,42 +303,36 @@ class _WatchedEntry:
         return accepted
 
     def apply(self, match: Match, graph: fx.Graph, node: fx.Node) -> None:
-        def run(attempt: Function) -> None:
-            self._recorder.apply_pattern(self.get_label(), match, node, lambda: attempt(match, graph, node))
+        run_contained(self._recorder, self._make_unseen, self._apply_recorded, self._apply, match, graph, node)
 
-        run_contained(self._recorder, self._make_unseen, run, self._apply, match, graph, node)
+    def _apply_recorded(self, original: Function, match: Match, graph: fx.Graph, node: fx.Node) -> None:
+        self._recorder.apply_pattern(self.get_label(), match, node, lambda: original(match, graph, node))
 
     def _make_unseen(self, why: str) -> Unseen:
         return Unseen("pattern entry", why, (self._stage,), "names and matches of patterns")
 
 
-def wrap_dead_code(recorder: Recorder, original: Function) -> Function:
+def wrap_dead_code(recorder: Recorder, original: Function, graph: fx.Graph, *args: object, **kwargs: object) -> object:
     """Dead code that the stage itself has removed; inside a pass, it is part of the pass."""
-
-    def eliminate(graph: fx.Graph, *args: object, **kwargs: object) -> object:
-        if recorder.in_pass or not recorder.owns(graph):
-            return original(graph, *args, **kwargs)
-        label = rule_labels.make_pass_label(original, recorder.stage_name, "eliminate_dead_code")
-        if recorder.refuses(label):
-            return False
-        with recorder.record_pass(label, plain=True):
-            return original(graph, *args, **kwargs)
-
-    return eliminate
+    if recorder.pass_name is not None or not recorder.owns(graph):
+        return original(graph, *args, **kwargs)
+    label = rule_labels.make_pass_label(original, recorder.stage_name, "eliminate_dead_code")
+    if recorder.refuses(label):
+        return False
+    with recorder.record_pass(label, plain=True):
+        return original(graph, *args, **kwargs)
 
 
-def wrap_joint_pass(recorder: Recorder, original: Function) -> Function:
+def wrap_joint_pass(
+    recorder: Recorder, original: Function, module: fx.GraphModule, *args: object, **kwargs: object
+) -> object:
     """The user's pass over the joint graph that functorch's config has room for."""
-
-    def joint_pass(module: fx.GraphModule, *args: object, **kwargs: object) -> object:
-        label = rule_labels.make_callable_label(original, JOINT_GRAPH, JOINT_PASS)
-        if recorder.refuses(label):
-            return module
-        with recorder.set_direction("joint"), recorder.record_stage(JOINT_GRAPH, module) as finish:
-            with recorder.record_pass(label):
-                result = original(module, *args, **kwargs)
-                recorder.record_result(module, result)
-            finish(result)
-        return result
-
-    return joint_pass
+    label = rule_labels.make_callable_label(original, JOINT_GRAPH, JOINT_PASS)
+    if recorder.refuses(label):
+        return module
+    with recorder.set_direction("joint"), recorder.record_stage(JOINT_GRAPH, module) as finish:
+        with recorder.record_pass(label):
+            result = original(module, *args, **kwargs)
+            recorder.record_result(module, result)
+        finish(result)
+    return result

@@ -10,7 +10,6 @@ from fuzzcompile.compiler.kernels import kernel_patches
 from fuzzcompile.compiler.kernels.kernel_watch import LoweringWatch
 from fuzzcompile.compiler.operators import decompositions, operator_application
 from fuzzcompile.compiler.operators.decompositions import ChosenOperators
-from fuzzcompile.compiler.torch_api import CAPTURE, OptimizeReplacement
 from fuzzcompile.compiler.watch import aot_autograd
 from fuzzcompile.compiler.watch import pass_patches as passes
 from fuzzcompile.compiler.watch import stage_patches as stages
@@ -128,9 +127,8 @@ def _probe_partition(findings: ProbeLedgers) -> str | None:
 def _probe_frozen_parameters(findings: ProbeLedgers) -> str | None:
     """Once parameters are constants, the graph has one input left, and a record of its own."""
     records = [record for record in _get_frame(findings.frozen).records if record.stage == FREEZING]
-    inputs = [[len(kept.graph.find_nodes(op="placeholder")) for kept in record.snapshots] for record in records]
-    first = [counts[0] for counts in inputs]
-    return None if first and first[-1] == 1 < first[0] else f"inputs of the graphs recorded: {inputs}"
+    inputs = [len(record.snapshots[0].graph.find_nodes(op="placeholder")) for record in records]
+    return None if inputs and inputs[-1] == 1 < inputs[0] else f"inputs of the graphs recorded: {inputs}"
 
 
 def _probe_weights_layout(findings: ProbeLedgers) -> str | None:
@@ -151,12 +149,13 @@ def _probe_fusion_passes(findings: ProbeLedgers) -> str | None:
     return None if "fusion_probe" in seen else f"fusion_probe was not recorded: {', '.join(seen) or 'nothing'}"
 
 
-def _probe_lowered_graph(findings: ProbeLedgers) -> str | None:
-    return None if len(findings.generated.lowered) == 1 else "the lowered graph was not recorded"
+def _lowers(attribute: str) -> PatchProbe:
+    """That of the lowered graph was recorded."""
 
+    def probe(findings: ProbeLedgers) -> str | None:
+        return None if getattr(_get_lowered(findings.generated), attribute) else f"the lowered graph has no {attribute}"
 
-def _probe_lowered_node(findings: ProbeLedgers) -> str | None:
-    return None if _get_lowered(findings.generated).values else "no operator's IR was recorded"
+    return probe
 
 
 def _probe_fallback(findings: ProbeLedgers) -> str | None:
@@ -166,10 +165,6 @@ def _probe_fallback(findings: ProbeLedgers) -> str | None:
 
 def _list_nests(ledger: Ledger) -> list[Any]:
     return list(getattr(_get_lowered(ledger).scheduler, "nodes", ()))
-
-
-def _probe_scheduler(findings: ProbeLedgers) -> str | None:
-    return None if _get_lowered(findings.generated).scheduler is not None else "the scheduler was not recorded"
 
 
 def _probe_fusion(findings: ProbeLedgers) -> str | None:
@@ -242,22 +237,24 @@ GRAPHS: tuple[Patch[Recorder], ...] = (
     Patch("backend entry", _ENTRY, "graphs of the program",
           _FX, "compile_fx", stages.wrap_compile_fx, _probe_entry),
     Patch("pre-grad stage", _CAPTURED, "rewrites of dynamo's graph",
-          _FX, "_recursive_pre_grad_passes", stages.wrap_pre_grad, _records("trained", PRE_GRAD, "inference")),
+          _FX, "_recursive_pre_grad_passes", stages.record_stage(PRE_GRAD), _records("trained", PRE_GRAD, "inference")),
     Patch("joint-graph stage", (JOINT_GRAPH,), "rewrites of the joint graph",
-          _FX, "_recursive_joint_graph_passes", stages.wrap_joint_graph,
+          _FX, "_recursive_joint_graph_passes", stages.record_stage(JOINT_GRAPH),
           _rewrites("trained", "doubled_sine", JOINT_GRAPH, "joint")),
     Patch("post-grad stage", (POST_GRAD,), "rewrites of lowered graphs",
-          _FX, "_recursive_post_grad_passes", stages.wrap_post_grad, _records("trained", POST_GRAD, "backward")),
+          _FX, "_recursive_post_grad_passes", stages.record_stage(POST_GRAD, in_place=True),
+          _records("trained", POST_GRAD, "backward")),
     Patch("partition", (PARTITION,), "cuts of joint graphs",
           _FX, "partition_fn", stages.wrap_partition, _probe_partition),
     Patch("freezing stage", (FREEZING,), "rewrites of frozen graphs",
-          _FREEZE, "freeze", stages.wrap_freezing, _rewrites("frozen", "constant_fold", FREEZING), under=_FROZEN),
+          _FREEZE, "freeze", stages.record_stage(FREEZING, position=1),
+          _rewrites("frozen", "constant_fold", FREEZING), under=_FROZEN),
     Patch("frozen parameters", (FREEZING,), "frozen parameters",
           _FREEZE, "replace_params_with_constants", stages.wrap_frozen_parameters, _probe_frozen_parameters,
           under=_FROZEN),
     Patch("layout of frozen weights", (FREEZING,), "layouts of frozen weights",
-          _FREEZE, "convert_conv_weights_to_channels_last", stages.wrap_weights_layout, _probe_weights_layout,
-          under=_FROZEN),
+          _FREEZE, "convert_conv_weights_to_channels_last", stages.record_stage(FREEZING, in_place=True),
+          _probe_weights_layout, under=_FROZEN),
     Patch("dead code", GRAPH_STAGES, "removals of dead code",
           "torch.fx.graph", "Graph.eliminate_dead_code", passes.wrap_dead_code,
           _rewrites("inferred", "eliminate_dead_code")),
@@ -294,13 +291,13 @@ KERNELS: tuple[Patch[LoweringWatch], ...] = (
           kernel_patches.CPP, "CppVecOverrides", forbid_wrapping, _probe_scalar_operators,
           members=kernel_patches.list_scalar_patches),
     Patch("lowered graph", (LOWERING,), "lowered graphs",
-          _GRAPH, "GraphLowering.run", kernel_patches.wrap_run, _probe_lowered_graph),
+          _GRAPH, "GraphLowering.run", kernel_patches.wrap_run, _lowers("snapshot")),
     Patch("lowered node", (LOWERING,), "lowerings of operators",
-          _GRAPH, "GraphLowering.run_node", kernel_patches.wrap_run_node, _probe_lowered_node),
+          _GRAPH, "GraphLowering.run_node", kernel_patches.wrap_run_node, _lowers("values")),
     Patch("fallback", (LOWERING,), "operators computed by ATen",
           _GRAPH, "GraphLowering.call_function", kernel_patches.wrap_call_function, _probe_fallback),
     Patch("scheduler", (SCHEDULER,), "kernels' dependences",
-          _SCHEDULER, "Scheduler.__init__", kernel_patches.wrap_scheduler_init, _probe_scheduler),
+          _SCHEDULER, "Scheduler.__init__", kernel_patches.wrap_scheduler_init, _lowers("scheduler")),
     Patch("scheduler node", (SCHEDULER,), "errors of the scheduler",
           _SCHEDULER, "Scheduler.create_scheduler_node", kernel_patches.wrap_scheduler_node, takes=("self", "node")),
     Patch("fusion", (SCHEDULER,), "operators kept apart",
@@ -367,19 +364,12 @@ BREAKS: tuple[Patch[GraphExclusions], ...] = (
 # Patches that make compiles cheaper.
 SPEED: tuple[Patch[Recorder], ...] = (
     Patch("guard timing", (DYNAMO,), "compiles without timed guards",
-          "torch._dynamo.guards", "profile_guard_manager", torch_config.wrap_guard_timing, harmless=True),
+          "torch._dynamo.guards", "profile_guard_manager", torch_config.skip_guard_timing, harmless=True),
 )
 # fmt: on
 
-AnyPatch = (
-    Patch[Recorder]
-    | Patch[Ledger]
-    | Patch[LoweringWatch]
-    | Patch[ChosenOperators]
-    | Patch[GraphExclusions]
-    | Patch[OptimizeReplacement]
-)
-PATCHES: tuple[AnyPatch, ...] = (*GRAPHS, *COVERAGE, *KERNELS, *DECOMPOSITIONS, *METADATA, *BREAKS, *SPEED, *CAPTURE)
+AnyPatch = Patch[Recorder] | Patch[Ledger] | Patch[LoweringWatch] | Patch[ChosenOperators] | Patch[GraphExclusions]
+PATCHES: tuple[AnyPatch, ...] = (*GRAPHS, *COVERAGE, *KERNELS, *DECOMPOSITIONS, *METADATA, *BREAKS, *SPEED)
 
 
 def list_patches(stage: str) -> tuple[AnyPatch, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +14,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.compiler.watch import rule_labels
-from fuzzcompile.compiler.watch.graph_copies import GraphState, Row
+from fuzzcompile.compiler.watch.graph_copies import GraphState
 from fuzzcompile.compiler.watch.ledger import (
     CallInputs,
     Direction,
     Frame,
     GraphPartition,
     GraphRecord,
-    Keep,
     Label,
     Ledger,
     Opaque,
@@ -30,7 +29,6 @@ from fuzzcompile.compiler.watch.ledger import (
     Site,
     Unseen,
     collect_attributes,
-    extract_subgraph,
     format_reason,
     is_lowering_handler,
     take_snapshot,
@@ -43,56 +41,66 @@ if TYPE_CHECKING:
     from torch._inductor.pattern_matcher import Match
 
 
-# Matches of lowering patterns, kept so that the Python handler that stands in their place can be replayed.
-
-
-def keep_lowered_match(
-    before: GraphState, match: Any, nodes: list[fx.Node], output: fx.Node, module: fx.GraphModule, keep: Keep
-) -> dict[int, Opaque]:
-    """The matched ``nodes``, by identity of the handler that is new in ``module`` since ``before``; empty if none."""
-    handlers = [node for node in module.graph.nodes if is_lowering_handler(node.target)]
-    if not handlers:
-        return {}
-    rows = dict(before.iterate_nodes())
-    created = [handler for handler in handlers if handler not in rows]
-    opaque = _build_opaque(match, nodes, rows, output, module, keep) if created else None
-    return {id(handler.target): opaque for handler in created} if opaque is not None else {}
-
-
-def _build_opaque(
-    match: Any, nodes: list[fx.Node], rows: Mapping[fx.Node, Row], output: fx.Node, module: fx.GraphModule, keep: Keep
-) -> Opaque | None:
-    """The matched nodes as they were, as a graph; None if they use values that are no arguments of the match."""
-    graph, feeds = extract_subgraph(nodes, rows, output)
-    flat = pytree.tree_leaves((tuple(match.args), match.kwargs))
-    places = {id(argument): position for position, argument in reversed(list(enumerate(flat)))}
-    if any(id(feed) not in places for feed in feeds):
-        return None
-    return Opaque(graph, collect_attributes(graph, module, keep), tuple(places[id(feed)] for feed in feeds))
-
-
-def is_plain_tensor(value: object) -> bool:
-    """Return whether a value is a tensor with values in a storage: no fake one, none prepacked for a library."""
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided  # type: ignore[attr-defined]
-
-
-# Refusal of rewrites: those that are vetoed, or all but those that are wanted.
-
 MANDATORY = facts().passes.mandatory
 """Passes that later stages rely on: without them a graph cannot be lowered."""
 
 _ALWAYS_RUN = MANDATORY | facts().passes.kept
 # Functions whose name ends so only run other passes.
 _HOLDS_PASSES = "passes"
+# Calls of one compiled graph whose inputs are kept: the first ones always, later ones while they take little memory.
+CAPTURED_CALLS = 8
+_ALWAYS_CAPTURED = 2
+_CAPTURED_BYTES = 64 * 2**20
+_OUTSIDE = "outside any pass"
+
+
+def has_tangents(module: fx.GraphModule) -> bool:
+    """Return whether a graph takes gradients of outputs: a joint graph does, and a backward one."""
+    return any(str(node.target).startswith("tangents_") for node in module.graph.find_nodes(op="placeholder"))
 
 
 @dataclass
-class RewriteFilter:
-    """Names of rewrites that are vetoed, and of those that alone are wanted (None: all); refusals are counted."""
+class _OpenStage:
+    """A stage under way: the graph that the user will run, and the (sub)graph that is worked on now."""
 
-    vetoed: Sequence[str] = ()
-    only: Sequence[str] | None = None
+    record: GraphRecord
+    top: fx.GraphModule
+    current: fx.GraphModule
+    mark: GraphState | None = None
+
+
+@dataclass
+class Recorder:
+    """State of one instrumented compile.
+
+    What goes wrong in the watching does not reach the compile that is watched: it is noted in ``ledger.unseen``.
+    """
+
+    vetoed: Sequence[str] = ()  # names of rewrites that are refused
+    only: Sequence[str] | None = None  # names of those that alone may apply, beside the mandatory ones; None: all
     ledger: Ledger = field(default_factory=Ledger)
+    snapshots: bool = True
+    screen: bool = False
+    capturing: bool = True
+    exact: bool = False  # calls of compiled graphs interpret what would be lowered, in float64
+    exported: int = 0  # programs that torch.export captured
+    interpreter: Callable[..., object] | None = None  # of the graph that AOTInductor would have compiled, in a screen
+    frame: Frame | None = None
+    direction: Direction = "inference"
+    # What lowering patterns replaced, by the identity of the handler that stands there now.
+    opaque: dict[int, Opaque] = field(default_factory=dict)
+    _stages: list[_OpenStage] = field(default_factory=list)
+    _passes: list[Label] = field(default_factory=list)
+    # Patterns whose handlers run, the innermost last, with how many passes were under way when they began.
+    _applied: list[tuple[int, Label, tuple[str, ...], Site | None]] = field(default_factory=list)
+    _observed: int = 0  # how many of these are observed passes, or the user's
+    _announced: Label | None = None  # made another graph, which its caller will put in the place of this one
+    _ordinals: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _captured: dict[int, int] = field(default_factory=dict)  # bytes of the copies of inputs, by address
+    _known: KnownCopies = field(default_factory=dict)  # parameters are inputs of every graph and of every call
+    _blamed: BaseException | None = None
+
+    # -- refusals -------------------------------------------------------------------------------
 
     def refuses(self, label: Label) -> bool:
         """Return whether this rewrite is vetoed, by name or because only others are wanted; counted if so."""
@@ -119,15 +127,7 @@ class RewriteFilter:
         """Count the outcome of a match, for coverage."""
         self.ledger.coverage[label, outcome] += 1
 
-
-# Attribution of an exception to the rule that was at work when it was raised.
-
-
-@dataclass
-class BlameRecorder(RewriteFilter):
-    """Writes the rule that failed into the ledger."""
-
-    _blamed: BaseException | None = None
+    # -- exceptions -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def blame(self, label: Label) -> Iterator[None]:
@@ -146,126 +146,75 @@ class BlameRecorder(RewriteFilter):
         if error is not None and self._blamed is not None and error in _list_exception_chain(self._blamed):
             self.ledger.failed_in = self._blamed = None
 
-
-def _list_exception_chain(error: BaseException) -> list[BaseException]:
-    """The exception and those it wraps: the compiler re-raises what passes raise as errors of its own."""
-    chain: list[BaseException] = []
-    pending: list[BaseException | None] = [error]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, BaseException) and item not in chain:
-            chain.append(item)
-            pending += [item.__cause__, item.__context__, getattr(item, "inner_exception", None)]
-    return chain
-
-
-# Calls of one compiled graph whose inputs are kept: the first ones always, later ones while they take little memory.
-CAPTURED_CALLS = 8
-_ALWAYS_CAPTURED = 2
-_CAPTURED_BYTES = 64 * 2**20
-_OUTSIDE = "outside any pass"
-
-
-def has_tangents(module: fx.GraphModule) -> bool:
-    """Return whether a graph takes gradients of outputs: a joint graph does, and a backward one."""
-    return any(str(node.target).startswith("tangents_") for node in module.graph.find_nodes(op="placeholder"))
-
-
-@dataclass
-class _OpenStage:
-    """A stage under way: the graph that the user will run, and the (sub)graph that is worked on now."""
-
-    record: GraphRecord
-    top: fx.GraphModule
-    current: fx.GraphModule
-    mark: GraphState | None = None
-
-
-@dataclass
-class Recorder(BlameRecorder):
-    """State of one instrumented compile.
-
-    What goes wrong in the watching does not reach the compile that is watched: it is noted in ``ledger.unseen``.
-    """
-
-    snapshots: bool = True
-    screen: bool = False
-    capturing: bool = True
-    exact: bool = False  # calls of compiled graphs interpret what would be lowered, in float64
-    exported: int = 0  # programs that torch.export captured
-    interpreter: Callable[..., object] | None = None  # of the graph that AOTInductor would have compiled, in a screen
-    frame: Frame | None = None
-    direction: Direction = "inference"
-    _stages: list[_OpenStage] = field(default_factory=list)
-    _passes: list[Label] = field(default_factory=list)
-    # Patterns whose handlers run, the innermost last, with how many passes were under way when they began.
-    _applied: list[tuple[int, Label, tuple[str, ...], Site | None]] = field(default_factory=list)
-    _observed: int = 0  # how many of these are observed passes, or the user's
-    _announced: Label | None = None  # made another graph, which its caller will put in the place of this one
-    _opaque: dict[int, Opaque] = field(default_factory=dict)
-    _ordinals: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _captured: dict[int, int] = field(default_factory=dict)  # bytes of the copies of inputs, by address
-    _known: KnownCopies = field(default_factory=dict)  # parameters are inputs of every graph and of every call
-
-    @property
-    def opaque(self) -> dict[int, Opaque]:
-        """The nodes that lowering patterns replaced, by the identity of the handler that stands there now."""
-        return self._opaque
-
-    def take_interpreter(self) -> Callable[..., object] | None:
-        """Return the interpreter of the graph that AOTInductor would have compiled; None if it did compile it."""
-        interpreter, self.interpreter = self.interpreter, None
-        return interpreter
+    @contextlib.contextmanager
+    def _contain_errors(self, shows: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of any kind: the compile that is watched goes on
+            self.record_unseen(Unseen("recorder", format_reason(error), (self.stage_name,), shows), error)
 
     # -- stages ---------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def record_stage(self, stage: str, module: fx.GraphModule) -> Iterator[Callable[[object], None]]:
         """A stage works on ``module``; the yielded function takes the graph that the stage returns."""
-        nested = bool(self._stages) and self._stages[-1].record.stage == stage
-        if nested:
-            outer = self._stages[-1].current
-            self._stages[-1].current = module
-            try:
-                with self.blame(Label(stage, None, stage)):
-                    yield lambda result: None
-            finally:
-                self._record_change(None, (), None)
-                self._stages[-1].current = outer
+        if self.stage_name == stage:
+            with self._record_inner(stage, module):
+                yield lambda result: None
             return
-        record = GraphRecord(stage, self.direction)
-        if self.frame is not None:
-            self.frame.records.append(record)
-        opened = _OpenStage(record, module, module)
+        opened = _OpenStage(GraphRecord(stage, self.direction), module, module)
         self._stages.append(opened)
-        self._mark(opened)
+        self._begin_record(opened.record)
 
         def finish(result: object) -> None:
             if not isinstance(result, fx.GraphModule):
                 raise TypeError(f"the stage returns a {type(result).__name__} instead of a graph")
             opened.top = opened.current = result
-            self._record_change(None, (), None)
+            self.record_change()
 
         try:
             with self.blame(Label(stage, None, stage)):
                 yield finish
         finally:
             self._stages.pop()
-            if self._stages:
-                self._resume(self._stages[-1], module, opened.top)
+            if self._stages:  # it ran within another, as joint-graph passes do within the partition
+                outer = self._stages[-1]
+                if outer.current is module:
+                    outer.top = outer.current = opened.top
+                self._drop_if_empty(outer.record)
+                self.restart_record()
 
-    def _resume(self, outer: _OpenStage, given: fx.GraphModule, result: fx.GraphModule) -> None:
-        """A stage ran within another, as joint-graph passes do within the partition: what it did is its own."""
-        if outer.current is given:
-            outer.top = outer.current = result
-        self._drop_if_empty(outer.record)
-        self._begin(outer)
+    @contextlib.contextmanager
+    def _record_inner(self, stage: str, module: fx.GraphModule) -> Iterator[None]:
+        """A stage works on a graph inside its own."""
+        opened, outer = self._stages[-1], self._stages[-1].current
+        opened.current = module
+        try:
+            with self.blame(Label(stage, None, stage)):
+                yield
+        finally:
+            self.record_change()
+            opened.current = outer
 
-    def _begin(self, opened: _OpenStage) -> None:
-        opened.record = GraphRecord(opened.record.stage, opened.record.direction)
+    def restart_record(self) -> None:
+        """The graph is another one, or its inputs are: what follows is recorded apart, to be replayed on those."""
+        if self._stages:
+            opened = self._stages[-1]
+            opened.record = GraphRecord(opened.record.stage, opened.record.direction)
+            self._begin_record(opened.record)
+
+    def _begin_record(self, record: GraphRecord) -> None:
         if self.frame is not None:
-            self.frame.records.append(opened.record)
-        self._mark(opened)
+            self.frame.records.append(record)
+        opened = self._stages[-1]
+        with self._contain_errors("the graph at the start of the stage"):
+            opened.mark = GraphState(opened.top)
+            self._take_snapshot(opened)
+
+    def _take_snapshot(self, opened: _OpenStage) -> None:
+        if self.snapshots:
+            snapshot = take_snapshot(opened.top, self.opaque, self._copy_constants, opened.mark)
+            opened.record.snapshots.append(snapshot)
 
     def _drop_if_empty(self, record: GraphRecord) -> None:
         """Forget a record of a graph that nothing changed."""
@@ -273,34 +222,24 @@ class Recorder(BlameRecorder):
             self.frame.records[:] = [kept for kept in self.frame.records if kept is not record]
 
     @contextlib.contextmanager
-    def record_partition(self, module: fx.GraphModule) -> Iterator[None]:
-        """The joint graph is cut; recorded if functions of the partitioner change it."""
-        with self.set_direction("joint"), self.record_stage(PARTITION, module):
-            try:
-                yield
-            finally:
-                self._record_change(None, (), None)
-                self._drop_if_empty(self._stages[-1].record)
+    def record_partition(self, module: fx.GraphModule, *, part: bool = False) -> Iterator[None]:
+        """The joint graph is cut; recorded if functions of the partitioner change it.
 
-    @contextlib.contextmanager
-    def record_part(self, module: fx.GraphModule) -> Iterator[None]:
-        """A function works on one of the graphs that the joint graph was cut into; it is recorded apart."""
-        outer, self._stages = self._stages, []
+        With ``part``, a function works on one of the graphs that it was cut into, which is recorded apart.
+        """
+        outer = self._stages
+        direction: Direction = "joint"
+        if part:
+            self._stages, direction = [], "backward" if has_tangents(module) else "forward"
         try:
-            with (
-                self.set_direction("backward" if has_tangents(module) else "forward"),
-                self.record_stage(PARTITION, module),
-            ):
-                yield
-                self._record_change(None, (), None)
-                self._drop_if_empty(self._stages[-1].record)
+            with self.set_direction(direction), self.record_stage(PARTITION, module):
+                try:
+                    yield
+                finally:
+                    self.record_change()
+                    self._drop_if_empty(self._stages[-1].record)
         finally:
             self._stages = outer
-
-    @property
-    def cuts_graphs(self) -> bool:
-        """True while the joint graph is being cut, so that functions work on graphs which are parts of it."""
-        return bool(self._stages) and self._stages[-1].record.stage == PARTITION
 
     @contextlib.contextmanager
     def set_direction(self, direction: Direction) -> Iterator[None]:
@@ -310,6 +249,11 @@ class Recorder(BlameRecorder):
             yield
         finally:
             self.direction = before
+
+    @property
+    def stage_name(self) -> str:
+        """Name of the stage under way."""
+        return self._stages[-1].record.stage if self._stages else RUNTIME
 
     def owns(self, graph: object) -> bool:
         """Return whether ``graph`` is the one that the present stage works on (not a pattern being traced)."""
@@ -326,9 +270,9 @@ class Recorder(BlameRecorder):
 
         ``plain`` is a function that Inductor calls straight, and that may call others: the innermost is at work.
         """
-        self._record_change(None, (), None)
+        self.record_change()
         if self._passes and self._passes[-1] != label:
-            self.ledger.inside[label] = self._passes[-1]
+            self.note_surrounding(label)
         self._passes.append(label)
         self._observed += not plain
         try:
@@ -337,12 +281,12 @@ class Recorder(BlameRecorder):
         finally:
             self._observed -= not plain
             self._passes.pop()
-            self._record_change(label, (), None)
+            self.record_change(label)
 
     @property
-    def in_pass(self) -> bool:
-        """True while a pass is under way."""
-        return bool(self._passes)
+    def pass_name(self) -> str | None:
+        """Name of the innermost pass under way: of a user's own, the setting that it was given as."""
+        return (self._passes[-1].pass_name or self._passes[-1].rewrite) if self._passes else None
 
     @property
     def in_observed_pass(self) -> bool:
@@ -368,28 +312,9 @@ class Recorder(BlameRecorder):
         if isinstance(result, fx.Graph) and result is not graph:
             self._announced = label
 
-    def restart_record(self) -> None:
-        """The graph's inputs became others: what follows is recorded apart, to be replayed on those inputs."""
-        if self._stages:
-            self._begin(self._stages[-1])
-
-    def record_changes(self) -> None:
-        """Write down what was changed up to now."""
-        self._record_change(None, (), None)
-
-    @property
-    def stage_name(self) -> str:
-        """Name of the stage under way."""
-        return self._stages[-1].record.stage if self._stages else RUNTIME
-
-    @property
-    def pass_name(self) -> str | None:
-        """Name of the innermost pass under way: of a user's own, the setting that it was given as."""
-        return (self._passes[-1].pass_name or self._passes[-1].rewrite) if self._passes else None
-
     def apply_pattern(self, label: Label, match: Match, node: fx.Node, apply: Callable[[], object]) -> None:
         """Apply a pattern's rewrite and record what it did to the graph."""
-        self._record_change(None, (), None)
+        self.record_change()
         if self._passes and self._passes[-1].rewrite != self._passes[-1].pass_name:
             self.note_surrounding(label)
         nodes = [n for n in match.nodes if isinstance(n, fx.Node)]
@@ -403,17 +328,24 @@ class Recorder(BlameRecorder):
             self._applied.pop()
         if before is not None and module is not None and (self.snapshots or self.screen):
             with self._contain_errors("what a lowering pattern replaced"):
-                self._opaque.update(keep_lowered_match(before, match, nodes, node, module, self._copy_constants))
+                self._keep_lowered_match(before, match, nodes, node, module)
         self.count(label, "fired")
-        self._record_change(label, names, site)
+        self.record_change(label, names, site)
 
-    def apply_unreplayed(self, label: Label, apply: Callable[[], object]) -> object:
-        """Run a rule that works on something else than a graph: it can be refused, and not replayed."""
-        with self.blame(label):
-            result = apply()
-        self.ledger.unreplayed.append(label)
-        self.count(label, "fired")
-        return result
+    def _keep_lowered_match(
+        self, before: GraphState, match: Match, nodes: list[fx.Node], output: fx.Node, module: fx.GraphModule
+    ) -> None:
+        """Keep what a handler that is new in ``module`` since ``before`` stands for, so that it can be replayed."""
+        handlers = [node for node in module.graph.nodes if is_lowering_handler(node.target)]
+        created = [handler for handler in handlers if handler not in dict(before.iterate_nodes())]
+        if created:
+            graph, feeds = extract_match(before, nodes, output)
+            flat = pytree.tree_leaves((tuple(match.args), match.kwargs))
+            places = {id(argument): position for position, argument in reversed(list(enumerate(flat)))}
+            if all(id(feed) in places for feed in feeds):  # no values that are no arguments of the match
+                attributes = collect_attributes(GraphState(module, graph), self._copy_constants)
+                opaque = Opaque(graph, attributes, tuple(places[id(feed)] for feed in feeds))
+                self.opaque.update({id(handler.target): opaque for handler in created})
 
     def record_parts(self, label: Label, graphs: Iterable[fx.GraphModule]) -> None:
         """A partitioner cut the joint graph as it stands into ``graphs``, forward and backward."""
@@ -424,35 +356,11 @@ class Recorder(BlameRecorder):
         if not joint or not joint[-1].snapshots:
             return
         with self._contain_errors("the partition's graphs"):
-            forward, backward = (take_snapshot(graph, self._opaque, self._copy_constants) for graph in graphs)
+            forward, backward = (take_snapshot(graph, self.opaque, self._copy_constants) for graph in graphs)
             self.frame.partitions.append(GraphPartition(label, joint[-1], forward, backward))
 
-    def capture(self, calls: list[CallInputs], inputs: Sequence[object]) -> None:
-        """Keep copies of the inputs of the first calls of a compiled graph."""
-        room = len(calls) < _ALWAYS_CAPTURED or sum(self._captured.values()) < _CAPTURED_BYTES
-        if self.capturing and room and len(calls) < CAPTURED_CALLS:
-            with self._contain_errors("inputs of compiled graphs"):
-                calls.append(CallInputs(copy_tree(list(inputs), known=self._known)))
-                self._captured.update(measure_storages(calls[-1].inputs))
-
-    def capture_parameters(self, frame: Frame, parameters: Sequence[torch.Tensor]) -> None:
-        """Keep copies of the parameters that a frame's graph holds itself."""
-        if self.capturing:
-            with self._contain_errors("frozen parameters"), _disable_current_modes():
-                frame.parameters.extend(copy_tree(list(parameters), known=self._known))
-
-    # -- private --------------------------------------------------------------------------------
-
-    def _mark(self, opened: _OpenStage) -> None:
-        with self._contain_errors("the graph at the start of the stage"):
-            opened.mark = GraphState(opened.top)
-            if self.snapshots:
-                opened.record.snapshots.append(
-                    take_snapshot(opened.top, self._opaque, self._copy_constants, opened.mark)
-                )
-
-    def _record_change(self, label: Label | None, nodes: tuple[str, ...], site: Site | None) -> None:
-        """If the graph is not as it was at the last mark, write the rewrite down under ``label``."""
+    def record_change(self, label: Label | None = None, nodes: tuple[str, ...] = (), site: Site | None = None) -> None:
+        """If the graph is not as it was at the last mark, write a rewrite down under ``label``, or what is at work."""
         if not self._stages:
             return
         opened = self._stages[-1]
@@ -468,8 +376,7 @@ class Recorder(BlameRecorder):
                 label = self._passes[-1] if self._passes else Label(record.stage, None, _OUTSIDE)
                 label = self._announced or label
             self._announced = None
-            if self.snapshots:
-                record.snapshots.append(take_snapshot(opened.top, self._opaque, self._copy_constants, now))
+            self._take_snapshot(opened)
             last = len(record.snapshots) - 1
             record.rewrites.append(Rewrite(label, nodes, site, max(last - 1, 0), last))
             if not nodes:
@@ -485,15 +392,65 @@ class Recorder(BlameRecorder):
                 site = Site(where, self._ordinals[key])
         return site
 
-    def _copy_constants(self, attributes: dict[str, object]) -> dict[str, object]:
-        """Return the constants of a graph as they are now: a program run in place changes its frozen parameters."""
-        plain = {name: value for name, value in attributes.items() if is_plain_tensor(value)}
+    # -- copies ---------------------------------------------------------------------------------
+
+    def capture(self, calls: list[CallInputs], inputs: Sequence[object]) -> None:
+        """Keep copies of the inputs of the first calls of a compiled graph."""
+        room = len(calls) < _ALWAYS_CAPTURED or sum(self._captured.values()) < _CAPTURED_BYTES
+        if self.capturing and room and len(calls) < CAPTURED_CALLS:
+            with self._contain_errors("inputs of compiled graphs"):
+                calls.append(CallInputs(copy_tree(list(inputs), known=self._known)))
+                self._captured.update(measure_storages(calls[-1].inputs))
+
+    def capture_parameters(self, frame: Frame, parameters: Sequence[torch.Tensor]) -> None:
+        """Keep copies of the parameters that a frame's graph holds itself."""
+        if self.capturing:
+            with self._contain_errors("frozen parameters"), _disable_current_modes():
+                frame.parameters.extend(copy_tree(list(parameters), known=self._known))
+
+    def _copy_constants(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        """Return the constants of a graph as they are now: a program run in place changes its frozen parameters.
+
+        Fake tensors, and those that are prepacked for a library, have no values in a storage and stay as they are.
+        """
+        plain = {
+            name: value
+            for name, value in attributes.items()
+            if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided
+        }
         with _disable_current_modes():
             return {**attributes, **copy_tree(plain, known=self._known)}
 
-    @contextlib.contextmanager
-    def _contain_errors(self, shows: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # of any kind: the compile that is watched goes on
-            self.record_unseen(Unseen("recorder", format_reason(error), (self.stage_name,), shows), error)
+
+def _list_exception_chain(error: BaseException) -> list[BaseException]:
+    """The exception and those it wraps: the compiler re-raises what passes raise as errors of its own."""
+    chain: list[BaseException] = []
+    pending: list[BaseException | None] = [error]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, BaseException) and item not in chain:
+            chain.append(item)
+            pending += [item.__cause__, item.__context__, getattr(item, "inner_exception", None)]
+    return chain
+
+
+def extract_match(before: GraphState, nodes: list[fx.Node], output: fx.Node) -> tuple[fx.Graph, list[fx.Node]]:
+    """The matched ``nodes`` as they were ``before``, as a graph of their own, and the outer nodes that feed it."""
+    inside = set(nodes)
+    graph = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    feeds: list[fx.Node] = []
+
+    def copy_node(source: fx.Node) -> fx.Node:
+        if source not in mapping:
+            assert source not in inside, "a match is not in the order of its graph"
+            mapping[source] = graph.placeholder(f"feed_{len(feeds)}")
+            feeds.append(source)
+        return mapping[source]
+
+    for node, (target, args, kwargs, name) in before.iterate_nodes():
+        if node in inside:
+            new_args, new_kwargs = fx.node.map_arg(args, copy_node), fx.node.map_arg(kwargs, copy_node)
+            mapping[node] = graph.create_node(node.op, target, new_args, new_kwargs, name, node.type)
+    graph.output(mapping[output])
+    return graph, feeds

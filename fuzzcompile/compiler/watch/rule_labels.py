@@ -25,7 +25,7 @@ from fuzzcompile.model.stages import LOWERING
 _NAMES = facts().names
 _VARIANT = re.compile(rf"({'|'.join(_NAMES.variants)})+$")
 _NUMBERED = re.compile(r"^_*(?P<family>\w+?)_pattern_\d+$")
-_SITE = re.compile(r'File "([^"]+)", line (\d+)')
+_FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)(?:, in [^\n]*\n(?P<code>[^\n]*))?')
 
 
 def make_entry_label(entry: Any, stage: str, pass_name: str | None) -> Label:
@@ -35,7 +35,10 @@ def make_entry_label(entry: Any, stage: str, pass_name: str | None) -> Label:
     check's closure holds; graph and lowering patterns go by their handler.
     """
     function = _find_search_function(entry) or getattr(entry, "handler", None)
-    name = getattr(entry, "pattern_name", None) or _get_function_name(function) or _make_pattern_name(entry)
+    name = getattr(entry, "pattern_name", None) or _get_function_name(function)
+    if name is None:
+        targets = getattr(entry.pattern, "fns_repr", lambda: "")()
+        name = f"{type(entry.pattern).__name__}_{targets}"
     source, line = find_source(function)
     return Label(stage, pass_name, name, source, line)
 
@@ -122,33 +125,31 @@ def is_vetoed(label: Label, wanted: Iterable[str]) -> bool:
 
 def find_location(nodes: Iterable[fx.Node]) -> str | None:
     """``file.py:line`` of the user's source behind the nodes, from the last node that knows it."""
-    for node in reversed(list(nodes)):
-        found = _SITE.findall(node.meta.get("stack_trace") or "")
-        if found:
-            path, line = found[-1]
-            return f"{Path(path).name}:{line}"
-    return None
+    return next((source for node in reversed(list(nodes)) if (source := find_user_line(node)[0])), None)
+
+
+def find_user_line(node: fx.Node) -> tuple[str | None, str | None]:
+    """``file.py:12`` of the user's program behind the node, and what stands there; None where it is not known."""
+    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    if not frames:
+        return None, None
+    return f"{Path(frames[-1]['path']).name}:{frames[-1]['line']}", (frames[-1]["code"] or "").strip() or None
+
+
+def _read_closure(function: Any) -> dict[str, types.CellType]:
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    return dict(zip(names, getattr(function, "__closure__", None) or (), strict=False))
 
 
 def _find_search_function(entry: Any) -> Any:
     check = getattr(entry, "extra_check", None)
-    check = getattr(check, "__wrapped_check__", check)
-    code, cells = getattr(check, "__code__", None), getattr(check, "__closure__", None) or ()
-    if code is None:
-        return None
-    names = dict(zip(code.co_freevars, cells, strict=False))
-    return names[_NAMES.search_function].cell_contents if _NAMES.search_function in names else None
+    cell = _read_closure(getattr(check, "__wrapped_check__", check)).get(_NAMES.search_function)
+    return cell.cell_contents if cell is not None else None
 
 
 def _find_partial(function: Any) -> Any:
     """Return the callee of a wrapper that only gives a partial a plain signature, as the SDPA patterns have it."""
-    cells = dict(
-        zip(
-            getattr(getattr(function, "__code__", None), "co_freevars", ()),
-            getattr(function, "__closure__", None) or (),
-            strict=False,
-        )
-    )
+    cells = _read_closure(function)
     held = cells[_NAMES.partial].cell_contents if set(cells) == {_NAMES.partial} else None
     return held if isinstance(held, functools.partial) else None
 
@@ -176,11 +177,6 @@ def _get_function_name(function: Any) -> str | None:
         _, line = find_source(function)
         return f"lambda_line_{line}"
     return name
-
-
-def _make_pattern_name(entry: Any) -> str:
-    targets = getattr(entry.pattern, "fns_repr", lambda: "")()
-    return f"{type(entry.pattern).__name__}_{targets}"
 
 
 # Checks that refused a match, and their failing conditions: only for a few rules, because the check is traced.
@@ -245,12 +241,13 @@ def _find_condition(refusals: list[Return]) -> str:
         return ""
     code, line = refusals[-1]
     for inner, at in reversed(refusals[:-1]):
-        if inner.co_name not in _format_statement(code.co_filename, line):
+        statement = _find_statement(code.co_filename, line)
+        if statement is None or inner.co_name not in ast.unparse(statement):
             break
         code, line = inner, at
-    file = shorten_file(code.co_filename)
-    condition = _shorten_text(_find_failed_condition(code.co_filename, line))
-    return f"{code.co_name}{': ' * bool(condition)}{condition} ({file.rpartition('/')[2]}:{line})"
+    condition = " ".join(_find_failed_condition(code.co_filename, line).split())
+    condition = condition if len(condition) <= _LONGEST else f"{condition[: _LONGEST - 4]} ..."
+    return f"{code.co_name}{': ' * bool(condition)}{condition} ({Path(code.co_filename).name}:{line})"
 
 
 def _find_failed_condition(file: str, line: int) -> str:
@@ -260,11 +257,6 @@ def _find_failed_condition(file: str, line: int) -> str:
         return ast.unparse(statement.value)
     inside = [node for node in _parse_nodes(file) if isinstance(node, ast.If) and _contains_line(node.body, line)]
     return ast.unparse(max(inside, key=lambda node: node.lineno).test) if inside else ""
-
-
-def _format_statement(file: str, line: int) -> str:
-    statement = _find_statement(file, line)
-    return "" if statement is None else ast.unparse(statement)
 
 
 def _find_statement(file: str, line: int) -> ast.stmt | None:
@@ -281,8 +273,3 @@ def _parse_nodes(file: str) -> list[ast.AST]:
 
 def _contains_line(block: list[ast.stmt], line: int) -> bool:
     return block[0].lineno <= line <= (block[-1].end_lineno or line)
-
-
-def _shorten_text(text: str) -> str:
-    plain = " ".join(text.split())
-    return plain if len(plain) <= _LONGEST else f"{plain[: _LONGEST - 4]} ..."

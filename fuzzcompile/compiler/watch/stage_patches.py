@@ -29,16 +29,14 @@ from fuzzcompile.compiler.watch.ledger import (
     take_snapshot,
 )
 from fuzzcompile.compiler.watch.recorder import Recorder, has_tangents
-from fuzzcompile.compiler.watch.torch_patch import Function, run_contained
+from fuzzcompile.compiler.watch.torch_patch import Function, contain_errors
 from fuzzcompile.model.stages import (
     DECOMPOSITION,
-    FREEZING,
     GRAPH_STAGES,
     JOINT_GRAPH,
     LOWERING,
     PARTITION,
     POST_GRAD,
-    PRE_GRAD,
     SCHEDULER,
 )
 
@@ -59,59 +57,51 @@ def compile_screened(
     ``opaque`` is what lowering patterns replaced: it is run in the place of their lowerings.
     """
     from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
+    from torch._inductor import compile_fx
     from torch._inductor.debug import DebugContext
+    from torch._inductor.virtualized import V
 
+    # As torch._inductor.compile_fx does up to there: views become reshapes, fake tensors are propagated. The passes run
+    # under the graph's fake mode and no other: under AOTAutograd's own, which is active when it calls the compiler,
+    # what a pass computes for itself would be fake too.
     with _disable_current_modes(), DebugContext():
-        _run_passes(module, example_inputs, is_inference=bool(kwargs.get("is_inference")))
+        compile_fx.view_to_reshape(module)  # type: ignore[attr-defined, no-untyped-call]
+        with torch.no_grad():
+            fake_mode = compile_fx.fake_tensor_prop(module, list(example_inputs))
+        with V.set_fake_mode(fake_mode):
+            compile_fx._recursive_post_grad_passes(module, is_inference=bool(kwargs.get("is_inference")))
     snapshot = take_snapshot(module, opaque)
     return make_boxed_func(lambda *inputs: interpret_graph(snapshot, inputs))
 
 
-def _run_passes(module: fx.GraphModule, example_inputs: Sequence[torch.Tensor], *, is_inference: bool) -> None:
-    """Do the work of ``torch._inductor.compile_fx`` up to there: views become reshapes, fake tensors are propagated.
-
-    The passes run under the graph's fake mode and no other: under AOTAutograd's own, which is active when it calls the
-    compiler, what a pass computes for itself would be fake too.
-    """
-    from torch._inductor import compile_fx
-    from torch._inductor.virtualized import V
-
-    compile_fx.view_to_reshape(module)  # type: ignore[attr-defined, no-untyped-call]
-    with torch.no_grad():
-        fake_mode = compile_fx.fake_tensor_prop(module, list(example_inputs))
-    with V.set_fake_mode(fake_mode):
-        compile_fx._recursive_post_grad_passes(module, is_inference=is_inference)
-
-
-def wrap_compile_fx(recorder: Recorder, original: Function) -> Function:
+def wrap_compile_fx(
+    recorder: Recorder, original: Function, model: object, example_inputs: object, *args: object, **kwargs: object
+) -> object:
     """The backend's entry: one captured graph, from dynamo to the callable that runs it."""
     from torch._dynamo.exc import RestartAnalysis
     from torch._inductor.compile_fx import compile_fx_inner
 
-    def compile_fx(model: object, example_inputs: object, *args: object, **kwargs: object) -> object:
-        if recorder.frame is not None:  # Inductor calls itself with other settings: still the same graph
-            return original(model, example_inputs, *args, **kwargs)
-        frame = Frame(len(recorder.ledger.frames))
-        recorder.ledger.frames.append(frame)
-        recorder.capture_parameters(frame, _list_parameters(model))
-        inner = cast(Function, kwargs.pop("inner_compile", None) or compile_fx_inner)
-        if recorder.screen:
-            inner = functools.partial(compile_screened, opaque=recorder.opaque)
-        recorder.frame = frame
-        try:
-            with describe_target():
-                inputs = move_to_target(model, example_inputs)
-                compiled = original(model, inputs, *args, inner_compile=_watch_inner(recorder, frame, inner), **kwargs)
-        except RestartAnalysis:  # dynamo throws this attempt away and captures the graph anew
-            recorder.ledger.frames.pop()
-            raise
-        finally:
-            recorder.frame = None
-        if _is_ahead_of_time():
-            return _take_files(recorder, compiled)
-        return _capture_calls(recorder, cast(Function, compiled), frame.dynamo_calls)
-
-    return compile_fx
+    if recorder.frame is not None:  # Inductor calls itself with other settings: still the same graph
+        return original(model, example_inputs, *args, **kwargs)
+    frame = Frame(len(recorder.ledger.frames))
+    recorder.ledger.frames.append(frame)
+    recorder.capture_parameters(frame, _list_parameters(model))
+    inner = cast(Function, kwargs.pop("inner_compile", None) or compile_fx_inner)
+    if recorder.screen:
+        inner = functools.partial(compile_screened, opaque=recorder.opaque)
+    recorder.frame = frame
+    try:
+        with describe_target():
+            inputs = move_to_target(model, example_inputs)
+            compiled = original(model, inputs, *args, inner_compile=_watch_inner(recorder, frame, inner), **kwargs)
+    except RestartAnalysis:  # dynamo throws this attempt away and captures the graph anew
+        recorder.ledger.frames.pop()
+        raise
+    finally:
+        recorder.frame = None
+    if _is_ahead_of_time():
+        return _take_files(recorder, compiled)
+    return _capture_calls(recorder, cast(Function, compiled), frame.dynamo_calls)
 
 
 def _is_ahead_of_time() -> bool:
@@ -159,14 +149,7 @@ def _watch_inner(recorder: Recorder, frame: Frame, inner: Function) -> Function:
             return compiled
         return _capture_calls(recorder, _make_exact_on_demand(recorder, final, cast(Function, compiled)), calls)
 
-    @functools.wraps(inner)
-    def inner_compile(module: fx.GraphModule, example_inputs: object, **kwargs: object) -> object:
-        def run(attempt: Function) -> object:
-            return run_inner(attempt, module, example_inputs, **kwargs)
-
-        return run_contained(recorder, _make_calls_unseen, run, inner, module, example_inputs, **kwargs)
-
-    return inner_compile
+    return contain_errors(recorder, _make_calls_unseen, run_inner, inner)
 
 
 def _find_final_graph(frame: Frame, direction: Direction) -> Snapshot | None:
@@ -201,92 +184,60 @@ def _capture_calls(recorder: Recorder, function: Function, calls: list[CallInput
     AOTAutograd returns to dynamo is marked ``_boxed_call`` and takes plain arguments all the same.
     """
 
-    @functools.wraps(function)
-    def call(*args: object) -> object:
-        def run(attempt: Function) -> object:
-            inputs = args[0] if len(args) == 1 and isinstance(args[0], list) else args
-            recorder.capture(calls, inputs)
-            with describe_target():
-                return attempt(*args)
+    def run(original: Function, *args: object) -> object:
+        inputs = args[0] if len(args) == 1 and isinstance(args[0], list) else args
+        recorder.capture(calls, inputs)
+        with describe_target():
+            return original(*args)
 
-        return run_contained(recorder, _make_calls_unseen, run, function, *args)
-
-    return call
+    return contain_errors(recorder, _make_calls_unseen, run, function)
 
 
 # -- stages -----------------------------------------------------------------------------------------
 
 
-def _find_result(module: fx.GraphModule, result: object) -> object:
-    """The graph that a stage returns, alone or first of several things."""
-    return result[0] if isinstance(result, tuple) else result
+def record_stage(stage: str, *, in_place: bool = False, position: int = 0) -> Callable[..., object]:
+    """What runs in the place of a stage, to record it; its graph is the argument at that position.
+
+    The graph that the stage returns, alone or first of several things, is another one unless it works ``in_place``.
+    """
+
+    def run(recorder: Recorder, original: Function, *args: object, **kwargs: object) -> object:
+        module = cast(fx.GraphModule, args[position])
+        direction = recorder.direction
+        if stage == JOINT_GRAPH:  # or the only graph, where nothing is differentiated
+            direction = "joint" if has_tangents(module) else "inference"
+        with recorder.set_direction(direction), recorder.record_stage(stage, module) as finish:
+            result = original(*args, **kwargs)
+            finish(module if in_place else result[0] if isinstance(result, tuple) else result)
+        return result
+
+    return run
 
 
-def _find_given(module: fx.GraphModule, result: object) -> object:
-    """The graph that a stage was given, and works on in place."""
-    return module
-
-
-def _make_stage_wrapper(
-    stage: str, find_graph: Callable[[fx.GraphModule, object], object], position: int = 0
-) -> Callable[[Recorder, Function], Function]:
-    """A wrapper that records a stage, whose graph is the argument at that position."""
-
-    def wrap(recorder: Recorder, original: Function) -> Function:
-        def passes(*args: object, **kwargs: object) -> object:
-            module = cast(fx.GraphModule, args[position])
-            direction = recorder.direction
-            if stage == JOINT_GRAPH:  # or the only graph, where nothing is differentiated
-                direction = "joint" if has_tangents(module) else "inference"
-            with recorder.set_direction(direction), recorder.record_stage(stage, module) as finish:
-                result = original(*args, **kwargs)
-                finish(find_graph(module, result))
-            return result
-
-        return passes
-
-    return wrap
-
-
-wrap_pre_grad = _make_stage_wrapper(PRE_GRAD, _find_result)
-"""The passes over dynamo's graph."""
-wrap_joint_graph = _make_stage_wrapper(JOINT_GRAPH, _find_result)
-"""The passes over the joint graph."""
-wrap_post_grad = _make_stage_wrapper(POST_GRAD, _find_given)
-"""The passes over a graph that will be lowered."""
-wrap_freezing = _make_stage_wrapper(FREEZING, _find_result, position=1)
-"""``freeze(dynamo_graph, graph, inputs)``: what Inductor does once parameters are constants."""
-wrap_weights_layout = _make_stage_wrapper(FREEZING, _find_given)
-"""Weights of convolutions get the layout that the kernels want, before they are frozen."""
-
-
-def wrap_frozen_parameters(recorder: Recorder, original: Function) -> Function:
+def wrap_frozen_parameters(
+    recorder: Recorder, original: Function, module: fx.GraphModule, *args: object, **kwargs: object
+) -> object:
     """Parameters become constants: the graph has other inputs from here on."""
-
-    def replace(module: fx.GraphModule, *args: object, **kwargs: object) -> object:
-        if not recorder.owns(module):
-            return original(module, *args, **kwargs)
-        recorder.record_changes()
-        label = rule_labels.make_pass_label(original, recorder.stage_name, "replace_params_with_constants")
-        with recorder.blame(label):
-            result = original(module, *args, **kwargs)
-        recorder.restart_record()
-        return result
-
-    return replace
+    if not recorder.owns(module):
+        return original(module, *args, **kwargs)
+    recorder.record_change()
+    label = rule_labels.make_pass_label(original, recorder.stage_name, "replace_params_with_constants")
+    with recorder.blame(label):
+        result = original(module, *args, **kwargs)
+    recorder.restart_record()
+    return result
 
 
-def wrap_partition(recorder: Recorder, original: Function) -> Function:
+def wrap_partition(
+    recorder: Recorder, original: Function, module: fx.GraphModule, *args: object, **kwargs: object
+) -> object:
     """The joint graph is cut into a forward and a backward graph."""
-
-    def partition(module: fx.GraphModule, *args: object, **kwargs: object) -> object:
-        label = rule_labels.make_callable_label(find_partitioner() or original, PARTITION, None)
-        with recorder.record_partition(module), recorder.blame(label):
-            result = original(module, *args, **kwargs)
-        recorder.record_parts(label, cast(Iterable[fx.GraphModule], result))
-        return result
-
-    return partition
+    label = rule_labels.make_callable_label(find_partitioner() or original, PARTITION, None)
+    with recorder.record_partition(module), recorder.blame(label):
+        result = original(module, *args, **kwargs)
+    recorder.record_parts(label, cast(Iterable[fx.GraphModule], result))
+    return result
 
 
 # Coverage of one compile beyond the rewrites: decompositions, lowerings, and shapes of fused kernels.
@@ -295,15 +246,11 @@ def wrap_partition(recorder: Recorder, original: Function) -> Function:
 _EXACT = 4
 
 
-def count_decompositions(ledger: Ledger, original: Function) -> Function:
+def count_decompositions(ledger: Ledger, original: Function) -> object:
     """Have every decomposition that Inductor hands to AOTAutograd count its calls."""
-
-    def select_decomp_table() -> object:
-        table = cast("Mapping[OpOverload, Function]", original())
-        _counting[:] = [weakref.ref(ledger)]
-        return {operator: _count_calls(operator, function) for operator, function in table.items()}
-
-    return select_decomp_table
+    table = cast("Mapping[OpOverload, Function]", original())
+    _counting[:] = [weakref.ref(ledger)]
+    return {operator: _count_calls(operator, function) for operator, function in table.items()}
 
 
 # The ledger that decompositions are counted in: wrapping a thousand functions anew for every compile would show.
@@ -329,31 +276,25 @@ def _count_calls(operator: OpOverload, function: Function) -> Function:
     return decompose
 
 
-def count_lowerings(ledger: Ledger, original: Function) -> Function:
+def count_lowerings(
+    ledger: Ledger, original: Function, graph: GraphLowering, target: Function, args: object, kwargs: object
+) -> object:
     """Count lowerings, and calls of operators that have none."""
+    result = original(graph, target, args, kwargs)
+    if hasattr(target, "_schema") and hasattr(target, "_overloadname"):
+        from torch._inductor.lowering import lowerings
 
-    def call_function(graph: GraphLowering, target: Function, args: object, kwargs: object) -> object:
-        result = original(graph, target, args, kwargs)
-        if hasattr(target, "_schema") and hasattr(target, "_overloadname"):
-            from torch._inductor.lowering import lowerings
-
-            fallback = getattr(lowerings.get(target), "_is_fallback_handler", False)
-            ledger.reached[ReachedRule(LOWERING, str(target), "fallback" if fallback else "fired")] += 1
-        return result
-
-    return call_function
+        fallback = getattr(lowerings.get(target), "_is_fallback_handler", False)
+        ledger.reached[ReachedRule(LOWERING, str(target), "fallback" if fallback else "fired")] += 1
+    return result
 
 
-def count_kernels(ledger: Ledger, original: Function) -> Function:
+def count_kernels(ledger: Ledger, original: Function, scheduler: Scheduler, *args: object, **kwargs: object) -> object:
     """Count the kernels of the scheduler's final list by their shapes."""
-
-    def initialise(scheduler: Scheduler, *args: object, **kwargs: object) -> object:
-        result = original(scheduler, *args, **kwargs)
-        for shape in filter(None, map(describe_kernel, scheduler.nodes)):
-            ledger.reached[ReachedRule(SCHEDULER, shape, "fired")] += 1
-        return result
-
-    return initialise
+    result = original(scheduler, *args, **kwargs)
+    for shape in filter(None, map(describe_kernel, scheduler.nodes)):
+        ledger.reached[ReachedRule(SCHEDULER, shape, "fired")] += 1
+    return result
 
 
 def describe_kernel(node: BaseSchedulerNode) -> str:

@@ -8,7 +8,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Protocol, TypeVar
 
 from fuzzcompile.compiler.watch.ledger import Unseen, format_reason
 
@@ -31,9 +31,9 @@ class UnseenRecorder(Protocol):
 W = TypeVar("W", bound=UnseenRecorder)
 
 
-def forbid_wrapping(watcher: UnseenRecorder, original: Function) -> Function:
-    """Refuse to wrap: a family of patches has a wrapper for each of its members."""
-    return original
+def forbid_wrapping(watcher: UnseenRecorder, original: Function, *args: object, **kwargs: object) -> object:
+    """Stand for the members of a family of patches, each of which has a function of its own."""
+    raise NotImplementedError("a family of patches wraps no function itself")
 
 
 class IntendedError(Exception):
@@ -87,9 +87,9 @@ class Patch(Attribute, Generic[W]):
     shows: str  # what is not seen without it, as the subject of a sentence in the plural
     module: str
     attribute: str
-    # makes the replacement, given what watches and the original. What it raises by itself never reaches the compile:
-    # see :func:`run_contained`
-    wrap: Callable[[W, OriginalCall], Function]
+    # runs in the place of the function, given what watches, the original and the arguments of the call. What it raises
+    # by itself never reaches the compile: see :func:`run_contained`
+    wrap: Callable[Concatenate[W, OriginalCall, ...], object]
     # what is wrong with the patch on this torch, by what a few small compiles recorded; it gives None if the patch
     # holds. There is none where the function runs only on CUDA, or only when something fails
     probe: PatchProbe | None = None
@@ -119,8 +119,6 @@ class Patch(Attribute, Generic[W]):
         return Unseen(self.name, why, self.stages, self.shows, self.harmless)
 
 
-REPLACEMENT = "_install_patch.<locals>.replacement"
-"""Name of the code that stands in the place of a patched function; its local ``patch`` is the :class:`Patch`."""
 switched_off: dict[str, str] = {}
 """Patches that failed their probe on this torch (see :mod:`fuzzcompile.compiler.watch.conformance`), and how."""
 
@@ -153,17 +151,7 @@ def _install_patch(watcher: W, patch: Patch[W], stack: contextlib.ExitStack) -> 
     if not callable(original):  # an entry of a config in which the user has put nothing
         return
 
-    @functools.wraps(original)
-    def replacement(*args: object, **kwargs: object) -> object:
-        return run_contained(
-            watcher,
-            patch.make_unseen,
-            lambda attempt: patch.wrap(watcher, attempt)(*args, **kwargs),
-            original,
-            *args,
-            **kwargs,
-        )
-
+    replacement = contain_errors(watcher, patch.make_unseen, functools.partial(patch.wrap, watcher), original)
     static = isinstance(inspect.getattr_static(owner, leaf, None), staticmethod)
     stack.enter_context(patch.replace(staticmethod(replacement) if static else replacement))
 
@@ -195,10 +183,24 @@ class OriginalCall:
         return self.result
 
 
+Run = Callable[Concatenate[OriginalCall, ...], object]
+"""Runs in the place of a function, given the original and the arguments of the call."""
+
+
+def contain_errors(watcher: UnseenRecorder, unseen: Callable[[str], Unseen], run: Run, original: Function) -> Function:
+    """A function to stand in the place of ``original``: each call of it is one of :func:`run_contained`."""
+
+    @functools.wraps(original)
+    def replacement(*args: object, **kwargs: object) -> object:
+        return run_contained(watcher, unseen, run, original, *args, **kwargs)
+
+    return replacement
+
+
 def run_contained(
     watcher: UnseenRecorder,
     unseen: Callable[[str], Unseen],
-    run: Callable[[OriginalCall], object],
+    run: Run,
     original: Function,
     *args: object,
     **kwargs: object,
@@ -211,7 +213,7 @@ def run_contained(
     """
     attempt = OriginalCall(original)
     try:
-        return run(attempt)
+        return run(attempt, *args, **kwargs)
     except IntendedError as intended:
         raise intended.error from None
     except Exception as error:  # whatever it is, it is no error of the compile that is watched

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from fuzzcompile.compiler.custom_code import apply_backend, install_custom
-from fuzzcompile.compiler.graph_text import dump_ledger
 from fuzzcompile.compiler.kernel_cache import share_headers
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.source_probes import watch_focus
@@ -23,6 +22,7 @@ from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.diagnosis.bitwise.execution import apply_contract
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.triage_report import TriageReport
+from fuzzcompile.diagnosis.worker.ledger_files import dump_ledger
 from fuzzcompile.diagnosis.worker.worker_loss import leave_eager, leave_report
 from fuzzcompile.model.contract import ReportJson, read_target
 from fuzzcompile.model.errors import EnvironmentUnfit, MachineUnfit

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import hashlib
+import importlib.util
 import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from fuzzcompile.compiler.veto_names import find_package_folder, list_pass_files, matches_veto, read_pass_sources
+from fuzzcompile.compiler.veto_names import matches_veto
 from fuzzcompile.diagnosis.worker.local_pool import open_pool
 from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
 from fuzzcompile.model import hints
@@ -202,3 +205,55 @@ def _is_spelt_in_torch(veto: str) -> bool:
         head.startswith(stem) or (head != _strip_stage(veto) and stem.startswith(head)) for stem in sources.stems
     )
     return made or any(matches_veto(word, word, _strip_stage(veto)) for word in sources.words)
+
+
+# Names in the source of the installed torch's passes, read without importing it.
+
+_SPELT = re.compile(rb"[A-Za-z_]\w*")
+_STEM = re.compile(rb"([A-Za-z_]\w*_)\{")  # in an f-string: pass_pattern_{index}
+# By torch's convention passes take a graph, handlers of patterns a match; SDPA patterns are numbered.
+_RULE = re.compile(rb"def (?:(\w+)\(\s*(?:graph|gm|graph_module|match)\b|(\w+_pattern_\d+)\()")
+
+
+@dataclass(frozen=True)
+class PassSources:
+    """Names in the files of torch's passes."""
+
+    words: frozenset[str]  # every identifier
+    stems: tuple[str, ...]  # beginnings of names that are made when torch runs
+    rules: frozenset[str]  # functions that look like passes and patterns
+
+
+def find_package_folder(package: str) -> Path | None:
+    """The folder of an installed package, which is not imported; None if there is no such folder."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return Path(folders[0]) if folders else None
+
+
+def list_pass_files() -> list[Path]:
+    """The files that define the installed torch's passes, or name them."""
+    root = find_package_folder("torch")
+    if root is None:
+        return []
+    inductor = root / "_inductor"
+    return sorted([*(inductor / "fx_passes").rglob("*.py"), *inductor.glob("*.py"), *root.glob("_functorch/**/*.py")])
+
+
+@functools.cache
+def read_pass_sources() -> PassSources:
+    """Read the names in those files; a tenth of a second of processor time."""
+    words, stems, rules = set[bytes](), set[bytes](), set[bytes]()
+    for path in list_pass_files():
+        text = path.read_bytes()
+        words.update(_SPELT.findall(text))
+        stems.update(_STEM.findall(text))
+        rules.update(name or numbered for name, numbered in _RULE.findall(text))
+    return PassSources(_decode_names(words), tuple(_decode_names(stems)), _decode_names(rules))
+
+
+def _decode_names(names: set[bytes]) -> frozenset[str]:
+    return frozenset(name.decode(errors="replace") for name in names)

@@ -47,7 +47,7 @@ class _Aim:
         return self.drawn_from == "opinfo"
 
     def find_focus(self) -> FocusRequest | None:
-        from fuzzcompile.compiler.veto_names import find_package_folder
+        from fuzzcompile.diagnosis.worker.veto_check import find_package_folder
         from fuzzcompile.fuzz.focus.focus_request import parse_focus
 
         if self.origin is not None and self.no_near_misses:

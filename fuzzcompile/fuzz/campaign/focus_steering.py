@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from fuzzcompile.compiler.inductor_toggles import Settings, merge_settings
 from fuzzcompile.corpus.records import Seed, StreamRun
 from fuzzcompile.corpus.transactions import PLACES
 from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, GeneratorSource
 from fuzzcompile.fuzz.campaign.steering import Item, PlaceOutcome, StreamSteering, Yield, mutate
 from fuzzcompile.fuzz.focus.focus_request import FOCUS
 from fuzzcompile.model.focus_plan import FocusAim, FocusPlan
+from fuzzcompile.model.inductor_toggles import Settings, merge_settings
 from fuzzcompile.programs.edits.near_miss_edits import draw_near_miss
 from fuzzcompile.programs.edits.pattern_program import PatternProgram, render_pattern_program
 

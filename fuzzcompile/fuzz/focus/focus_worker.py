@@ -12,16 +12,17 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.compiler.inductor_toggles import Settings, merge_settings, solve_switches, switch_entry_on
-from fuzzcompile.compiler.rule_catalogue import KnownRule, list_code_places, list_known_rules, list_pattern_operators
+from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
 from fuzzcompile.compiler.watch.rule_labels import get_base_name, get_family
 from fuzzcompile.fuzz.focus.code_graph import CodeGraph, DefinitionPlace
+from fuzzcompile.fuzz.focus.rule_code import list_code_places, list_pattern_operators
 from fuzzcompile.fuzz.rules.rule_programs import make_rule_programs
 from fuzzcompile.fuzz.worker_tasks import PatternTask
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.focus_plan import FocusAim, FocusPlan, FocusQuestion, Span
+from fuzzcompile.model.inductor_toggles import Settings, merge_settings, solve_switches, switch_entry_on
 from fuzzcompile.model.stages import DECOMPOSITION, LOWERING, STAGES
 from fuzzcompile.programs.edits.pattern_program import PatternProgram
 from fuzzcompile.run.pool.worker import get_current_device, say

@@ -14,7 +14,6 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzzcompile.compiler.inductor_toggles import EAGER_NUMBERS, FOR_GPU, OWN_RANDOM_STREAM
 from fuzzcompile.fuzz.generation.inputs import fit_spec
 from fuzzcompile.fuzz.generation.profile import (
     CPU_REPERTOIRE,
@@ -50,6 +49,7 @@ from fuzzcompile.fuzz.operator_programs.indexing import DRAWING
 from fuzzcompile.fuzz.operator_programs.program import add_program, add_programs_beside
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT
 from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.inductor_toggles import EAGER_NUMBERS, FOR_GPU, OWN_RANDOM_STREAM
 from fuzzcompile.programs.edits.tensor_values import InputLayout
 
 __all__ = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from fuzzcompile.compiler.inductor_toggles import find_toggle
 from fuzzcompile.fuzz.generation.spec import (
     Attention,
     CaseSpec,
@@ -20,6 +19,7 @@ from fuzzcompile.fuzz.generation.spec import (
 from fuzzcompile.fuzz.idioms.registry import find_attention_traits, idiom, idioms
 from fuzzcompile.fuzz.near_misses.near_miss_registry import find_detour
 from fuzzcompile.model.contract import AOTI, COMPILE
+from fuzzcompile.model.inductor_toggles import find_toggle
 from fuzzcompile.model.templates import get_template
 from fuzzcompile.programs.edits.tensor_values import LAYOUTS, fill_expression, format_tuple, join_sizes
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import hypothesis
 
-from fuzzcompile.compiler.inductor_toggles import FOR_GPU, TOGGLES, InductorToggle
 from fuzzcompile.fuzz.generation.spec import Dims
 from fuzzcompile.fuzz.idioms.registry import idioms
 from fuzzcompile.fuzz.near_misses.near_miss_registry import NEAR_MISSES
 from fuzzcompile.fuzz.operator_programs.operator_table import load_operator_table
 from fuzzcompile.fuzz.operator_programs.production import PRODUCTIONS
 from fuzzcompile.model.errors import FuzzcompileError
+from fuzzcompile.model.inductor_toggles import FOR_GPU, TOGGLES, InductorToggle
 
 # Every name by which the generator can be steered, with the weight that it is registered with.
 

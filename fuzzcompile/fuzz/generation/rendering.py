@@ -10,7 +10,6 @@ from functools import lru_cache
 
 from jinja2.environment import TemplateModule
 
-from fuzzcompile.compiler.inductor_toggles import collect_config, collect_options
 from fuzzcompile.fuzz.generation.inputs import (
     Sizes,
     list_activations,
@@ -27,6 +26,7 @@ from fuzzcompile.fuzz.generation.spec import Attention, Block, CaseSpec, Dims, O
 from fuzzcompile.fuzz.idioms.registry import find_attention_traits, idiom
 from fuzzcompile.fuzz.near_misses.near_miss_registry import find_detour
 from fuzzcompile.model.contract import COMPILE
+from fuzzcompile.model.inductor_toggles import collect_config, collect_options
 from fuzzcompile.model.templates import expand_macro, get_template
 from fuzzcompile.programs.edits.tensor_values import find_functions, format_tuple
 

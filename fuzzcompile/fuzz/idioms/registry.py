@@ -31,8 +31,8 @@ from typing import Any, Literal
 
 from jinja2 import Template
 
-from fuzzcompile.compiler.inductor_toggles import Stirred
 from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec, Choice, Choices, Dims, Layout, Part, Pen
+from fuzzcompile.model.inductor_toggles import Stirred
 from fuzzcompile.model.templates import get_template
 
 Role = Literal[

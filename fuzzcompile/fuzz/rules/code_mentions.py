@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.compiler.inductor_toggles import solve_switches
 from fuzzcompile.compiler.rule_catalogue import KnownRule
 from fuzzcompile.compiler.torch_config import get_setting, load_config
 from fuzzcompile.model.facts import facts
+from fuzzcompile.model.inductor_toggles import solve_switches
 from fuzzcompile.model.stages import FREEZING
 
 _DEEPEST = 3

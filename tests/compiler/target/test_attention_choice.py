@@ -41,7 +41,7 @@ def trained(shape: tuple[int, ...], own: int | None = None) -> tuple[torch.Tenso
 @pytest.fixture
 def as_release(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Judge by the rules of another version of torch."""
-    yield lambda version: monkeypatch.setattr(attention_choice, "_current_release", lambda: find_release(version))
+    yield lambda version: monkeypatch.setattr(attention_choice, "find_release", lambda _: find_release(version))
 
 
 # The rule, torch's version, the device, the inputs, other arguments, the kernel. The rule is a function of ATen.
@@ -185,7 +185,7 @@ from fuzzcompile.compiler.target import attention_choice
 from fuzzcompile.model.targets import find_target
 
 FakeTensorMode.avoid_device_init = property(lambda self: True)
-attention_choice._current_release = lambda: attention_choice.find_release("2.13")
+attention_choice.find_release = lambda version, find=attention_choice.find_release: find("2.13")
 choices = []
 A100 = find_target("cuda:sm_80")
 attention_choice.install_attention(A100, choices.append)

@@ -22,7 +22,7 @@ from fuzzcompile.model import stages
 ROOT = Path(fuzzcompile.__file__).parent
 # String literals that are equal to the name of a stage and mean something else.
 OTHER_MEANINGS = {
-    "compiler/inductor_toggles.py": {"freezing"},  # an entry of torch._inductor.config
+    "model/inductor_toggles.py": {"freezing"},  # an entry of torch._inductor.config
     "compiler/kernels/kernel_patches.py": {"codegen"},  # a method of torch's scheduler nodes
     "compiler/operators/operator_crossref.py": {"decomposition"},  # a way to compute an operator, beside "fake"
     "compiler/rule_catalogue.py": {"decomposition", "lowering"},  # kinds of rule that `passes` lists, in the contract

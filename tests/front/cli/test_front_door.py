@@ -12,8 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from fuzzcompile.compiler.veto_names import read_pass_sources
-from fuzzcompile.diagnosis.worker.veto_check import VetoCheck
+from fuzzcompile.diagnosis.worker.veto_check import VetoCheck, read_pass_sources
 from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
 from fuzzcompile.front.cli.wait_line import WaitLine
 from fuzzcompile.model.conditions import Conditions

@@ -6,12 +6,12 @@ import ast
 
 import pytest
 
-from fuzzcompile.compiler.inductor_toggles import solve_switches
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase
 from fuzzcompile.fuzz.campaign.focus_steering import BLOCK, FocusSource, FocusSteering, add_settings
 from fuzzcompile.fuzz.campaign.steering import PlaceOutcome
 from fuzzcompile.fuzz.focus.focus_request import FOCUS, FocusTally
 from fuzzcompile.model.focus_plan import FocusAim, FocusObservation, FocusPlan, Span
+from fuzzcompile.model.inductor_toggles import solve_switches
 from fuzzcompile.programs.edits.pattern_program import Operand, PatternProgram
 
 SETTINGS = {"pre_grad_fusion_options": {"normalization_pass": {}, "merge_splits_pass": {}}}

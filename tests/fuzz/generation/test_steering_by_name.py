@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from fuzzcompile.compiler.inductor_toggles import TOGGLES
 from fuzzcompile.fuzz.generation.cases import draw_case_at, from_choices
 from fuzzcompile.fuzz.generation.profile import Profile, StaleRecipe, compute_generator_version
 from fuzzcompile.fuzz.idioms.registry import idioms
+from fuzzcompile.model.inductor_toggles import TOGGLES
 
 COUNT = 150
 STEERED = ("attention_where", "mixture_of_experts", "key_permuted", "freezing", "values_tied")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fuzzcompile.analyses import rule_coverage as coverage
-from fuzzcompile.compiler.inductor_toggles import TOGGLES
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
 from fuzzcompile.model.facts import UnreachableReason, facts
+from fuzzcompile.model.inductor_toggles import TOGGLES
 
 pytestmark = pytest.mark.skipif(not facts().has_reasons, reason="reasons were not checked in this torch")
 

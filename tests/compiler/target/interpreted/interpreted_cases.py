@@ -8,6 +8,7 @@ import json
 import sys
 import time
 import warnings
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ TEMPLATES = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON,AT
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 
 
-def compiled(function, inputs, log, *, config=None, **options):
+def compiled(function, inputs, log, *, config=None, programs=2**17, **options):
     """What the compiled function returns, its kernels interpreted."""
     told = {"force_disable_caches": True, **(config or {})}
 
@@ -36,6 +37,7 @@ def compiled(function, inputs, log, *, config=None, **options):
             target_process.describe_target(),
             inductor.patch(told),
             interpreter.interpret_triton(TARGET, log, **options),
+            mock.patch("fuzzcompile.compiler.target.kernel_execution.MOST_PROGRAMS", programs),
         ):
             yield
 
@@ -133,7 +135,7 @@ def cases():
     embedding = torch.ops.aten.embedding_dense_backward
     yield "embedding", lambda g, i: embedding(g, i, 10, -1, False), [normal(SINGLE, 100, 8), index], {}
     yield "backwards", lambda x: torch.softmax(x, 0), [x], {"order": kernel_log.ProgramOrder.BACKWARD}
-    yield "too many programs", lambda x: x + 1, [x], {"limits": kernel_log.LaunchLimits(programs=2)}
+    yield "too many programs", lambda x: x + 1, [x], {"programs": 2}
     yield (
         "barrier",
         lambda x: x.sum(-1),

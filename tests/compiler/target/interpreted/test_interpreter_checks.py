@@ -100,7 +100,6 @@ def test_a_store_outside_of_the_buffers_does_nothing_and_is_noted():
         signature,
         (1, 1, 1),
         kernel_log.ProgramOrder.FORWARD,
-        kernel_log.LaunchLimits(),
     )
     assert out.eq(1).all() and "store outside every buffer of the kernel (64 lanes of one block)" in notes
 
@@ -115,8 +114,6 @@ def test_the_order_of_programs_shows_a_race():
     results = []
     for order in kernel_log.ProgramOrder:
         out = torch.zeros(1, dtype=torch.int32)
-        kernel_execution.run_kernel(
-            "last_wins", last_wins, {"out": out}, {}, (4, 1, 1), order, kernel_log.LaunchLimits()
-        )
+        kernel_execution.run_kernel("last_wins", last_wins, {"out": out}, {}, (4, 1, 1), order)
         results.append(int(out))
     assert results == [3, 0]

@@ -1,0 +1,215 @@
+"""Inductor settings that a case can be compiled under, and settings that switch on a condition of its source."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fuzzcompile.model.facts import facts
+
+Option = bool | int | str | Mapping[str, Mapping[str, int]]
+# What of a module few passes look for: parts of a tensor that are joined again, several equal operators, several
+# linear layers over one input. An idiom says which of them it has.
+Stirred = Literal["rejoined_parts", "equal_operators", "shared_input_linears"]
+
+
+@dataclass(frozen=True)
+class InductorToggle:
+    """One setting: the entries of the config, and how often it is drawn among the others.
+
+    The fusion options of several toggles are merged. ``inference`` ones act on frozen weights, so they are drawn
+    without gradients only; dynamo reads them while it traces, so they have to be in force around everything; other
+    toggles are options of ``torch.compile``. A toggle that ``acts_on`` something is drawn more often with a layer that
+    has it.
+    """
+
+    name: str
+    summary: str
+    options: tuple[tuple[str, Option], ...]
+    weight: int = 2
+    inference: bool = False
+    acts_on: Stirred | None = None
+
+    @property
+    def is_cpu_only(self) -> bool:
+        """True if it changes nothing but the CPU's code generator."""
+        return all(entry.startswith("cpp.") for entry, _ in self.options if entry != "freezing")
+
+
+def _read_toggles(table: Mapping[str, dict[str, Any]], *, inference: bool = False) -> Iterator[InductorToggle]:
+    for name, row in table.items():
+        yield InductorToggle(name, **{**row, "options": tuple(row["options"].items())}, inference=inference)
+
+
+def _list_fusions(
+    entry: str, normalisation: str, passes: Mapping[str, str], batches: Iterable[str], *, normalised: bool
+) -> tuple[list[InductorToggle], list[InductorToggle]]:
+    """The toggles of a stage's passes, and those of its fusions of equal operators (``normalised``: behind its own)."""
+    first: dict[str, dict[str, int]] = {normalisation: {}}
+    over_parts = [
+        InductorToggle(name, summary, ((entry, {**first, name: {}}),), acts_on="rejoined_parts")
+        for name, summary in passes.items()
+    ]
+    stage = entry.removesuffix("_fusion_options").replace("_", "-")
+    over_operators = [
+        InductorToggle(
+            f"batch_{operator}",
+            f"The {stage} fusion batch_{operator}, for two operators or more.",  # the compiler's default wants five
+            ((entry, {**(first if normalised else {}), f"batch_{operator}": {"min_fuse_set_size": 2}}),),
+            acts_on="equal_operators",
+        )
+        for operator in batches
+    ]
+    return over_parts, over_operators
+
+
+def _list_toggles() -> Iterator[InductorToggle]:
+    known = facts().fusions
+    pre_grad = (known.pre_grad_options, known.pre_grad_normalisation, known.pre_grad, known.pre_grad_batches)
+    post_grad = (known.post_grad_options, known.post_grad_normalisation, known.post_grad, known.post_grad_batches)
+    listed = _list_fusions(*pre_grad, normalised=True), _list_fusions(*post_grad, normalised=False)
+    yield from _read_toggles(_TABLE["frozen"], inference=True)
+    for kind in zip(*listed, strict=True):
+        yield from itertools.chain(*kind)
+    yield from _read_toggles(_TABLE["general"])
+
+
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+TOGGLES = tuple(_list_toggles())
+FOR_GPU = tuple(_read_toggles(_TABLE["gpu"]))
+"""Drawn only where the compiler works for a GPU."""
+_BY_NAME = {toggle.name: toggle for toggle in (*TOGGLES, *FOR_GPU)}
+
+
+def find_toggle(name: str) -> InductorToggle:
+    """The toggle of that name."""
+    return _BY_NAME[name]
+
+
+OWN_RANDOM_STREAM, EAGER_NUMBERS = find_toggle("own_random_stream"), find_toggle("eager_numbers")
+
+
+def collect_options(names: tuple[str, ...]) -> dict[str, object]:
+    """The options of ``torch.compile`` that these toggles make together."""
+    return merge_settings(dict(find_toggle(name).options) for name in names if not find_toggle(name).inference)
+
+
+def collect_config(names: tuple[str, ...]) -> dict[str, object]:
+    """The entries of ``torch._inductor.config`` that these toggles need in force around everything."""
+    return merge_settings(dict(find_toggle(name).options) for name in names if find_toggle(name).inference)
+
+
+def merge_settings(parts: Iterable[Mapping[str, object]]) -> dict[str, object]:
+    """Several settings in one; dictionaries are merged, of other values the last counts."""
+    result: dict[str, object] = {}
+    for part in parts:
+        for entry, value in part.items():
+            before = result.get(entry)
+            merged = isinstance(before, Mapping) and isinstance(value, Mapping) and {**before, **value}
+            result[entry] = merged or value
+    return result
+
+
+# The settings under which a condition of the compiler's source holds.
+
+Settings = dict[str, object]
+"""Entries of ``torch._inductor.config`` and their values; a dictionary's are merged into what the entry holds."""
+Present = Callable[[str], object]
+"""The present value of an entry, dotted where it is (``cpp.simdlen``); where there is none, it raises AttributeError or
+gives what no entry holds."""
+
+
+def solve_switches(condition: str, present: Present) -> Settings:
+    """Return the settings under which ``condition``, source of the compiler, no longer fails on settings alone.
+
+    A part that depends on the program, or cannot be solved, adds no setting.
+    """
+    try:
+        tree = ast.parse(condition, mode="eval").body if condition else None
+    except SyntaxError:
+        return {}
+    return {} if tree is None else add_prerequisites(_solve(tree, True, present))
+
+
+def switch_entry_on(name: str, present: Present) -> Settings:
+    """Return the settings that switch on an entry: ``cpp.enable_concat_linear``, ``pre_grad_fusion_options:key``."""
+    entry, colon, key = name.partition(":")
+    if colon:
+        return add_prerequisites({entry: {key: {}}})
+    return {} if _read_value(entry, present) is True else add_prerequisites({entry: True})
+
+
+def add_prerequisites(settings: Settings) -> Settings:
+    """Add the settings that a pass needs: a normalisation that has to run before it, or the sizes of a fusion.
+
+    The compiler runs the passes of its fusion options in the order of their keys.
+    """
+    toggles = [dict[str, object](toggle.options) for toggle in (*TOGGLES, *FOR_GPU)]
+    before = merge_settings(
+        options for options in toggles if any(_sets_wanted(options, entry, value) for entry, value in settings.items())
+    )
+    return merge_settings(
+        [before, {entry: _drop_present(value, before.get(entry)) for entry, value in settings.items()}]
+    )
+
+
+def _drop_present(value: object, before: object) -> object:
+    if not isinstance(value, dict) or not isinstance(before, dict):
+        return value
+    return {key: inner for key, inner in value.items() if key not in before}
+
+
+def _sets_wanted(options: Mapping[str, object], entry: str, value: object) -> bool:
+    mine = options.get(entry)
+    return isinstance(value, dict) and isinstance(mine, Mapping) and bool(value) and list(mine)[-1] in value
+
+
+def _solve(test: ast.expr, wanted: bool, present: Present) -> Settings:
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _solve(test.operand, not wanted, present)
+    if isinstance(test, ast.BoolOp):
+        parts = [_solve(part, wanted, present) for part in test.values]
+        if isinstance(test.op, ast.And) is wanted:
+            return merge_settings(parts)
+        return min(parts, key=len)  # one that holds already asks for nothing
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        return _solve_comparison(test.left, test.ops[0], test.comparators[0], wanted, present)
+    entry = _read_entry(test)
+    if entry is None or not isinstance(_read_value(entry, present), (bool, type(None))):
+        return {}
+    return {} if bool(_read_value(entry, present)) is wanted else {entry: wanted}
+
+
+def _solve_comparison(left: ast.expr, how: ast.cmpop, right: ast.expr, wanted: bool, present: Present) -> Settings:
+    constant, entry = left if isinstance(left, ast.Constant) else right, _read_entry(right) or _read_entry(left)
+    if entry is None or not isinstance(constant, ast.Constant):
+        return {}
+    value = _read_value(entry, present)
+    if isinstance(how, ast.In) and wanted and isinstance(value, Mapping) and constant.value not in value:
+        return {entry: {constant.value: {}}}
+    if isinstance(how, (ast.Eq, ast.Is)) is wanted and isinstance(how, (ast.Eq, ast.Is, ast.NotEq, ast.IsNot)):
+        return {} if value == constant.value else {entry: constant.value}
+    return {}
+
+
+def _read_entry(node: ast.expr) -> str | None:
+    """``cpp.simdlen`` of the expression ``config.cpp.simdlen``."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.insert(0, node.attr)
+        node = node.value
+    if isinstance(node, ast.Name) and node.id in ("config", "inductor_config") and parts:
+        return ".".join(parts)
+    return None
+
+
+def _read_value(entry: str, present: Present) -> object:
+    try:
+        return present(entry)
+    except AttributeError:
+        return Ellipsis  # this torch has no such entry: nothing to set
