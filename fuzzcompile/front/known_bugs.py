@@ -73,11 +73,7 @@ class Baseline:
 
     @classmethod
     def of(cls, path: Path | None, ignored: IgnorePatterns | None) -> Baseline | None:
-        """Return the signatures that a file lists and those that are ignored; None if there is neither.
-
-        Raises:
-            UsageError: as of :meth:`read`.
-        """
+        """Return the signatures that a file lists and those that are ignored; None if there is neither."""
         if path is None and ignored is None:
             return None
         return replace(cls() if path is None else cls.read(path), ignored=ignored)

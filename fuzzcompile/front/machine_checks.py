@@ -116,14 +116,9 @@ def _check_torch() -> MachineCheck:
 def _check_attention(device: torch.device) -> MachineCheck:
     answered = ask_kernels(device)
     usable = dict.fromkeys(backend.name for each in answered for backend in each.backends if backend.usable)
-    return MachineCheck(
-        "SDPA backends",
-        bool(usable),
-        ", ".join(usable) or "none",
-        needed=False,
-        lines=tuple(format_kernel_table(answered)),
-        attention=tuple(each.to_json() for each in answered),
-    )
+    found, table = ", ".join(usable) or "none", tuple(each.to_json() for each in answered)
+    lines = tuple(format_kernel_table(answered))
+    return MachineCheck("SDPA backends", bool(usable), found, needed=False, lines=lines, attention=table)
 
 
 def _check_hooks() -> MachineCheck:
@@ -145,9 +140,8 @@ def _check_corpus(location: str | None) -> MachineCheck:
     try:
         with Store.open(location) as store:
             counters = store.counters()
-            return MachineCheck(
-                "corpus", True, f"{store.location}: {counters.cases} cases, {counters.findings} findings"
-            )
+            held = f"{store.location}: {counters.cases} cases, {counters.findings} findings"
+            return MachineCheck("corpus", True, held)
     except FuzzcompileError as error:
         return MachineCheck("corpus", False, str(error), "Choose another place with --corpus.")
 

@@ -19,7 +19,7 @@ from fuzzcompile.diagnosis.worker.local_pool import LEAST_THREADS, open_pool
 from fuzzcompile.diagnosis.worker.minimization import Answer, CandidateLost, CandidateTools, make_job, run_eagerly
 from fuzzcompile.diagnosis.worker.minimize_task import CONCLUDING, CONFIRMING, LEAST_SEARCH
 from fuzzcompile.diagnosis.worker.worker_loss import choose_loss_verdict, make_start_error, read_left
-from fuzzcompile.fuzz.recipe import GeneratedRecipe, read_recipe
+from fuzzcompile.fuzz.recipe import read_recipe
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import ReportJson, read_target
@@ -44,7 +44,7 @@ _CANDIDATE_TIME = 90.0
 
 @dataclass
 class PoolAsker:
-    """Compiles in a pool's worker: a step that crashes or hangs costs the worker and nothing else (`Asker`)."""
+    """Compiles in a pool's worker: a step that crashes or hangs costs the worker and nothing else."""
 
     pool: WorkerPool
     fatal: set[str] = field(default_factory=set)
@@ -69,23 +69,18 @@ class PoolAsker:
 
     def guard_eager(self, program: Program) -> AbstractContextManager[bool]:
         """Whether a worker survives the program's eager run; a loss takes seconds, and comes once a program."""
-        return contextlib.nullcontext(self._survives(program))
-
-    def _survives(self, program: Program) -> bool:
         source = write_source(program)
-        if source in self.fatal:
-            return False
-        try:
+        if source not in self.fatal:
             step = partial(run_eagerly, program)
-            self.pool.schedule(step, label="run", time_limit=_CANDIDATE_TIME, counts=False).result()
-        except WorkerStartFailed as error:
-            raise make_start_error(error) from error
-        except WorkerFailed:
-            self.fatal.add(source)
-            return False
-        except RemoteError:
-            return True  # it cannot be sent, say: then it runs here, as far as it does
-        return True
+            try:
+                self.pool.schedule(step, label="run", time_limit=_CANDIDATE_TIME, counts=False).result()
+            except WorkerStartFailed as error:
+                raise make_start_error(error) from error
+            except WorkerFailed:
+                self.fatal.add(source)
+            except RemoteError:
+                pass  # it cannot be sent, say: then it runs here, as far as it does
+        return contextlib.nullcontext(source not in self.fatal)
 
 
 @dataclass(frozen=True)
@@ -97,22 +92,16 @@ class MinimizeSubject:
     case: CaseRecord | None = None
     finding: str | None = None
 
-    @property
-    def recipe(self) -> GeneratedRecipe | None:
-        """The recipe of a generated case that the corpus has."""
-        return None if self.case is None else read_recipe(self.case.choices, self.case.spec)
-
 
 def judge_case_file(path: Path, conditions: Conditions) -> ReportJson:
     """Judge the case file.
 
     Raises:
-        CaseError: the file is not a case.
-        EnvironmentUnfit: it could not be judged.
+        EnvironmentUnfit: it is no case, or could not be judged.
     """
     (answer,) = triage_files([path], conditions)
     if answer.report is None:
-        error = EnvironmentUnfit(answer.error or f"{path} could not be judged.")
+        error = EnvironmentUnfit(answer.error)
         error.exit_status = answer.status
         raise error
     return answer.report
@@ -178,7 +167,7 @@ def minimize(
 
     Args:
         subject: the case.
-        conditions: where to compile, what to veto and plant, and the limits of one candidate.
+        conditions: those of one candidate.
         seconds: time for the start of a worker, the search (ten seconds at least) and the reproducer.
         compiles: how many compiles and screens the search may use, an earlier search's not counted.
         keep: what must stay: the verdict's kind, or the culprit too.
@@ -195,22 +184,22 @@ def minimize(
     target = SignatureLock.of(subject.report, keep)
     tally = read_state(state, subject)[0] if resume and state is not None else SearchTally()
     whole = for_issue or subject.finding is not None
-    job = replace(make_job(subject.source, subject.report, subject.recipe, keep, for_issue=whole), ends=ends)
+    recipe = None if subject.case is None else read_recipe(subject.case.choices, subject.case.spec)
+    job = replace(make_job(subject.source, subject.report, recipe, keep, for_issue=whole), ends=ends)
 
-    def show_progress(progress: SearchProgress) -> None:
+    def keep_state(progress: SearchProgress | None = None) -> None:
         if state is not None:
             write_state(state, subject, tally)
-        if on_progress is not None:
+        if on_progress is not None and progress is not None:
             on_progress(progress)
 
-    if state is not None:
-        write_state(state, subject, tally)
+    keep_state()
     reserved = CONCLUDING if job.for_issue else CONFIRMING
     budget = SearchBudget(tally.tests + compiles, max(ends - reserved, time.monotonic() + LEAST_SEARCH))
     with open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool:
         tools = CandidateTools(PoolAsker(pool), target, subject.report, conditions.vetoes)
         with guard_runs(tools.asker.guard_eager):
-            outcome = reduce_case(job, tools, budget, tally=tally, on_progress=show_progress)
+            outcome = reduce_case(job, tools, budget, tally=tally, on_progress=keep_state)
         pool.kill_workers()
     if state is not None and outcome.finished:
         state.unlink(missing_ok=True)
@@ -294,8 +283,7 @@ def collect_file_facts(path: Path, conditions: Conditions) -> IssueFacts:
     """Judge the case file, and minimize it if it shows a bug.
 
     Raises:
-        CaseError: the file is not a case.
-        EnvironmentUnfit: it could not be judged, or no worker can be started.
+        EnvironmentUnfit: it is no case or could not be judged, or no worker can be started.
     """
     report = judge_case_file(path, conditions)
     subject = hints.CommandSubject(str(path), conditions.options())
@@ -303,12 +291,7 @@ def collect_file_facts(path: Path, conditions: Conditions) -> IssueFacts:
     if not report["is_bug"]:
         return IssueFacts(report, None, environment, subject=subject)
     small = minimize(MinimizeSubject(read_case_file(path).source, report), conditions, seconds=_SECONDS, for_issue=True)
+    shown = small.shown or {}
     return IssueFacts(
-        small.report,
-        small.reproducer,
-        environment,
-        hits=1,
-        confirmed=small.confirmed,
-        shown=small.shown or {},
-        subject=subject,
+        small.report, small.reproducer, environment, hits=1, confirmed=small.confirmed, shown=shown, subject=subject
     )

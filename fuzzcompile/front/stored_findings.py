@@ -25,8 +25,6 @@ from fuzzcompile.programs.ir.case_text import program_key
 from fuzzcompile.programs.scripts.issue_script import show
 from fuzzcompile.run.device import describe_environment, resolve_device
 
-# The kind of a reproducer that no reduction made.
-_AS_FOUND = "as found"
 OnStart = Callable[[str], object]
 RefreshOutcome = Literal["refreshed", "gone", "differs", "not confirmed", "not judged"]
 
@@ -66,11 +64,6 @@ def refresh(
 
     A finding that does not show any more is left as it is. What is stored of one is kept if the next is interrupted.
     Issue drafts are written anew into the folder ``drafts``.
-
-    Raises:
-        KeyboardInterrupt: the user interrupts it; what was judged before is stored.
-        OSError: a draft cannot be written.
-        EnvironmentUnfit: no worker can be started.
     """
     for group, where in _group_by_target([store.finding(name) for name in names], conditions):
         for refreshed in _refresh_target(store, group, where, on_start):
@@ -83,9 +76,7 @@ def _refresh_target(
     store: Store, findings: Sequence[Finding], conditions: Conditions, on_start: OnStart
 ) -> Iterator[RefreshResult]:
     best = {finding.public_id: store.best_reproducer(finding.public_id) for finding in findings}
-    scripts = {
-        finding.public_id: own.source if (own := best[finding.public_id]) else finding.source for finding in findings
-    }
+    scripts = {of.public_id: own.source if (own := best[of.public_id]) else of.source for of in findings}
     settled: set[str] = set()
     files = {f"{name}/repro.py": script for name, script in scripts.items()}
     with closing(triage_sources(files, conditions, lambda file: on_start(str(Path(file).parent)))) as answers:
@@ -117,8 +108,7 @@ def _refresh_finding(
         return leave("not judged", str(error))
     if not made.confirmed:
         return leave("not confirmed", "its reproducer shows nothing when run alone")
-    environment = describe_environment(resolve_device(conditions.device), conditions.target)
-    made = replace(made, environment=environment)
+    made = replace(made, environment=describe_environment(resolve_device(conditions.device), conditions.target))
     kept = store.add_reproducer(finding.public_id, made, replaces=hash_source(source))
     return RefreshResult(finding.public_id, "refreshed", kept.public_id, kept.signature)
 
@@ -133,7 +123,7 @@ def _make_reproducer(source: str, report: ReportJson, best: Reproducer | None) -
         source=shown.reproducer,
         sha256=hash_source(shown.reproducer),
         lines=len(shown.reproducer.splitlines()),
-        kind=_AS_FOUND if best is None else best.kind,
+        kind="as found" if best is None else best.kind,
         confirmed=shown.confirmed,
         torch=report["torch"],
         report=report,
@@ -166,9 +156,6 @@ def confirm(
     """Judge the program of each finding here, unless this machine cannot add to what is known, and store the verdict.
 
     Without ``names``: all open ones that wait for a machine like this and may be run.
-
-    Raises:
-        EnvironmentUnfit: no worker can be started.
     """
     of_one = [each.id for each in store.summaries("open") if each.trusted and each.machines.count == 1]
     for group, where in _group_by_target([store.finding(name) for name in names or of_one], conditions):

@@ -16,8 +16,6 @@ from fuzzcompile.model.targets import find_target
 from fuzzcompile.model.tolerances import Tolerances
 from fuzzcompile.model.versions import installed_torch
 
-# Names of devices on the command line. Needs no torch.
-
 _OPTION = re.compile(r"auto|cpu|cuda(?::(?P<index>\d+))?")
 
 
@@ -106,28 +104,22 @@ class Question:
 
     def options(self) -> dict[str, object]:
         """The options of the command line that ask the same of the case."""
-        other = {"against": self.against, "contract": self.contract}
-        default = {"against": "eager", "contract": "values"}
-        changed = {name: value for name, value in other.items() if value != default[name]}
-        return {"call": self.call, "module": self.module, "math_only": self.math_only, **changed}
+        against = None if self.against == "eager" else self.against
+        contract = None if self.contract == "values" else self.contract
+        own = {"call": self.call, "module": self.module, "math_only": self.math_only}
+        return {**own, "against": against, "contract": contract}
 
     def __post_init__(self) -> None:
         if self.contract == "bitwise" and self.against != "eager":
             raise UsageError("The bitwise contract compares with eager: leave out --against or --contract.")
 
 
-# Names of the baselines that the compiled program can be compared with. Needs no torch.
-
 # Beside these, every mode of torch.compile.
 BASELINES = ("eager", "float64", "aot_eager", "cpu", EXPORT, AOTI)
 
 
 def check_against(against: str, modes: Collection[str]) -> None:
-    """Refuse a name that compiled cannot be compared with.
-
-    Args:
-        against: the name.
-        modes: the modes that ``torch.compile`` takes.
+    """Refuse what compiled cannot be compared with, beside eager and the like every one of torch's ``modes``.
 
     Raises:
         UsageError: listing the names that are accepted.

@@ -290,7 +290,7 @@ def check_report(value: object) -> ReportJson:
     """Return ``value`` as a report, with whatever further keys a newer version wrote.
 
     Raises:
-        ReportMalformed: it is no object, lacks a part that every report has, or holds a part of another type.
+        ReportMalformed: it lacks a part that every report has, or holds one of another type.
     """
     import msgspec  # most commands read no foreign report
 

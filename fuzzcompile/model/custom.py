@@ -25,11 +25,7 @@ class ObjectPath:
 
     @classmethod
     def parse(cls, text: str, option: str) -> ObjectPath:
-        """Read ``module:attribute`` or ``file.py:attribute``; a file is made absolute.
-
-        Raises:
-            UsageError: it is spelled otherwise, or there is no such file.
-        """
+        """Read ``module:attribute`` or ``file.py:attribute``; a file is made absolute."""
         module, colon, attribute = text.rpartition(":")
         if not (module and colon and all(part.isidentifier() for part in attribute.split("."))):
             raise UsageError(f"{option} {text}: write module:attribute or file.py:attribute.")
@@ -80,9 +76,6 @@ class Custom:
 
         One ``--at`` is for every pass that names no stage itself (``module:attribute@stage``); of several, the first is
         for the first such pass, and so on.
-
-        Raises:
-            UsageError: something is spelled otherwise, or the numbers of passes and stages do not fit.
         """
         named = [_parse_pass(text) for text in passes]
         if len({custom.target.name for custom in named}) < len(named):
@@ -104,10 +97,7 @@ class Custom:
 
     def options(self) -> dict[str, object]:
         """The options of the command line that ask for the same, for :func:`fuzzcompile.model.hints.format_command`."""
-        return {
-            "pass": tuple(map(str, self.passes)),
-            "backend": None if self.backend is None else str(self.backend),
-        }
+        return {"pass": tuple(map(str, self.passes)), "backend": None if self.backend is None else str(self.backend)}
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ class AliasDifference:
 
     @property
     def copied_by_eager(self) -> bool:
-        """Return whether eager makes a copy."""
+        """True if eager makes a copy."""
         return self.eager.endswith(" is a copy")
 
     @property

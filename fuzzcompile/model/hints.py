@@ -5,6 +5,7 @@ Every command that fuzzcompile prints is made here, so that each of them works p
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import shutil
@@ -39,15 +40,15 @@ def format_command(*words: str | Path, published: bool = False, **options: objec
     ``hints.command("minimize", "F3", corpus=location, device="cpu")`` is ``fuzzcompile minimize F3 --device cpu`` where
     ``location`` is the corpus in force anyway.
 
-    Args:
-        words: the command, its subcommand and its arguments; paths inside the working directory are made relative.
-        published: the line is read elsewhere (a draft, a page): it says ``fuzzcompile`` wherever that is installed
-            here, and is not shortened by what is in force here.
-        options: by name, ``max_memory`` for ``--max-memory``: True for a flag, a tuple for an option that is given
-            several times; None, False and () for one that is not given. A value that is in force without the option,
-            from the environment, pyproject.toml or as built in, is left out.
+    ``words`` are the command, its subcommand and its arguments; paths inside the working directory are made relative.
+    ``options`` are given by name, ``max_memory`` for ``--max-memory``: True for a flag, a tuple for an option that is
+    given several times; None, False and () for one that is not given. A value that is in force without the option, from
+    the environment, pyproject.toml or as built in, is left out. A line that is ``published`` is read elsewhere (a
+    draft, a page): it says ``fuzzcompile`` wherever that is installed here, and is not shortened by what is in force.
     """
-    settings = None if published else _read_settings()
+    settings = None
+    with contextlib.suppress(UsageError):  # settings that cannot be read leave no option out
+        settings = None if published else read_settings()
     parts = ["fuzzcompile"] if published else find_program()
     parts += [_format_argument(word) for word in words]
     for name, value in options.items():
@@ -110,9 +111,7 @@ def format_script(path: Path) -> str:
 def find_program() -> list[str]:
     """Return the words that call this installation from the user's shell: ``fuzzcompile`` where that is on the PATH."""
     script = shutil.which("fuzzcompile")
-    if script is not None and _is_ours(Path(script)):
-        return ["fuzzcompile"]
-    return [_find_python(), "-m", "fuzzcompile"]
+    return ["fuzzcompile"] if script and _is_ours(Path(script)) else [_find_python(), "-m", "fuzzcompile"]
 
 
 def _find_python() -> str:
@@ -135,14 +134,6 @@ def _name_same_file(left: str | None, right: str) -> bool:
     return (
         left is not None and Path(left).parent == Path(right).parent and Path(left).resolve() == Path(right).resolve()
     )
-
-
-def _read_settings() -> ActiveSettings | None:
-    """Return the settings in force; None where they cannot be read, so that no option is left out."""
-    try:
-        return read_settings()
-    except UsageError:
-        return None
 
 
 def _is_redundant(name: str, value: object, settings: ActiveSettings | None) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from fuzzcompile.model.contract import COMPILE, SCHEMA, ReportJson
@@ -22,62 +21,37 @@ _OURS = str(Path(__file__).parents[1])
 _CALLED = re.compile(r"([\w.]+)\(")
 
 
-@dataclass(frozen=True)
-class StackFrame:
-    """A frame of the compiler, or of a program that it generated: ``source`` is None then."""
+def _find_stack_culprit(output: str, when: str) -> CulpritJson | None:
+    """Return the innermost frames of the compiler on the stack of the thread that ran, as a culprit in doubt.
 
-    source: str | None  # the file, from the folder that holds torch
-    line: int  # its line
-    function: str  # the function
-    statement: str = ""  # the line's text, where the file went with the worker
-
-
-def parse_stack(output: str) -> list[StackFrame]:
-    """The innermost frames of the compiler on the stack of the thread that ran, innermost first; at most three.
-
-    Empty where the thread was in fuzzcompile's own code at last, or left no stack.
-
-    Args:
-        output: what the worker printed last, with the stack that Python's faulthandler wrote.
+    ``output`` is what the worker printed last, with the stack that Python's faulthandler wrote ``when`` it was lost.
+    None where the thread was in fuzzcompile's own code at last, or left no stack.
     """
     begins = [match.end() for match in _CURRENT.finditer(output)]
-    if not begins:
-        return []
-    frames: list[StackFrame] = []
-    for match in _FRAME.finditer(output[begins[-1] :].partition("\n\n")[0]):
-        file, line, function, statement = match.groups()
-        if not frames and file.startswith(_OURS):
-            return []
+    stack, statement = list[FrameJson](), ""
+    for match in _FRAME.finditer(output[begins[-1] :].partition("\n\n")[0] if begins else ""):
+        file, line, function, text = match.groups()
+        if not stack and file.startswith(_OURS):
+            return None
         name = file[file.rfind("/torch/") + 1 :]
-        if is_compiler(name) or (not frames and _GENERATED.match(file)):
+        if is_compiler(name) or (not stack and _GENERATED.match(file)):
+            statement = statement if stack else (text or "").strip()
             source = name if is_compiler(name) else None
-            frames.append(StackFrame(source, int(line), function, (statement or "").strip()))
-    return frames[:_MOST_FRAMES]
-
-
-def make_stack_culprit(output: str, when: str) -> CulpritJson | None:
-    """The place at which a lost worker stood, as a culprit of the contract, in doubt; None if no stack shows it.
-
-    Args:
-        output: what the worker printed last.
-        when: when the stack was written.
-    """
-    frames = parse_stack(output)
-    if not frames:
+            stack.append({"source": source, "line": int(line), "function": function})
+    if not stack:
         return None
-    first = frames[0]
-    kernel = _CALLED.search(first.statement) if first.source is None else None
-    stack: list[FrameJson] = [{"source": f.source, "line": f.line, "function": f.function} for f in frames]
-    details: DetailsJson = {"stack": stack, "proof": f"the Python stack {when}"}
-    if first.source is None:
-        details["program"] = first.statement or "the generated program"
+    first, source = stack[0], stack[0]["source"]
+    kernel = _CALLED.search(statement) if source is None else None
+    details: DetailsJson = {"stack": stack[:_MOST_FRAMES], "proof": f"the Python stack {when}"}
+    if source is None:
+        details["program"] = statement or "the generated program"
     return {
-        "stage": CODEGEN if first.source is None else find_file_stage(first.source) or LOWERING,
+        "stage": CODEGEN if source is None else find_file_stage(source) or LOWERING,
         "pass": None,
         "rewrite": kernel[1] if kernel else None,
         "nodes": [],
-        "source": first.source,
-        "line": first.line if first.source is not None else None,
+        "source": source,
+        "line": first["line"] if source is not None else None,
         "family": "unknown",
         "site": None,
         "step": None,
@@ -96,13 +70,8 @@ def report_worker_failure(
 ) -> ReportJson:
     """Report on a case whose worker crashed or ran out of time while it was compiled.
 
-    Args:
-        case: name of the case.
-        torch_version: the version of torch in the worker.
-        device: where the case ran.
-        verdict: what the loss of the worker means.
-        detail: how the worker was lost; the signature takes what stands before the first semicolon.
-        output: what the worker printed last; the stack in it names the place at which it stood.
+    ``detail`` says how it was lost (the signature takes what stands before the first semicolon), and the stack in the
+    ``output``, which it printed last, names the place at which it stood.
     """
     when = "at the time limit" if verdict is Verdict.TIMEOUT else "at the crash"
     report: ReportJson = {
@@ -129,7 +98,7 @@ def report_worker_failure(
         "ablations": [],
         "rewrites": [],
         "suspects": [],
-        "culprit": make_stack_culprit(output, when),
+        "culprit": _find_stack_culprit(output, when),
         "workaround": None,
         "cause": None,
         "target": None,
@@ -140,14 +109,7 @@ def report_worker_failure(
 
 
 def make_unjudged_record(case: str, torch_version: str, device: str, detail: str) -> ReportJson:
-    """The stored form of a case of which nothing can be said: it is no bug and no clean case.
-
-    Args:
-        case: name of the case.
-        torch_version: the version of torch that should have judged it.
-        device: where it should have run.
-        detail: why nothing can be said.
-    """
+    """The stored form of a case of which nothing can be said: it is no bug and no clean case."""
     return {
         **_begin_report(case, torch_version, device, "unjudged", detail),
         "is_bug": False,

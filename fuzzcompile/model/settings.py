@@ -98,11 +98,7 @@ def _list_words(words: list[str]) -> dict[str, Any]:
 _PATH: Mapping[str, Any] = {"type": click.Path(path_type=Path), "requirement": "a path, as text"}
 SETTINGS = (
     Setting(
-        "corpus",
-        "the corpus, a path or a URL",
-        Path("corpus/fuzzcompile.db"),
-        click.Path(),
-        "a path or a URL, as text",
+        "corpus", "the corpus, a path or a URL", Path("corpus/fuzzcompile.db"), click.Path(), "a path or a URL, as text"
     ),
     Setting("drafts", "the folder for a campaign's issue drafts", Path("reports/drafts"), **_PATH),
     Setting("device", "where cases run", "auto", requirement="auto, cpu, cuda or cuda:N, as text"),
@@ -132,16 +128,11 @@ KEYS = tuple(_BY_KEY)
 
 
 def find_setting(key: str) -> Setting:
-    """The setting of that name.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """The setting of that name, or a KeyError."""
     return _BY_KEY[key]
 
 
-# What is in force without a command line: environment, pyproject.toml,
-# what is built in.
+# What is in force without a command line.
 
 FILE, TABLE = "pyproject.toml", "tool.fuzzcompile"
 
@@ -156,18 +147,14 @@ class SettingSource(StrEnum):
 
 @dataclass(frozen=True)
 class ActiveSettings:
-    """The values that someone set."""
+    """The values that someone set, by key: in the environment, and in the file ``path``, pyproject.toml."""
 
-    environment: Mapping[str, SettingValue]  # values of environment variables, by key
-    project: Mapping[str, SettingValue]  # those of pyproject.toml; empty without one
-    path: Path | None  # that file
+    environment: Mapping[str, SettingValue]
+    project: Mapping[str, SettingValue]
+    path: Path | None
 
     def find_value(self, key: str) -> SettingValue | None:
-        """The value in force; None where nothing is set and a command decides.
-
-        Raises:
-            KeyError: there is no such setting.
-        """
+        """The value in force; None where nothing is set and a command decides."""
         return {key: find_setting(key).default, **self.project, **self.environment}[key]
 
     def find_source(self, key: str) -> SettingSource:

@@ -44,16 +44,10 @@ class Severity(StrEnum):
         return self in (Severity.LAYOUT, Severity.ACCEPTS_INVALID)
 
 
+_WRONG = ("miscompile", "wrong_gradient", "nonfinite", "precision_loss", "nondeterministic")
 _OF_VERDICT = {
-    "miscompile": Severity.SILENT,
-    "wrong_gradient": Severity.SILENT,
-    "nonfinite": Severity.SILENT,
-    "precision_loss": Severity.SILENT,
-    "nondeterministic": Severity.SILENT,
-    "crash": Severity.ERROR,
-    "timeout": Severity.ERROR,
-    "compile_error": Severity.ERROR,
-    "runtime_error": Severity.ERROR,
+    **dict.fromkeys(_WRONG, Severity.SILENT),
+    **dict.fromkeys(("crash", "timeout", "compile_error", "runtime_error"), Severity.ERROR),
     "aliasing": Severity.ALIASING,
     "accepts_invalid": Severity.ACCEPTS_INVALID,
 }

@@ -35,27 +35,19 @@ class CompilerStage:
 
     name: str  # as in the JSON contract
     title: str  # its name in an issue, as PyTorch's rubric for triage has it
-    component: str  # the part of PyTorch at fault, as titles of PyTorch's issues name it
-    label: str  # the label of issues about it
     # patterns of its files, relative to torch's folder; ``*`` matches slashes too. A file that serves several stages
     # belongs to the first of them; of several patterns, the longest counts.
     files: tuple[str, ...]
+    component: str = "inductor"  # the part of PyTorch at fault, as titles of PyTorch's issues name it
+    label: str = INDUCTOR_LABEL  # the label of issues about it
 
 
 # In the order in which a program passes them.
 STAGE_TABLE: Final = (
-    CompilerStage(
-        DYNAMO,
-        "Dynamo",
-        "dynamo",
-        "module: dynamo",
-        ("_dynamo/*",),
-    ),
+    CompilerStage(DYNAMO, "Dynamo", ("_dynamo/*",), "dynamo", "module: dynamo"),
     CompilerStage(
         PRE_GRAD,
         "Inductor's pre-grad passes",
-        "inductor",
-        INDUCTOR_LABEL,
         (
             "_inductor/fx_passes/pre_grad.py",
             "_inductor/fx_passes/split_cat.py",
@@ -66,29 +58,27 @@ STAGE_TABLE: Final = (
     CompilerStage(
         FUNCTIONALIZATION,
         "functionalization (AOTAutograd)",
+        ("_functorch/aot_autograd.py", "_functorch/_aot_autograd/*", "_subclasses/functional_tensor.py"),
         "aot autograd",
         "module: functionalization",
-        ("_functorch/aot_autograd.py", "_functorch/_aot_autograd/*", "_subclasses/functional_tensor.py"),
     ),
     CompilerStage(
         DECOMPOSITION,
         "a decomposition",
+        ("_decomp/*", "_refs/*", "_prims/*", "_prims_common/*", "_inductor/decomposition.py"),
         "decomposition",
         "module: decompositions",
-        ("_decomp/*", "_refs/*", "_prims/*", "_prims_common/*", "_inductor/decomposition.py"),
     ),
     CompilerStage(
         FAKE_TENSOR,
         "a fake tensor rule",
+        ("_meta_registrations.py", "_subclasses/fake_*.py"),
         "meta kernel",
         "module: fakeTensor",
-        ("_meta_registrations.py", "_subclasses/fake_*.py"),
     ),
     CompilerStage(
         JOINT_GRAPH,
         "Inductor's joint-graph passes",
-        "inductor",
-        INDUCTOR_LABEL,
         (
             "_inductor/fx_passes/joint_graph.py",
             "_inductor/fx_passes/fuse_attention.py",
@@ -101,35 +91,17 @@ STAGE_TABLE: Final = (
         ),
     ),
     CompilerStage(
-        PARTITION,
-        "the partitioner (AOTAutograd)",
-        "aot autograd",
-        DISPATCHER_LABEL,
-        ("_functorch/partitioners.py",),
+        PARTITION, "the partitioner (AOTAutograd)", ("_functorch/partitioners.py",), "aot autograd", DISPATCHER_LABEL
     ),
     CompilerStage(
         FREEZING,
         "Inductor's freezing passes",
-        "inductor",
-        INDUCTOR_LABEL,
-        (
-            "_inductor/freezing.py",
-            "_inductor/fx_passes/binary_folding.py",
-            "_inductor/fx_passes/freezing_patterns.py",
-        ),
+        ("_inductor/freezing.py", "_inductor/fx_passes/binary_folding.py", "_inductor/fx_passes/freezing_patterns.py"),
     ),
-    CompilerStage(
-        POST_GRAD,
-        "Inductor's post-grad passes",
-        "inductor",
-        INDUCTOR_LABEL,
-        ("_inductor/fx_passes/*", "_inductor/fx_utils.py"),
-    ),
+    CompilerStage(POST_GRAD, "Inductor's post-grad passes", ("_inductor/fx_passes/*", "_inductor/fx_utils.py")),
     CompilerStage(
         LOWERING,
         "an Inductor lowering",
-        "inductor",
-        INDUCTOR_LABEL,
         (
             "_inductor/lowering.py",
             "_inductor/*_lowerings.py",
@@ -147,15 +119,11 @@ STAGE_TABLE: Final = (
     CompilerStage(
         SCHEDULER,
         "Inductor's scheduler",
-        "inductor",
-        INDUCTOR_LABEL,
         ("_inductor/scheduler.py", "_inductor/dependencies.py", "_inductor/memory.py"),
     ),
     CompilerStage(
         CODEGEN,
         "Inductor's code generation",
-        "inductor",
-        INDUCTOR_LABEL,
         (
             "_inductor/dtype_propagation.py",
             "_inductor/optimize_indexing.py",
@@ -166,20 +134,8 @@ STAGE_TABLE: Final = (
             "_inductor/cpp_builder.py",
         ),
     ),
-    CompilerStage(
-        CUDAGRAPHS,
-        "CUDA graphs",
-        "cudagraphs",
-        "module: cuda graphs",
-        ("_inductor/cudagraph_*.py",),
-    ),
-    CompilerStage(
-        RUNTIME,
-        "Inductor's runtime",
-        "inductor",
-        INDUCTOR_LABEL,
-        ("_inductor/runtime/*", "_inductor/output_code.py"),
-    ),
+    CompilerStage(CUDAGRAPHS, "CUDA graphs", ("_inductor/cudagraph_*.py",), "cudagraphs", "module: cuda graphs"),
+    CompilerStage(RUNTIME, "Inductor's runtime", ("_inductor/runtime/*", "_inductor/output_code.py")),
 )
 STAGES = tuple(stage.name for stage in STAGE_TABLE)
 BY_NAME: Final = {stage.name: stage for stage in STAGE_TABLE}

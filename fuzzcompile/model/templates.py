@@ -33,11 +33,7 @@ def get_environment() -> Environment:
 
 @cache
 def get_template(name: str, source: str | None = None) -> Template:
-    """The template that ``source`` spells, or the file ``name`` of the folder of templates.
-
-    Raises:
-        jinja2.TemplateError: there is no such file, or it is no template.
-    """
+    """The template that ``source`` spells, or the file ``name`` of the folder of templates."""
     return get_environment().get_template(name) if source is None else get_environment().from_string(source)
 
 

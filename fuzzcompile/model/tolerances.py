@@ -13,11 +13,6 @@ from typing import Any, cast
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.profile_contract import ToleranceJson
 
-__all__ = ["PAIRS", "Tolerance", "Tolerances"]
-
-
-# One row of the table.
-
 
 @dataclass(frozen=True)
 class Tolerance:
@@ -35,20 +30,13 @@ class Tolerance:
     reason: str  # why these numbers
 
     def floor(self, size: float, value: float | None = None) -> float:
-        """The error that is never a jump.
-
-        Args:
-            size: RMS of the layer's output.
-            value: magnitude of the reference where the error is; the RMS if None, as for an error that is an RMS.
-        """
+        """The error that is never a jump; ``value`` is the magnitude of the reference where it is (None: RMS size)."""
         return self.absolute * size + self.relative * (size if value is None else value)
 
     def to_json(self) -> ToleranceJson:
         """The entry of the contract."""
         return cast(ToleranceJson, asdict(self))
 
-
-# Reads the table of tolerances, and what a user's file changes in it.
 
 PAIRS = ("same_backend", "across_backends", "across_devices", "across_dtypes")
 _NUMBERS = ("factor", "relative", "absolute")
@@ -93,7 +81,7 @@ class Tolerances:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The dtypes that have rows, widest first."""
+        """Those that have rows, widest first."""
         return tuple(dict.fromkeys(dtype for _, dtype in self.rows))
 
     def _override(self, path: Path) -> Tolerances:

@@ -41,11 +41,7 @@ class Verdict(StrEnum):
 
 # Bugs that show in values: only of these do distances between results say anything.
 VALUES = (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.PRECISION_LOSS)
-_KINDS = {
-    **dict.fromkeys(VALUES, "values"),
-    Verdict.COMPILE_ERROR: "error",
-    Verdict.RUNTIME_ERROR: "error",
-}
+_KINDS = {**dict.fromkeys(VALUES, "values"), Verdict.COMPILE_ERROR: "error", Verdict.RUNTIME_ERROR: "error"}
 _BENIGN = frozenset({Verdict.EQUAL, Verdict.ROUNDING, Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdict.INVALID})
 
 

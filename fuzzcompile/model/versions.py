@@ -16,11 +16,7 @@ _VERSION = re.compile(r"""^__version__\s*(?::[^=]*)?=\s*["']([^"']+)["']""", re.
 
 @functools.cache
 def installed_torch() -> str:
-    """The version of the installed torch, read from its file of versions without importing it.
-
-    Returns:
-        The version, such as ``2.13.0+cpu``; an empty string if there is no torch, or it has no such file.
-    """
+    """The version of the installed torch, such as ``2.13.0+cpu``, from its file of it; empty where there is none."""
     spec = importlib.util.find_spec("torch")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         try:

@@ -27,18 +27,11 @@ from fuzzcompile.programs.capture.invocation import Invocation, capture_invocati
 from fuzzcompile.run.case import Arguments
 
 
-class IPythonCompiler(Protocol):
-    """The part of IPython's ``CachingCompiler`` that is used here."""
-
-    def cache(self, transformed_code: str) -> str:
-        """Keep the text of a cell for tracebacks, and return the file name under which it is kept."""
-
-
 class IPythonShell(Protocol):
     """The part of IPython's ``InteractiveShell`` that the magics use."""
 
     user_ns: dict[str, Any]
-    compile: IPythonCompiler
+    compile: Any  # its ``cache`` keeps the text of a cell for tracebacks, and returns the name of its file
 
     def register_magic_function(self, func: object, magic_kind: str, magic_name: str) -> None:
         """Make a function a magic."""
@@ -57,14 +50,13 @@ def run_to_first_call(shell: IPythonShell, cell: str) -> Invocation | None:
 
     def on_call(record: CompiledCallable, arguments: Arguments, number: int) -> None:
         if not calls:
-            with run_parts_uncompiled(
-                record.target
-            ):  # or the walk of what it reaches would go through this interception
+            # Or the walk of what it reaches would go through this interception.
+            with run_parts_uncompiled(record.target):
                 calls.append(replace(capture_invocation(record.target, arguments), settings=record.settings))
         raise CallReached  # again, where the cell has swallowed the first
 
     text = shell.transform_cell(cell)
-    name = shell.compile.cache(text)
+    name: str = shell.compile.cache(text)
     interception = CompileInterception(name, on_call, "line {}".format)
     code = compile(text, name, "exec", dont_inherit=True)
     with _install_stand_ins(shell.user_ns, interception), interception.install(), contextlib.suppress(CallReached):
@@ -93,15 +85,9 @@ def _install_stand_ins(namespace: dict[str, Any], interception: CompileIntercept
 def _collect_arguments(value: object) -> CompileArguments:
     """The arguments of ``torch.compile`` that ``value`` was compiled with; none where torch does not show them."""
     with contextlib.suppress(LookupError):
-        settings = read_compile_settings(value)
-        if settings is not None:
-            return {
-                "backend": settings.backend,
-                "mode": settings.mode,
-                "options": settings.options,
-                "dynamic": settings.dynamic,
-                "fullgraph": settings.fullgraph,
-            }
+        if (own := read_compile_settings(value)) is not None:
+            compiler: CompileArguments = {"backend": own.backend, "mode": own.mode, "options": own.options}
+            return {**compiler, "dynamic": own.dynamic, "fullgraph": own.fullgraph}
     return {}
 
 
@@ -169,10 +155,7 @@ def judge_line(shell: IPythonShell, line: str) -> Report:
 def judge_cell(shell: IPythonShell, line: str, cell: str) -> Report:
     """Run the cell up to its first compiled call, and judge that call.
 
-    Args:
-        shell: holds the user's namespace.
-        line: settings behind ``%%triage``, as in ``dynamic=True, timeout=600``.
-        cell: the text below.
+    ``line`` holds settings, as in ``%%triage dynamic=True, timeout=600``.
 
     Raises:
         UsageError: it compiles nothing, never calls what it compiles, or ``line`` is no settings.

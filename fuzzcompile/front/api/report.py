@@ -13,7 +13,7 @@ from rich.text import Text
 from fuzzcompile.model.contract import ReportJson, ReportMalformed, WhereJson, check_report, read_target
 from fuzzcompile.model.culprit_contract import CulpritJson
 from fuzzcompile.model.errors import UsageError
-from fuzzcompile.model.templates import get_environment
+from fuzzcompile.model.templates import get_template
 from fuzzcompile.report.circumstances import circumstances, several
 from fuzzcompile.report.finding_facts import IssueFacts
 from fuzzcompile.report.proof import error_rows, name_role, workaround_with_cost
@@ -125,52 +125,34 @@ class Report:
 
     def _repr_html_(self) -> str:
         """The report for a notebook: no scripts, no links, the page's own colours."""
-        return render_notebook_html(self.json, SCRIPT, self.place)
+        report = self.json
+        rows, left_out = error_rows(IssueFacts(report, None, {}))
+        return get_template("reports/notebook.html.j2").render(
+            report=report,
+            kind=("a known bug" if report.get("known") else "a bug") if report["is_bug"] else "no bug",
+            meaning=meaning(report),
+            device=report["device"] if read_target(report) is None else f"told {read_target(report)}",
+            facts=list(_collect_facts(report)),
+            outputs=[row for row in rows if row["finding"] != "same"],
+            left_out=left_out,
+            circumstances=list(circumstances(report)),
+            place=self._place,
+        )
 
     def _print(self, console: Console) -> None:
         print_report(console, self.json, name=SCRIPT, known=bool(self.json.get("known")))
         if self.is_bug:
             console.print(f"  {SCRIPT} is a script of yours that makes this call", highlight=False)
-        console.print(f"  judged {self.place}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"  judged {self._place}", markup=False, highlight=False, soft_wrap=True)
 
     @property
-    def place(self) -> str:
-        """The place where the call was judged, in words."""
+    def _place(self) -> str:
         if self.where == "worker":
             return "in a worker process, on a copy of the callable"
         return f"in place, in this process: {self.why_in_place}"
 
 
-# A report as a piece of HTML for a notebook.
-
-
-def render_notebook_html(report: ReportJson, name: str, place: str) -> str:
-    """The report for a notebook's output, without scripts, style sheets or links.
-
-    Args:
-        report: what triage says.
-        name: what to type for the case.
-        place: where it was judged, in words.
-    """
-    rows, left_out = error_rows(IssueFacts(report, None, {}))
-    return (
-        get_environment()
-        .get_template("reports/notebook.html.j2")
-        .render(
-            report=report,
-            kind=("a known bug" if report.get("known") else "a bug") if report["is_bug"] else "no bug",
-            meaning=meaning(report),
-            device=report["device"] if read_target(report) is None else f"told {read_target(report)}",
-            facts=list(_collect_facts(report, name)),
-            outputs=[row for row in rows if row["finding"] != "same"],
-            left_out=left_out,
-            circumstances=list(circumstances(report)),
-            place=place,
-        )
-    )
-
-
-def _collect_facts(report: ReportJson, name: str) -> Iterator[tuple[str, str]]:
+def _collect_facts(report: ReportJson) -> Iterator[tuple[str, str]]:
     culprit = report.get("culprit")
     if culprit:
         yield name_role(culprit).capitalize(), describe_culprit(culprit)
@@ -181,4 +163,4 @@ def _collect_facts(report: ReportJson, name: str) -> Iterator[tuple[str, str]]:
         yield "Rewrites that changed any bit", several(list(names), ", ")
     if report.get("workaround"):
         yield "Workaround", f"`{workaround_with_cost(report)}`"
-    yield "What to do", "nothing new: the baseline lists it" if report.get("known") else advice(report, name)
+    yield "What to do", "nothing new: the baseline lists it" if report.get("known") else advice(report, SCRIPT)

@@ -10,9 +10,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from rich.console import Console
 
@@ -24,7 +24,6 @@ from fuzzcompile.diagnosis.worker.veto_check import check_vetoes
 from fuzzcompile.front.api.report import Report
 from fuzzcompile.front.known_bugs import Baseline
 from fuzzcompile.model.conditions import Conditions, Contract, Limits, Question, choose_running_device
-from fuzzcompile.model.contract import ReportJson, WhereJson
 from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, UsageError
 from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.programs.capture.call_file import Unsendable, send
@@ -59,15 +58,15 @@ class WorkerSession:
         Raises:
             EnvironmentUnfit: there is no such device.
         """
-        key, modules = (conditions, tuple(map(str, sys.path))), dict(_list_user_modules())
+        files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+        own = [file for file in files if isinstance(file, str) and is_user_file(file) and Path(file).exists()]
+        modules = {file: Path(file).stat().st_mtime for file in own}
+        key = (conditions, tuple(map(str, sys.path)))
         changed = any(self._modules.get(path, time) != time for path, time in modules.items())
         if self._pool is None or key != self._key or changed or self._process != os.getpid():
             self.close()
-            self._pool, self._key, self._process = (
-                open_pool(conditions, 1, least_threads=LEAST_THREADS),
-                key,
-                os.getpid(),
-            )
+            self._pool = open_pool(conditions, 1, least_threads=LEAST_THREADS)
+            self._key, self._process = key, os.getpid()
         self._modules = modules
         return self._pool
 
@@ -83,89 +82,53 @@ session = WorkerSession()
 atexit.register(lambda: session.close())
 
 
-def _list_user_modules() -> Iterator[tuple[str, float]]:
-    """The files of the user's modules, with the time of their last change."""
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and is_user_file(file) and Path(file).exists():
-            yield file, Path(file).stat().st_mtime
-
-
 Backend = str | Callable[..., object]
 
 
 class TriageOptions(TypedDict, total=False):
-    """Keyword arguments of :meth:`Triage.options`; see :class:`Triage`."""
+    """Settings to compile, run and judge a call; those left out come from the callable, or the call's surroundings."""
 
-    backend: Backend
-    mode: str
-    options: Mapping[str, object]
-    dynamic: bool
-    fullgraph: bool
-    grad: bool
-    device: str
-    target: str
-    against: str
-    contract: Contract
-    vetoes: tuple[str, ...]
-    plants: tuple[Path, ...]
-    timeout: float
-    memory: float
-    in_place: bool
-    baseline: str | Path
-
-
-@dataclass(frozen=True)
-class CallSettings:
-    """Settings to compile, run and judge a call; None leaves one to the callable, or to the call's surroundings."""
-
-    backend: Backend | None = None  # arguments of ``torch.compile``
-    mode: str | None = None
-    options: Mapping[str, object] | None = None
-    dynamic: bool | None = None
-    fullgraph: bool | None = None
-    grad: bool | None = None  # True compares gradients too, False runs without autograd
-    device: str | None = None  # ``cpu``, ``cuda`` or ``cuda:N``; by default where the tensors are
-    target: str | None = None  # a device that the compiler generates code for (:mod:`fuzzcompile.model.targets`)
-    against: str = "eager"  # what the compiled program is compared with
-    contract: Contract = "values"  # ``values``, or ``bitwise`` for the promises of equal bits too
-    vetoes: tuple[str, ...] = ()  # rewrites to refuse
-    plants: tuple[Path, ...] = ()  # files that a worker runs first, to plant a bug
+    backend: Backend | None  # arguments of ``torch.compile``
+    mode: str | None
+    options: Mapping[str, object] | None
+    dynamic: bool | None
+    fullgraph: bool | None
+    grad: bool | None  # True compares gradients too, False runs without autograd
+    device: str | None  # ``cpu``, ``cuda`` or ``cuda:N``; by default where the tensors are
+    target: str | None  # a device that the compiler generates code for (:mod:`fuzzcompile.model.targets`)
+    against: str  # what the compiled program is compared with; ``eager`` by default
+    contract: Contract  # ``values``, or ``bitwise`` for the promises of equal bits too
+    vetoes: tuple[str, ...]  # rewrites to refuse
+    plants: tuple[Path, ...]  # files that a worker runs first, to plant a bug
     # seconds that the call may take in a worker. In place nothing enforces it, and only the proof of a culprit ends
     # early.
-    timeout: float = Limits.seconds
-    memory: float = Limits.memory / 2**30  # GiB that a worker may use
-    in_place: bool = False  # judge in this process even where the call can be sent to a worker
-    baseline: str | Path | None = None  # a file of known bugs; :attr:`Report.json` then has ``known``
+    timeout: float
+    memory: float  # GiB that a worker may use
+    in_place: bool  # judge in this process even where the call can be sent to a worker
+    baseline: str | Path | None  # a file of known bugs; :attr:`Report.json` then has ``known``
 
-    @property
-    def question(self) -> Question:
-        """The question that triage answers about the call."""
-        return Question(against=self.against, contract=self.contract, thorough=True)
 
-    def make_conditions(self, invocation: Invocation) -> Conditions:
-        """Return the conditions under which the call runs.
+def _apply_settings(asked: TriageOptions, invocation: Invocation) -> Invocation:
+    """Return the call with these settings in place of its own."""
+    names = ("backend", "mode", "options", "dynamic", "fullgraph")
+    given: dict[str, Any] = {name: value for name, value in asked.items() if name in names and value is not None}
+    settings = invocation.settings
+    if given.keys() & {"backend", "mode", "options"}:  # a mode is options, and options are those of a backend
+        settings = CompileSettings(dynamic=settings.dynamic, fullgraph=settings.fullgraph)
+    changed, grad = replace(invocation, settings=replace(settings, **given)), asked.get("grad")
+    if grad is None:
+        return changed
+    return replace(changed, ambient=replace(invocation.ambient, grad="enabled" if grad else "no_grad"), backward=grad)
 
-        Raises:
-            UsageError: there is no such device or target, or the tensors are on several devices.
-        """
-        check_plants([Path(plant) for plant in self.plants])
-        device = choose_running_device(self.device or _find_device(invocation, self.target), self.target)
-        limits = Limits(self.timeout, int(self.memory * 2**30))
-        return Conditions(device, tuple(self.vetoes), tuple(map(Path, self.plants)), limits, self.target)
 
-    def apply_to(self, invocation: Invocation) -> Invocation:
-        """Return the call with these settings in place of its own."""
-        given = {name: getattr(self, name) for name in ("backend", "mode", "options", "dynamic", "fullgraph")}
-        given = {name: value for name, value in given.items() if value is not None}
-        settings = invocation.settings
-        if given.keys() & {"backend", "mode", "options"}:  # a mode is options, and options are those of a backend
-            settings = CompileSettings(dynamic=settings.dynamic, fullgraph=settings.fullgraph)
-        changed = replace(invocation, settings=replace(settings, **given))
-        if self.grad is None:
-            return changed
-        ambient = replace(invocation.ambient, grad="enabled" if self.grad else "no_grad")
-        return replace(changed, ambient=ambient, backward=self.grad)
+def _make_conditions(asked: TriageOptions, invocation: Invocation) -> Conditions:
+    """Return the conditions under which the call runs."""
+    plants, target = tuple(map(Path, asked.get("plants", ()))), asked.get("target")
+    check_plants(plants)
+    device = choose_running_device(asked.get("device") or _find_device(invocation, target), target)
+    memory = int(asked["memory"] * 2**30) if "memory" in asked else Limits.memory
+    limits = Limits(asked.get("timeout", Limits.seconds), memory)
+    return Conditions(device, tuple(asked.get("vetoes", ())), plants, limits, target)
 
 
 @dataclass(frozen=True)
@@ -186,10 +149,10 @@ class Triage:
         report = triage.options(dynamic=True, timeout=600)(model, ids)
     """
 
-    settings: CallSettings = CallSettings()
+    settings: TriageOptions = field(default_factory=TriageOptions)
 
     def options(self, **changes: Unpack[TriageOptions]) -> Triage:
-        """The same, with these settings (:class:`CallSettings` describes each).
+        """The same, with these settings (:class:`TriageOptions` describes each).
 
         Raises:
             UsageError: there is no such setting.
@@ -198,13 +161,10 @@ class Triage:
         if unknown:
             known = ", ".join(TriageOptions.__annotations__)
             raise UsageError(f"triage.options() has no {', '.join(unknown)}; it takes {known}.")
-        return Triage(replace(self.settings, **changes))
+        return Triage({**self.settings, **changes})
 
     def __call__(self, model: object, /, *args: object, **kwargs: object) -> Report:
-        """Judge ``model(*args, **kwargs)``.
-
-        Returns:
-            The report: a bug or not, the culprit, a workaround.
+        """Judge ``model(*args, **kwargs)``: a bug or not, the culprit, a workaround.
 
         Raises:
             UsageError: ``model`` cannot be called, or a setting is wrong.
@@ -215,10 +175,12 @@ class Triage:
 
     def judge(self, invocation: Invocation) -> Report:
         """Judge a call that was captured before."""
-        asked = self.settings.apply_to(invocation)
-        conditions = self.settings.make_conditions(asked)
-        baseline = None if self.settings.baseline is None else Baseline.read(Path(self.settings.baseline))
-        report = _CallTriage(asked, self.settings.question, conditions, session).judge(in_place=self.settings.in_place)
+        asked = self.settings
+        call, path = _apply_settings(asked, invocation), asked.get("baseline")
+        conditions = _make_conditions(asked, call)
+        baseline = None if path is None else Baseline.read(Path(path))
+        question = Question(asked.get("against", "eager"), contract=asked.get("contract", "values"), thorough=True)
+        report = _CallTriage(call, question, conditions).judge(in_place=asked.get("in_place", False))
         if baseline is not None and report.is_bug:
             return Report({**report.json, "known": baseline.knows(report.json)})
         return report
@@ -235,7 +197,6 @@ class _CallTriage:
     invocation: Invocation
     question: Question
     conditions: Conditions
-    session: WorkerSession
 
     def judge(self, *, in_place: bool) -> Report:
         """The report of a worker, or of this process where a worker cannot run the call as it runs here."""
@@ -254,7 +215,7 @@ class _CallTriage:
         if report["verdict"] in ("invalid", "accepts_invalid") and not self._raises_here():
             # The copy lacks what this process has, such as a patch or a registered operator.
             return self._judge_in_place(f"eager raises in a worker and not here ({report['detail']})")
-        return _make_report(report, {"process": "worker", "why": ""})
+        return Report({**report, "where": {"process": "worker", "why": ""}})
 
     def _judge_copy(self) -> FileAnswer:
         with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
@@ -266,16 +227,15 @@ class _CallTriage:
                 raise EnvironmentUnfit(
                     f"Cannot write the call into {folder}: {reason}; set TMPDIR to a folder with room for the model."
                 ) from error
-            pool = self.session.pool(self.conditions)
+            pool = session.pool(self.conditions)
             try:
                 (answer,) = triage_files([path], self.conditions, self.question, pool=pool)
             except BaseException:  # Ctrl-C among others: the worker goes on with the call otherwise
-                self.session.close()
+                session.close()
                 raise
             return answer
 
     def _raises_here(self) -> bool:
-        """Return whether the call itself, and not just its copy, raises in eager mode."""
         with restore_after(self.invocation):
             return run_eager(self.invocation.case(), resolve_device(self.conditions.device)).failure is not None
 
@@ -290,11 +250,7 @@ class _CallTriage:
         task = JudgeTask(**vars(self.question), path="", vetoes=conditions.vetoes, seconds=limit)
         with _show_status(self.invocation.name), restore_after(self.invocation):
             report = judge_case(self.invocation.case(), CaseProgress(task), device, time.monotonic() + limit)
-        return _make_report(report.to_json(), {"process": "in place", "why": why})
-
-
-def _make_report(report: ReportJson, where: WhereJson) -> Report:
-    return Report({**report, "where": where})
+        return Report({**report.to_json(), "where": {"process": "in place", "why": why}})
 
 
 def _find_device(invocation: Invocation, target: str | None) -> str:

@@ -23,11 +23,7 @@ _MOST_NAMES = 500  # that a shell is offered
 
 
 def open_corpus(location: str | None, *, create: bool = False) -> Store:
-    """The corpus at a place or, with None, the one in force.
-
-    Raises:
-        CorpusError: there is none, and it is not to be created, or it cannot be opened.
-    """
+    """The corpus at a place or, with None, the one in force."""
     from fuzzcompile.corpus.store import Store
 
     return Store.open(location, create=create)
@@ -35,11 +31,7 @@ def open_corpus(location: str | None, *, create: bool = False) -> Store:
 
 @contextlib.contextmanager
 def open_existing_corpus(location: str | None) -> Iterator[Store | None]:
-    """The corpus, or None if there is none at the default place.
-
-    Raises:
-        CorpusError: there is none at the ``location`` that the user named, or it cannot be opened.
-    """
+    """The corpus, or None if there is none at the default place."""
     from fuzzcompile.corpus.records import CorpusError
 
     try:
@@ -54,11 +46,7 @@ def open_existing_corpus(location: str | None) -> Iterator[Store | None]:
 
 
 def find_case(name: str) -> Path | None:
-    """The case file that ``name`` names, read and found fit; None if it names a finding.
-
-    Raises:
-        CaseError: it is a file that cannot be a case, or means one that does not exist.
-    """
+    """The case file that ``name`` names, read and found fit; None if it names a finding."""
     path = Path(name)
     if not path.is_file() and not looks_like_path(name):
         return None
@@ -67,11 +55,7 @@ def find_case(name: str) -> Path | None:
 
 
 def require_trusted(store: Store, findings: Sequence[FindingSummary], *, trusted: bool) -> None:
-    """Refuse to run findings that come from another corpus, unless the user trusts them (now: ``--trust``).
-
-    Raises:
-        UntrustedError: no one here trusts one of them.
-    """
+    """Refuse to run findings that come from another corpus, unless the user trusts them (now: ``--trust``)."""
     from fuzzcompile.corpus.queries import require_trust
 
     if trusted:
@@ -81,11 +65,7 @@ def require_trusted(store: Store, findings: Sequence[FindingSummary], *, trusted
 
 
 def require_corpus(store: Store | None, name: str) -> Store:
-    """The corpus that must hold ``name``, which is not a file.
-
-    Raises:
-        CaseError: there is no corpus.
-    """
+    """The corpus that must hold ``name``, which is not a file."""
     if store is None:
         raise CaseError(f"{name} is not a file, and there is no corpus here; name a case file or use --corpus.")
     return store

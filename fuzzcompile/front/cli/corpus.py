@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 @click.group()
 def corpus() -> None:
     """List, show, export and import the findings of the corpus."""
-
-
-options.add_former_spellings(corpus)
 
 
 @corpus.command("list")
@@ -75,10 +72,8 @@ def show(finding: str, location: str | None, as_json: bool) -> int:
         reproducer = store.best_reproducer(stored.id)
         group, place = store.umbrella(stored.umbrella), store.location
         related = [vars(link) for link in store.related(stored.id)]
-        replays = [
-            {"torch": replay.torch, "status": replay.status, "when": replay.created.isoformat()}
-            for replay in store.replays(stored.id)
-        ]
+        done = store.replays(stored.id)
+    replays = [{"torch": run.torch, "status": run.status, "when": run.created.isoformat()} for run in done]
     if as_json:
         groups = {} if group is None else {group.name: group}
         whole = {"report": stored.report, "source": stored.source, "reproducer": make_reproducer_json(reproducer)}
@@ -91,7 +86,7 @@ def show(finding: str, location: str | None, as_json: bool) -> int:
 
 @corpus.command()
 @click.argument("finding", shell_complete=complete_findings)
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("folder", type=options.FOLDER)
 @options.corpus
 def export(finding: str, folder: Path, location: str | None) -> int:
     """Write a finding's case, reproducer and report as files into FOLDER."""
@@ -103,9 +98,7 @@ def export(finding: str, folder: Path, location: str | None) -> int:
 
 @corpus.command()
 @click.argument("findings", nargs=-1, metavar="[FINDING]...", shell_complete=complete_findings)
-@click.option(
-    "--drafts", type=click.Path(path_type=Path, file_okay=False), help="Write their issue drafts anew into this folder."
-)
+@click.option("--drafts", type=options.FOLDER, help="Write their issue drafts anew into this folder.")
 @options.trust
 @options.json_output
 @options.conditions
@@ -338,28 +331,27 @@ def case(name: str, location: str | None, as_json: bool) -> int:
 def _format_run(run: JudgedRun) -> str:
     environment, report = run.environment, run.report
     where = environment.get("target") or environment.get("device")
+    words = {"vetoes": "vetoes", "plants": "plants with hashes", "custom": "own passes"}
     processor = environment.get("device_name") or environment.get("cpu") or "an unknown processor"
     parts = [
         f"{run.created:%Y-%m-%d %H:%M} {report['verdict']}{' (screened)' if run.screened else ''}",
         f"torch {environment.get('torch')} for {where}, machine {environment.get('machine') or '?'} ({processor})",
         *([f"hit of {run.finding}"] if run.finding else []),
         *([f"place {run.place[1]} of stream {run.place[0]}"] if run.place else []),
-        *(f"{what} {', '.join(map(str, named))}" for what, named in _format_conditions(run) if named),
+        *(f"{words[what]} {', '.join(map(str, named))}" for what, named in _list_conditions(run).items()),
     ]
     return "; ".join(parts)
 
 
-def _format_conditions(run: JudgedRun) -> Iterable[tuple[str, Sequence[object]]]:
-    for what, named in (run.conditions or {}).items():
-        if isinstance(named, list):
-            yield {"vetoes": "vetoes", "plants": "plants with hashes", "custom": "own passes"}[what], named
+def _list_conditions(run: JudgedRun) -> dict[str, list[object]]:
+    return {what: named for what, named in (run.conditions or {}).items() if isinstance(named, list) and named}
 
 
 def _format_rerun(run: JudgedRun) -> str:
     """Return the command that judges the case again; plants and passes are the user's files, which the corpus lacks."""
     target = run.environment.get("target")
     device = "auto" if target else str(run.environment.get("device")).partition(":")[0]
-    vetoes = next((tuple(named) for what, named in _format_conditions(run) if what == "vetoes"), ())
+    vetoes = tuple(_list_conditions(run).get("vetoes", ()))
     return hints.format_command("triage", "case.py", device=device, target=target, veto=vetoes)
 
 
@@ -367,16 +359,15 @@ def _format_rerun(run: JudgedRun) -> str:
 
 
 @click.command()
-@click.option(
+@options.output_file(
     "--out",
     required=True,
-    type=click.Path(path_type=Path),
     metavar="FILE.html",
     help="The file to write. It holds all that it shows and needs no network.",
 )
 @click.option(
     "--summary",
-    type=click.Path(path_type=Path),
+    type=options.PATH,
     metavar="FILE",
     help="What `fuzzcompile run --summary FILE` wrote: the report then says what that campaign hit, and what was new.",
 )
@@ -387,10 +378,9 @@ def report(out: Path, summary: Path | None, location: str | None) -> int:
     It says what matters first, lists the findings to filter and sort, and has a page for each: reproducer, evidence,
     culprit, graph before and after, other versions of torch. Coverage by stage and the pace of campaigns follow.
     """
-    from fuzzcompile.report.output_files import check_writable, write_whole
+    from fuzzcompile.report.output_files import write_whole
     from fuzzcompile.report.pages.corpus_page import Contents, page_of_corpus
 
-    check_writable(out, "--out")
     campaign = None if summary is None else _read_summary(summary)
     with open_corpus(location) as store:
         contents = Contents.of(store)

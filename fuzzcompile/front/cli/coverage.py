@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,15 +43,10 @@ _MANY_NAMES = ("decomposition", "lowering", "kernel")
     help="Also find out which SDPA patterns can fire here, by compiling each one's own search function (a minute).",
 )
 @click.option(
-    "--within",
-    metavar="TIME",
-    help="Count only what campaigns had judged in their first TIME together: 90s, 30m, 1h.",
+    "--within", metavar="TIME", help="Count only what campaigns had judged in their first TIME together: 90s, 30m, 1h."
 )
 @click.option(
-    "--report",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Also write the whole table, with reasons, to FILE as Markdown.",
+    "--report", type=options.FILE, metavar="FILE", help="Also write the whole table, with reasons, to FILE as Markdown."
 )
 @options.device
 @options.target
@@ -112,28 +106,26 @@ def coverage(
 
 
 def _make_json(table: CoverageTable, shown: Sequence[StageCoverage]) -> dict[str, object]:
-    counters = table.counters
-    return {
-        **{key: getattr(table, key) for key in ("torch", "device", "target", "corpus", "note")},
-        "counted": {"within": table.within, "ran": table.ran, "cases": counters.cases, "runs": counters.runs},
-        "rules": table.rules.to_json(),
-        "stages": [row.to_json() for row in shown],
-    }
+    named = {key: getattr(table, key) for key in ("torch", "device", "target", "corpus", "note")}
+    counted = {"within": table.within, "ran": table.ran, "cases": table.counters.cases, "runs": table.counters.runs}
+    return {**named, "counted": counted, "rules": table.rules.to_json(), "stages": [row.to_json() for row in shown]}
 
 
 def _measure_attention(device: torch.device, table: CoverageTable) -> tuple[AttentionCoverage | None, str | None]:
     """Return the SDPA patterns, or the sentence that says why they are not known."""
+    from rich.console import Console
+
     from fuzzcompile.analyses.rule_coverage import measure_attention_coverage
 
-    def show_progress(done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            text = f"  SDPA patterns: {done} of {total} compiled" if done < total else ""
-            click.echo(f"\r\033[K{text}", nl=False, err=True)
+    with Console(stderr=True).status("Compiling SDPA patterns ...") as status:
 
-    try:
-        return measure_attention_coverage(device, table.seen, show_progress, target=table.target), None
-    except EnvironmentUnfit as error:
-        return None, str(error)
+        def show_progress(done: int, total: int) -> None:
+            status.update(f"SDPA patterns: {done} of {total} compiled")
+
+        try:
+            return measure_attention_coverage(device, table.seen, show_progress, target=table.target), None
+        except EnvironmentUnfit as error:
+            return None, str(error)
 
 
 def _write_report(path: Path, table: CoverageTable, patterns: AttentionCoverage | None, missing: str | None) -> None:
@@ -143,7 +135,7 @@ def _write_report(path: Path, table: CoverageTable, patterns: AttentionCoverage 
     from fuzzcompile.analyses.rule_coverage import RULES
     from fuzzcompile.fuzz.campaign.budget import format_duration
     from fuzzcompile.model.privacy import scrub
-    from fuzzcompile.model.templates import get_environment
+    from fuzzcompile.model.templates import get_template
     from fuzzcompile.model.versions import __version__
     from fuzzcompile.report.circumstances import versions
     from fuzzcompile.run.device import describe_environment
@@ -154,8 +146,7 @@ def _write_report(path: Path, table: CoverageTable, patterns: AttentionCoverage 
         for name, reason in row.unreachable.items():
             names[row.stage, row.kind, reason.why].append(name)
     machine = {**describe_environment(torch.device(table.device), table.target), "torch": table.torch}
-    template = get_environment().get_template("reports/coverage.md.j2")
-    text = template.render(
+    text = get_template("reports/coverage.md.j2").render(
         table=table,
         total=table.rules,
         rules=rules,

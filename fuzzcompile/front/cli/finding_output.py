@@ -80,11 +80,9 @@ def _format_culprit(stored: FindingSummary) -> str:
 def _format_mark(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> str:
     """Return the mark that a person set on a finding, or else on its group."""
     group = groups.get(stored.umbrella or "")
-    if stored.status == "open" and group is not None:
-        return "" if group.status == "open" else " ".join(filter(None, (group.status, group.issue)))
-    return (
-        "" if stored.status == "open" else " ".join(filter(None, (stored.status, stored.duplicate_of or stored.issue)))
-    )
+    marked = group if stored.status == "open" and group is not None else stored
+    about = (stored.duplicate_of or stored.issue) if marked is stored else marked.issue
+    return "" if marked.status == "open" else " ".join(filter(None, (marked.status, about)))
 
 
 def _format_group_line(name: str, members: int, group: Umbrella | None) -> str:
@@ -95,10 +93,7 @@ def _format_group_line(name: str, members: int, group: Umbrella | None) -> str:
 def print_finding(
     asked: str, stored: Finding, reproducer: Reproducer | None, group: Umbrella | None, *, corpus: str
 ) -> None:
-    """Print a finding that was ``asked`` for by some name, its report, and its reproducer or else its case.
-
-    ``corpus`` is where it is stored.
-    """
+    """Print a finding that was ``asked`` for by some name, its report, and its reproducer or else its case."""
     subject = hints.CommandSubject(stored.public_id, {"corpus": corpus})
     from fuzzcompile.model.contract import read_target
     from fuzzcompile.report.circumstances import seen_on_and_next
@@ -120,10 +115,8 @@ def print_finding(
     elif stored.note:
         click.echo(f"Note: {stored.note}")
     if group is not None:
-        click.echo(
-            f"One of the group {group.name}; all of it: "
-            f"{hints.format_command('corpus', 'list', all=True, corpus=corpus)}"
-        )
+        listing = hints.format_command("corpus", "list", all=True, corpus=corpus)
+        click.echo(f"One of the group {group.name}; all of it: {listing}")
     print_report(report_console(), stored.report, proof=True, name=subject)
     click.echo("")
     if reproducer is None:
@@ -181,7 +174,5 @@ def make_finding_json(stored: FindingSummary, groups: Mapping[str, Umbrella]) ->
 
 def make_reproducer_json(reproducer: Reproducer | None) -> dict[str, object] | None:
     """The reproducer without its report, which is the finding's if it is confirmed."""
-    if reproducer is None:
-        return None
-    left_out = ("report", "environment")
-    return {name: value for name, value in vars(reproducer).items() if name not in left_out}
+    kept = vars(reproducer).items() if reproducer is not None else ()
+    return {name: value for name, value in kept if name not in ("report", "environment")} or None

@@ -50,9 +50,6 @@ def status(location: str | None, as_json: bool) -> int:
     return 0
 
 
-options.add_former_spellings(fleet)
-
-
 _STATES: dict[State, str] = {"runs": "running", "silent": "silent", "ended": "ended"}
 _MOST_LISTED = 20
 _CAMPAIGN = ("campaign", "state", "torch", "for", "machine", "workers", "cases", "a minute and worker", "new findings",

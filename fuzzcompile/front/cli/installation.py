@@ -58,12 +58,10 @@ def config(as_json: bool) -> int:
         return 0
     rows = {}
     for known in SETTINGS:
-        value = settings.find_value(known.key)
+        value, source = settings.find_value(known.key), str(settings.find_source(known.key))
         shown = strip_password(str(value)) if isinstance(value, str | Path) else value
-        source = str(settings.find_source(known.key))
         rows[known.key] = {"value": shown, "source": source, "variable": known.variable, "says": known.says}
-    path = settings.path
-    click.echo(json.dumps({"file": None if path is None else str(path), "settings": rows}))
+    click.echo(json.dumps({"file": settings.path and str(settings.path), "settings": rows}))
     return 0
 
 
@@ -78,10 +76,8 @@ def _print_settings(settings: ActiveSettings) -> None:
     columns = ("setting", "value", "from", "environment variable", "what it sets")
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     for known in SETTINGS:
-        source = settings.find_source(known.key)
-        value = _format_value(settings.find_value(known.key))
-        cells = (known.key, value, sources.get(source, str(source)), known.variable, known.says)
-        table.add_row(*map(Text, cells))
+        source, value = settings.find_source(known.key), _format_value(settings.find_value(known.key))
+        table.add_row(*map(Text, (known.key, value, sources.get(source, str(source)), known.variable, known.says)))
     console = report_console()
     console.print(table)
     path = settings.path
@@ -108,14 +104,10 @@ def completion(shell: str | None) -> int:
     Let the shell read it when it starts: `eval "$(fuzzcompile completion bash)"` in ~/.bashrc, the same with zsh in
     ~/.zshrc (behind compinit), and `fuzzcompile completion fish | source` in ~/.config/fish/config.fish.
     """
-    known = ", ".join(_SHELLS)
-    if shell in ("install", "uninstall", "show"):  # the words of earlier versions
-        raise UsageError(f"`completion {shell}` is `completion SHELL` now ({known}): it prints the script.")
     name = shell or Path(os.environ.get("SHELL", "")).name
     if name not in _SHELLS:
-        raise UsageError(
-            f"There is no completion for {name or 'the shell, since $SHELL is empty'}: name one of {known}."
-        )
+        asked = name or "the shell, since $SHELL is empty"
+        raise UsageError(f"There is no completion for {asked}: name one of {', '.join(_SHELLS)}.")
     made = get_completion_class(name)
     assert made is not None  # click has those of _SHELLS
     cli = click.get_current_context().find_root().command

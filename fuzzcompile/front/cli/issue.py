@@ -59,7 +59,6 @@ def issue(name: str, anyway: bool, conditions: Conditions, location: str | None,
 
 
 def _draft_group(name: str, location: str | None) -> str | None:
-    """Return the draft of a group of findings; None for any other name."""
     from fuzzcompile.fuzz.campaign.campaign_outputs import draft_group
 
     with open_existing_corpus(location) as store:
@@ -117,14 +116,8 @@ def _print_draft(name: str, facts: IssueFacts, found: Mapping[str, object], *, a
     refusal = find_refusal(facts)
     draft = draft_issue(facts, refusal) if refusal is None or anyway else None
     if as_json:
-        answer = {
-            "finding": name,
-            "fileable": refusal is None,
-            "reason": refusal and refusal.reason,
-            "remedy": refusal and refusal.remedy,
-            "draft": draft,
-            **found,
-        }
+        why = {"reason": refusal and refusal.reason, "remedy": refusal and refusal.remedy}
+        answer = {"finding": name, "fileable": refusal is None, **why, "draft": draft, **found}
         click.echo(json.dumps(answer, allow_nan=False))
     elif draft is not None:
         click.echo(draft, nl=False)

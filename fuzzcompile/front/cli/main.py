@@ -22,12 +22,21 @@ from fuzzcompile.front.cli.run import generate, run
 from fuzzcompile.front.cli.triage import bisect, triage
 from fuzzcompile.front.cli.watch import watch
 from fuzzcompile.model import hints
-from fuzzcompile.model.errors import FuzzcompileError
+from fuzzcompile.model.errors import FuzzcompileError, UsageError
 from fuzzcompile.model.privacy import strip_passwords
 from fuzzcompile.model.versions import __version__
 from fuzzcompile.programs.casefiles.case_file import looks_like_path
 
 _INTERRUPTED = 130
+# What earlier versions took, and what takes its place.
+_FORMER = {
+    "corpus copy": "`fuzzcompile corpus import FROM --whole --corpus TO` now.",
+    "fleet confirm": "`fuzzcompile replay --confirm [--select FINDING]` now.",
+    **dict.fromkeys(
+        ("completion install", "completion uninstall", "completion show"),
+        "`completion SHELL` now (bash, zsh, fish): it prints the script.",
+    ),
+}
 
 
 class _Commands(click.Group):
@@ -43,6 +52,8 @@ class _Commands(click.Group):
         if name == "--help":
             click.echo(ctx.get_help())
             ctx.exit()
+        if (former := " ".join(args[:2])) in _FORMER:
+            raise UsageError(f"`{former}` is {_FORMER[former]}")
         if looks_like_path(name):
             ctx.fail(f"'{name}' is not a command. To judge a file: {hints.format_command('triage', name)}")
         if name not in self.commands and name in corpus.commands:

@@ -39,7 +39,7 @@ _INTERRUPTED = 130
     "name", required=False, metavar="[CASE|FINDING]", shell_complete=case_arguments.complete_cases_and_findings
 )
 @options.model("name", str)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write; default repro_NAME.py.")
+@click.option("--out", type=options.FILE, help="Where to write; default repro_NAME.py.")
 @click.option(
     "--pending",
     is_flag=True,
@@ -63,9 +63,7 @@ _INTERRUPTED = 130
     help="What must stay the same: the kind of verdict only, or the culprit too.",
 )
 @click.option(
-    "--others",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for candidates that fail in another way (secondary findings).",
+    "--others", type=options.FOLDER, help="Folder for candidates that fail in another way (secondary findings)."
 )
 @click.option("--resume", is_flag=True, help="Continue an earlier search for this case.")
 @options.trust
@@ -95,8 +93,6 @@ def minimize(**given: Any) -> int:
 
 @dataclass
 class _MinimizeCommand:
-    """The options, and the steps of the command."""
-
     name: str  # None with ``pending``
     out: Path | None
     pending: bool
@@ -152,7 +148,6 @@ class _MinimizeCommand:
         return 0
 
     def minimize_one(self, clock: BudgetClock) -> int:
-        """Minimize a case or a finding."""
         from fuzzcompile.report.output_files import EventLog, check_writable
 
         if self.out is not None:
@@ -200,18 +195,28 @@ class _MinimizeCommand:
         return Path(f"repro_{path.stem if finding is None or path.is_file() else finding}.py")
 
     def _search(self, subject: MinimizeSubject, out: Path, events: EventLog, clock: BudgetClock) -> MinimizeResult:
-        """Search for the smallest case, and show and log the progress."""
+        """Search for the smallest case; show and log the progress."""
+        from rich.console import Console
+        from rich.text import Text
+
         from fuzzcompile.front.minimize_case import choose_conditions, minimize
 
         self.conditions = choose_conditions(subject, self.conditions)
         click.echo(f"Minimizing: {subject.report['verdict']}, {subject.report['signature']} ...", err=True)
         bug = {"verdict": subject.report["verdict"], "signature": subject.report["signature"]}
         events.write("minimize_started", {"name": self.name, **bug})
-        with _ProgressLine(subject.source) as line:
+        start, lines = time.monotonic(), sum(1 for line in subject.source.splitlines() if line.strip())
+        operators: int | None = None
+        with Console(stderr=True).status("Searching") as status:
 
             def show_progress(progress: SearchProgress) -> None:
+                nonlocal operators
+                operators = progress.operators if operators is None else operators
                 events.write("candidate_probed", vars(progress))
-                line.show(progress)
+                text = _format_progress(progress, lines, operators, time.monotonic() - start)
+                status.update(Text(text))
+                if progress.improved and not sys.stderr.isatty():
+                    click.echo(text, err=True)
 
             small = minimize(
                 subject,
@@ -223,10 +228,10 @@ class _MinimizeCommand:
                 resume=self.resume,
                 on_progress=show_progress,
             )
-        lines = {"lines_before": small.lines_before, "lines": small.lines_after, "how": small.how}
+        became = {"lines_before": small.lines_before, "lines": small.lines_after, "how": small.how}
         ended = {"confirmed": small.confirmed, "interrupted": small.interrupted, "note": small.note}
         cost = {"tests": small.tests, "seconds": round(small.seconds, 1)}
-        events.write("minimize_finished", {"out": str(out), **lines, **ended, **cost})
+        events.write("minimize_finished", {"out": str(out), **became, **ended, **cost})
         return small
 
     def _keep(
@@ -246,36 +251,13 @@ class _MinimizeCommand:
             _judge_others(store, small, self.conditions, clock.remaining)
 
 
-class _ProgressLine:
-    """One line on stderr: size at the start and now, compiles spent, the reducer at work.
-
-    A terminal's line is overwritten; elsewhere each improvement gets a line.
-    """
-
-    def __init__(self, source: str) -> None:
-        self._start = time.monotonic()
-        self._lines = sum(1 for line in source.splitlines() if line.strip())
-        self._operators: int | None = None
-
-    def __enter__(self) -> _ProgressLine:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if sys.stderr.isatty():
-            click.echo("\r\033[K", nl=False, err=True)
-
-    def show(self, progress: SearchProgress) -> None:
-        if self._operators is None:
-            self._operators = progress.operators
-        size = f"{self._lines} -> {progress.lines} lines"
-        if progress.operators is not None and self._operators is not None:
-            size += f", {self._operators} -> {progress.operators} operators"
-        used = f"{progress.compiles} compiles, {progress.screens} screens"
-        text = f"  {time.monotonic() - self._start:4.0f} s  {size}  {used}  {progress.reducer}"
-        if sys.stderr.isatty():
-            click.echo(f"\r\033[K{text}", nl=False, err=True)
-        elif progress.improved:
-            click.echo(text, err=True)
+def _format_progress(progress: SearchProgress, lines: int, operators: int | None, seconds: float) -> str:
+    """Return one line: size at the start and now, compiles spent, the reducer at work."""
+    size = f"{lines} -> {progress.lines} lines"
+    if progress.operators is not None and operators is not None:
+        size += f", {operators} -> {progress.operators} operators"
+    used = f"{progress.compiles} compiles, {progress.screens} screens"
+    return f"  {seconds:4.0f} s  {size}  {used}  {progress.reducer}"
 
 
 def _describe_conclusion(small: MinimizeResult, out: Path, named: CommandSubject, others: Path | None) -> Iterator[str]:
@@ -299,14 +281,13 @@ def _describe_conclusion(small: MinimizeResult, out: Path, named: CommandSubject
         f"{small.tests} compiles and screens in {small.seconds:.0f} s."
     )
     if small.other_sources:
-        where = f"they are in {others}" if others is not None else "--others DIR writes them"
+        where = "--others DIR writes them" if others is None else f"they are in {others}"
         yield f"{len(small.other_sources)} candidates failed in another way; {where}."
     if not small.finished:
         yield f"The budget ended the search; `{named.format_command('minimize', resume=True)}` continues it."
 
 
 def _describe_confirmation(small: MinimizeResult, out: Path, named: CommandSubject) -> str:
-    """Return the sentences that the reproducer shows the bug, and what to do next."""
     target = read_target(small.report)
     if target is None:
         return f"Confirmed in a clean process. Next: {hints.format_script(out)}; {named.format_command('issue')}"
@@ -315,7 +296,6 @@ def _describe_confirmation(small: MinimizeResult, out: Path, named: CommandSubje
 
 
 def _describe_kept(kept: StoredReproducer, finding: str) -> Iterator[str]:
-    """Yield sentences on the findings that the reproducer changed: one that is new, and those that were merged."""
     from fuzzcompile.corpus.records import public_id
 
     if kept.is_new_finding:

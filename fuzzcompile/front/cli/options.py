@@ -60,12 +60,26 @@ def check_settings(*, asks_for_help: bool) -> None:
 class NamedPath(click.Path):
     """A path that is not empty: an empty one would be the working folder."""
 
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """The path, or the error of click that it is empty."""
         return Path(value) if str(value) else self.fail("the name is empty.", param, ctx)
+
+
+PATH, FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+def _check_writable(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and not context.resilient_parsing:
+        from fuzzcompile.report.output_files import check_writable
+
+        check_writable(path, option.opts[0])
+    return path
+
+
+def output_file(*names: str, **attributes: Any) -> Callable[[OptionCommand], OptionCommand]:
+    """An option that names a file to write, which is refused before any work if it cannot be written."""
+    return click.option(*names, **{"type": PATH, "metavar": "FILE", "callback": _check_writable, **attributes})
 
 
 device = setting_option("device", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run.")
@@ -109,7 +123,7 @@ plant = click.option(
     "--plant",
     "plants",
     multiple=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="FILE",
     help="A Python file that each worker runs before it compiles anything, to plant a bug.",
 )
@@ -172,7 +186,7 @@ suspect = click.option(
 )
 tolerances = click.option(
     "--tolerances",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="FILE",
     help="TOML tables such as [across_backends.bfloat16] with the limits to use in place of fuzzcompile's own.",
 )
@@ -191,8 +205,7 @@ contract = click.option(
     "alone and in a batch, run to run).",
 )
 fail_on = setting_option(
-    "fail-on",
-    help="Exit with 1 only for a bug that is at least this severe; the worst stands first here.",
+    "fail-on", help="Exit with 1 only for a bug that is at least this severe; the worst stands first here."
 )
 ignore = setting_option(
     "ignore",
@@ -203,16 +216,11 @@ ignore = setting_option(
 )
 log = click.option(
     "--log",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="Also append each event to this file, as a line of JSON, when it happens.",
 )
-sarif = click.option(
-    "--sarif",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Also write the bugs as SARIF 2.1.0, for code scanning.",
-)
+sarif = output_file("--sarif", help="Also write the bugs as SARIF 2.1.0, for code scanning.")
 trust = click.option(
     "--trust",
     "trusted",
@@ -330,26 +338,3 @@ def model(
         return gather
 
     return decorate
-
-
-# Commands of earlier versions, and what takes their place.
-_FORMER = {
-    "corpus copy": "corpus import FROM --whole --corpus TO",
-    "fleet confirm": "replay --confirm [--select FINDING]",
-}
-
-
-def add_former_spellings(group: click.Group) -> None:
-    """Let the commands that a group had in earlier versions answer with the line that takes their place."""
-    for former, now in _FORMER.items():
-        if former.startswith(f"{group.name} "):
-            group.add_command(_make_former(former, now))
-
-
-def _make_former(former: str, now: str) -> click.Command:
-    def refuse(rest: tuple[str, ...]) -> int:
-        raise UsageError(f"`{former}` is `fuzzcompile {now}` now.")
-
-    rest = click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED)
-    settings = {"ignore_unknown_options": True}
-    return click.Command(former.split()[-1], settings, refuse, [rest], hidden=True)

@@ -43,7 +43,7 @@ _SECONDS = 900.0
     help="Levels of the module tree that count as layers, lists of modules left out; default: the blocks.",
 )
 @click.option("--ops", is_flag=True, help="Every operator instead of every layer; for sides that run uncompiled.")
-@click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Record a run instead, for elsewhere.")
+@options.output_file("--record", help="Record a run instead, for elsewhere.")
 @click.option(
     "--keep",
     default=1.0,
@@ -57,8 +57,8 @@ _SECONDS = 900.0
     is_flag=True,
     help="Attention on its math kernel and no TF32, on both sides: for validation, not for production.",
 )
-@click.option("--tolerances", type=click.Path(path_type=Path), metavar="FILE", help="TOML that overrides the table.")
-@click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Also write a page with plots.")
+@click.option("--tolerances", type=options.PATH, metavar="FILE", help="TOML that overrides the table.")
+@options.output_file("--html", "page", help="Also write a page with plots.")
 @options.call
 @options.module
 @options.device
@@ -98,7 +98,7 @@ def profile(
 
     conditions = Conditions(choose_running_device(device, None), vetoes, plants, Limits(timeout, int(memory * 2**30)))
     measured = against or ("inductor" if record is None else "eager")
-    _check_options((measured, reference), tolerances, page, record)
+    _check_options((measured, reference), tolerances)
     check_vetoes(conditions, [read_case_file(case)])
 
     from fuzzcompile.analyses.profile.layer_profile import ProfileOptions
@@ -136,19 +136,15 @@ def _show_profile(answer: ProfileJson, name: CommandSubject, page: Path | None, 
     return 1 if answer["verdict"] == "jump" else 0
 
 
-def _check_options(sides: tuple[str, str], tolerances: Path | None, page: Path | None, record: Path | None) -> None:
-    """Check the names of the sides, the table of tolerances, and the files to be written, before any work."""
+def _check_options(sides: tuple[str, str], tolerances: Path | None) -> None:
+    """Check the names of the sides and the table of tolerances, before any work."""
     from fuzzcompile.analyses.profile.side_names import spelled
     from fuzzcompile.model.conditions import list_modes
     from fuzzcompile.model.tolerances import Tolerances
-    from fuzzcompile.report.output_files import check_writable
 
     for text in sides:
         spelled(text, list_modes())
     Tolerances.load(tolerances)
-    for file, option in ((page, "--html"), (record, "--record")):
-        if file is not None:
-            check_writable(file, option)
 
 
 def _describe_recording(recorded: RecordedRun, case: Path) -> str:

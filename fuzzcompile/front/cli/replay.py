@@ -55,11 +55,7 @@ _INTERRUPTED = 130
 @click.option("--yes", is_flag=True, help="Do not ask before --bisect makes environments.")
 @click.option("--runs", default=3, show_default=True, type=click.IntRange(min=1), help="Runs before one is believed.")
 @click.option(
-    "--timeout",
-    default=180.0,
-    show_default=True,
-    type=FiniteRange(min=1),
-    help="Seconds for one run of a script.",
+    "--timeout", default=180.0, show_default=True, type=FiniteRange(min=1), help="Seconds for one run of a script."
 )
 @click.option("--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Scripts that run at a time.")
 @click.option(
@@ -72,8 +68,8 @@ _INTERRUPTED = 130
 @options.target
 @click.option("--hide-gpus", is_flag=True, help="Let the scripts see no GPU.")
 @click.option("--strict", is_flag=True, help="Exit with 1 on any failure, not only on a regression.")
-@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML.")
-@click.option("--markdown", type=click.Path(path_type=Path), metavar="FILE", help="Also write a table of versions.")
+@options.output_file("--junit", help="Also write JUnit XML.")
+@options.output_file("--markdown", help="Also write a table of versions.")
 @options.trust
 @options.log
 @options.json_output
@@ -94,8 +90,6 @@ def replay(**given: Any) -> int:
 
 @dataclass
 class _ReplayCommand:
-    """The options, and the steps of the command."""
-
     selection: tuple[str, ...]
     torches: tuple[str, ...]
     bisect: bool
@@ -116,15 +110,11 @@ class _ReplayCommand:
     location: str | None
 
     def run(self) -> int:
-        """Run the reproducers, store and show the results."""
         from fuzzcompile.corpus.replay.replay_engine import Settings, subjects
         from fuzzcompile.corpus.replay.replay_record import Records
         from fuzzcompile.corpus.replay.replay_run import ReplayRun
-        from fuzzcompile.report.output_files import EventLog, check_writable
+        from fuzzcompile.report.output_files import EventLog
 
-        for path, option in ((self.junit, "--junit"), (self.markdown, "--markdown")):
-            if path is not None:
-                check_writable(path, option)
         if self.bisect and len(self.torches) < 2:
             raise UsageError("--bisect needs two versions to search between: give --torch twice or more.")
         with EventLog(self.log) as events, open_corpus(self.location) as store:
@@ -216,17 +206,15 @@ class _ReplayCommand:
             from fuzzcompile.front.stored_findings import confirm  # imports torch
 
             names = [finding.public_id for finding in named]
-            for answer in confirm(store, names, conditions, on_start=_say_start):
+            for answer in confirm(
+                store, names, conditions, on_start=lambda name: click.echo(f"Judging {name} ...", err=True)
+            ):
                 counts[answer.result] += 1
                 text = f"{answer.finding}: {answer.result}; {answer.note}."
                 click.echo(json.dumps(asdict(answer)) if self.as_json else text)
         summed = ", ".join(f"{count} {result}" for result, count in counts.items())
         click.echo(summed or "No finding waits for a machine like this one.", err=True)
         return 3 if counts["not judged"] else 0
-
-
-def _say_start(finding: str) -> None:
-    click.echo(f"Judging {finding} ...", err=True)
 
 
 def _log_result(events: EventLog, result: Result) -> None:

@@ -31,117 +31,16 @@ if TYPE_CHECKING:
 _MOST_HERE = 256
 
 
-@dataclass(frozen=True)
-class _Aim:
-    """Where the cases of a campaign come from."""
-
-    no_near_misses: bool
-    origin: Path | None  # the case of ``--from``
-    focus: tuple[str, ...]
-    changed: tuple[str, ...]
-    checkout: Path | None
-    drawn_from: str  # the value of ``--source``
-
-    @property
-    def sweeps(self) -> bool:
-        return self.drawn_from == "opinfo"
-
-    def find_focus(self) -> FocusRequest | None:
-        from fuzzcompile.diagnosis.worker.veto_check import find_package_folder
-        from fuzzcompile.fuzz.focus.focus_request import parse_focus
-
-        if self.origin is not None and self.no_near_misses:
-            raise UsageError("--no-near-misses is for generated cases, which --from does not draw.")
-        aims = bool(self.focus or self.changed or self.checkout)
-        if aims and self.origin is not None:
-            raise UsageError("--from draws variations of one case, and --focus programs of rules: give one of them.")
-        if self.sweeps and (self.origin is not None or self.no_near_misses):
-            raise UsageError(
-                "--source opinfo sweeps torch's tables: --from and --no-near-misses are for other sources."
-            )
-        torch = find_package_folder("torch") if aims else None
-        if aims and torch is None:
-            raise EnvironmentUnfit("There is no torch installed to aim at.")
-        return None if torch is None else parse_focus(self.focus, self.changed, self.checkout, torch.parent)
-
-
-_aim = options.gather_options(
-    "aim",
-    _Aim,
-    click.option("--no-near-misses", is_flag=True, help="Draw only plain idioms, no near misses."),
-    click.option(
-        "--from",
-        "origin",
-        type=click.Path(path_type=Path, dir_okay=False),
-        metavar="CASE",
-        help="Draw variations of this case file instead: of its sizes, dtypes, layouts, program and compile settings.",
-    ),
-    click.option(
-        "--focus",
-        multiple=True,
-        metavar="WHAT",
-        help="Aim at a rule, pass, family or operator by its label, or at FILE, FILE:LINE or FILE:FROM-TO of the "
-        "compiler: programs of the rule and near misses of them, under the settings that it needs. May be given "
-        "several times.",
-    ),
-    click.option(
-        "--changed",
-        multiple=True,
-        metavar="REV",
-        help="Aim at the rules whose code a git diff of a checkout of PyTorch with REV touches.",
-    ),
-    click.option(
-        "--checkout",
-        type=click.Path(path_type=Path, file_okay=False),
-        metavar="DIR",
-        help="The checkout for --changed; default: this folder.",
-    ),
-    click.option(
-        "--source",
-        "drawn_from",
-        default="generator",
-        show_default=True,
-        type=click.Choice(("generator", "opinfo")),
-        help="Draw cases from the generator, or sweep the sample and error inputs of torch's own tables of operators.",
-    ),
-)
-
-
-@dataclass(frozen=True)
-class _Files:
-    """What a campaign writes beside its corpus."""
-
-    drafts: Path
-    summary_file: Path | None
-    sarif: Path | None
-    log: Path | None
-
-
-_files = options.gather_options(
-    "files",
-    _Files,
-    setting_option(
-        "drafts",
-        show_default=True,
-        type=click.Path(path_type=Path, file_okay=False),
-        help="Folder for issue drafts.",
-    ),
-    click.option(
-        "--summary",
-        "summary_file",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Also write the summary as JSON, that of an interrupted campaign too.",
-    ),
-    options.sarif,
-    options.log,
+_no_near_misses = click.option("--no-near-misses", is_flag=True, help="Draw only plain idioms, no near misses.")
+_seed = click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Which cases are drawn."
 )
 
 
 @click.command()
 @click.option("--budget", default="10m", show_default=True, metavar="90s|10m|1h|200c", help="Time or number of cases.")
 @options.conditions
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Which cases are drawn.")
+@_seed
 @setting_option(
     "workers",
     type=click.IntRange(1, 10_000),
@@ -161,13 +60,49 @@ _files = options.gather_options(
 )
 @options.corpus
 @click.option("--max-findings", type=click.IntRange(1), help="Stop after this many new findings.")
-@_aim
+@_no_near_misses
+@click.option(
+    "--from",
+    "origin",
+    type=options.FILE,
+    metavar="CASE",
+    help="Draw variations of this case file instead: of its sizes, dtypes, layouts, program and compile settings.",
+)
+@click.option(
+    "--focus",
+    multiple=True,
+    metavar="WHAT",
+    help="Aim at a rule, pass, family or operator by its label, or at FILE, FILE:LINE or FILE:FROM-TO of the compiler: "
+    "programs of the rule and near misses of them, under the settings that it needs. May be given several times.",
+)
+@click.option(
+    "--changed",
+    multiple=True,
+    metavar="REV",
+    help="Aim at the rules whose code a git diff of a checkout of PyTorch with REV touches.",
+)
+@click.option(
+    "--checkout", type=options.FOLDER, metavar="DIR", help="The checkout for --changed; default: this folder."
+)
+@click.option(
+    "--source",
+    "drawn_from",
+    default="generator",
+    show_default=True,
+    type=click.Choice(("generator", "opinfo")),
+    help="Draw cases from the generator, or sweep the sample and error inputs of torch's own tables of operators.",
+)
 @click.option("--screen-only", is_flag=True, help="Generate code only for cases whose graphs look wrong.")
 @click.option("--full-only", is_flag=True, help="Generate code for every case.")
 @click.option("--no-steering", is_flag=True, help="Draw cases uniformly, whatever earlier cases found.")
 @click.option("--fail-on-finding", is_flag=True, help="Exit with 1 if there is a finding.")
 @options.fail_on
-@_files
+@setting_option("drafts", show_default=True, type=options.FOLDER, help="Folder for issue drafts.")
+@options.output_file(
+    "--summary", "summary_file", help="Also write the summary as JSON, that of an interrupted campaign too."
+)
+@options.sarif
+@options.log
 @options.json_output
 def run(**options: Any) -> int:
     """Run a campaign: generate, judge, attribute, minimize, store and draft.
@@ -198,8 +133,6 @@ def run(**options: Any) -> int:
 
 @dataclass
 class _CampaignCommand:
-    """The options, and the steps of the command."""
-
     budget: str
     conditions: Conditions
     seed: int
@@ -208,14 +141,26 @@ class _CampaignCommand:
     torch: str | None
     location: str | None
     max_findings: int | None
-    aim: _Aim
+    no_near_misses: bool
+    origin: Path | None  # the case of ``--from``
+    focus: tuple[str, ...]
+    changed: tuple[str, ...]
+    checkout: Path | None
+    drawn_from: str  # the value of ``--source``
     screen_only: bool
     full_only: bool
     no_steering: bool
     fail_on_finding: bool
     fail_on: str | None
-    files: _Files
+    drafts: Path
+    summary_file: Path | None
+    sarif: Path | None
+    log: Path | None
     as_json: bool
+
+    @property
+    def sweeps(self) -> bool:
+        return self.drawn_from == "opinfo"
 
     def run(self) -> int:
         from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget
@@ -229,10 +174,28 @@ class _CampaignCommand:
             raise UsageError(f"--workers is at most {_MOST_HERE} on one machine; --cluster takes more.")
         if self.screen_only and self.full_only:
             raise UsageError("A campaign is --screen-only or --full-only, not both.")
-        asked = self.aim.find_focus()
-        outputs = CampaignOutputs(self.files.log, self.files.sarif, self.files.summary_file, self.location)
+        asked = self._find_focus()
+        outputs = CampaignOutputs(self.log, self.sarif, self.summary_file, self.location)
         self._check_places()
         return self._conclude(self._run_campaign(asked, outputs, clock))
+
+    def _find_focus(self) -> FocusRequest | None:
+        from fuzzcompile.diagnosis.worker.veto_check import find_package_folder
+        from fuzzcompile.fuzz.focus.focus_request import parse_focus
+
+        if self.origin is not None and self.no_near_misses:
+            raise UsageError("--no-near-misses is for generated cases, which --from does not draw.")
+        aims = bool(self.focus or self.changed or self.checkout)
+        if aims and self.origin is not None:
+            raise UsageError("--from draws variations of one case, and --focus programs of rules: give one of them.")
+        if self.sweeps and (self.origin is not None or self.no_near_misses):
+            raise UsageError(
+                "--source opinfo sweeps torch's tables: --from and --no-near-misses are for other sources."
+            )
+        torch = find_package_folder("torch") if aims else None
+        if aims and torch is None:
+            raise EnvironmentUnfit("There is no torch installed to aim at.")
+        return None if torch is None else parse_focus(self.focus, self.changed, self.checkout, torch.parent)
 
     def _check_places(self) -> None:
         """Check the folder of drafts, the corpus and the vetoes before any worker starts."""
@@ -240,9 +203,9 @@ class _CampaignCommand:
         from fuzzcompile.programs.casefiles.case_file import read_case_file
         from fuzzcompile.report.output_files import check_writable
 
-        check_writable(self.files.drafts / "draft.md", "--drafts", parents=True)
+        check_writable(self.drafts / "draft.md", "--drafts", parents=True)
         open_corpus(self.location, create=True).close()
-        check_vetoes(self.conditions, [] if self.aim.origin is None else [read_case_file(self.aim.origin)])
+        check_vetoes(self.conditions, [] if self.origin is None else [read_case_file(self.origin)])
 
     def _start_workers(self, clock: BudgetClock) -> AbstractContextManager[CampaignWorkers]:
         """Announce the workers, and return the context in which they run: on this machine, or those of a cluster."""
@@ -267,18 +230,18 @@ class _CampaignCommand:
         from fuzzcompile.fuzz.campaign.case_sources import open_tables
 
         source: CaseSource | None = None
-        if self.aim.origin is not None:
-            source = survey_case(self.aim.origin, self.conditions, clock)
+        if self.origin is not None:
+            source = survey_case(self.origin, self.conditions, clock)
         workers = self._start_workers(clock)
         with (
             outputs,
-            open_tables() if self.aim.sweeps and asked is None else nullcontext() as tables,
+            open_tables() if self.sweeps and asked is None else nullcontext() as tables,
             workers as started,
             make_progress_handler(Console(stderr=True)) as handler,
             ExitStack() as stack,
         ):
-            if self.aim.sweeps or asked is not None:
-                started.check_torch_here("--source opinfo" if self.aim.sweeps else "--focus")
+            if self.sweeps or asked is not None:
+                started.check_torch_here("--source opinfo" if self.sweeps else "--focus")
             if tables is not None:
                 source = tables(self.seed, clock)
             summary = run_campaign(
@@ -310,11 +273,11 @@ class _CampaignCommand:
         from fuzzcompile.fuzz.focus.focus_request import focus_on_custom
         from fuzzcompile.fuzz.generation.profile import Profile
 
-        profile = Profile(near_misses=not self.aim.no_near_misses)
+        profile = Profile(near_misses=not self.no_near_misses)
         if asked is None and source is None:
             asked = focus_on_custom(started.surroundings.custom)
         if asked is not None:
-            focus = started.open_focus(asked.question, profile, clock, self.seed, sweeps=self.aim.sweeps)
+            focus = started.open_focus(asked.question, profile, clock, self.seed, sweeps=self.sweeps)
             source = focused = stack.enter_context(focus)
             for note in (*asked.notes, *focused.notes):
                 click.echo(f"Focus: {note}", err=True)
@@ -323,9 +286,9 @@ class _CampaignCommand:
             clock,
             seed=self.seed,
             max_findings=self.max_findings,
-            drafts=self.files.drafts,
+            drafts=self.drafts,
             mix="screen" if self.screen_only else "full" if self.full_only else "mixed",
-            strategy=UNIFORM if self.no_steering or self.aim.sweeps else Strategy(),
+            strategy=UNIFORM if self.no_steering or self.sweeps else Strategy(),
             source=source,
         )
 
@@ -355,17 +318,11 @@ class _CampaignCommand:
 
 
 @click.command()
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Which cases are drawn.")
+@_seed
 @click.option("--count", default=10, show_default=True, type=click.IntRange(1), help="How many.")
 @click.option("--start", default=0, show_default=True, type=click.IntRange(0), help="Index of the first.")
-@click.option(
-    "--out",
-    default=Path("cases"),
-    show_default=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for the case files.",
-)
-@click.option("--no-near-misses", is_flag=True, help="Draw only plain idioms, no near misses.")
+@click.option("--out", default=Path("cases"), show_default=True, type=options.FOLDER, help="Folder for the case files.")
+@_no_near_misses
 @options.target
 @options.json_output
 def generate(

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     help="Known bugs: earlier --json output, or one signature a line. They do not make the exit status 1.",
 )
 @options.ignore
-@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML for CI.")
+@options.output_file("--junit", help="Also write JUnit XML for CI.")
 @options.fail_on
 @options.sarif
 @options.log
@@ -59,23 +59,25 @@ def triage(**given: Any) -> int:
 @options.model("case")
 @options.question
 @options.conditions
-@click.option(
+@options.output_file(
     "--html",
     "page",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
     help="Also write the answer as one HTML page to send: where values differ, culprit, graph before and after, steps.",
 )
 @click.option(
     "--dump-ledger",
     "dump",
-    type=click.Path(path_type=Path),
+    type=options.PATH,
     metavar="DIR",
     help="Write every graph of the compiler and every rewrite as text into this folder, which must be new or empty.",
 )
 @options.json_output
 def bisect(case: Path, dump: Path | None, question: Question, **given: Any) -> int:
     """Name the part of the compiler that causes a bug, and show the proof."""
+    if dump is not None:
+        from fuzzcompile.report.output_files import make_empty_folder
+
+        make_empty_folder(dump, "--dump-ledger")
     folder = str(dump.resolve()) if dump is not None else None
     question = replace(question, error_maps=given["page"] is not None, dump=folder)
     return _TriageCommand((case,), question, **given, proof=True).run()
@@ -83,8 +85,6 @@ def bisect(case: Path, dump: Path | None, question: Question, **given: Any) -> i
 
 @dataclass
 class _TriageCommand:
-    """The options of both commands, and the answers so far."""
-
     cases: Sequence[Path]
     question: Question
     conditions: Conditions
@@ -113,7 +113,6 @@ class _TriageCommand:
         ignored = IgnorePatterns.of(self.ignored)
         files = list_case_files(self.cases, ignored)
         known = Baseline.of(self.baseline, ignored)
-        self._check_outputs()
         waiting = WaitLine(as_json=self.as_json, several=len(files) > 1)
         results = triage_files(
             files,
@@ -138,15 +137,6 @@ class _TriageCommand:
             _list_bugs(self.answers)
         self._write_ci_files()
         return compute_status(self.answers, None if self.fail_on is None else Severity(self.fail_on))
-
-    def _check_outputs(self) -> None:
-        from fuzzcompile.report import output_files as outputs
-
-        for file, option in ((self.junit, "--junit"), (self.sarif, "--sarif"), (self.page, "--html")):
-            if file is not None:
-                outputs.check_writable(file, option)
-        if self.question.dump is not None:
-            outputs.make_empty_folder(Path(self.question.dump), "--dump-ledger")
 
     @contextlib.contextmanager
     def _log_events(self, files: Sequence[Path]) -> Iterator[EventLog]:
@@ -265,10 +255,7 @@ def compare_with_baseline(answer: FileAnswer, baseline: Baseline | None) -> File
 
 def compute_status(answers: Sequence[FileAnswer], least: Severity | None = None) -> int:
     """3 if any file could not be judged, else 2 if any is no case, else 1 if any is a bug (of ``least``), else 0."""
-    return max((_choose_status(answer, least) for answer in answers), default=0)
-
-
-def _choose_status(answer: FileAnswer, least: Severity | None) -> int:
-    own = rate_severity(answer.report)
-    spared = answer.status == 1 and least is not None and own is not None and not own.reaches(least)
-    return 0 if spared else answer.status
+    statuses = {answer.status for answer in answers if answer.status != 1}
+    bugs = [rate_severity(answer.report) for answer in answers if answer.status == 1]
+    counted = any(least is None or severity is None or severity.reaches(least) for severity in bugs)
+    return max(statuses | {int(counted)})

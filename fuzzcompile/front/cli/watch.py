@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _WIDTH = 120  # where standard error is no terminal
 
 
-@click.command(context_settings={"ignore_unknown_options": False})
-@click.argument("script", type=click.Path(path_type=Path))
+@click.command()
+@click.argument("script", type=options.PATH)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--every",
@@ -38,13 +38,8 @@ _WIDTH = 120  # where standard error is no terminal
     help="End the script at the first sampled step that rounding does not explain. No sample is skipped then: the "
     "script waits for the process beside it.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Folder for the steps and cases; default watch_SCRIPT.",
-)
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Also write a page with plots.")
+@click.option("--out", type=options.FOLDER, metavar="DIR", help="Folder for the steps and cases; default watch_SCRIPT.")
+@options.output_file("--html", help="Also write a page with plots.")
 @click.option(
     "--own-random",
     is_flag=True,
@@ -80,8 +75,6 @@ def watch(
     from fuzzcompile.report import output_files as outputs
 
     check_script(script)
-    if html is not None:
-        outputs.check_writable(html, "--html")
     folder = out or _choose_folder(script)
     outputs.make_empty_folder(folder, "--out")
 

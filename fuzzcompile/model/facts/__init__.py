@@ -277,11 +277,7 @@ _VERSION = re.compile(r"(\d+)\.(\d+)(?=\D|$)")
 
 
 def parse_minor(version: str) -> Minor:
-    """Major and minor number of a torch version such as ``2.13.0+cpu`` or ``2.15.0a0+git1234``.
-
-    Raises:
-        FactsError: ``version`` starts with no such numbers.
-    """
+    """Major and minor number of a torch version such as ``2.13.0+cpu`` or ``2.15.0a0+git1234``."""
     match = _VERSION.match(version)
     if match is None:
         raise FactsError(f"{version!r} is no version of torch: it does not start with numbers such as 2.13.")
@@ -297,21 +293,13 @@ def list_known_versions() -> tuple[Minor, ...]:
 
 @functools.cache
 def load_tables(minor: Minor) -> Facts:
-    """The base with what the version's own file adds to it.
-
-    Raises:
-        FactsError: one of the two is malformed.
-    """
+    """The base with what the version's own file adds to it."""
     name = "{}.{}.toml".format(*minor)
     return parse_tables(merge_tables(_read_file(_BASE), _read_file(name)), name)
 
 
 def parse_tables(table: Mapping[str, object], file: str) -> Facts:
-    """A merged table as :class:`Facts`.
-
-    Raises:
-        FactsError: an entry is missing, unknown or of the wrong type, or a stage does not exist.
-    """
+    """A merged table as :class:`Facts`, or the error that names what is missing, unknown or of the wrong type."""
     try:
         return msgspec.convert(_join_lines(table), Facts)
     except msgspec.ValidationError as error:
@@ -348,11 +336,7 @@ def _read_file(name: str) -> dict[str, object]:
 
 @functools.cache
 def find_facts(version: str) -> Facts:
-    """The facts for a version of torch: its own table, or that of the nearest version (of two, the newer).
-
-    Raises:
-        FactsError: ``version`` is no version, or a table is malformed.
-    """
+    """The facts for a version of torch: its own table, or that of the nearest version (of two, the newer)."""
     major, minor = parse_minor(version)
     nearest = min(
         list_known_versions(), key=lambda known: (abs(100 * (known[0] - major) + known[1] - minor), -known[1])
