@@ -16,15 +16,18 @@ if TYPE_CHECKING:
     from fuzzcompile.diagnosis.attribution.ablation import Divergence
     from fuzzcompile.diagnosis.attribution.culprit import Culprit
     from fuzzcompile.diagnosis.attribution.steps import find_inputs
-    from fuzzcompile.diagnosis.stages.stage import Found, Stage, Suspect, prove_at_call
     from fuzzcompile.diagnosis.stages.stage_table import get_stage
     from fuzzcompile.diagnosis.stages.ways import (
+        Found,
         Pair,
         PartedStep,
         Sides,
+        Stage,
+        Suspect,
         Way,
         iter_captured,
         measure_values,
+        prove_at_call,
         prove_without,
         walk_pairs,
     )
@@ -98,17 +101,10 @@ _ROOMS = {
     "fuzzcompile.diagnosis.attribution.ablation": ("Divergence",),
     "fuzzcompile.diagnosis.attribution.culprit": ("Culprit",),
     "fuzzcompile.diagnosis.attribution.steps": ("find_inputs",),
-    "fuzzcompile.diagnosis.stages.stage": ("Found", "Stage", "Suspect", "prove_at_call"),
     "fuzzcompile.diagnosis.stages.stage_table": ("get_stage",),
     "fuzzcompile.diagnosis.stages.ways": (
-        "Pair",
-        "PartedStep",
-        "Sides",
-        "Way",
-        "iter_captured",
-        "measure_values",
-        "prove_without",
-        "walk_pairs",
+        *("Found", "Pair", "PartedStep", "Sides", "Stage", "Suspect", "Way"),
+        *("iter_captured", "measure_values", "prove_at_call", "prove_without", "walk_pairs"),
     ),
     "fuzzcompile.compiler.graph_replay": ("replay_graph",),
 }

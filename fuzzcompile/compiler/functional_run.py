@@ -150,7 +150,6 @@ def _return_value(value: object) -> object:
 
 
 def _copy_value(value: object) -> object:
-    """A copy with the same strides: later in-place writes must not reach it."""
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
         with _disable_current_modes(), contextlib.suppress(NotImplementedError, RuntimeError):
             return copy_tree(value.detach())

@@ -89,11 +89,8 @@ def list_breaks(before: DynamoCounts) -> tuple[str, ...]:
     headlines: set[str] = set()
     for reason in list(getattr(_import_dynamo("utils"), "graph_break_reasons", [])):
         text = str(getattr(reason, "reason", reason))
-        text = (
-            f"{_BRANCH}\n  Explanation: a branch of the program depends on a value in a tensor"
-            if (text.startswith(_FACTS.jump))
-            else text
-        )
+        if text.startswith(_FACTS.jump):
+            text = f"{_BRANCH}\n  Explanation: a branch of the program depends on a value in a tensor"
         headlines.add(extract_headline(text))
         lines[format_break(text, getattr(reason, "user_stack", None) or ())] = None
     for text, stack in _find_uncaptured_frames(before):
@@ -101,7 +98,9 @@ def list_breaks(before: DynamoCounts) -> tuple[str, ...]:
         lines[format_break(text, stack)] = None
     now = DynamoCounts.now()
     counted = [(now.breaks, before.breaks)]
-    if _has_forgotten_attempts(before):
+    longest = getattr(getattr(_import_dynamo("utils"), "_compilation_metrics", None), "maxlen", None)
+    if len(now.attempts) == longest and not set(map(id, now.attempts)) & set(map(id, before.attempts)):
+        # The record of attempts was too short for all that were made since.
         counted.append((now.refusals, before.refusals))
     for counts, earlier in counted:
         for text, count in counts.items():
@@ -110,15 +109,7 @@ def list_breaks(before: DynamoCounts) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _has_forgotten_attempts(before: DynamoCounts) -> bool:
-    """Return whether the record of attempts was too short for all that were made since ``before``."""
-    longest = getattr(getattr(_import_dynamo("utils"), "_compilation_metrics", None), "maxlen", None)
-    now = _list_attempts()
-    return len(now) == longest and not set(map(id, now)) & set(map(id, before.attempts))
-
-
 def _list_attempts() -> tuple[object, ...]:
-    """Dynamo's latest attempts to compile a frame; none where this torch does not record them."""
     recorded = getattr(_import_dynamo("utils"), "get_compilation_metrics", list)
     return tuple(recorded())
 

@@ -25,7 +25,7 @@ from fuzzcompile.compiler.compile_changes import (
     Templates,
 )
 from fuzzcompile.compiler.export import ExportedCallable, ExportError
-from fuzzcompile.compiler.kernels.kernel_watch import LoweringWatch
+from fuzzcompile.compiler.kernels.kernel_patches import LoweringWatch
 from fuzzcompile.compiler.kernels.lowering_control import UNCHANGED
 from fuzzcompile.compiler.operators import operator_paths
 from fuzzcompile.compiler.target import target_process

@@ -33,7 +33,6 @@ from fuzzcompile.diagnosis.attribution.veto_proof import Prover, find_failing_re
 from fuzzcompile.diagnosis.oracle.judgement import largest_error
 from fuzzcompile.diagnosis.stages.backend_stages import with_asserted_layout
 from fuzzcompile.diagnosis.stages.graph_passes import list_blamed_rewrites, make_rewrite_culprit
-from fuzzcompile.diagnosis.stages.stage import attempt_backend
 from fuzzcompile.diagnosis.stages.stage_table import (
     LADDER,
     get_stage,
@@ -41,6 +40,7 @@ from fuzzcompile.diagnosis.stages.stage_table import (
     look_at_rewrites,
     look_at_sides,
 )
+from fuzzcompile.diagnosis.stages.ways import attempt_backend
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT, PATHS
 from fuzzcompile.model.culprit_contract import DetailsJson

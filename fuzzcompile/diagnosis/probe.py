@@ -17,8 +17,8 @@ from fuzzcompile.diagnosis.attribution.steps import ReplayCount, measure_steps, 
 from fuzzcompile.diagnosis.decision import confirm, decide
 from fuzzcompile.diagnosis.oracle.judgement import choose_wrong_values_verdict
 from fuzzcompile.diagnosis.stages.graph_passes import list_visible_rewrites
-from fuzzcompile.diagnosis.stages.stage import Suspect
 from fuzzcompile.diagnosis.stages.stage_table import get_stage
+from fuzzcompile.diagnosis.stages.ways import Suspect
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.contract import find_broken_promise
 from fuzzcompile.model.signatures import normalise_message, parse_fingerprint, renew

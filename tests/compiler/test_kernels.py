@@ -10,7 +10,7 @@ import sympy
 import torch
 from watching import eager, make_compilation, run
 
-from fuzzcompile.compiler.kernels import kernel_watch
+from fuzzcompile.compiler.kernels import kernel_patches
 from fuzzcompile.compiler.kernels.ir_evaluation import GraphEvaluation
 from fuzzcompile.compiler.kernels.kernel_loops import check_dependences
 from fuzzcompile.compiler.kernels.lowering_control import Control
@@ -190,7 +190,7 @@ def test_an_error_of_the_watching_is_written_down_and_leaves_the_program_alone(m
     def broken(value, kept):
         raise ValueError("planted")
 
-    monkeypatch.setattr(kernel_watch, "_has_same_bits", broken)
+    monkeypatch.setattr(kernel_patches, "_has_same_bits", broken)
     function, inputs = programs.sine_and_exponential()
     apart = Control(realised=("*",), apart=("*",), separate=True)
     ledger, results = watched((function, inputs), control=apart)

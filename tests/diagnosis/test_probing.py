@@ -11,7 +11,7 @@ import torch
 from behind_plants import aten
 
 from fuzzcompile.diagnosis.probe import CaseProbe, SignatureLock, probe_case
-from fuzzcompile.diagnosis.stages.stage import Suspect
+from fuzzcompile.diagnosis.stages.ways import Suspect
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.casefiles.case_module import load_case
 

@@ -150,7 +150,6 @@ class GraphEvaluation:
             self._take(name, reason, replaced=name in mutated)
 
     def _run(self, operation: Operation) -> bool:
-        """Compute what an operation writes, if it is a loop; whether it is a loop or gathers what loops wrote."""
         from torch._inductor.ir import ComputedBuffer, NopKernel
 
         if isinstance(operation, NopKernel):
@@ -200,7 +199,6 @@ class GraphEvaluation:
         return type(getattr(self._find_buffer(name), "layout", None)).__name__ == "NonOwningLayout"
 
     def _find_offset(self, name: str) -> int:
-        """Return the offset of a part in the storage of another buffer (0 for a buffer of its own)."""
         return self._evaluate_size(getattr(self._find_layout(name), "offset", 0)) if self._is_part(name) else 0
 
     def _find_buffer(self, name: str) -> IRNode | None:
@@ -233,7 +231,6 @@ class GraphEvaluation:
         return find_compute_dtype(dtype, double=True) if self.double else dtype
 
     def _load_elements(self, value: torch.Tensor) -> torch.Tensor:
-        """The elements of a real tensor in a row, as the wrapper hands them to kernels."""
         span = _measure_span(value.shape, value.stride())
         row = value.detach().as_strided((span,), (1,), value.storage_offset())
         return row.cpu().to(self._find_storage_dtype(value.dtype), copy=True)
@@ -361,7 +358,6 @@ class ExecutionEvaluation(GraphEvaluation):
             self._follow(name, loop=type(operation).__name__ == "ComputedBuffer", reads_unknown=reads_unknown)
 
     def _follow(self, name: str, *, loop: bool, reads_unknown: bool) -> None:
-        """Put what the kernel wrote in the place of what the IR gave."""
         place = self._written.get(name)
         if place is None or self._find_root(name) != name or self._is_part(name):
             if reads_unknown or self._inexact.get(name, True):
@@ -387,7 +383,6 @@ def compare_operators(followed: ExecutionEvaluation, inputs: Sequence[object]) -
     unrounded: set[str] = set()
 
     def follow(node: fx.Node, run: Callable[[], object]) -> object:
-        """Run one node on ATen; go on with the compiled graph's value of it."""
         aten = run()
         if node.op != "call_function" or not isinstance(aten, torch.Tensor) or aten.layout != torch.strided:
             return aten

@@ -160,8 +160,6 @@ Dependences = Literal["broken", "kept", "unknown"]
 
 
 class _Access(Protocol):
-    """A read or a write of a loop: an index expression over the loop's variables."""
-
     index: object
     var_names: Sequence[object]
     size: Sequence[SupportsInt]
@@ -180,7 +178,6 @@ def check_dependences(lowered: LoweredGraph, scheduled: Sequence[LoopNode]) -> D
 
 
 def _is_crossed(first: _Access, second: _Access) -> bool | None:
-    """Return whether two accesses meet at an element in different iterations; None where this is not decidable."""
     try:
         if (first.index, first.var_names, first.size) == (second.index, second.var_names, second.size):
             return False

@@ -1,22 +1,31 @@
-"""Wrappers of the functions that lower a graph, schedule it and generate its code."""
+"""The watch on a compile behind its graph passes: what its wrapper calls back, and wrappers of lowering and codegen."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from fuzzcompile.compiler.kernels.kernel_loops import compute_in_scalars
-from fuzzcompile.compiler.kernels.kernel_watch import (
-    LoweringWatch,
-    at_return,
-    format_callback,
-    list_operator_names,
-    register_graph,
+from fuzzcompile.compiler.kernels.lowering_control import Control, is_chosen, label_operators, should_fall_back
+from fuzzcompile.compiler.watch.ledger import (
+    KEPT_BYTES,
+    GraphCall,
+    Kernel,
+    KernelStatement,
+    LoweredGraph,
+    OverwrittenBuffer,
+    Unseen,
+    format_reason,
+    list_class_names,
+    take_snapshot,
 )
-from fuzzcompile.compiler.kernels.lowering_control import is_chosen, label_operators, should_fall_back
-from fuzzcompile.compiler.watch.ledger import Kernel, KernelStatement, LoweredGraph, list_class_names, take_snapshot
+from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS, Recorder
 from fuzzcompile.compiler.watch.torch_patch import Function, Patch
 from fuzzcompile.model.stages import CODEGEN, LOWERING, SCHEDULER
 
@@ -24,9 +33,188 @@ if TYPE_CHECKING:
     from torch import fx
     from torch._inductor.codegen.cpp import CppScheduling
     from torch._inductor.graph import GraphLowering
-    from torch._inductor.scheduler import ExternKernelSchedulerNode, Scheduler
+    from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, Scheduler
+
+# Callbacks of the wrapper of a watched compile: before and after every kernel, and once the graph returned.
+
+Note = Callable[[Exception], None]
+_watched_graphs: dict[int, tuple[LoweredGraph, Note]] = {}
+_keys = itertools.count(1)
+
+
+def register_graph(lowered: LoweredGraph, note: Note) -> int:
+    """A key under which the generated wrapper calls back; ``note`` writes down errors of the watching."""
+    key = next(_keys)
+    _watched_graphs[key] = lowered, note
+    return key
+
+
+def format_callback(key: int, function: str, number: int) -> str:
+    """A line of a generated wrapper that calls ``before_kernel`` or ``after_kernel`` here."""
+    package, _, rest = __name__.partition(".")
+    return f"__import__('{package}.{rest}').{rest}.{function}({key}, {number}, locals())"
+
+
+def before_kernel(key: int, number: int, variables: dict[str, object]) -> None:
+    """Kernel ``number`` of graph ``key`` is about to be called: its arguments should hold what was written to them."""
+
+    def check(lowered: LoweredGraph, call: GraphCall) -> None:
+        call.running = number
+        for name in lowered.kernels[number].reads:
+            value, last = variables.get(name), call.last.get(name)
+            if last is not None and isinstance(value, torch.Tensor) and not _has_same_bits(value, last[1]):
+                call.overwritten.append(OverwrittenBuffer(name, last[0], number))
+                del call.last[name]
+
+    _watch_execution(key, check, starts=number == 0)
+
+
+def after_kernel(key: int, number: int, variables: dict[str, object]) -> None:
+    """Kernel ``number`` of graph ``key`` returned: keep what it wrote."""
+
+    def keep(lowered: LoweredGraph, call: GraphCall) -> None:
+        call.running = None
+        renamed = getattr(lowered.scheduler, "mutation_real_name", {})
+        for name in lowered.kernels[number].writes:
+            variable = renamed.get(name, name)
+            value = variables.get(variable)
+            if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+                call.kept += value.untyped_storage().nbytes()
+                if call.kept <= KEPT_BYTES:
+                    kept = value.detach().clone()
+                    call.written[number, name] = kept
+                    call.last[variable] = number, kept
+
+    _watch_execution(key, keep)
+
+
+def at_return(key: int, inputs: Sequence[object], outputs: object) -> None:
+    """Graph ``key`` returned."""
+
+    def keep(lowered: LoweredGraph, call: GraphCall) -> None:
+        call.last.clear()
+        listed = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+        call.outputs = list(map(_copy, listed))
+        names = list(lowered.graph.graph_inputs)
+        mutated = {names.index(name) for name in lowered.graph.mutated_inputs if name in names}
+        # Inputs that the graph writes to, whatever became of that in the lowering.
+        placeholders = (node for node in lowered.snapshot.graph.nodes if node.op == "placeholder")
+        for place, node in enumerate(placeholders):
+            users = (user for user in node.users if user.op == "call_function" and user.args[:1] == (node,))
+            written = place in mutated or any("copy_" in str(user.target) for user in users)
+            copied = _copy(inputs[place]) if written else None
+            if isinstance(copied, torch.Tensor):
+                call.inputs_after[place] = copied
+
+    _watch_execution(key, keep)
+
+
+def _copy(value: object) -> object:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _has_same_bits(value: torch.Tensor, kept: torch.Tensor) -> bool:
+    if value.shape != kept.shape or value.dtype != kept.dtype:
+        return True  # another view of it
+    return bool(((value == kept) | ((value != value) & (kept != kept))).all())
+
+
+def _watch_execution(key: int, run: Callable[[LoweredGraph, GraphCall], None], *, starts: bool = False) -> None:
+    """Run a function on the execution of a graph that is under way, if it is watched; its errors are noted only."""
+    if key not in _watched_graphs:
+        return
+    lowered, note = _watched_graphs[key]
+    calls = lowered.calls
+    if not calls or calls[-1].outputs is not None or (starts and bool(calls[-1].written)):
+        if len(calls) > CAPTURED_CALLS:
+            return
+        calls.append(GraphCall())
+    if len(calls) <= CAPTURED_CALLS:
+        try:
+            run(lowered, calls[-1])
+        except Exception as error:
+            note(error)
+            calls[-1].kept = KEPT_BYTES
+
+
+@dataclass
+class LoweringWatch:
+    """State of one watched compile, which keeps what kernels write (``values``) in ``recorder.ledger.lowered``."""
+
+    recorder: Recorder
+    control: Control
+    values: bool
+    pending: dict[str, tuple[BaseSchedulerNode, ...]] = field(default_factory=dict)
+    keys: dict[int, int] = field(default_factory=dict)
+    compiled: dict[int, int] = field(default_factory=dict)
+    operators: list[str] = field(default_factory=list)
+    statements: list[KernelStatement] = field(default_factory=list)
+    raised_in: str | None = None
+
+    def find_lowered(self, graph: object) -> LoweredGraph | None:
+        """Return the record of a graph that is lowered; None for the body of a higher-order operator."""
+        return next((lowered for lowered in reversed(self.recorder.ledger.lowered) if lowered.graph is graph), None)
+
+    def find_current(self) -> LoweredGraph | None:
+        """Return the record of the graph that code is generated for now."""
+        from torch._inductor.virtualized import V
+
+        return self.find_lowered(V.graph)
+
+    @contextlib.contextmanager
+    def write_operator(self, operator: str) -> Iterator[None]:
+        """Code for an operator of a loop is written in this block; they may be nested."""
+        self.operators.append(operator)
+        try:
+            yield
+        except Exception:  # re-raised: only noted here
+            self.raised_in = self.raised_in or operator
+            raise
+        finally:
+            self.operators.pop()
+
+    def record_unseen(self, unseen: Unseen, error: BaseException | None = None) -> None:
+        """Record a missed observation."""
+        self.recorder.record_unseen(unseen, error)
+
+    def note(self, error: Exception) -> None:
+        """Write down an error of the watching, which the compile is kept from."""
+        self.record_unseen(
+            Unseen("kernels", format_reason(error), (LOWERING, SCHEDULER, CODEGEN), "values of kernels"), error
+        )
+
+    def close(self) -> None:
+        """Keep nothing of further calls."""
+        for key in self.keys.values():
+            _watched_graphs.pop(key, None)
+
+
+def list_operator_names(nodes: Sequence[BaseSchedulerNode]) -> tuple[str, ...]:
+    """Names of the FX nodes behind scheduler nodes, in the order of their graph."""
+    origins: dict[fx.Node, None] = {}
+    for scheduled in nodes:
+        for part in scheduled.get_nodes() if hasattr(scheduled, "get_nodes") else ():
+            for origin in getattr(getattr(part, "node", None), "origins", ()):
+                if origin.op == "call_function":
+                    origins[origin] = None
+    return tuple(node.name for node in sorted(origins))
+
 
 CPP = "torch._inductor.codegen.cpp"
+
+
+def _with_call(run: Callable[..., object]) -> Function:
+    """What runs in the place of a function: ``run`` gets the watch, the call, and the first arguments that it names.
+
+    The call that was made is a function without arguments.
+    """
+    count = run.__code__.co_argcount - 2
+
+    @functools.wraps(run)
+    def replacement(watch: LoweringWatch, original: Function, *args: Any, **kwargs: Any) -> object:
+        return run(watch, functools.partial(original, *args, **kwargs), *[*args, *kwargs.values()][:count])
+
+    return replacement
 
 
 @contextlib.contextmanager
@@ -44,7 +232,8 @@ def _note_failure(
 # -- lowering ---------------------------------------------------------------------------------------
 
 
-def wrap_run(watch: LoweringWatch, original: Function, graph: GraphLowering, *args: Any) -> object:
+@_with_call
+def wrap_run(watch: LoweringWatch, call: Function, graph: GraphLowering) -> object:
     """A graph is lowered: keep a copy of it, and a key for the calls of its kernels."""
     recorder = watch.recorder
     module = cast("fx.GraphModule", graph.module)
@@ -55,14 +244,15 @@ def wrap_run(watch: LoweringWatch, original: Function, graph: GraphLowering, *ar
         lowered = LoweredGraph(recorder.frame.index, recorder.direction, graph, snapshot, labels)
         recorder.ledger.lowered.append(lowered)
         watch.keys[id(graph)] = register_graph(lowered, watch.note)
-    return original(graph, *args)
+    return call()
 
 
-def wrap_run_node(watch: LoweringWatch, original: Function, graph: GraphLowering, node: fx.Node) -> object:
+@_with_call
+def wrap_run_node(watch: LoweringWatch, call: Function, graph: GraphLowering, node: fx.Node) -> object:
     """Keep the IR of a node, and give it a buffer of its own where that is wanted."""
     lowered = watch.find_lowered(graph)
     with _note_failure(watch, lowered, LOWERING, lambda: (node.name,)):
-        result: Any = original(graph, node)
+        result: Any = call()
     if lowered is not None:
         if is_chosen(watch.control.realised, lowered.labels.get(node.name)) and hasattr(result, "realize"):
             result.realize()
@@ -72,12 +262,12 @@ def wrap_run_node(watch: LoweringWatch, original: Function, graph: GraphLowering
 
 
 def wrap_call_function(
-    watch: LoweringWatch, original: Function, graph: Any, target: Function, args: Any, kwargs: Any
+    watch: LoweringWatch, call: Function, graph: Any, target: Function, args: Any, kwargs: Any
 ) -> object:
     """Have ATen compute the operators that are to fall back."""
     lowered, node = watch.find_lowered(graph), getattr(graph, "current_node", None)
     if lowered is None or node is None or not should_fall_back(watch.control, lowered, node):
-        return original(graph, target, args, kwargs)
+        return call()
     from torch._inductor.lowering import fallback_handler
 
     handler = cast(Function, fallback_handler(target, add_to_fallback_set=False))  # type: ignore[no-untyped-call]
@@ -87,48 +277,47 @@ def wrap_call_function(
 # -- scheduling and code generation -----------------------------------------------------------------
 
 
-def wrap_can_fuse(
-    watch: LoweringWatch, original: Function, scheduler: Any, first: Any, second: Any, *args: Any, **kwargs: Any
-) -> object:
+@_with_call
+def wrap_can_fuse(watch: LoweringWatch, call: Function, scheduler: Any, first: Any, second: Any) -> object:
     """Refuse to fuse the operators that are to stay apart."""
     apart = watch.control.apart
     lowered = watch.find_current() if apart else None
     labels = [lowered.labels.get(name) for name in list_operator_names([first, second])] if lowered is not None else []
     if apart and any(is_chosen(apart, label) for label in (None, *labels)):
         return False
-    return original(scheduler, first, second, *args, **kwargs)
+    return call()
 
 
-def wrap_buffer_removal(watch: LoweringWatch, original: Function, *args: Any, **kwargs: Any) -> object:
+@_with_call
+def wrap_buffer_removal(watch: LoweringWatch, call: Function) -> object:
     """Store what one kernel alone reads, where that is wanted."""
-    return False if watch.control.stored else original(*args, **kwargs)
+    return False if watch.control.stored else call()
 
 
-def wrap_scheduler_init(
-    watch: LoweringWatch, original: Function, scheduler: Scheduler, *args: Any, **kwargs: Any
-) -> object:
+@_with_call
+def wrap_scheduler_init(watch: LoweringWatch, call: Function, scheduler: Scheduler) -> object:
     """Keep the scheduler of a graph."""
     lowered = watch.find_current()
     with _note_failure(watch, lowered, SCHEDULER):
-        result = original(scheduler, *args, **kwargs)
+        result = call()
     if lowered is not None:
         lowered.scheduler = scheduler
     return result
 
 
-def wrap_scheduler_node(
-    watch: LoweringWatch, original: Function, scheduler: Any, node: Any, *args: Any, **kwargs: Any
-) -> object:
+@_with_call
+def wrap_scheduler_node(watch: LoweringWatch, call: Function, scheduler: Any, node: Any) -> object:
     """Note the operators of a node that cannot be scheduled."""
 
     def find_nodes() -> tuple[str, ...]:
         return tuple(origin.name for origin in sorted(node.get_origins()) if origin.op == "call_function")
 
     with _note_failure(watch, watch.find_current(), SCHEDULER, find_nodes):
-        return original(scheduler, node, *args, **kwargs)
+        return call()
 
 
-def wrap_codegen(watch: LoweringWatch, original: Function, scheduler: Scheduler, *args: Any, **kwargs: Any) -> object:
+@_with_call
+def wrap_codegen(watch: LoweringWatch, call: Function, scheduler: Scheduler) -> object:
     """Note the operators of the kernel whose code cannot be generated."""
 
     def find_nodes() -> tuple[str, ...]:
@@ -136,24 +325,23 @@ def wrap_codegen(watch: LoweringWatch, original: Function, scheduler: Scheduler,
         return list_operator_names([node] if node is not None else [])
 
     with _note_failure(watch, watch.find_current(), CODEGEN, find_nodes):
-        return original(scheduler, *args, **kwargs)
+        return call()
 
 
-def wrap_cpp_node(
-    watch: LoweringWatch, original: Function, scheduling: CppScheduling, *args: Any, **kwargs: Any
-) -> object:
+@_with_call
+def wrap_cpp_node(watch: LoweringWatch, call: Function, scheduling: CppScheduling) -> object:
     """End a kernel after every fused loop nest, where they are to be separate."""
-    result = original(scheduling, *args, **kwargs)
+    result = call()
     if watch.control.separate:
         scheduling._set_flush_status(True)
     return result
 
 
 def wrap_triton_masked(
-    watch: LoweringWatch, original: Function, mask: object, body: Function, other: bool | float
+    watch: LoweringWatch, call: Function, mask: object, body: Function, other: bool | float
 ) -> object:
     """Select by the mask what is masked, whatever the code generator made of the mask."""
-    result: Any = original(mask, body, other)
+    result: Any = call()
     if not watch.control.selected:
         return result
     from torch._inductor.virtualized import V
@@ -179,11 +367,10 @@ def list_scalar_patches(watch: LoweringWatch) -> Sequence[Patch[LoweringWatch]]:
 # Watching the code generator: which operators each kernel computes, its source, and the calls of it.
 
 
-def wrap_define_kernel(
-    watch: LoweringWatch, original: Function, scheduling: Any, source: str, nodes: Any, *args: Any, **kwargs: Any
-) -> object:
+@_with_call
+def wrap_define_kernel(watch: LoweringWatch, call: Function, scheduling: Any, source: str, nodes: Any) -> object:
     """Keep a kernel's source, its scheduler nodes, and the class that generated it."""
-    name = original(scheduling, source, nodes, *args, **kwargs)
+    name = call()
     assert isinstance(name, str), "a kernel is defined under a name"
     lowered = watch.find_current()
     if lowered is not None:
@@ -210,11 +397,10 @@ def _generate_watched(
     return result
 
 
-def wrap_kernel_call(
-    watch: LoweringWatch, original: Function, wrapper: Any, kernel_name: str, call_args: Any, *args: Any, **kwargs: Any
-) -> object:
+@_with_call
+def wrap_kernel_call(watch: LoweringWatch, call: Function, wrapper: Any, kernel_name: str, call_args: Any) -> object:
     """Have the wrapper call back before and after a generated kernel."""
-    lowered, call = watch.find_current(), functools.partial(original, wrapper, kernel_name, call_args, *args, **kwargs)
+    lowered = watch.find_current()
 
     def make(number: int) -> Kernel:
         nodes = [node for node in watch.pending.pop(kernel_name, ()) if hasattr(node, "get_nodes")]
@@ -230,12 +416,12 @@ def wrap_kernel_call(
 
 
 def wrap_extern_call(
-    watch: LoweringWatch, original: Function, scheduler: Scheduler, node: ExternKernelSchedulerNode
+    watch: LoweringWatch, call: Function, scheduler: Scheduler, node: ExternKernelSchedulerNode
 ) -> object:
     """Have the wrapper call back before and after a library's kernel."""
     lowered = watch.find_current()
     if lowered is None or not watch.values:
-        return original(scheduler, node)
+        return call()
     # torch 2.11 asks the operation itself for its code
     coded: Any = node if hasattr(node, "codegen") else node.node
     generate: Function = coded.codegen
@@ -252,16 +438,15 @@ def wrap_extern_call(
 
     vars(coded)["codegen"] = codegen
     try:
-        return original(scheduler, node)
+        return call()
     finally:
         del vars(coded)["codegen"]
 
 
-def wrap_compiled_graph(
-    watch: LoweringWatch, original: Function, compiled: Any, run: Any, graph: Any, *args: Any, **kwargs: Any
-) -> object:
+@_with_call
+def wrap_compiled_graph(watch: LoweringWatch, call: Function, compiled: Any, run: Any, graph: Any) -> object:
     """Record which compiled object belongs to which graph."""
-    result = original(compiled, run, graph, *args, **kwargs)
+    result = call()
     lowered = watch.find_lowered(graph)
     if lowered is not None and watch.values:
         watch.compiled[id(compiled)] = watch.keys[id(graph)]
@@ -271,20 +456,18 @@ def wrap_compiled_graph(
     return result
 
 
-def wrap_compiled_call(
-    watch: LoweringWatch, original: Function, compiled: Any, inputs: Any, *args: Any, **kwargs: Any
-) -> object:
+@_with_call
+def wrap_compiled_call(watch: LoweringWatch, call: Function, compiled: Any, inputs: Any) -> object:
     """Keep what a compiled graph returns and what it left in its inputs."""
     key, given = watch.compiled.get(id(compiled)), list(inputs)  # which the callee empties
-    result = original(compiled, inputs, *args, **kwargs)
+    result = call()
     if key is not None:
         at_return(key, given, result)
     return result
 
 
-def wrap_cpp_compile(
-    watch: LoweringWatch, original: Function, compiler: Any, argument_types: Any, source: str, *args: Any, **kwargs: Any
-) -> object:
+@_with_call
+def wrap_cpp_compile(watch: LoweringWatch, call: Function, compiler: Any, argument_types: Any, source: str) -> object:
     """Record which kernel's C++ a compiler refuses: of the same code, apart from the names that are filled in."""
 
     def is_source_of(kernel: str, generated: str) -> bool:
@@ -292,15 +475,14 @@ def wrap_cpp_compile(
         return bool(body) and body in source
 
     with _record_refusal(watch, is_source_of):
-        return original(compiler, argument_types, source, *args, **kwargs)
+        return call()
 
 
-def wrap_triton_compile(
-    watch: LoweringWatch, original: Function, compiler: Any, kernel_name: str, source: str, *args: Any, **kwargs: Any
-) -> object:
+@_with_call
+def wrap_triton_compile(watch: LoweringWatch, call: Function, compiler: Any, kernel_name: str, source: str) -> object:
     """Record which kernel Triton refuses."""
     with _record_refusal(watch, lambda kernel, generated: kernel == kernel_name or generated == source):
-        return original(compiler, kernel_name, source, *args, **kwargs)
+        return call()
 
 
 @contextlib.contextmanager
@@ -320,33 +502,25 @@ def _record_refusal(watch: LoweringWatch, is_source_of: Callable[[str, str], boo
 # Recording which operator each expression of a kernel's code computes, while the code is written.
 
 
-def wrap_operator(
-    watch: LoweringWatch, original: Function, proxy: object, name: str, *args: Any, **kwargs: Any
-) -> object:
-    """Record for which operator code is written."""
-    with watch.write_operator(name):
-        return original(proxy, name, *args, **kwargs)
+def _wrap_writing(find_name: Callable[..., str]) -> Function:
+    """Record that code is written for the operator that the arguments of the call name."""
+
+    def replacement(watch: LoweringWatch, original: Function, *args: Any, **kwargs: Any) -> object:
+        with watch.write_operator(find_name(*args, **kwargs)):
+            return original(*args, **kwargs)
+
+    return replacement
 
 
-def wrap_load(watch: LoweringWatch, original: Function, *args: Any, **kwargs: Any) -> object:
-    """Record that a load is written."""
-    with watch.write_operator("load"):
-        return original(*args, **kwargs)
+wrap_operator = _wrap_writing(lambda proxy, name, *args, **kwargs: str(name))
+wrap_load = _wrap_writing(lambda *args, **kwargs: "load")
+wrap_reduction = _wrap_writing(lambda proxy, dtype, source, kind, *args, **kwargs: f"reduction:{kind}")
 
 
-def wrap_reduction(
-    watch: LoweringWatch, original: Function, proxy: Any, dtype: Any, source: Any, kind: str, *args: Any, **kwargs: Any
-) -> object:
-    """Record which reduction is written."""
-    with watch.write_operator(f"reduction:{kind}"):
-        return original(proxy, dtype, source, kind, *args, **kwargs)
-
-
-def wrap_generate(
-    watch: LoweringWatch, original: Function, cse: Any, buffer: Any, expression: Any, *args: Any, **kwargs: Any
-) -> object:
+@_with_call
+def wrap_generate(watch: LoweringWatch, call: Function, cse: Any, buffer: Any, expression: Any) -> object:
     """Record the expression written for the innermost operator."""
-    variable = original(cse, buffer, expression, *args, **kwargs)
+    variable = call()
     try:
         if watch.values and watch.operators:
             text = expression.getvalue() if hasattr(expression, "getvalue") else str(expression)

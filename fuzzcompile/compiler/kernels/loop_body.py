@@ -51,7 +51,6 @@ IndexOperators = SimpleNamespace(
 
 Operator = Callable[..., object]
 Reduced = torch.Tensor | tuple[torch.Tensor, ...]
-_LOW = (torch.bfloat16, torch.float16)
 _RENAMED = {
     **dict.fromkeys(("truediv", "int_truediv", "div_rn"), "true_divide"),
     "mul_rn": "mul",
@@ -59,6 +58,24 @@ _RENAMED = {
     "lshift": "bitwise_left_shift",
     "rshift": "bitwise_right_shift",
     "xor": "bitwise_xor",
+    "libdevice_exp": "exp",
+    "not_": "logical_not",
+    "and_": "bitwise_and",
+    "or_": "bitwise_or",
+    "modified_bessel_i0": "i0",
+    "modified_bessel_i1": "i1",
+    "igamma": "gammainc",
+    "igammac": "gammaincc",
+}
+_OWN: dict[str, Operator] = {
+    "identity": lambda x: x,
+    "floordiv": functools.partial(torch.div, rounding_mode="floor"),
+    "truncdiv": functools.partial(torch.div, rounding_mode="trunc"),
+    "where": lambda condition, then, otherwise: torch.where(condition.bool(), *map(torch.as_tensor, (then, otherwise))),
+    "fma": lambda x, y, z: x * y + z,
+    **{f"{name}_to_int": _convert(getattr(torch, name)) for name in ("trunc", "floor", "ceil", "round")},
+    "polygamma": lambda n, x: torch.polygamma(int(n.reshape(-1)[0]), x),
+    "frexp": lambda x: tuple(torch.frexp(x)),
 }
 
 
@@ -66,11 +83,16 @@ def find_loop_operator(name: str) -> Operator | None:
     """The function that computes operator ``name`` of a loop on tensors; None if none is known."""
     if name in _OWN:
         return _OWN[name]
-    for place in (torch, torch.special):
-        function = getattr(place, _RENAMED.get(name, name), None)
-        if callable(function) and not name.startswith("_"):
-            return functools.partial(_call_with_tensors, function)
-    return None
+    places = (getattr(place, _RENAMED.get(name, name), None) for place in (torch, torch.special))
+    function = next((place for place in places if callable(place) and not name.startswith("_")), None)
+
+    def call(*args: object, **kwargs: object) -> object:
+        assert function is not None
+        return function(
+            *(torch.as_tensor(each) if isinstance(each, (bool, int, float)) else each for each in args), **kwargs
+        )
+
+    return call if function is not None else None
 
 
 def find_compute_dtype(dtype: torch.dtype, *, double: bool) -> torch.dtype:
@@ -79,65 +101,28 @@ def find_compute_dtype(dtype: torch.dtype, *, double: bool) -> torch.dtype:
         return dtype
     if double:
         return torch.float64
-    return torch.float32 if dtype in _LOW else dtype
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-def _call_with_tensors(function: Operator, *args: object, **kwargs: object) -> object:
-    return function(*(torch.as_tensor(arg) if isinstance(arg, (bool, int, float)) else arg for arg in args), **kwargs)
-
-
-def _where(condition: torch.Tensor, then: object, otherwise: object) -> torch.Tensor:
-    return torch.where(condition.bool(), torch.as_tensor(then), torch.as_tensor(otherwise))
-
-
-def _round_by(rounded: Callable[[torch.Tensor], torch.Tensor]) -> Operator:
-    return lambda x, dtype: rounded(x).to(dtype)
-
-
-_OWN: dict[str, Operator] = {
-    "identity": lambda x: x,
-    "floordiv": functools.partial(torch.div, rounding_mode="floor"),
-    "truncdiv": functools.partial(torch.div, rounding_mode="trunc"),
-    "where": _where,
-    "sigmoid": torch.sigmoid,
-    "fma": lambda x, y, z: x * y + z,
-    "libdevice_exp": torch.exp,
-    "not_": torch.logical_not,
-    "and_": torch.bitwise_and,
-    "or_": torch.bitwise_or,
-    **{f"{name}_to_int": _round_by(getattr(torch, name)) for name in ("trunc", "floor", "ceil", "round")},
-    "modified_bessel_i0": torch.special.i0,
-    "modified_bessel_i1": torch.special.i1,
-    "igamma": torch.special.gammainc,
-    "igammac": torch.special.gammaincc,
-    "polygamma": lambda n, x: torch.polygamma(int(n.reshape(-1)[0]), x),
-    "frexp": lambda x: (torch.frexp(x).mantissa, torch.frexp(x).exponent),
-}
-
-
-# -- reductions -------------------------------------------------------------------------------------
+# Reductions of the trailing dimensions, which are kept with size 1.
 
 
 def _extreme(function: Callable[..., torch.Tensor], value: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    if value.dtype is torch.bool:
-        return _extreme(function, value.to(torch.uint8), dims).bool()
-    return function(value, dim=dims, keepdim=True)
+    plain = value.to(torch.uint8) if value.dtype is torch.bool else value
+    return function(plain, dim=dims, keepdim=True).to(value.dtype)
 
 
-def _compute_position(function: Callable[..., torch.Tensor], value: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    flat = _flatten_dims(value, dims)
-    flat = flat.to(torch.uint8) if flat.dtype is torch.bool else flat
+def _find_position(function: Callable[..., torch.Tensor], flat: torch.Tensor) -> torch.Tensor:
     # The first of equal ones, as the loops have it; torch promises none.
-    best = function(flat, dim=-1, keepdim=True)
-    hits = (flat == best) | ((flat != flat) & (best != best))
-    first: torch.Tensor = hits.to(torch.uint8).argmax(-1)
-    return first.reshape(_list_kept_sizes(value, dims))
+    best = _extreme(function, flat, [-1])
+    return ((flat == best) | ((flat != flat) & (best != best))).to(torch.uint8).argmax(-1)
 
 
 def _reduce_flat(
     function: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor, dims: list[int]
 ) -> torch.Tensor:
-    return function(_flatten_dims(value, dims)).reshape(_list_kept_sizes(value, dims))
+    kept = value.shape[: value.dim() - len(dims)]
+    return function(value.reshape(*kept, -1)).reshape(*kept, *[1] * len(dims))
 
 
 def _welford_reduce(value: torch.Tensor, dims: list[int]) -> tuple[torch.Tensor, ...]:
@@ -169,20 +154,12 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor, list[int]], Reduced]] = {
     "any": lambda value, dims: value.bool().any(dim=tuple(dims), keepdim=True),
     "max": functools.partial(_extreme, torch.amax),
     "min": functools.partial(_extreme, torch.amin),
-    "argmax": functools.partial(_compute_position, torch.amax),
-    "argmin": functools.partial(_compute_position, torch.amin),
+    "argmax": functools.partial(_reduce_flat, functools.partial(_find_position, torch.amax)),
+    "argmin": functools.partial(_reduce_flat, functools.partial(_find_position, torch.amin)),
     "xor_sum": functools.partial(_reduce_flat, lambda flat: functools.reduce(operator.xor, flat.unbind(-1))),
     "welford_reduce": _welford_reduce,
     "online_softmax_reduce": _online_softmax,
 }
-
-
-def _list_kept_sizes(value: torch.Tensor, dims: list[int]) -> list[int]:
-    return [1 if dim in dims else size for dim, size in enumerate(value.shape)]
-
-
-def _flatten_dims(value: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    return value.reshape(*value.shape[: len(value.shape) - len(dims)], -1)
 
 
 # Index spaces beyond this are not evaluated: a matrix product written as a loop has the cube of its size.
@@ -252,20 +229,22 @@ def run_loop(
         raise
     except Exception as error:  # lowerings are any code, a user's too, and may raise anything on real tensors
         raise NotEvaluable(f"{type(error).__name__}: {error}"[:200]) from error
-    result = unwrap_value(result)
+    result = _unwrap(result)
     return result.expand(shape) if isinstance(result, torch.Tensor) else result
 
 
-def unwrap_value(value: object) -> object:
+def _unwrap(value: object) -> object:
     """A value, or a tuple of values, without Inductor's wrapper that gives them arithmetic."""
     if isinstance(value, tuple):
-        return tuple(unwrap_value(item) for item in value)
+        return tuple(map(_unwrap, value))
     return getattr(value, "value", value) if not isinstance(value, torch.Tensor) else value
 
 
-class _LoopHandler:
-    """Answers the operators of a loop body with tensors over the whole index space."""
+def _as_tensor(value: object) -> torch.Tensor:
+    return torch.as_tensor(_unwrap(value))
 
+
+class _LoopHandler:
     def __init__(self, memory: LoopMemory, shape: Sequence[int], reduced: int, values: dict[object, object]) -> None:
         self.memory, self.shape, self.reduced, self.values = memory, list(shape), reduced, values
         self._masked = 0
@@ -278,12 +257,13 @@ class _LoopHandler:
             raise NotEvaluable(f"operator {name}")
 
         def call(*args: object, **kwargs: object) -> object:
-            result = function(
-                *(unwrap_value(arg) for arg in args), **{key: unwrap_value(value) for key, value in kwargs.items()}
-            )
-            return self._add_noise(result)
+            named = {key: _unwrap(value) for key, value in kwargs.items()}
+            return self._add_noise(function(*map(_unwrap, args), **named))
 
         return call
+
+    def _convert_to(self, dtype: torch.dtype, value: object) -> torch.Tensor:
+        return torch.as_tensor(value).to(find_compute_dtype(dtype, double=self.memory.double))
 
     # -- memory ---------------------------------------------------------------------------------
 
@@ -292,17 +272,16 @@ class _LoopHandler:
         flat = self.memory.flat(name)
         wanted = torch.as_tensor(self._evaluate_index(index))
         place = wanted.clamp(0, max(flat.numel() - 1, 0))
-        value = flat[place].to(find_compute_dtype(flat.dtype, double=self.memory.double))
+        value = self._convert_to(flat.dtype, flat[place])
         if self._masked or value.dtype is torch.bool or bool((place == wanted).all()):
             return value
         nothing = float("nan") if value.is_floating_point() else torch.iinfo(value.dtype).max
         return torch.where(place == wanted, value, torch.full_like(value, nothing))
 
     def store(self, name: str, index: object, value: object, mode: str | None = None) -> None:
-        """Write elements of a buffer, or (``mode`` ``atomic_add``) add to them."""
         flat = self.memory.flat(name)
         place = torch.as_tensor(self._evaluate_index(index))
-        written = torch.as_tensor(unwrap_value(value)).to(flat.dtype)
+        written = _as_tensor(value).to(flat.dtype)
         shape = torch.broadcast_shapes(place.shape, written.shape, self._outer)  # type: ignore[no-untyped-call]
         place, written = place.expand(shape).reshape(-1), written.expand(shape).reshape(-1)
         if place.numel() and (int(place.min()) < 0 or int(place.max()) >= flat.numel()):
@@ -320,15 +299,12 @@ class _LoopHandler:
     # -- indices --------------------------------------------------------------------------------
 
     def index_expr(self, expression: object, dtype: torch.dtype) -> torch.Tensor:
-        return torch.as_tensor(self._evaluate_index(expression)).to(
-            find_compute_dtype(dtype, double=self.memory.double)
-        )
+        return self._convert_to(dtype, self._evaluate_index(expression))
 
     value_expr = index_expr
 
     def indirect_indexing(self, index: object, size: object, check: bool = True, wrap_neg: bool = True) -> object:
-        """A symbol for an index that was computed."""
-        value = torch.as_tensor(unwrap_value(index)).to(torch.int64)
+        value = _as_tensor(index).to(torch.int64)
         if wrap_neg:
             value = torch.where(value < 0, value + torch.as_tensor(self._evaluate_index(size)), value)
         symbol = importlib.import_module("sympy").Symbol(f"fzi{len(self.values)}", integer=True, nonnegative=True)
@@ -353,66 +329,60 @@ class _LoopHandler:
     def constant(self, value: object, dtype: torch.dtype) -> torch.Tensor:
         if not isinstance(value, (bool, int, float)):
             value = self._evaluate_index(value)
-        return torch.as_tensor(value).to(find_compute_dtype(dtype, double=self.memory.double))
+        return self._convert_to(dtype, value)
 
     def to_dtype(
         self, x: object, dtype: torch.dtype, src_dtype: object = None, use_compute_types: bool = True
     ) -> torch.Tensor:
-        """A cast; in float64 none to another floating type is made."""
-        value = torch.as_tensor(unwrap_value(x))
+        value = _as_tensor(x)
         if dtype.is_floating_point:
             # A cast to fewer digits that the program writes rounds, unless in float64.
-            rounded = value if self.memory.double else value.to(dtype)
-            return rounded.to(find_compute_dtype(dtype, double=self.memory.double))
+            return self._convert_to(dtype, value if self.memory.double else value.to(dtype))
         return value != 0 if dtype is torch.bool else value.to(dtype)
 
     def to_dtype_bitcast(self, x: object, dtype: torch.dtype, src_dtype: torch.dtype) -> torch.Tensor:
         """The bits of a value of ``src_dtype``, read as ``dtype``; a value in float64 has none of that dtype."""
         if self.memory.double and src_dtype.is_floating_point:
             raise NotEvaluable("bits of a rounded value")
-        bits = torch.as_tensor(unwrap_value(x)).to(src_dtype).view(dtype)
-        return bits.to(find_compute_dtype(dtype, double=self.memory.double))
+        return self._convert_to(dtype, _as_tensor(x).to(src_dtype).view(dtype))
 
     def masked(self, mask: object, body: Callable[[], object], other: object) -> torch.Tensor:
         self._masked += 1
         try:
-            value = torch.as_tensor(unwrap_value(body()))
+            value = _as_tensor(body())
         finally:
             self._masked -= 1
-        filled = torch.as_tensor(unwrap_value(other)).to(value.dtype)
-        return torch.where(torch.as_tensor(unwrap_value(mask)).bool(), value, filled)
+        filled = _as_tensor(other).to(value.dtype)
+        return torch.where(_as_tensor(mask).bool(), value, filled)
 
     def bucketize(
         self, values: object, boundaries: Sequence[Any], at: object, dtype: torch.dtype, right: bool, *sorter: Any
     ) -> torch.Tensor:
-        """Positions in one sorted row of boundaries."""
         row, size = self.memory.flat(boundaries[0]), int(torch.as_tensor(self._evaluate_index(boundaries[1])))
         if size != row.numel() or any(each is not None for each in sorter):
             raise NotEvaluable("bucketize of rows")
-        return torch.bucketize(torch.as_tensor(unwrap_value(values)).to(row.dtype), row, right=right).to(dtype)
+        return torch.bucketize(_as_tensor(values).to(row.dtype), row, right=right).to(dtype)
 
     def reduction(self, dtype: torch.dtype, src_dtype: torch.dtype, kind: str, value: object) -> object:
-        value = unwrap_value(value)
         dims = list(range(len(self.shape) - self.reduced, len(self.shape)))
-        whole = find_compute_dtype(src_dtype, double=self.memory.double)
-        values = value if isinstance(value, tuple) else (value,)
-        values = tuple(torch.as_tensor(part).to(whole).expand(self.shape) for part in values)
-        if kind not in (*_REDUCTIONS, "welford_combine"):
+        given = value if isinstance(value, tuple) else (value,)
+        values = [self._convert_to(src_dtype, _unwrap(part)).expand(self.shape) for part in given]
+        if kind == "welford_combine":  # mean, squares and weights; any other kind reduces one tensor
+            result: Reduced = _welford_combine(values, dims)
+        elif kind in _REDUCTIONS:
+            result = _REDUCTIONS[kind](values[0], dims)
+        else:
             raise NotEvaluable(f"reduction {kind}")
-        # Mean, squares and weights are combined; any other kind reduces one tensor. Dimensions are kept with size 1.
-        result = _welford_combine(values, dims) if kind == "welford_combine" else _REDUCTIONS[kind](values[0], dims)
-        wanted = find_compute_dtype(dtype, double=self.memory.double)
         if isinstance(result, tuple):
-            return tuple(part.to(wanted) for part in result)
-        return self._add_noise(result.to(wanted))
+            return tuple(self._convert_to(dtype, part) for part in result)
+        return self._add_noise(self._convert_to(dtype, result))
 
     def scan(self, dtypes: Sequence[torch.dtype], combine: Combine, values: Sequence[object]) -> tuple[object, ...]:
-        """Every prefix of the trailing dimensions combined."""
         rows = [self._flatten_row(value) for value in values]
         length, step = rows[0].shape[-1], 1
         while step < length:  # prefixes of twice the length in each round
             early, late = [row[..., :-step] for row in rows], [row[..., step:] for row in rows]
-            joined = [torch.as_tensor(unwrap_value(part)) for part in combine(tuple(early), tuple(late))]
+            joined = [_as_tensor(part) for part in combine(tuple(early), tuple(late))]
             rows = [torch.cat([row[..., :step], part], -1) for row, part in zip(rows, joined, strict=True)]
             step *= 2
         return tuple(self._add_noise(self._restore_shape(row, dtype)) for row, dtype in zip(rows, dtypes, strict=True))
@@ -425,11 +395,11 @@ class _LoopHandler:
         return tuple(self._restore_shape(row.gather(-1, order), dtype) for row, dtype in zip(rows, dtypes, strict=True))
 
     def _flatten_row(self, value: object) -> torch.Tensor:
-        whole = torch.as_tensor(unwrap_value(value)).expand(self.shape)
+        whole = _as_tensor(value).expand(self.shape)
         return whole.reshape(*self.shape[: len(self.shape) - self.reduced], -1)
 
     def _restore_shape(self, row: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return row.reshape(self.shape).to(find_compute_dtype(dtype, double=self.memory.double))
+        return self._convert_to(dtype, row.reshape(self.shape))
 
     def _add_noise(self, value: object) -> object:
         generator = self.memory.generator

@@ -149,7 +149,6 @@ class _Crossref:
         self._ordinals: Counter[tuple[str, str | None]] = Counter()
 
     def enter(self, node: fx.Node, run: Callable[[], object]) -> object:
-        """Run a node; the operators that run from now on, and the gradients of their results, are attributed to it."""
         number = getattr(torch.autograd, "_get_sequence_nr", None)
         self._starts.append(int(number()) if number is not None else 0)
         self._nodes.append(node)
@@ -234,7 +233,6 @@ class _Crossref:
                     self._judge(replace(asked, other=fake, initial_arguments=copy_tree(given)))
 
     def _compare(self, asked: Application, function: Function) -> None:
-        """Show an application with its other outcome, which a function computes, on copies of its arguments."""
         around, self._inside = self._inside, (*self._inside, asked.name)
         try:
             if asked.draws:
@@ -250,7 +248,6 @@ class _Crossref:
             self._judge(replace(asked, function=function, other=outcome, initial_arguments=given))
 
     def _wrap_kernel(self, operator: OpOverload, kernel: Function) -> Function:
-        """Compare a decomposition of the dispatcher with the operator in C++ where it runs."""
 
         def compare(*args: object, **kwargs: object) -> None:
             place = self._find_place(operator)

@@ -118,7 +118,6 @@ def _show_call(
 
 
 def _writes(node: fx.Node) -> bool:
-    """Return whether a call, going by its name, writes to its arguments or leaves its result unwritten."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "setitem"
     return in_place or "out" in node.kwargs or name in _FACTS.uninitialised

@@ -7,7 +7,7 @@ from typing import Any
 from fuzzcompile.compiler import graph_breaks, torch_config
 from fuzzcompile.compiler.graph_breaks import GraphExclusions
 from fuzzcompile.compiler.kernels import kernel_patches
-from fuzzcompile.compiler.kernels.kernel_watch import LoweringWatch
+from fuzzcompile.compiler.kernels.kernel_patches import LoweringWatch
 from fuzzcompile.compiler.operators import decompositions, operator_application
 from fuzzcompile.compiler.operators.decompositions import ChosenOperators
 from fuzzcompile.compiler.watch import aot_autograd

@@ -188,7 +188,6 @@ def find_smallest_units(native: ReplayResult, exact: ReplayResult) -> list[float
 
 
 def _has_scale(native: object, exact: object, usual: float) -> bool:
-    """Return whether a result has a scale of its own, and is not zero by symmetry."""
     size = rounding.measure_size(exact)
     if size > max(SHRINKING * rounding.measure_size(native), VANISHING * usual):
         return True
@@ -218,7 +217,6 @@ def list_constants(snapshot: Snapshot) -> set[str]:
 
 
 def _output_pairs(before: ReplayResult, after: ReplayResult) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """The outputs that are tensors in both runs, with their positions; none if one of the graphs does not run."""
     if before.error is None and after.error is None:
         for index, (was, now) in enumerate(zip(before.outputs, after.outputs, strict=False)):
             if isinstance(was, torch.Tensor) and isinstance(now, torch.Tensor):

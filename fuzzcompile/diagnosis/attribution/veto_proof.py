@@ -134,7 +134,6 @@ class Prover:
 
     @functools.cached_property
     def _stages(self) -> Mapping[str, set[str]]:
-        """The stages in which each rule changed a graph."""
         stages = defaultdict[str, set[str]](set)
         for _, _, rewrite in self.trial.ledger.list_rewrites():
             stages[get_base_name(rewrite.label.rewrite)].add(rewrite.label.stage)
@@ -161,7 +160,6 @@ class Prover:
         return False if repaired else None
 
     def _find_contributors(self, closure: Sequence[Label]) -> list[Culprit]:
-        """Other rewrites without which the divergence is gone as well."""
         contributors: list[Culprit] = []
         tried = {get_base_name(label.rewrite) for label in closure}
         for _, _, rewrite in self.trial.ledger.list_rewrites():

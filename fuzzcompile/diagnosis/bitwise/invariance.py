@@ -16,7 +16,6 @@ from fuzzcompile.compiler.watch.ledger import GraphCall, Kernel, LoweredGraph
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS
 from fuzzcompile.diagnosis.bitwise import bit_difference as bits
 from fuzzcompile.diagnosis.bitwise.execution import SHOWN, Execution, StrictCompiler, StrictRuns
-from fuzzcompile.diagnosis.bitwise.kernel_bits import find_first_parting, single_out
 from fuzzcompile.model.evidence import RANDOM_STATE
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import CaseProgram, build
@@ -110,8 +109,6 @@ Run = TypeVar("Run")
 
 @dataclass(frozen=True)
 class _Rows(Generic[Run]):
-    """Runs of a batch: its rows together, and alone."""
-
     batch: Batch
     together: Run
     alone: Run
@@ -145,7 +142,9 @@ def judge_batch(runs: StrictRuns) -> bits.PromiseAnswer:
         partings = [replace(parting, unpromised=parting.unpromised or itself) for parting in partings]
         return bits.PromiseAnswer(BATCH, None, f"{itself}, so that compiled cannot be blamed", tuple(partings), outputs)
     if partings:
-        partings[0] = single_out(partings[0], lambda: _find_row_partings(_compile_rows(compiler, eager.batch, SHOWN)))
+        partings[0] = bits.single_out(
+            partings[0], lambda: _find_row_partings(_compile_rows(compiler, eager.batch, SHOWN))
+        )
     what = "a row alone differs from the row in its batch"
     return bits.answer_partings(BATCH, what, partings, outputs, first_decides=True)
 
@@ -168,7 +167,6 @@ def _observe_rows(rows: _Rows[Execution]) -> _Rows[Observation]:
 
 
 def _run_rows_eagerly(compiler: StrictCompiler) -> _Rows[Observation] | str:
-    """The first way to cut the inputs into rows that do not depend on each other; else why there is none."""
     refused = "the first input has no dimension of two or more rows"
     for batch in _find_batches(compiler.case, build(compiler.case, compiler.device)):
         rows = _Rows.make(batch, lambda case: compiler.run_eager(case=case)[0])
@@ -202,7 +200,6 @@ def _why_mixed(compiler: StrictCompiler, batch: Batch) -> str | None:
 
 
 def _pair_rows(runs: _Rows[Observation]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """The rows of each output: its name, its part of the batch's, and the row's own."""
     alone = runs.alone.index_by_name()
     for value in runs.together.values:
         for call, number in enumerate(runs.batch.rows if value.kind == "output" and value.is_tensor else ()):
@@ -223,7 +220,6 @@ def _compare_rows(runs: _Rows[Observation]) -> list[bits.BitDifference]:
 
 
 def _find_row_partings(compiled: _Rows[Execution]) -> list[bits.Parting]:
-    """The first parting of each graph, in the first row in which it parts."""
     batch, others, found = compiled.batch, compiled.alone.ledger.lowered, list[bits.Parting]()
     for lowered in compiled.together.ledger.lowered:
         for place, number in enumerate(batch.rows if lowered.calls else ()):
@@ -234,7 +230,7 @@ def _find_row_partings(compiled: _Rows[Execution]) -> list[bits.Parting]:
                 return [(whole, call) for call in partner.calls[place : place + 1]]
 
             project = functools.partial(take_row_of_value, size=batch.size, number=number)
-            parting = find_first_parting(lowered, others, calls, _why_open_kernel, project)
+            parting = bits.find_first_parting(lowered, others, calls, _why_open_kernel, project)
             if parting is not None:
                 found.append(replace(parting, detail=f"row {number}: {parting.detail}"))
                 break
@@ -242,7 +238,6 @@ def _find_row_partings(compiled: _Rows[Execution]) -> list[bits.Parting]:
 
 
 def _why_open_kernel(kernel: Kernel, buffer: str, compared: Collection[str], apart: bits.BitDifference) -> str | None:
-    """Return why a kernel may give a row other bits in another batch, where ``compared`` buffers were the same."""
     if kernel.extern:
         return "a library computes it, and torch promises nothing of libraries"
     return bits.why_open_batch(list_operators_behind(kernel, buffer, compared), apart)
@@ -272,7 +267,7 @@ def judge_run_to_run(runs: StrictRuns) -> bits.PromiseAnswer:
         return _compare_first_runs(shown, shown if again is once else compiler.execute(control=SHOWN))
 
     partings = _compare_first_runs(once, again)
-    partings = [single_out(partings[0], find_shown), *partings[1:]] if partings else []
+    partings = [bits.single_out(partings[0], find_shown), *partings[1:]] if partings else []
     return replace(bits.answer_partings(RUN_TO_RUN, f"{between} differ", partings, outputs), holds=False)
 
 
@@ -289,7 +284,6 @@ def _find_significant(first: Observation, second: Observation) -> list[bits.BitD
 
 
 def _compare_first_runs(first: Execution, second: Execution) -> list[bits.Parting]:
-    """The first parting of each graph between its first run and the next, in the same compile or another one."""
     found: list[bits.Parting] = []
     for lowered, made in zip(first.ledger.lowered, first.calls[0], strict=False):
 
@@ -298,6 +292,6 @@ def _compare_first_runs(first: Execution, second: Execution) -> list[bits.Partin
         ) -> Iterable[tuple[GraphCall, GraphCall]]:
             return zip(own, partner.calls[before if second is first else 0 :], strict=False)
 
-        parting = find_first_parting(lowered, second.ledger.lowered, pair_calls, lambda *_: None)
+        parting = bits.find_first_parting(lowered, second.ledger.lowered, pair_calls, lambda *_: None)
         found += [] if parting is None else [parting]
     return bits.sort_partings(found)

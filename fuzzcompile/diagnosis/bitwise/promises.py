@@ -22,7 +22,6 @@ from fuzzcompile.diagnosis.bitwise import bit_difference as bits
 from fuzzcompile.diagnosis.bitwise import execution as executions
 from fuzzcompile.diagnosis.bitwise import invariance
 from fuzzcompile.diagnosis.bitwise.execution import SHOWN, Execution, StrictCompiler, StrictRuns
-from fuzzcompile.diagnosis.bitwise.kernel_bits import find_call_partings, make_parting
 from fuzzcompile.diagnosis.decision import asks_for_casts, describe_promise
 from fuzzcompile.diagnosis.kernels.watched_graph import find_kernel
 from fuzzcompile.diagnosis.stages.ways import iter_captured
@@ -130,10 +129,9 @@ def _differs_from_eager(runs: StrictRuns, control: Control) -> bool:
 
 
 def _find_local_partings(compiler: StrictCompiler, execution: Execution) -> list[bits.Parting]:
-    """Find the partings at lowerings, kernels and wrappers, over the calls of the first run; each place once."""
     found: dict[object, bits.Parting] = {}
     for look in compiler.list_watched_graphs(execution):
-        for parting in find_call_partings(look):
+        for parting in bits.find_call_partings(look):
             found.setdefault((parting.place, parting.culprit.stage, parting.culprit.nodes), parting)
     return list(found.values())
 
@@ -184,7 +182,7 @@ def _find_kept_operator(compiler: StrictCompiler, lowered: ledgers.LoweredGraph,
     if node is None:
         return hidden
     what = "the kernel goes on with another value than it would store"
-    parting = make_parting(lowered, CODEGEN, node, hidden.difference, what, None, kernel)
+    parting = bits.make_parting(lowered, CODEGEN, node, hidden.difference, what, None, kernel)
     return replace(parting, position=hidden.position)
 
 
@@ -192,8 +190,6 @@ def _find_kept_operator(compiler: StrictCompiler, lowered: ledgers.LoweredGraph,
 
 
 class _Promise(NamedTuple):
-    """How a promise is judged, whether it is broken under a change, and the verdict where it is."""
-
     judge: Callable[[StrictRuns], bits.PromiseAnswer]
     differs: Callable[[StrictRuns, Control], bool]
     verdict: Verdict
@@ -248,7 +244,6 @@ def _leave_promise(name: str, why: str, *, unsure: bool = True) -> bits.PromiseA
 
 
 def _select_gravest(promises: Sequence[bits.PromiseAnswer]) -> bits.PromiseAnswer | None:
-    """The broken promise that the verdict is about; None if none is broken."""
     broken = {promise.name: promise for promise in promises if promise.holds is False}
     return next((broken[name] for name in _GRAVEST if name in broken), None)
 

@@ -21,7 +21,7 @@ from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
 from fuzzcompile.diagnosis.kernels.code_generators import LOOPS, CodeGenerator, CodeSource
 from fuzzcompile.diagnosis.kernels.watched_graph import LoweredStep, find_first_wrong_kernels, find_site
-from fuzzcompile.diagnosis.stages.stage import Stage, Suspect
+from fuzzcompile.diagnosis.stages.ways import Stage, Suspect
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
@@ -53,7 +53,6 @@ def search_behind_graphs(stages: Sequence[Stage], ablator: Ablator) -> Attributi
 
 
 def _compile_watched(ablator: Ablator) -> Trial | None:
-    """A compile whose IR and kernels are kept; None if the divergence does not show in it."""
     for separate, name in ((True, "every loop nest a kernel"), (False, "kernels watched")):
         how = ablator.how.under(Lowered(Control(separate=separate)))
         trial = ablator.run_trial(replace(how, kernels=True, record=True))
@@ -319,7 +318,7 @@ def find_fusion_source(stage: str, generator: CodeGenerator, name: str) -> CodeS
     """What fuses loops, under a name: the scheduler's decision, or the code that is generated for them together."""
     if stage == SCHEDULER:
         return CodeSource(name, *find_definition(facts().places.fusion_decision))
-    return generator.find_fusion_code()._replace(name=name)
+    return generator.find_fusion_code(name)
 
 
 def _prove_raised(ablator: Ablator, failure: LoweredStep) -> Attribution:

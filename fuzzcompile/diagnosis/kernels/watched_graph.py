@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, Unpack
 
@@ -101,7 +101,7 @@ class LoweredStep:
         """The operators of the loops that write the buffer, or further ones, as the code generator calls them."""
         written, generator = buffers or (self.buffer,), self.generator
         scheduled = self.kernel.scheduled if self.kernel is not None else ()
-        return list(dict.fromkeys(name for buffer in written for name in generator.operators(scheduled, buffer)))
+        return list(dict.fromkeys(name for buffer in written for name in generator.list_operators(scheduled, buffer)))
 
     def make_culprit(self, stage: str, code: CodeSource, family: str = "", **known: Unpack[CulpritFields]) -> Culprit:
         """What is at fault there as a culprit: the kernel and its wrong values are details beside those known."""
@@ -226,16 +226,10 @@ class WatchedGraph:
 
     def find_wrong_operators(self) -> list[LoweredStep]:
         """Operators whose IR is wrong and that read nothing wrong: those that are wrong in float64 first."""
-        exact = self.interpret(double=True)
-        names = [name for name in self.lowered.labels if isinstance(exact.get(name), torch.Tensor)]
-        steps = self._select_roots({name: self._measure_step(name) for name in names})
-        native = {} if steps else self._select_roots({name: self._compare_natively(name) for name in names})
-        producer = self.lowered.find_producer
-        wrong = [LoweredStep(self.lowered, (producer(name),), step=step, exact=True) for name, step in steps.items()]
-        wrong += [
-            LoweredStep(self.lowered, (producer(name),), comparison=comparison) for name, comparison in native.items()
-        ]
-        return wrong
+        exact = self._select_roots(self._measure_step)
+        wrong = [LoweredStep(self.lowered, (name,), step=step, exact=True) for name, step in exact]
+        native = [] if exact else self._select_roots(self._compare_natively)
+        return [*wrong, *(LoweredStep(self.lowered, (name,), comparison=compared) for name, compared in native)]
 
     def _measure_step(self, name: str) -> float | None:
         value = _evaluate_or_none(self.evaluate(double=True).evaluate_node, name)
@@ -261,15 +255,15 @@ class WatchedGraph:
             return None
         return comparison
 
-    def _select_roots(self, wrong: Mapping[str, T | None]) -> dict[str, T]:
-        """Of the wrong nodes those that are computed from right ones only."""
-        tainted: set[fx.Node] = set()
-        roots = {}
+    def _select_roots(self, measure: Callable[[str], T | None]) -> list[tuple[str, T]]:
+        """The operators that ``measure`` finds wrong and that are computed from right ones only."""
+        exact, tainted, roots = self.interpret(double=True), set[fx.Node](), list[tuple[str, T]]()
         for node in self.lowered.snapshot.graph.nodes:
+            known = node.name in self.lowered.labels and isinstance(exact.get(node.name), torch.Tensor)
+            evidence = measure(node.name) if known else None
             inherits = any(source in tainted for source in node.all_input_nodes)
-            evidence = wrong.get(node.name)
             if evidence is not None and not inherits:
-                roots[node.name] = evidence
+                roots.append((self.lowered.find_producer(node.name), evidence))
             if evidence is not None or inherits:
                 tainted.add(node)
         return roots
@@ -328,17 +322,15 @@ class WatchedGraph:
             return []
         self._count.replays += 2
         native, exact = (replay_graph(self.lowered.snapshot, self.inputs, double=double) for double in (False, True))
-        triples: list[tuple[str, object, object, object]] = [
-            (f"output {n}", *values)
-            for n, values in enumerate(zip(self.call.outputs, native.outputs, exact.outputs, strict=False))
-        ]
-        triples += [
-            (f"input {place} after the call", value, native.inputs[place], exact.inputs[place])
-            for place, value in self.call.inputs_after.items()
-            if place < min(len(native.inputs), len(exact.inputs))
-        ]
+        values: dict[str, tuple[object, object, object]] = {
+            f"output {number}": triple
+            for number, triple in enumerate(zip(self.call.outputs, native.outputs, exact.outputs, strict=False))
+        }
+        for place, value in self.call.inputs_after.items():
+            if place < min(len(native.inputs), len(exact.inputs)):
+                values[f"input {place} after the call"] = value, native.inputs[place], exact.inputs[place]
         wrong = []
-        for name, seen, right, wide in triples:
+        for name, (seen, right, wide) in values.items():
             if isinstance(seen, torch.Tensor) and isinstance(right, torch.Tensor) and isinstance(wide, torch.Tensor):
                 comparison = _find_error(name, right, seen.cpu(), wide, [])
                 if comparison is not None and not comparison.within_default_tolerance:

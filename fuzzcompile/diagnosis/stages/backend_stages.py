@@ -29,7 +29,7 @@ from fuzzcompile.diagnosis.kernels.watched_graph import (
     watch_graphs,
 )
 from fuzzcompile.diagnosis.operators.operator_ways import KERNELS
-from fuzzcompile.diagnosis.stages.stage import Found, Stage, Suspect
+from fuzzcompile.diagnosis.stages.ways import Found, Stage, Suspect
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
@@ -147,7 +147,6 @@ def _attribute_operators(ablator: Ablator, chosen: list[LoweredStep]) -> Attribu
 
 
 def _select_needed(ablator: Ablator, chosen: list[LoweredStep]) -> list[LoweredStep]:
-    """The operators that ATen has to compute for the divergence to go; the last one is needed in any case."""
     kept = list(chosen)
     for operator in chosen[:-1] if len(chosen) > 2 else ():
         rest = [needed for needed in kept if needed is not operator]
@@ -356,8 +355,7 @@ def _prove_fusion(ablator: Ablator, wrong: LoweredStep, *, vectorised: bool) -> 
 
 
 def _find_right_form(ablator: Ablator, wrong: LoweredStep) -> Culprit | None:
-    """The operator whose code is right in another form, in the kernel as it is fused; None if there is none."""
-    for operator, control in wrong.generator.alternative_forms().items():
+    for operator, control in wrong.generator.forms.items():
         if ablator.attempt_under(Lowered(control, f"{operator} in another form"))[1]:
             whole = replace(wrong, nodes=wrong.kernel.nodes if wrong.kernel is not None else wrong.nodes)
             return _make_code_culprit(whole, None, operator, vectorised=False, necessary=True)

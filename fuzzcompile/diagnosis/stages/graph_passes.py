@@ -14,7 +14,7 @@ from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
 from fuzzcompile.diagnosis.attribution.steps import Step, rank_suspects, select_semantic_steps
 from fuzzcompile.diagnosis.attribution.veto_proof import MAX_SUSPECTS, Prover, find_failing_rewrite, visible_forms
-from fuzzcompile.diagnosis.stages.stage import Stage, Suspect, list_names
+from fuzzcompile.diagnosis.stages.ways import Stage, Suspect, list_names
 
 
 class Ground(IntEnum):
@@ -106,7 +106,6 @@ class RewritingStage(Stage):
         return Veto((f"{self.name}:={rewrite}",), rewrite)
 
     def _narrower(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
-        """The case's own settings without the pass, then the pass disabled by its name."""
         yield from _iter_own_settings(list_names(culprit), given)
         if culprit.pass_name:
             yield {"disabled_passes": culprit.pass_name}

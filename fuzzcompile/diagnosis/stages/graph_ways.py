@@ -37,7 +37,7 @@ from fuzzcompile.diagnosis.operators.operator_ways import OPERATORS, check_opera
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages import ways
-from fuzzcompile.diagnosis.stages.stage import Found
+from fuzzcompile.diagnosis.stages.ways import Found
 from fuzzcompile.model import stages
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.stages import DECOMPOSITION, JOINT_GRAPH
@@ -94,7 +94,6 @@ BOUNDARY = Evidence("boundary", lambda trial, count: bool(find_boundaries(trial.
 
 
 def _compare_graphs(divergence: Divergence) -> Iterator[ways.Sides[str]]:
-    """Both graphs on the inputs of the first call, unless a decomposition is certainly another function by itself."""
     decomposed = (each for each in divergence.once(OPERATORS.find) if each.culprit.stage == DECOMPOSITION)
     if not any(each.certain for each in decomposed):
         for call in _iter_crossings(divergence.trial.ledger, divergence.count):
@@ -159,7 +158,6 @@ class _Crossing:
 
 
 def _iter_crossings(ledger: Ledger, count: ReplayCount) -> Iterator[_Crossing]:
-    """The first captured call of each frame that can be replayed."""
     for frame, early, given in ways.iter_captured(ledger):
         late = frame.find_record(JOINT_GRAPH)
         if late is None or not late.snapshots or not frame.dynamo_calls or is_bound_to_capture(early.snapshots[-1]):
@@ -379,8 +377,6 @@ def _find_wrongly_saved(truths: dict[str, object], saved: Sequence[Any], placeho
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A node of a graph as the passes got it, or of what they left."""
-
     node: fx.Node
     given: bool
 

@@ -14,8 +14,7 @@ from fuzzcompile.diagnosis.kernels.kernel_proofs import prove_templates, search_
 from fuzzcompile.diagnosis.operators import operator_ways as operators
 from fuzzcompile.diagnosis.stages import backend_stages, graph_ways, tracing_ways
 from fuzzcompile.diagnosis.stages.graph_passes import Ground, RewritingStage, prove_rewrites
-from fuzzcompile.diagnosis.stages.stage import Stage
-from fuzzcompile.diagnosis.stages.ways import SideBySide, Way, doubt
+from fuzzcompile.diagnosis.stages.ways import SideBySide, Stage, Way, doubt
 from fuzzcompile.model import stages
 
 # Stages whose input is run beside what they make of it, each way in the order of looking.

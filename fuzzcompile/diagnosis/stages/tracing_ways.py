@@ -35,12 +35,17 @@ from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
 from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
 from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_shared_memory
-from fuzzcompile.diagnosis.operators.operator_faults import Kind, find_difference, find_worst_element, measure_outcomes
-from fuzzcompile.diagnosis.operators.operator_ways import iter_program_lines
+from fuzzcompile.diagnosis.operators.operator_ways import (
+    Kind,
+    find_difference,
+    find_worst_element,
+    iter_program_lines,
+    measure_outcomes,
+)
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages import ways
-from fuzzcompile.diagnosis.stages.stage import Found, attempt_backend, prove_at_call
+from fuzzcompile.diagnosis.stages.ways import Found, attempt_backend, prove_at_call
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.stages import DYNAMO, FUNCTIONALIZATION, JOINT_GRAPH
@@ -108,7 +113,6 @@ def _find_branch(divergence: Divergence) -> Iterator[Found]:
 
 
 def _find_module(node: fx.Node) -> tuple[str | None, int | None]:
-    """File and line of the ``forward`` of the library's module that makes a call; None twice for a user's own."""
     for _, kind in reversed(list((node.meta.get("nn_module_stack") or {}).values())):
         source, line = find_source(getattr(kind, "forward", None))
         if source is not None and "/" in source:
@@ -279,8 +283,8 @@ def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
 
 
 def _compare_composites(divergence: Divergence) -> Iterator[ways.Sides[ComparedCall]]:
-    for captured in ways.iter_captured(divergence.trial.ledger):
-        yield _compare_composites_of(captured, divergence)
+    captured = ways.iter_captured(divergence.trial.ledger)
+    yield from (_compare_composites_of(each, divergence) for each in captured)
 
 
 def _compare_composites_of(captured: ways.CapturedGraphs, divergence: Divergence) -> ways.Sides[ComparedCall]:
@@ -406,7 +410,6 @@ def _measure_result(pair: ways.Pair[str]) -> ways.PartedStep[str] | None:
 
 
 def _find_lossy_write(snapshot: Snapshot, inputs: Sequence[Any], plain: NodeRun) -> tuple[fx.Node, fx.Node] | None:
-    """The first write through a view that loses what is not in it, and that view."""
     lossy = find_lossy_views(snapshot, inputs)
     for node in snapshot.graph.nodes:
         view = node.args[0] if node.args and _is_written(node, plain) else None

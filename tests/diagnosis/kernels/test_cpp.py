@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fuzzcompile.compiler.watch.ledger import KernelStatement
-from fuzzcompile.diagnosis.kernels.code_generators import CODE_GENERATORS, Cpp
+from fuzzcompile.diagnosis.kernels.code_generators import CODE_GENERATORS, CPP
 
 GCC = """/tmp/k.main.cpp: In function 'void kernel(const float*, float*)':
 /tmp/k.main.cpp:{line}: error: {error}
@@ -35,14 +35,14 @@ def test_a_refused_statement_leads_to_its_operator(statement, operators):
         KernelStatement("tmp_acc1", "reduction (torch.float32, 'sum', tmp2)", "reduction:sum"),
     ]
     message = GCC.format(line="93:26", number=93, error="it is wrong", statement=statement)
-    assert Cpp().list_refused_operators(statements, message) == operators
-    assert Cpp().find_complaint(message) == "it is wrong"
+    assert CPP.list_refused_operators(statements, message) == operators
+    assert CPP.find_complaint(message) == "it is wrong"
 
 
 @pytest.mark.parametrize("vectorised", [False, True])
 @pytest.mark.parametrize("operator", ["exp", "erf", "reduction:sum", "loop"])
 def test_the_line_is_where_torch_defines_it(operator, vectorised):
-    code = Cpp().find_code(operator, vectorised=vectorised)
+    code = CPP.find_code(operator, vectorised=vectorised)
     assert code.source == "torch/_inductor/codegen/cpp.py"
     function = {"reduction:sum": "reduction", "loop": "load"}.get(operator, operator)
     lines = (Path(torch.__file__).parents[1] / code.source).read_text().splitlines()
@@ -51,7 +51,7 @@ def test_the_line_is_where_torch_defines_it(operator, vectorised):
 
 def test_vectors_and_scalars_have_names_of_their_own():
     names = {
-        Cpp().find_code(operator, vectorised=vectorised).name
+        CPP.find_code(operator, vectorised=vectorised).name
         for operator in ("exp", "reduction:max")
         for vectorised in (0, 1)
     }
@@ -59,7 +59,7 @@ def test_vectors_and_scalars_have_names_of_their_own():
 
 
 def test_an_operator_that_this_torch_does_not_have_has_a_name_and_no_line():
-    code = Cpp().find_code("no_such_operator")
+    code = CPP.find_code("no_such_operator")
     assert (code.name, code.source, code.line) == ("CppOverrides.no_such_operator", None, None)
 
 

@@ -18,7 +18,7 @@ from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.diagnosis.attribution.ablation import Ablator
 from fuzzcompile.diagnosis.attribution.steps import ReplayCount
-from fuzzcompile.diagnosis.kernels.code_generators import Triton, find_generator
+from fuzzcompile.diagnosis.kernels.code_generators import TRITON, find_generator
 from fuzzcompile.diagnosis.kernels.kernel_proofs import search_behind_graphs
 from fuzzcompile.diagnosis.stages.backend_stages import Codegen
 from fuzzcompile.diagnosis.stages.stage_table import BACKEND_STAGES
@@ -48,14 +48,14 @@ def lowered():
 def test_a_kernel_knows_its_code_generator(lowered):
     (kernel,) = lowered.kernels
     assert "@triton.jit" in lowered.sources[kernel.name]
-    assert isinstance(find_generator(lowered, kernel.name), Triton)
-    assert isinstance(find_generator(lowered), Triton)
+    assert find_generator(lowered, kernel.name) is TRITON
+    assert find_generator(lowered) is TRITON
 
 
 def test_the_operators_of_a_buffer(lowered):
     (kernel,) = lowered.kernels
-    assert Triton().operators(kernel.scheduled, kernel.writes[-1]) == ["exp", "mul", "sin", "sub"]
-    assert not Triton().is_vectorised(lowered.sources[kernel.name])
+    assert TRITON.list_operators(kernel.scheduled, kernel.writes[-1]) == ["exp", "mul", "sin", "sub"]
+    assert not TRITON.is_vectorised(lowered.sources[kernel.name])
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,12 @@ def test_each_line_belongs_to_an_operator(lowered, written, operator):
     (kernel,) = lowered.kernels
     body = lowered.sources[kernel.name].partition("xmask = ")[2].splitlines()
     line = next(line for line in body if "tmp" in line and written in line)
-    assert Triton().find_operator(lowered.statements[kernel.name], line) == operator
+    assert TRITON.find_operator(lowered.statements[kernel.name], line) == operator
 
 
 @pytest.mark.parametrize("operator", ["exp", "sin", "sqrt", "sigmoid", "where", "load_seed", "reduction:sum", "loop"])
 def test_the_line_is_where_torch_defines_it(lowered, operator):
-    code = Triton().find_code(operator)
+    code = TRITON.find_code(operator)
     function = {"reduction:sum": "reduction", "loop": "load"}.get(operator, operator)
     assert code.name == (operator if function != operator else f"TritonKernelOverrides.{operator}")
     assert code.source == SOURCE
@@ -92,9 +92,9 @@ def test_a_refused_statement_leads_to_its_operator(lowered):
     (kernel,) = lowered.kernels
     line = next(line.strip() for line in lowered.sources[kernel.name].splitlines() if "tl_math.sin(" in line)
     message = MESSAGE.format(line=line)
-    assert Triton().list_refused_operators(lowered.statements[kernel.name], message) == ("sin",)
-    assert Triton().find_complaint(message) == "NameError('no_such_function is not defined')"
-    assert Triton().find_complaint("out of memory") is None
+    assert TRITON.list_refused_operators(lowered.statements[kernel.name], message) == ("sin",)
+    assert TRITON.find_complaint(message) == "NameError('no_such_function is not defined')"
+    assert TRITON.find_complaint("out of memory") is None
 
 
 # -- faults planted in the code generator -----------------------------------------------------------

@@ -15,8 +15,8 @@ from fuzzcompile.compiler.torch_config import MISSING, get_setting
 from fuzzcompile.compiler.watch.ledger import Label
 from fuzzcompile.compiler.watch.patch_table import list_patches
 from fuzzcompile.diagnosis.stages.graph_passes import RewritingStage
-from fuzzcompile.diagnosis.stages.stage import Suspect
 from fuzzcompile.diagnosis.stages.stage_table import STAGES, get_stage
+from fuzzcompile.diagnosis.stages.ways import Suspect
 from fuzzcompile.model import stages
 
 ROOT = Path(fuzzcompile.__file__).parent
