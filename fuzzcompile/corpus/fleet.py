@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus.machines import CLEAN, Alike, conditions, identify_machine, list_changes, processor
+from fuzzcompile.corpus.machines import CLEAN, Alike, Place, conditions, identify_machine, list_changes, processor
 from fuzzcompile.corpus.models import CampaignRow, CaseRow, EnvironmentRow, FindingRow, RunRow
 from fuzzcompile.corpus.records import public_id
 from fuzzcompile.corpus.transactions import SILENT
@@ -194,18 +194,20 @@ def fleet(session: Session, at: datetime) -> Fleet:
     environments = dict(session.execute(select(EnvironmentRow.id, EnvironmentRow.details)).all())
     opened = list(session.scalars(select(FindingRow.first_seen).where(FindingRow.first_seen > at - DAY)))
     campaigns: list[FleetCampaign] = []
-    judged: dict[tuple[int, bool], _Judged] = defaultdict(_Judged)
+    judged: dict[Place, dict[bool, _Judged]] = defaultdict(lambda: defaultdict(_Judged))
+    processors: dict[str, str] = {}
     for row in session.scalars(select(CampaignRow).where(CampaignRow.last_heard > at - DAY).order_by(CampaignRow.id)):
         number = 0
-        for environment, screened, cases, seconds in _since(session, row.id, at - HOUR):
-            have = judged[environment, screened]
-            judged[environment, screened] = _Judged(have.cases + cases, have.seconds + seconds)
+        for key, screened, cases, seconds in _since(session, row.id, at - HOUR):
+            machine, kinds = identify_machine(environments[key]), judged[_find_place(environments[key])]
+            kinds[screened] = _Judged(kinds[screened].cases + cases, kinds[screened].seconds + seconds)
+            processors[machine] = processor(environments[key]) or "unknown"
             number += cases
         campaigns.append(_campaign(row, environments[row.environment_id], number, at))
     return Fleet(
         at,
         campaigns,
-        _compared(judged, environments),
+        _compare(judged, processors),
         list(disagreements(session, environments)),
         sum(moment > at - HOUR for moment in opened),
         len(opened),
@@ -238,14 +240,11 @@ def _campaign(row: CampaignRow, environment: Mapping[str, object], cases: int, a
     workers = row.counters.get("workers", row.settings.get("workers"))
     workers = workers if isinstance(workers, int) else 1
     minutes = (row.last_heard - max(row.started, at - HOUR)).total_seconds() / 60.0
-    torch, device, target = conditions(environment)
     return FleetCampaign(
-        id=row.id,
-        state=state,
-        ended=row.ended,
-        torch=torch,
-        device=device,
-        target=target,
+        row.id,
+        state,
+        row.ended,
+        *conditions(environment),
         machine=identify_machine(environment),
         workers=workers,
         started=row.started,
@@ -256,30 +255,22 @@ def _campaign(row: CampaignRow, environment: Mapping[str, object], cases: int, a
     )
 
 
-def _compared(
-    judged: Mapping[tuple[int, bool], _Judged], environments: Mapping[int, Mapping[str, object]]
-) -> list[FleetMachine]:
+def _find_place(environment: Mapping[str, object]) -> Place:
+    return conditions(environment), identify_machine(environment)
+
+
+def _compare(judged: Mapping[Place, Mapping[bool, _Judged]], processors: Mapping[str, str]) -> list[FleetMachine]:
     """The machines with their speeds, beside those under the same torch, device and target."""
-    by_machine: dict[tuple[Alike, str], dict[bool, _Judged]] = defaultdict(dict)
-    types: dict[str, str] = {}
-    for (key, screened), count in judged.items():
-        environment = environments[key]
-        machine = identify_machine(environment)
-        types[machine] = processor(environment) or "unknown"
-        kinds = by_machine[conditions(environment), machine]
-        have = kinds.get(screened, _Judged())
-        kinds[screened] = _Judged(have.cases + count.cases, have.seconds + count.seconds)
+    speeds = {place: Speed(kinds[True].per_minute, kinds[False].per_minute) for place, kinds in judged.items()}
     alike: dict[Alike, list[Speed]] = defaultdict(list)
-    speeds = {place: Speed(*(kinds.get(kind, _Judged()).per_minute for kind in (True, False)))
-              for place, kinds in by_machine.items()}  # fmt: skip
     for (shared, _), speed in speeds.items():
         alike[shared].append(speed)
     return [
         FleetMachine(
             machine,
-            types[machine],
+            processors[machine],
             *shared,
-            cases=sum(kind.cases for kind in by_machine[shared, machine].values()),
+            cases=sum(kind.cases for kind in judged[shared, machine].values()),
             speed=speed,
             median=Speed(_median(s.screened for s in alike[shared]), _median(s.full for s in alike[shared])),
             of=len(alike[shared]),

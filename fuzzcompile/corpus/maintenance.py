@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -87,15 +88,21 @@ def upgrade(url: URL) -> None:
     """
     from alembic import command
 
+    with _migrating(url) as connection:
+        config = configuration(connection)
+        if read_revision(connection) is None:
+            fresh_tables().create_all(connection)
+            command.stamp(config, "head")
+        else:
+            command.upgrade(config, "head")
+
+
+@contextmanager
+def _migrating(url: URL) -> Iterator[Connection]:
     engine = connect(url, migrating=True)
     try:
         with writing(engine).begin() as connection:
-            config = configuration(connection)
-            if read_revision(connection) is None:
-                fresh_tables().create_all(connection)
-                command.stamp(config, "head")
-            else:
-                command.upgrade(config, "head")
+            yield connection
     finally:
         engine.dispose()
 
@@ -119,15 +126,11 @@ def make_anew(url: URL, state: str) -> None:
     """Make the tables of a corpus, without what may be in them, with ``state`` in place of a revision."""
     from alembic import command
 
-    engine = connect(url, migrating=True)
-    try:
-        with writing(engine).begin() as connection:
-            fresh_tables().drop_all(connection)
-            fresh_tables().create_all(connection)
-            command.stamp(configuration(connection), "head", purge=True)
-            restamp(connection, state)
-    finally:
-        engine.dispose()
+    with _migrating(url) as connection:
+        fresh_tables().drop_all(connection)
+        fresh_tables().create_all(connection)
+        command.stamp(configuration(connection), "head", purge=True)
+        restamp(connection, state)
 
 
 def restamp(connection: Connection, state: str) -> None:

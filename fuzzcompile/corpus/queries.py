@@ -312,12 +312,19 @@ def list_names(session: Session, row: FindingRow) -> list[str]:
     return list(dict.fromkeys([row.signature, *session.scalars(former)]))
 
 
+def find_umbrella_mark(session: Session, name: str | None) -> Umbrella | None:
+    """The group of that name, and what a person said of it; None for no name."""
+    row = None if name is None else session.get(UmbrellaRow, name)
+    if row is not None:
+        return make_record(Umbrella, row)
+    return None if name is None else Umbrella(name)
+
+
 def describe_finding(session: Session, row: FindingRow) -> dict[str, object]:
     """What ``finding.json`` says of a finding besides its reports and its programs, in JSON's own types."""
     related = select(RelatedRow).where(RelatedRow.finding_id == row.id).order_by(RelatedRow.score.desc())
     replays = session.scalars(select(ReplayRow).where(ReplayRow.finding_id == row.id).order_by(ReplayRow.id))
-    group = None if row.umbrella is None else session.get(UmbrellaRow, row.umbrella)
-    mark = row.umbrella and vars(Umbrella(row.umbrella) if group is None else make_record(Umbrella, group))
+    group = find_umbrella_mark(session, row.umbrella)
     original = None if row.duplicate_of_id is None else session.get_one(FindingRow, row.duplicate_of_id)
     return {
         "names": list_names(session, row),
@@ -330,7 +337,7 @@ def describe_finding(session: Session, row: FindingRow) -> dict[str, object]:
         "verdict": row.verdict,
         "confidence": row.confidence,
         "hits": row.hits,
-        "umbrella_mark": mark or None,
+        "umbrella_mark": group and vars(group),
         "duplicate_of": original and original.signature,
         "first_seen": row.first_seen.isoformat(),
         "last_seen": row.last_seen.isoformat(),

@@ -35,6 +35,7 @@ from fuzzcompile.corpus.queries import (
     count_distinct,
     describe_finding,
     environment_of_runs,
+    find_umbrella_mark,
     finding_id,
     finding_records,
     first_reached,
@@ -385,10 +386,7 @@ class Reader(Transacting):
     @reads
     def umbrella(self, session: Session, name: str | None) -> Umbrella | None:
         """The group of that name, and what a person said of it; None for no name."""
-        if name is None:
-            return None
-        row = session.get(UmbrellaRow, name)
-        return Umbrella(name) if row is None else make_record(Umbrella, row)
+        return find_umbrella_mark(session, name)
 
     @reads
     def stats(self, session: Session) -> Stats:

@@ -12,8 +12,3 @@ depends_on = ${repr(depends_on)}
 def upgrade() -> None:
     """Change the schema."""
     ${upgrades if upgrades else "pass"}
-
-
-def downgrade() -> None:
-    """Change it back."""
-    ${downgrades if downgrades else "pass"}

@@ -252,16 +252,20 @@ class Subject:
     reproducer: Reproducer | None
 
     @property
+    def report(self) -> ReportJson:
+        """The report on the script, or else on the finding."""
+        own = self.reproducer.report if self.reproducer is not None else None
+        return own or self.finding.report
+
+    @property
     def expected(self) -> Expected:
         """What the script was made to show."""
-        report = self.reproducer.report if self.reproducer is not None else None
-        return Expected.of(report or self.finding.report)
+        return Expected.of(self.report)
 
     @property
     def severity(self) -> Severity | None:
         """How bad the bug is that the script shows."""
-        report = self.reproducer.report if self.reproducer is not None else None
-        return rate_severity(report or self.finding.report)
+        return rate_severity(self.report)
 
     @property
     def what(self) -> str:

@@ -56,7 +56,7 @@ from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, GeneratorSource
 from fuzzcompile.fuzz.campaign.certificates import Certificate
 from fuzzcompile.fuzz.campaign.focus_steering import FocusSource, FocusSteering
-from fuzzcompile.fuzz.campaign.leftovers import ConfirmationQueue, Leftovers, list_unreduced
+from fuzzcompile.fuzz.campaign.leftovers import ConfirmationQueue, Leftovers, list_unreduced, load_case
 from fuzzcompile.fuzz.campaign.steering import (
     CoverageExchange,
     PlaceOutcome,
@@ -71,7 +71,6 @@ from fuzzcompile.fuzz.generation.cases import GeneratedCase
 from fuzzcompile.model.contract import ReportJson, read_target
 from fuzzcompile.model.culprit_contract import CulpritJson
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, MachineUnfit
-from fuzzcompile.model.focus_plan import FocusObservation
 from fuzzcompile.model.hints import format_command
 from fuzzcompile.model.judge_task import JudgeResult
 from fuzzcompile.model.lost_worker import make_unjudged_record
@@ -133,11 +132,6 @@ class Bookkeeping:
             self._focus = FocusTally(self.settings.focus)
 
     @property
-    def seconds(self) -> float:
-        """Seconds that the campaign has run, from the start of the command."""
-        return self.clock.elapsed
-
-    @property
     def torch(self) -> str:
         """The version of torch under which the campaign runs."""
         return str(self.environment["torch"])
@@ -149,14 +143,15 @@ class Bookkeeping:
 
     def make_tally(self) -> CampaignTally:
         """Return the current counters."""
-        rewrites, findings, new = len(self._covered), len(self.hit), len(self.new)
-        return CampaignTally(self.cases, dict(self.verdicts), findings, new, rewrites, self.seconds, self.screened)
+        found = (len(self.hit), len(self.new), len(self._covered))
+        return CampaignTally(self.cases, dict(self.verdicts), *found, self.clock.elapsed, self.screened)
 
-    def record(
-        self, job: CampaignJob, report: ReportJson, coverage: Sequence[CoverageCount], *, screened: bool
-    ) -> StoredReport:
+    def record(self, job: CampaignJob, result: JudgeResult) -> StoredReport:
         """Count and store a judged case, and add it to the certificates of the user's own passes and backend."""
+        report, coverage, screened = result.report, result.coverage, result.screened
         kept = select_stored_coverage(coverage)
+        if self._focus is not None:
+            self._focus.count([(c.stage, c.rewrite, c.outcome, c.count) for c in coverage], result.seen)
         self._covered |= {(c.stage, c.rewrite) for c in kept if c.outcome == "fired" and c.stage in REWRITING_STAGES}
         self.screened += screened
         self.cases += not job.retry
@@ -171,11 +166,6 @@ class Bookkeeping:
         for certificate in self.certificates:
             certificate.count_case(drawn, report, coverage, screened=screened, finding=finding)
         return stored
-
-    def count_aims(self, coverage: Sequence[CoverageCount], seen: FocusObservation) -> None:
-        """Count which aims of a focus a case matched."""
-        if self._focus is not None:
-            self._focus.count([(c.stage, c.rewrite, c.outcome, c.count) for c in coverage], seen)
 
     def apply_kept(self, kept: StoredReproducer) -> None:
         """Update the counters after the corpus stored a reproducer: it may have merged findings, or split one off."""
@@ -298,7 +288,9 @@ class CampaignEngine:
         self._unfit = 0  # full compiles since the last that the machine could do
         self._left = Leftovers()
         for name in list_first_pending(store, settings, environment):
-            self._queue(store.finding(name))
+            finding = store.finding(name)
+            self._tried[name] = rank(finding.report)
+            self._work.minimize_later(name, load_case(store, finding), finding.report)
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -323,9 +315,11 @@ class CampaignEngine:
             judges=self.settings.judges,
             cluster=self._cluster.state.scheduler if self._cluster is not None else None,
         )
+        limit = self.settings.max_findings
         try:
             while self._clock.remaining > 0.0:
-                if not self._work.fill(enough=self._has_enough) and self._work.is_idle:
+                enough = limit is not None and len(self._bookkeeping.new) >= limit
+                if not self._work.fill(enough=enough) and self._work.is_idle:
                     break
                 for future, job in self._work.collect_ended(min(_TICK, self._clock.remaining)):
                     yield from self._settle(future, job)
@@ -354,11 +348,6 @@ class CampaignEngine:
 
     def _collect_leftovers(self) -> Leftovers:
         return self._work.collect_leftovers(self._given_up)
-
-    @property
-    def _has_enough(self) -> bool:
-        limit = self.settings.max_findings
-        return limit is not None and len(self._bookkeeping.new) >= limit
 
     def _make_steering(self, part: int) -> StreamSteering:
         """Return the stream's steering, in the state in which earlier campaigns on this corpus left it."""
@@ -403,16 +392,11 @@ class CampaignEngine:
     def _handle_judged(self, result: JudgeResult, job: CampaignJob) -> Iterator[Event]:
         if not result.screened:
             self._unfit = 0
-        stored = self._record(job, result.report, result)
+        stored = self._record(job, result)
         is_bug, proved = result.report["is_bug"], _is_proved(result.report["culprit"])
         self._work.shares.count_judged(job.seconds, new_finding=stored.is_new_finding, is_bug=is_bug, proved=proved)
-        yield CaseJudged(
-            job.place,
-            job.name,
-            result.report["verdict"],
-            job.seconds,
-            public_id(stored.finding_id) if stored.finding_id is not None else None,
-        )
+        finding = public_id(stored.finding_id) if stored.finding_id is not None else None
+        yield CaseJudged(job.place, job.name, result.report["verdict"], job.seconds, finding)
         yield from self._announce(stored, result.report, job)
 
     def _announce(self, stored: StoredReport, report: ReportJson, job: CampaignJob) -> Iterator[Event]:
@@ -429,11 +413,6 @@ class CampaignEngine:
         if finding not in self._given_up and rank(report) < self._find_best_rank(finding):
             self._tried[finding] = rank(report)
             self._work.minimize_later(finding, job.case, report)
-
-    def _queue(self, finding: Finding) -> None:
-        """Queue the minimization of a stored finding."""
-        self._tried[finding.public_id] = rank(finding.report)
-        self._work.minimize_stored(finding)
 
     def _find_best_rank(self, finding: str) -> tuple[int, bool]:
         """Return the rank of the worst report that a reproducer of the finding shows or that was minimized for it."""
@@ -489,7 +468,7 @@ class CampaignEngine:
         if meaning is not LossMeaning.TWICE:
             detail = f"{report['detail']}; {meaning.value}"
             report |= {"is_bug": False, "signature": None, "detail": detail}
-        stored = self._record(job, report)
+        stored = self._record(job, JudgeResult(report))
         yield CaseJudged(job.place, job.name, str(choose_loss_verdict(error)), job.seconds)
         yield from self._announce(stored, report, job)
         if meaning is LossMeaning.ONCE:
@@ -522,23 +501,22 @@ class CampaignEngine:
             yield Trouble(f"minimizing {job.minimizes} failed: {type(error).__name__}: {text}")
             return
         report = make_unjudged_record(job.name, self._bookkeeping.torch, self.settings.device, text)
-        self._record(job, report | {"target": make_unexamined_target(self.settings.target)})
+        self._record(job, JudgeResult(report | {"target": make_unexamined_target(self.settings.target)}))
         self._unfit += isinstance(error, MachineUnfit)
         if self._unfit >= _MOST_UNFIT:
             raise EnvironmentUnfit(f"The campaign stops, because no case can be compiled here any more: {text}")
         if not isinstance(error, FuzzcompileError):
             yield Trouble(f"case #{job.index} could not be judged: {type(error).__name__}: {text}")
 
-    def _record(self, job: CampaignJob, report: ReportJson, result: JudgeResult | None = None) -> StoredReport:
-        result = result or JudgeResult(report)
-        self._bookkeeping.count_aims(result.coverage, result.seen)
+    def _record(self, job: CampaignJob, result: JudgeResult) -> StoredReport:
+        report = result.report
         if job.index is not None:
             reached = {(each.stage, each.rewrite, each.outcome) for each in select_stored_coverage(result.coverage)}
             reached |= {(FOCUS, str(span), "fired") for span in result.seen.spans}
             items = collect_items(reached, report["signature"] if report["is_bug"] else None)
             step = report["evidence"].get("float64_step")
             self._work.steering.learn(job.index, PlaceOutcome(job.case, items, job.screen, step, report["is_bug"]))
-        return self._bookkeeping.record(job, report, result.coverage, screened=result.screened)
+        return self._bookkeeping.record(job, result)
 
 
 def _is_proved(culprit: CulpritJson | None) -> bool:

@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fuzzcompile.corpus.records import Ended, Finding
+from fuzzcompile.corpus.records import Ended
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.worker.local_pool import ATTRIBUTION_SHARE
 from fuzzcompile.diagnosis.worker.minimize_task import CONCLUDING, LEAST_SEARCH, MINIMIZE, MinimizeTask
@@ -27,7 +27,6 @@ from fuzzcompile.fuzz.campaign.leftovers import (
     list_left_cases,
     list_left_findings,
     list_pending,
-    load_case,
 )
 from fuzzcompile.fuzz.campaign.steering import StreamSteering, list_places
 from fuzzcompile.fuzz.recipe import read_recipe
@@ -349,12 +348,7 @@ class WorkQueue:
 
         ``left`` holds the intermediate results of a worker that was lost over it (`MinimizeTask.left`).
         """
-        waiting = CampaignJob(case, None, minimizes=finding, report=report, left=dict(left or {}))
-        self._reductions[finding] = waiting
-
-    def minimize_stored(self, finding: Finding) -> None:
-        """Queue the minimization of a finding as the corpus stores it."""
-        self.minimize_later(finding.public_id, load_case(self.store, finding), finding.report)
+        self._reductions[finding] = CampaignJob(case, None, minimizes=finding, report=report, left=dict(left or {}))
 
     def _begin_reduction(self, *, judging: bool) -> bool:
         seconds = min(self.settings.minimize_seconds, self.clock.remaining - CONCLUDING)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from alembic import op
-
-from fuzzcompile.corpus.models import fresh_tables
-
 revision = "0002"
 down_revision = None
 branch_labels = None
@@ -14,8 +10,3 @@ depends_on = None
 
 def upgrade() -> None:
     """Do nothing: `fuzzcompile.corpus.maintenance.upgrade` makes a new corpus from the models."""
-
-
-def downgrade() -> None:
-    """Drop every table."""
-    fresh_tables().drop_all(op.get_bind())

@@ -22,13 +22,3 @@ def upgrade() -> None:
     op.add_column("campaigns", sa.Column("part", sa.Integer(), server_default="0", nullable=False))
     for table in ("cases", "reproducers"):
         op.add_column(table, sa.Column("imported", sa.Boolean(), server_default=sa.false(), nullable=False))
-
-
-def downgrade() -> None:
-    """Change it back."""
-    for table in ("cases", "reproducers"):
-        op.drop_column(table, "imported")
-    op.drop_column("campaigns", "part")
-    for table in ("runs", "campaigns"):
-        op.drop_index(op.f(f"ix_{table}_token"), table_name=table)
-        op.drop_column(table, "token")
