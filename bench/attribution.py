@@ -36,7 +36,7 @@ from fuzzcompile.compiler.compile_changes import Backend
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.torch_config import compile_in_process, drop_broken_kernels
-from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.engine import TriageProgress, triage
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.programs.casefiles.case_module import load_case
@@ -83,11 +83,18 @@ class Row:
 # -- fuzzcompile ----------------------------------------------------------------------------------------
 
 
+class _Verdicts(TriageProgress):
+    latest: TriageReport
+
+    def note_verdict(self, report: TriageReport) -> None:
+        self.latest = report
+
+
 def attributed(path: Path, expected: Expected) -> Answer:
     """Triage a case: what it says of the culprit."""
-    at_verdict: list[TriageReport] = []
-    report = triage(load_case(path), CPU, on_verdict=at_verdict.append)
-    before, after, found = at_verdict[-1].cost, report.cost, report.attribution
+    progress = _Verdicts()
+    report = triage(load_case(path), CPU, progress=progress)
+    before, after, found = progress.latest.cost, report.cost, report.attribution
     culprit, workaround = found.culprit, found.workaround
     more = (workaround.compiles, workaround.seconds) if workaround is not None else (0, 0.0)
     said = "–" if culprit is None else f"{culprit.stage}: {culprit.rewrite}"

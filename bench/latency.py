@@ -249,9 +249,10 @@ def print_phases(script: Path) -> None:
             import torch._inductor.compile_fx  # noqa: F401
         with _phase("import of fuzzcompile"):
             from fuzzcompile.diagnosis.worker.judge import judge_file, prepare
-            from fuzzcompile.model.judge_task import JudgeTask, WorkerSetup
+            from fuzzcompile.model.conditions import Conditions
+            from fuzzcompile.model.judge_task import JudgeTask
         with _phase("preparation of the worker"):
-            prepare(WorkerSetup(threads=2))
+            prepare(Conditions(), threads=2)
         with _phase("end of the look at the toolchain"):
             stack.close()
     totals = _watched()

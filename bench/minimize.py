@@ -34,7 +34,7 @@ from fuzzcompile.diagnosis.worker.judge import prepare
 from fuzzcompile.diagnosis.worker.minimization import CandidateTools, LocalAsker, judge_source, make_job
 from fuzzcompile.fuzz.campaign.leftovers import load_case
 from fuzzcompile.fuzz.recipe import GeneratedRecipe, read_recipe
-from fuzzcompile.model.judge_task import WorkerSetup
+from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.casefiles.case_file import defines_make
 from fuzzcompile.programs.ir.case_source import count_model_lines
@@ -272,7 +272,7 @@ def main() -> int:
     asked = parser.parse_args()
     files = asked.files or sorted((ROOT / "bench" / "buried").glob("*.py"))
     subjects = list(subjects_of(files, asked.corpus))
-    prepare(WorkerSetup())
+    prepare(Conditions())
     table, rows = Table(), list[Row]()
     _introduce(table, asked)
     for subject in subjects:

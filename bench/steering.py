@@ -34,7 +34,7 @@ from fuzzcompile.diagnosis.worker.judge import isolate_process, prepare
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, GeneratorSource, fit_installed_torch
 from fuzzcompile.fuzz.campaign.steering import UNIFORM, Item, PlaceOutcome, Steering, Strategy, collect_items
 from fuzzcompile.fuzz.generation.profile import Profile
-from fuzzcompile.model.judge_task import WorkerSetup
+from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.programs.casefiles.case_module import load_case
 
 STRATEGIES = {
@@ -98,7 +98,7 @@ def main() -> None:
     given = parser.parse_args()
     known = _known(given.state)
     if given.only:
-        prepare(WorkerSetup((), 1))
+        prepare(Conditions())
     print(f"torch {torch.__version__}; {given.seconds:.0f} s of processor time each, {given.seeds} seeds")
     judged: dict[str, Screened] = {}
     with tempfile.TemporaryDirectory() as folder:

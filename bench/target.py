@@ -32,7 +32,8 @@ from fuzzcompile.diagnosis.worker.local_pool import count_cpus
 from fuzzcompile.fuzz.campaign.case_sources import fit_installed_torch
 from fuzzcompile.fuzz.generation.cases import draw_case_at
 from fuzzcompile.fuzz.generation.profile import Profile
-from fuzzcompile.model.judge_task import JudgeTask, WorkerSetup
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.run.device import describe_environment
 
 _MOST_SECONDS = 10.0
@@ -127,8 +128,8 @@ def measure(cases: int, seed: int, target: str) -> Iterator[tuple[str, Row]]:
     context = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory() as folder,
-        ProcessPoolExecutor(1, context, prepare, (WorkerSetup((), 1, target),)) as told,
-        ProcessPoolExecutor(1, context, prepare, (WorkerSetup((), 1),)) as plain,
+        ProcessPoolExecutor(1, context, prepare, (Conditions(target=target),)) as told,
+        ProcessPoolExecutor(1, context, prepare, (Conditions(),)) as plain,
     ):
         for number, (name, source) in enumerate([("warm-up", _BLOCK.format(training=True, dtype="float16"))]):
             _in_all_ways(folder, number, name, source, told, plain)  # what is done once: imports, patterns, headers

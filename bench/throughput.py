@@ -44,7 +44,7 @@ from fuzzcompile.fuzz.campaign.campaign_run import run_campaign, start_workers
 from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, GeneratorSource
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.conditions import Conditions
-from fuzzcompile.model.judge_task import JudgeResult, JudgeTask, WorkerSetup
+from fuzzcompile.model.judge_task import JudgeResult, JudgeTask
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
@@ -101,7 +101,7 @@ def _processor() -> float:
 
 def measure_costs(cases: int, seed: int) -> None:
     """Time ``cases`` cases each in three ways, and print what came of it."""
-    prepare(WorkerSetup((), 1))
+    prepare(Conditions())
     plain: list[Cost] = []
     full: list[Cost] = []
     screen: list[Cost] = []

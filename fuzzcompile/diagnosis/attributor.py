@@ -58,7 +58,7 @@ from fuzzcompile.model.stages import (
 )
 from fuzzcompile.model.verdicts import Verdict
 
-# A setting that a user can put into the program today, run and seen to repair the divergence.
+# Workarounds: settings that a user can put into the program today, run and seen to repair the divergence.
 
 # Compiles that the search may spend; candidates that are screened first cost no compile until they help.
 _COMPILES = 4
@@ -88,14 +88,12 @@ def find_workaround(ablator: Ablator, culprit: Culprit) -> Workaround | None:
 def _find_first(ablator: Ablator, candidates: Iterator[CompileChange], *, screen: bool) -> Workaround | None:
     tried = 0
     for candidate in candidates:
-        how, text = (
-            replace(ablator.how.under(candidate), record=ablator.replays),
-            candidate.workaround or candidate.text,
-        )
+        how = replace(ablator.how.under(candidate), record=ablator.replays)
+        text = candidate.workaround or candidate.text
         config = candidate.entries if isinstance(candidate, InductorSettings) else {}
         # The first is nearly always right, and a compile is needed all the same.
-        first_screened = tried > 0 and screen and bool(config) and ablator.screens
-        if first_screened and not ablator.attempt(replace(how, screen=True), text)[1]:
+        screens = tried > 0 and screen and bool(config) and ablator.screens
+        if screens and not ablator.attempt(replace(how, screen=True), text)[1]:
             continue
         if tried == _COMPILES:
             return None
@@ -134,21 +132,13 @@ def _iter_candidates(culprit: Culprit, ablator: Ablator) -> Iterator[CompileChan
 
 def _iter_settings(culprit: Culprit, ablator: Ablator) -> Iterator[dict[str, object]]:
     """The stage's settings, as far as the installed torch has them and they change anything."""
-    for settings in get_stage(culprit.stage).workarounds(culprit, _list_own_settings(ablator)):
-        changed = {key: value for key, value in settings.items() if _get_current(key, ablator) not in (MISSING, value)}
+    own = ablator.experiments.case.settings.own_config
+    for settings in get_stage(culprit.stage).workarounds(culprit, own):
+        changed = {
+            key: value for key, value in settings.items() if own.get(key, get_setting(key)) not in (MISSING, value)
+        }
         if changed:
             yield changed
-
-
-def _list_own_settings(ablator: Ablator) -> dict[str, object]:
-    """The entries of Inductor's config that the case sets itself."""
-    settings = ablator.experiments.case.settings
-    return {**settings.inductor, **settings.options}
-
-
-def _get_current(key: str, ablator: Ablator) -> object:
-    """The entry as the case is compiled; ``MISSING`` where this torch has none such."""
-    return _list_own_settings(ablator).get(key, get_setting(key))
 
 
 # Stages that the ladder has shown to be right where it names a later one.
@@ -157,12 +147,9 @@ _EARLIER = (DYNAMO, FUNCTIONALIZATION)
 
 @dataclass(frozen=True)
 class Attributor:
-    """Attributes one failing trial. Every compile it makes is an ablation that it reports.
+    """Attributes the failing trial of an ablator, whose rewrites moved the result by ``steps``.
 
-    Attributes:
-        ablator: compiles the case of the failing trial in other ways.
-        steps: how much each of the trial's rewrites moved the result.
-        thorough: try every backend of the ladder that PyTorch's issue form asks for, whatever is at fault.
+    ``thorough`` tries every backend of the ladder that PyTorch's issue form asks for, whatever is at fault.
     """
 
     ablator: Ablator
@@ -248,7 +235,7 @@ class Attributor:
             return
         for backend, _ in LADDER:
             if not tried & {Backend(backend).text, Backend(backend).workaround}:
-                self._is_repaired_by(backend)
+                attempt_backend(self.ablator, Backend(backend))
 
     def _attribute_by_ladder(self) -> Attribution:
         """The first backend that shows the divergence names the stage; else it lies behind the graphs.
@@ -259,11 +246,11 @@ class Attributor:
             return self._attribute_to_export()
         stage = LOWERING
         for backend, name in LADDER:
-            if not self._is_repaired_by(backend):
+            if not attempt_backend(self.ablator, Backend(backend)):
                 stage = name
                 break
         else:
-            if self._own_backend and self._is_repaired_by("inductor"):
+            if self._own_backend and attempt_backend(self.ablator, Backend("inductor")):
                 label = make_backend_label(self.experiments.case.settings.backend)
                 return Attribution(Culprit.from_label(label, necessary=True))
         family = self._find_operator()  # tells bugs apart, though it need not be at fault
@@ -271,7 +258,6 @@ class Attributor:
         return Attribution(Culprit(stage, None, None, family or UNKNOWN, confidence="low", details=details))
 
     def _attribute_to_compile(self) -> Attribution | None:
-        """Attribute to ``torch.compile``, which can be examined in more depth; None if it is right."""
         experiments = self.experiments.under(self.experiments.how.under(CompilePath(COMPILE)))
         trial, repaired = self.ablator.attempt(experiments.how, CompilePath(COMPILE).text)
         if repaired or not self.ablator.fails_alike(trial):
@@ -283,19 +269,12 @@ class Attributor:
     def _attribute_to_export(self) -> Attribution:
         """Attribute to the capture by export, or to AOTInductor if the exported program alone is right."""
         stage = DYNAMO
-        if self._path == AOTI and self._is_repaired_on(EXPORT):
+        if self._path == AOTI and attempt_backend(self.ablator, CompilePath(EXPORT)):
             stage = CODEGEN
         return Attribution(Culprit(stage, None, None, UNKNOWN, confidence="low", details={"path": self._path}))
 
-    def _is_repaired_on(self, path: str) -> bool:
-        return attempt_backend(self.ablator, CompilePath(path))
-
-    def _is_repaired_by(self, backend: str) -> bool:
-        return attempt_backend(self.ablator, Backend(backend))
-
     @property
     def _own_backend(self) -> bool:
-        """Return whether the case is compiled by something else than Inductor."""
         return self.experiments.how.backend is None and self.experiments.case.settings.backend != "inductor"
 
     def _find_operator(self) -> str | None:
@@ -334,12 +313,9 @@ def find_first_rewrite(divergence: Divergence) -> Culprit | None:
 
 
 def find_producer(graph: fx.Graph, output: str, passing: Collection[str] = ()) -> str | None:
-    """Name of the operator behind output ``outN`` of a dynamo-level graph.
+    """Name of the operator behind output ``outN`` of dynamo's graph.
 
-    Args:
-        graph: dynamo's.
-        output: the name of the output.
-        passing: names of nodes that give back their first argument itself, which have made nothing.
+    Nodes whose names are ``passing`` give back their first argument itself, and have made nothing.
     """
     result = list(graph.nodes)[-1].args[0]
     index = output.rsplit("out", 1)[-1]
@@ -357,10 +333,7 @@ def find_producer(graph: fx.Graph, output: str, passing: Collection[str] = ()) -
 def find_known_culprit(divergence: Divergence, verdict: Verdict, known: Collection[tuple[str, str]]) -> Culprit | None:
     """The first suspect, if what it would be reported as is known already.
 
-    Args:
-        divergence: what one compile showed.
-        verdict: the judgement on it.
-        known: signatures, each with the kind of its verdict; their causes do not count.
+    ``known`` are signatures, each with the kind of its verdict; their causes do not count.
     """
     if not known or not verdict.is_bug:
         return None

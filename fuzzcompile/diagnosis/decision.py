@@ -50,7 +50,7 @@ def promises_casts(experiments: Experiments) -> bool:
 
 def asks_for_casts(settings: CompileSettings) -> bool:
     """Return whether settings request eager's rounding, by name or by a numerics mode that implies it (torch 2.15)."""
-    own = {**settings.inductor, **settings.options}
+    own = settings.own_config
     return own.get(_CASTS) is True or str(own.get("numerics", "")) in ("strict", "strict_pointwise")
 
 
@@ -84,13 +84,7 @@ class Decision:
 
 
 def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Decision:
-    """The judge's verdict, refined by what float64 and emulated casts say.
-
-    Args:
-        experiments: make the further runs and compiles that this takes.
-        trial: the judged compile.
-        steps: how much each of its rewrites moved the result.
-    """
+    """The verdict on a compile whose rewrites moved the result by ``steps``, refined by float64 and emulated casts."""
     first = trial.judgement
     if first.verdict is Verdict.COMPILE_ERROR and _backward_raises_alike(experiments, trial):
         return Decision(
@@ -126,7 +120,6 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
 
 
 def _backward_raises_alike(experiments: Experiments, trial: Trial) -> bool:
-    """Return whether compiling raised the error that eager raises once gradients are requested."""
     failed, eager = trial.observation.failure, experiments.runs.backward_failure
     if failed is None or eager is None or failed.type_name != eager.type_name:
         return False
@@ -144,7 +137,10 @@ def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Se
             f"{semantic[0].float64:.1e} of its size",
             evidence=REPLAY,
         )
-    boundary = None if first.verdict is Verdict.EQUAL else _find_boundary(experiments, trial)
+    boundary = None  # the largest change of meaning between dynamo's graphs and those that the passes get
+    if first.verdict is not Verdict.EQUAL and not experiments.compares_modes:
+        found = find_boundaries(trial.ledger, ReplayCount())
+        boundary = max(found, key=lambda boundary: boundary.step, default=None)
     if boundary is not None and _has_other_kernel(experiments, trial, boundary):
         return Decision(
             first.verdict,
@@ -169,17 +165,11 @@ def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Se
             "small, but it survives when the program is compiled in float64",
             evidence=SUSPICION,
         )
-    if _shows_elided_casts(experiments, first):
+    # Elided casts are visible beyond default tolerances, if the values are within them once the casts are kept.
+    visible = not all(c.within_default_tolerance for c in first.comparisons)
+    if visible and experiments.runs.has_low_precision_casts and _emulation_repairs(experiments, closely=True):
         return Decision(Verdict.PRECISION_CASTS, first.confidence, _ELIDED)
     return Decision(first.verdict, first.confidence)
-
-
-def _find_boundary(experiments: Experiments, trial: Trial) -> Boundary | None:
-    """The largest change of meaning between dynamo's graphs and those that the passes get."""
-    if experiments.compares_modes:
-        return None
-    boundaries = find_boundaries(trial.ledger, ReplayCount())
-    return max(boundaries, key=lambda boundary: boundary.step, default=None)
 
 
 def _decide_casts(experiments: Experiments, first: Judgement) -> Decision:
@@ -212,13 +202,6 @@ _CASTS_BROKEN = "low-precision casts in the program are elided, although emulate
 _ELIDED = "low-precision casts in the program are elided; equal under emulate_precision_casts"
 
 
-def _shows_elided_casts(experiments: Experiments, first: Judgement) -> bool:
-    """Return whether elided casts are visible: beyond default tolerances, and within them if the casts are kept."""
-    if not experiments.runs.has_low_precision_casts or all(c.within_default_tolerance for c in first.comparisons):
-        return False
-    return _emulation_repairs(experiments, closely=True)
-
-
 def _emulation_repairs(experiments: Experiments, *, closely: bool = False) -> bool:
     """Return whether eager and compiled agree under ``emulate_precision_casts`` with the user's casts kept.
 
@@ -233,22 +216,16 @@ def _emulation_repairs(experiments: Experiments, *, closely: bool = False) -> bo
 
 def _decide_precision(experiments: Experiments, first: Judgement) -> Decision:
     """Wrong values that no rewrite explains: lost precision, if they are right when compiled in float64."""
-    worst = max((c.relative_error for c in first.suspicious), default=0.0)
-    gross = worst > GROSS_ERROR or any(_off_by_whole(c) for c in first.suspicious)
+    gross = any(c.relative_error > GROSS_ERROR or _off_by_whole(c) for c in first.suspicious)
+    floating = [v.value.dtype for v in experiments.runs.eager.values if v.is_tensor and v.value.is_floating_point()]
     # Where it stays in float64, or that is not known, precision is not what is lacking.
-    if gross or _is_float64(experiments) or survives_float64(experiments) is not False:
+    if gross or set(floating) == {torch.float64} or survives_float64(experiments) is not False:
         return Decision(first.verdict, first.confidence, first.detail)
     return Decision(
         Verdict.PRECISION_LOSS,
         first.confidence,
         "far from float64 where eager is not; gone when compiled in float64",
     )
-
-
-def _is_float64(experiments: Experiments) -> bool:
-    """Return whether the program already computes in float64, so that no higher precision exists."""
-    floating = [v.value.dtype for v in experiments.runs.eager.values if v.is_tensor and v.value.is_floating_point()]
-    return bool(floating) and set(floating) == {torch.float64}
 
 
 def _off_by_whole(comparison: Comparison) -> bool:
@@ -273,13 +250,7 @@ def survives_float64(experiments: Experiments) -> bool | None:
 
 
 def confirm(experiments: Experiments, trial: Trial, decision: Decision) -> Decision:
-    """The decision, if a second compile shows the finding too or gives the same bits; else ``nondeterministic``.
-
-    Args:
-        experiments: make the second compile.
-        trial: the first compile.
-        decision: what was decided on it.
-    """
+    """The decision, if a second compile shows the finding too or gives the same bits; else ``nondeterministic``."""
     evidence = decision.evidence
     second = experiments.trial(replace(experiments.how, record=evidence.replays, timed=True))
     if evidence.replays:
@@ -296,16 +267,9 @@ def confirm(experiments: Experiments, trial: Trial, decision: Decision) -> Decis
 
 
 def find_survival(experiments: Experiments, trial: Trial, decision: Decision, *, ask: bool) -> bool | None:
-    """Return whether the divergence persists in float64, as the report states it.
+    """Return whether the divergence persists in float64; None if it was not tried, or can say nothing.
 
-    Args:
-        experiments: compile the program in float64, unless they have.
-        trial: the judged compile.
-        decision: the verdict on it.
-        ask: make that compile if values are apart at all; otherwise only a known answer is given.
-
-    Returns:
-        None if it was not tried, or can say nothing.
+    ``ask`` compiles the program in float64 if values are apart at all; otherwise only a known answer is given.
     """
     values = decision.verdict.kind == "values" or any(
         not c.within_default_tolerance for c in trial.judgement.comparisons
@@ -320,10 +284,7 @@ def find_survival(experiments: Experiments, trial: Trial, decision: Decision, *,
 def describe_randomness(experiments: Experiments, trial: Trial, *, own_stream: Trial | None = None) -> str | None:
     """Describe how a program that draws random numbers was judged; None if it draws none.
 
-    Args:
-        experiments: the runs of the case.
-        trial: the judged compile.
-        own_stream: the compile in which the compiler drew from a stream of its own, if there was one.
+    ``own_stream`` is the compile in which the compiler drew from a stream of its own, if there was one.
     """
     if not experiments.runs.draws:
         return None
@@ -372,12 +333,8 @@ def limit_claims(experiments: Experiments, decision: Decision) -> Decision:
 def iter_other_ways(experiments: Experiments, trial: Trial) -> Iterator[tuple[str, Compilation]]:
     """Further ways to compile for the target that a device might take, where only timing or order decides.
 
-    Args:
-        experiments: whose compile is judged.
-        trial: what it showed.
-
     Yields:
-        What is decided the other way, and how to compile so.
+        What is decided the other way than in ``trial``, and how to compile so.
     """
     if current_target() is None or trial.observation.failure is not None:
         return
@@ -394,10 +351,7 @@ def iter_other_ways(experiments: Experiments, trial: Trial) -> Iterator[tuple[st
 def make_target_notes(experiments: Experiments, trial: Trial, tried: tuple[str, ...]) -> TargetJson | None:
     """Describe how each stage was examined for the target; None without one.
 
-    Args:
-        experiments: the compiles of the case.
-        trial: the compile that the verdict rests on.
-        tried: what a device would decide by timing, and was compiled both ways.
+    ``tried`` is what a device would decide by timing, and was compiled both ways.
     """
     target = current_target()
     if target is None:

@@ -6,8 +6,8 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -40,13 +40,13 @@ from fuzzcompile.diagnosis.refusals import (
     refuse_unfit,
     refuse_unsupported,
 )
-from fuzzcompile.diagnosis.triage_report import Cost, RewriteFate, TriageReport, find_rewrite_fate
+from fuzzcompile.diagnosis.triage_report import Cost, TriageReport, find_rewrite_fate
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.contract import AOTI, EXPORT, ErrorMapJson
 from fuzzcompile.model.errors import MachineUnfit
 from fuzzcompile.model.facts import facts
-from fuzzcompile.model.tolerances import Tolerances
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.model.verdicts import NO_REFERENCE, Comparison, CoverageCount, Verdict
 from fuzzcompile.run import metrics
 from fuzzcompile.run.case import Case
@@ -95,7 +95,6 @@ def make_error_map(eager: torch.Tensor, compiled: torch.Tensor, exact: torch.Ten
 
 
 def _list_edges(length: int) -> list[int]:
-    """Return the start of each range, and the end of the last."""
     parts = min(length, CELLS)
     return [length * part // parts for part in range(parts + 1)]
 
@@ -115,50 +114,68 @@ def make_error_maps(experiments: Experiments, trial: Trial) -> dict[str, ErrorMa
     return maps
 
 
+class TriageProgress:
+    """Hears how far a triage has come."""
+
+    def note_eager(self) -> None:
+        """Eager mode has finished: a crash or time-out from now on is the compiler's."""
+
+    def note_verdict(self, report: TriageReport) -> None:
+        """There is a verdict; nothing is attributed yet."""
+
+    def note_ledger(self, ledger: Ledger) -> None:
+        """The judged compile is over, and this is what it did to its graphs; nothing is attributed yet."""
+
+
 @dataclass(frozen=True)
 class JudgedTrial:
-    """A decision on one trial of a case, with all that a report on it takes.
-
-    Attributes:
-        steps: what its rewrites changed.
-        count: the replays of graphs so far.
-        started: value of ``time.perf_counter()`` when judging began.
-        own_stream: the compile that draws the compiler's own random numbers, if that was looked at.
-        survives: whether the bug shows in float64 too; None if that was not asked.
-        both_ways: the ways of compiling that a target's device might take and that were tried beside the first.
-        hit: the attribution to a known bug, if it is one.
-    """
+    """A decision on one trial of a case, with all that a report on it takes."""
 
     experiments: Experiments
     trial: Trial
-    steps: Sequence[Step]
+    spent: Spending
+    steps: Sequence[Step]  # what the trial's rewrites changed
     decision: Decision
-    count: ReplayCount
-    started: float
-    own_stream: Trial | None = None
-    survives: bool | None = None
-    both_ways: tuple[str, ...] = ()
-    hit: Attribution | None = None
+    own_stream: Trial | None = None  # the compile that draws the compiler's own random numbers, if that was looked at
+    survives: bool | None = None  # whether the bug shows in float64 too; None if that was not asked
+    both_ways: tuple[str, ...] = ()  # ways that a target's device might compile, tried beside the first
+    hit: Attribution | None = None  # the attribution to a known bug, if it is one
+
+    @classmethod
+    def decide(
+        cls, experiments: Experiments, trial: Trial, spent: Spending, known: Collection[tuple[str, str]] = ()
+    ) -> JudgedTrial:
+        """The decision on one compile, and whether that is a hit of a bug that is ``known``."""
+        steps = measure_steps(trial.ledger, spent.count)
+        decision = limit_claims(experiments, decide(experiments, trial, steps))
+        answer = cls(experiments, trial, spent, steps, decision)
+        return replace(answer, hit=answer._find_hit(known))
+
+    def confirm(self) -> JudgedTrial:
+        """The answer with its bug confirmed by a second compile, unless it is a hit, whose proof confirms it."""
+        experiments, trial, decision = self.experiments, self.trial, self.decision
+        if decision.verdict.is_bug and self.hit is None:
+            decision = confirm(experiments, trial, decision)
+        return replace(self, decision=decision, survives=find_survival(experiments, trial, decision, ask=False))
 
     def report(self, attribution: Attribution | None = None) -> TriageReport:
         """The report as it stands; without an attribution, one that names no culprit."""
         return _make_report(self, attribution or self._make_unproved())
 
-    def attribution(self, deadline: float | None, *, thorough: bool = False) -> Attribution:
-        """The culprit with its proof; no compile is begun after ``deadline``, a value of ``time.monotonic()``."""
+    def attribute(self, *, thorough: bool) -> Attribution:
+        """The culprit with its proof, as far as the time suffices."""
         verdict, unproved = self.decision.verdict, self._make_unproved()
         if not verdict.is_bug or verdict is Verdict.NONDETERMINISTIC:
             return unproved
         if self.hit is not None:
             return self.hit
-        attribution = Attributor(self._make_ablator(deadline), self.steps, thorough=thorough).run()
+        attribution = Attributor(self._make_ablator(), self.steps, thorough=thorough).run()
         return replace(attribution, changed_bits=unproved.changed_bits)
 
-    def find_hit(self, known: Collection[tuple[str, str]], deadline: float | None) -> Attribution | None:
-        """The attribution to a bug that is ``known``, if the first suspect is that and is proved again."""
-        divergence = Divergence(self.experiments, self.trial, self.steps, self.count)
+    def _find_hit(self, known: Collection[tuple[str, str]]) -> Attribution | None:
+        divergence = Divergence(self.experiments, self.trial, self.steps, self.spent.count)
         suspect = find_known_culprit(divergence, self.decision.verdict, known)
-        ablator = self._make_ablator(deadline)
+        ablator = self._make_ablator()
         hit = None if suspect is None else prove_again(ablator, suspect)
         if hit is None:
             return None
@@ -169,12 +186,29 @@ class JudgedTrial:
         detail = "; ".join(part for part in (self.decision.detail, clause) if part)
         return replace(self, decision=replace(self.decision, detail=detail))
 
-    def _make_ablator(self, deadline: float | None) -> Ablator:
-        return Ablator(self.experiments, self.trial, self.count, self.decision.evidence, deadline)
+    def _make_ablator(self) -> Ablator:
+        return Ablator(self.experiments, self.trial, self.spent.count, self.decision.evidence, self.spent.deadline)
 
     def _make_unproved(self) -> Attribution:
         moved = (step for step in self.steps if step.changed_bits and not step.random)
         return Attribution(changed_bits=[Culprit.from_step(step) for step in moved])
+
+
+@dataclass(frozen=True)
+class Spending:
+    """When a triage began (``time.perf_counter()``), and the replays of graphs so far.
+
+    After its ``deadline``, a value of ``time.monotonic()``, attribution begins no further compile.
+    """
+
+    deadline: float | None = None
+    started: float = field(default_factory=time.perf_counter)
+    count: ReplayCount = field(default_factory=ReplayCount)
+
+    @property
+    def is_late(self) -> bool:
+        """Return whether the deadline has passed."""
+        return self.deadline is not None and time.monotonic() > self.deadline
 
 
 _CUT_OFF = "the time was over before the culprit could be looked for everywhere; a longer --timeout leaves more of it"
@@ -183,7 +217,7 @@ _CUT_OFF = "the time was over before the culprit could be looked for everywhere;
 def _make_report(answer: JudgedTrial, attribution: Attribution) -> TriageReport:
     experiments, trial, steps, decision = answer.experiments, answer.trial, answer.steps, answer.decision
     unseen = (*dict.fromkeys((*trial.ledger.unseen, *get_gathered())),)
-    seconds, counts = time.perf_counter() - answer.started, experiments.counts
+    seconds, counts = time.perf_counter() - answer.spent.started, experiments.counts
     return TriageReport(
         case=experiments.case.name,
         torch=str(torch.__version__),  # a plain string: a process without torch reads it
@@ -204,7 +238,7 @@ def _make_report(answer: JudgedTrial, attribution: Attribution) -> TriageReport:
         # Of a program that was never captured, dynamo lists errors and no breaks.
         graph_breaks=trial.ledger.graph_breaks if trial.ledger.graphs else (),
         warnings=compare_warnings(experiments.runs.eager, trial.observation),
-        cost=Cost(counts.compiles, answer.count.replays, seconds, counts.screens),
+        cost=Cost(counts.compiles, answer.spent.count.replays, seconds, counts.screens),
         survives_float64=answer.survives,
         promise=promises.find_broken_promise(experiments, trial, decision.verdict),
         randomness=describe_randomness(experiments, trial, own_stream=answer.own_stream),
@@ -230,7 +264,6 @@ def _iter_notes(
 
 
 def _describe_outputs(observation: Observation) -> str:
-    """Dtypes and shapes of what a program returns, or the values that are no tensors."""
     outputs = [value.value for value in observation.values if value.kind == "output"]
     return ", ".join(
         f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
@@ -297,68 +330,51 @@ def _count_coverage(trial: Trial, steps: Sequence[Step]) -> tuple[CoverageCount,
 def triage(
     case: Case,
     device: torch.device,
+    task: JudgeTask | None = None,
     *,
-    against: str = "eager",
-    tolerances: Tolerances | None = None,
-    vetoes: Sequence[str] = (),
-    known: Collection[tuple[str, str]] = (),
     deadline: float | None = None,
-    thorough: bool = False,
-    screen: bool = False,
-    suspects: Sequence[str] = (),
-    error_maps: bool = False,
-    on_eager: Callable[[], None] = lambda: None,
-    on_verdict: Callable[[TriageReport], None] = lambda report: None,
-    on_ledger: Callable[[Ledger], None] = lambda ledger: None,
+    progress: TriageProgress | None = None,
 ) -> TriageReport:
     """Judge a loaded case on a device, in this process.
 
     Args:
         case: the case.
         device: the device.
-        against: the other side (:class:`~fuzzcompile.diagnosis.trials.experiments.Experiments`).
-        tolerances: by default the table that comes with fuzzcompile.
-        vetoes: rewrites that are refused throughout, by name.
-        known: signatures with the kind of their verdict that need no further proof (:meth:`JudgedTrial.find_hit`).
+        task: what is asked; where the case lies and its limits are not read.
         deadline: value of ``time.monotonic()`` after which attribution begins no further compile.
-        thorough: spend further compiles on evidence (:func:`_look_again`, and what each backend shows).
-        screen: screen first, and judge in full only a bug that is not ``known``.
-        suspects: names of rewrites whose fate the report states.
-        error_maps: add maps of the errors in the outputs.
-        on_eager: called after the eager runs; a crash or time-out from then on is the compiler's.
-        on_verdict: called with each report before anything is attributed.
-        on_ledger: called with what the judged compile did to its graphs, likewise.
+        progress: hears how far it has come.
 
     Raises:
         CaseError, CannotJudge: ``make()`` fails; nothing is compiled as the case demands, or the machine lacks a part.
     """
-    started = time.perf_counter()
-    _prepare_compiler(device)
-    experiments = Experiments(case, device, Compilation((Veto(tuple(vetoes)),)), against=against, tolerances=tolerances)
-    looking = _run_eager(experiments, quick=screen)
-    on_eager()
-    early = _screen(looking, known, started, deadline) if screen else None
+    task, progress, spent = task or JudgeTask(), progress or TriageProgress(), Spending(deadline)
+    initialise_patterns(device)  # both before the case can change the process
+    probe_unknown_torch()
+    how = Compilation((Veto(task.vetoes),))
+    experiments = Experiments(case, device, how, against=task.against, tolerances=task.tolerances)
+    looking = _run_eager(experiments, quick=task.screen)
+    progress.note_eager()
+    early = _screen(looking, task.known, spent) if task.screen else None
     if early is None:
-        trial = _compile_as_asked(experiments)
-        early = _report_without_gpu(experiments, trial, started)
+        trial = experiments.trial()
+        refuse_unsupported(experiments, trial)
+        refuse_unfit(case, trial)
+        early = _report_without_gpu(experiments, trial, spent)
     if early is not None:
-        on_verdict(early)
+        progress.note_verdict(early)
         return early
-    answer = _judge_trial(experiments, trial, ReplayCount(), started, known, deadline)
-    answer = _judge_baseline(_try_both_ways(answer, deadline))
-    on_verdict(answer.report())
-    if thorough and not _is_late(deadline):
-        answer = _look_again(answer, deadline)
-        on_verdict(answer.report())
-    on_ledger(answer.trial.ledger)
-    report = answer.report(answer.attribution(deadline, thorough=thorough))
-    report = replace(report, asked=_find_fates(experiments, answer, suspects))
-    return replace(report, error_maps=make_error_maps(answer.experiments, answer.trial)) if error_maps else report
-
-
-def _find_fates(asked: Experiments, answer: JudgedTrial, suspects: Sequence[str]) -> tuple[RewriteFate, ...]:
-    """The fates of the suspects; a rewrite that is off is tried as ``asked``, not the other way judged."""
-    return tuple(find_rewrite_fate(asked, answer.trial, answer.steps, name) for name in suspects)
+    answer = JudgedTrial.decide(experiments, trial, spent, task.known).confirm()
+    answer = _judge_baseline(_try_both_ways(answer))
+    progress.note_verdict(answer.report())
+    if task.thorough and not spent.is_late:
+        answer = _look_again(answer)
+        progress.note_verdict(answer.report())
+    progress.note_ledger(answer.trial.ledger)
+    report = answer.report(answer.attribute(thorough=task.thorough))
+    # A rewrite that is off is tried as asked, not the other way judged.
+    fates = tuple(find_rewrite_fate(experiments, answer.trial, answer.steps, name) for name in task.suspects)
+    maps = make_error_maps(answer.experiments, answer.trial) if task.error_maps else {}
+    return replace(report, suspects=fates, error_maps=maps)
 
 
 def _run_eager(experiments: Experiments, *, quick: bool) -> Experiments:
@@ -380,32 +396,16 @@ def _run_eager(experiments: Experiments, *, quick: bool) -> Experiments:
     return looking
 
 
-def _prepare_compiler(device: torch.device) -> None:
-    """Prepare what is to be watched before the case can change the process."""
-    initialise_patterns(device)
-    probe_unknown_torch()
-
-
-def _compile_as_asked(experiments: Experiments) -> Trial:
-    trial = experiments.trial()
-    refuse_unsupported(experiments, trial)
-    refuse_unfit(experiments.case, trial)
-    return trial
-
-
-def _report_without_gpu(experiments: Experiments, trial: Trial, started: float) -> TriageReport | None:
-    """Return the report on a compiled program that cost the process its GPU; None if the GPU is there."""
+def _report_without_gpu(experiments: Experiments, trial: Trial, spent: Spending) -> TriageReport | None:
     why = find_gpu_error(experiments.device) if trial.observation.failure is not None else None
     if why is None:
         return None
     detail = f"eager runs; of the compiled program the GPU says {why!r}, and does nothing more for that process"
     decision = Decision(trial.judgement.verdict, "low", f"{detail}: no culprit was looked for")
-    return JudgedTrial(experiments, trial, (), decision, ReplayCount(), started).report()
+    return JudgedTrial(experiments, trial, spent, (), decision).report()
 
 
-def _screen(
-    looking: Experiments, known: Collection[tuple[str, str]], started: float, deadline: float | None
-) -> TriageReport | None:
+def _screen(looking: Experiments, known: Collection[tuple[str, str]], spent: Spending) -> TriageReport | None:
     """The report of a compile without code generation; None if it shows a bug, which a full compile has to show.
 
     A hit of what is known needs no full compile: a second screen, without the culprit, proves it.
@@ -413,48 +413,23 @@ def _screen(
     trial = looking.trial()
     if trial.observation.failure is None:
         refuse_unfit(looking.case, trial)
-    count = ReplayCount()
-    steps = measure_steps(trial.ledger, count)
-    decision = limit_claims(looking, decide(looking, trial, steps))
-    answer = JudgedTrial(looking, trial, steps, decision, count, started)
-    hit = answer.find_hit(known, deadline)
-    if decision.verdict.is_bug and hit is None:
+    answer = JudgedTrial.decide(looking, trial, replace(spent, count=ReplayCount()), known)
+    hit = answer.hit
+    if answer.decision.verdict.is_bug and hit is None:
         return None
     answer = answer.with_detail("screened: every rewrite, no generated code")
     if hit is None:
-        answer = _try_both_ways(answer, None)
+        answer = _try_both_ways(answer)
         if answer.decision.verdict.is_bug:
             return None
     return replace(answer.report(hit), screened=True)
 
 
-def _is_late(deadline: float | None) -> bool:
-    return deadline is not None and time.monotonic() > deadline
-
-
-def _judge_trial(
-    experiments: Experiments,
-    trial: Trial,
-    count: ReplayCount,
-    started: float,
-    known: Collection[tuple[str, str]] = (),
-    deadline: float | None = None,
-) -> JudgedTrial:
-    """The decision on one compile; a bug is confirmed by a second one unless it is a hit, whose proof confirms it."""
-    steps = measure_steps(trial.ledger, count)
-    decision = limit_claims(experiments, decide(experiments, trial, steps))
-    hit = JudgedTrial(experiments, trial, steps, decision, count, started).find_hit(known, deadline)
-    if decision.verdict.is_bug and hit is None:
-        decision = confirm(experiments, trial, decision)
-    survives = find_survival(experiments, trial, decision, ask=False)
-    return JudgedTrial(experiments, trial, steps, decision, count, started, survives=survives, hit=hit)
-
-
-def _try_both_ways(answer: JudgedTrial, deadline: float | None) -> JudgedTrial:
+def _try_both_ways(answer: JudgedTrial) -> JudgedTrial:
     """The answer, or that on a way of compiling which a target's device might take, if only that is a bug."""
     tried: tuple[str, ...] = ()
     for question, how in iter_other_ways(answer.experiments, answer.trial):
-        if answer.decision.verdict.is_bug or _is_late(deadline):
+        if answer.decision.verdict.is_bug or answer.spent.is_late:
             break
         under = answer.experiments.under(how)
         trial = under.trial()
@@ -462,7 +437,7 @@ def _try_both_ways(answer: JudgedTrial, deadline: float | None) -> JudgedTrial:
             refuse_unfit(under.case, trial)
         except (CannotJudge, MachineUnfit):  # the report says that this way was not tried
             continue
-        second = _judge_trial(under, trial, answer.count, answer.started)
+        second = JudgedTrial.decide(under, trial, answer.spent).confirm()
         tried = (*tried, question)
         if second.decision.verdict.is_bug:
             answer = second.with_detail(f"{question}: the other way")
@@ -477,18 +452,18 @@ def _judge_baseline(answer: JudgedTrial) -> JudgedTrial:
     how = experiments.how.without(Backend).under(CompilePath(experiments.against))
     exported = Experiments(experiments.case, experiments.device, how, tolerances=experiments.tolerances)
     exported.run_eager()
-    second = _judge_trial(exported, exported.trial(), answer.count, answer.started)
+    second = JudgedTrial.decide(exported, exported.trial(), answer.spent).confirm()
     return second if second.decision.verdict.is_bug else answer
 
 
-def _look_again(answer: JudgedTrial, deadline: float | None) -> JudgedTrial:
+def _look_again(answer: JudgedTrial) -> JudgedTrial:
     """The answer with further evidence: the compiler's own random stream, and the program compiled in float64."""
     experiments, trial = answer.experiments, answer.trial
     benign = not answer.decision.verdict.is_bug and trial.observation.failure is None
     if benign and experiments.runs.draws:
         # Other rewrites fire where the compiler need not follow eager's random numbers.
         unaligned = experiments.under(experiments.how.under(InductorSettings({"fallback_random": False})))
-        second = _judge_trial(unaligned, unaligned.trial(), answer.count, answer.started)
+        second = JudgedTrial.decide(unaligned, unaligned.trial(), answer.spent).confirm()
         answer = replace(second if second.decision.verdict.is_bug else answer, own_stream=second.trial)
-    ask = not _is_late(deadline)
+    ask = not answer.spent.is_late
     return replace(answer, survives=find_survival(answer.experiments, answer.trial, answer.decision, ask=ask))

@@ -164,10 +164,9 @@ def probe_case(
         device: where to run it.
         vetoes: rewrites that are refused, by name.
         screen: interpret the graphs instead of generating code.
-        thorough: refine the verdict as triage does, by further compiles where it takes them: for bugs that one compile
-            cannot distinguish from rounding.
-        target: the bug that is looked for; only the suspects that it may name are worked out. Unless it is an input
-            that compiled code accepts and eager refuses, a program that raises in eager is not compiled.
+        thorough: refine the verdict as triage does: for bugs that one compile cannot distinguish from rounding.
+        target: the bug that is looked for, whose suspects alone are worked out. Unless it is an input that compiled
+            code accepts and eager refuses, a program that raises in eager is not compiled.
         on_eager: called once eager has run, before anything is compiled.
 
     Raises:

@@ -75,7 +75,6 @@ def refuse_lasting_state(experiments: Experiments) -> None:
 
 
 def _find_difference(eager: Observation, again: Observation) -> str | None:
-    """Describe the first difference between two eager runs; None if there is none."""
     if again.failure is not None:
         return f"the second run raises {again.failure}"
     repeated = again.index_by_name()
@@ -138,11 +137,13 @@ def _refuse_one_graph(experiments: Experiments, failure: Failure) -> None:
     if not failure.unsupported and (without is not None or not _reads_values(breaks)):
         return
     further = "; ".join(line for line in breaks if _find_place(line) not in failure.message)
+    reasons = (failure.message, *breaks)
+    instead = _NO_READ if _reads_values(reasons) else _NO_RECOMPILE if _LIMIT in "".join(reasons) else ""
     who, why = (DYNAMO, failure.message) if failure.unsupported else ("torch.compile", extract_headline(str(failure)))
     raise CannotJudge(
         f"{experiments.case.name} asks for FULLGRAPH, which {who} cannot honour: {why}; "
         f"{f'without FULLGRAPH, the graph breaks at: {further}; ' if further else ''}"
-        f"remove FULLGRAPH or the graph break{_suggest_instead((failure.message, *breaks))}."
+        f"remove FULLGRAPH or the graph break{instead}."
     )
 
 
@@ -152,8 +153,7 @@ def _refuse_open_sizes(case: Case, failure: Failure) -> None:
         raise CannotJudge(
             f"{case.name} asks for sizes or numbers without a value at compile time, and needs their values: "
             f"{extract_headline(str(failure))}; remove mark_dynamic, mark_unbacked or the capture_* setting, or "
-            "say with "
-            "torch._check what holds for them."
+            "say with torch._check what holds for them."
         )
 
 
@@ -166,15 +166,7 @@ def _refuse_unexported(experiments: Experiments, failure: Failure) -> None:
         )
 
 
-def _suggest_instead(reasons: Sequence[str]) -> str:
-    """Suggest a replacement for code that breaks a graph for these reasons; empty if none is known."""
-    if _reads_values(reasons):
-        return _NO_READ
-    return _NO_RECOMPILE if any(_LIMIT in reason for reason in reasons) else ""
-
-
 def _reads_values(reasons: Sequence[str]) -> bool:
-    """Return whether a graph breaks because it depends on what a tensor holds."""
     return any(word in reason for word in _READS for reason in reasons)
 
 

@@ -6,8 +6,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, cast
 
 from fuzzcompile.compiler.compile_changes import InductorSettings
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
@@ -45,58 +45,22 @@ _OPTION = re.compile(r"^'(?P<name>\w+)' in config\.(?P<entry>\w+_fusion_options)
 _FLAG = re.compile(r"^(?P<no>not )?config\.(?P<entry>[\w.]+)$")
 
 
-@dataclass(frozen=True)
-class RewriteFate:
-    """Fate of a suspected rewrite in the judged compile.
-
-    ``ran`` says whether it was applied, ``changed_bits`` whether that moved any bit of its graph's results, ``on``
-    whether it is switched on (None: no rewrite has that name). ``said`` is all of it in a sentence.
-    """
-
-    name: str
-    ran: bool
-    changed_bits: bool
-    on: bool | None
-    said: str
-
-    def to_json(self) -> SuspectJson:
-        """The form of the triage contract."""
-        return {
-            "name": self.name,
-            "ran": self.ran,
-            "changed_bits": self.changed_bits,
-            "on": self.on,
-            "said": self.said,
-        }
-
-
-def find_rewrite_fate(experiments: Experiments, trial: Trial, steps: Sequence[Step], name: str) -> RewriteFate:
-    """Report the effect in ``trial`` of the rewrite (or of all of a pass) called ``name``.
+def find_rewrite_fate(experiments: Experiments, trial: Trial, steps: Sequence[Step], name: str) -> SuspectJson:
+    """Report the effect in ``trial`` of the rewrite (or of all of a pass) called ``name``, as ``--veto`` takes it.
 
     One that is switched off is switched on and looked for once more, without code generation.
-
-    Args:
-        experiments: make that further compile.
-        trial: the judged compile.
-        steps: how much each of its rewrites moved the result.
-        name: what ``--veto`` takes, or the name of a pass.
     """
     seen = _count_outcomes(trial.ledger, name)
+    moved = [step for step in steps if _matches_name(step.label, name) and step.changed_bits]
+    ran, on, said = False, None, "no rewrite of this torch has that name; `fuzzcompile passes` lists them"
     if seen:
-        moved = [step for step in steps if _matches_name(step.label, name) and step.changed_bits]
-        ran = any(_matches_name(rewrite.label, name) for _, _, rewrite in trial.ledger.list_rewrites())
-        return RewriteFate(name, ran, bool(moved), True, _describe_outcomes(seen, ran, moved))
-    known = [
-        rewrite
-        for rewrite in list_known_rules(experiments.device)
-        if rewrite.kind in ("pass", "pattern") and _is_meant(rewrite, name)
-    ]
-    if not known:
-        said = "no rewrite of this torch has that name; `fuzzcompile passes` lists them"
-        return RewriteFate(name, False, False, None, said)
-    if any(rewrite.on is not False for rewrite in known):
-        return RewriteFate(name, False, False, True, "did not run: it is on, and found nothing to match")
-    return RewriteFate(name, False, False, False, "did not run: " + _describe_when_on(experiments, known, name))
+        ran, on = _has_run(trial.ledger, name), True
+        said = _describe_outcomes(seen, ran, moved)
+    elif known := [rule for rule in list_known_rules(experiments.device) if _is_meant(rule, name)]:
+        on = any(rule.on is not False for rule in known)
+        why = "it is on, and found nothing to match" if on else _describe_when_on(experiments, known, name)
+        said = f"did not run: {why}"
+    return {"name": name, "ran": ran, "changed_bits": bool(moved), "on": on, "said": said}
 
 
 def _describe_when_on(experiments: Experiments, known: Sequence[KnownRule], name: str) -> str:
@@ -107,11 +71,14 @@ def _describe_when_on(experiments: Experiments, known: Sequence[KnownRule], name
     )
     if config is None:
         return said
-    how = replace(experiments.how.under(InductorSettings(config)), screen=True)
-    ledger = experiments.trial(how).ledger
+    ledger = experiments.trial(replace(experiments.how.under(InductorSettings(config)), screen=True)).ledger
     seen = _count_outcomes(ledger, name)
-    ran = any(_matches_name(rewrite.label, name) for _, _, rewrite in ledger.list_rewrites())
-    return f"{said}; switched on, it {_describe_outcomes(seen, ran, []) if seen else 'finds nothing to match'}"
+    outcomes = _describe_outcomes(seen, _has_run(ledger, name), []) if seen else "finds nothing to match"
+    return f"{said}; switched on, it {outcomes}"
+
+
+def _has_run(ledger: Ledger, name: str) -> bool:
+    return any(_matches_name(rewrite.label, name) for _, _, rewrite in ledger.list_rewrites())
 
 
 def _count_outcomes(ledger: Ledger, name: str) -> Counter[str]:
@@ -145,12 +112,14 @@ def _matches_name(label: Label, name: str) -> bool:
 
 
 def _is_meant(known: KnownRule, name: str) -> bool:
+    if known.kind not in ("pass", "pattern"):
+        return False
     return _matches_name(Label(known.stage, known.pass_name, known.name), name) or get_base_name(known.name) == name
 
 
 def _parse_condition(condition: str, experiments: Experiments) -> dict[str, Any] | None:
     """Settings under which a condition on the config holds; None if it is of another kind."""
-    given = {**experiments.case.settings.inductor, **experiments.case.settings.options}
+    given = experiments.case.settings.own_config
     config: dict[str, Any] = {}
     for part in condition.split(" and "):
         option, flag = _OPTION.match(part), _FLAG.match(part)
@@ -166,6 +135,9 @@ def _parse_condition(condition: str, experiments: Experiments) -> dict[str, Any]
 
 _MATCHED = ("fired", "refused", "vetoed")
 _REWRITING = (*GRAPH_STAGES, PARTITION)
+# Evidence that is no field of a report under the same name, and fields of a comparison that are no evidence.
+_OTHER_EVIDENCE = ("outputs", "non_finite")
+_FOR_THE_JUDGE = ("kind", "within_scaled_tolerance", "by_norm")
 
 
 @dataclass(frozen=True)
@@ -182,35 +154,14 @@ class Cost:
     screens: int = 0
     cause_screens: int = 0
 
-    def to_json(self) -> CostJson:
-        """The form of the triage contract."""
-        return {
-            "compiles": self.compiles,
-            "replays": self.replays,
-            "seconds": round(self.seconds, 3),
-            "screens": self.screens,
-            "cause_screens": self.cause_screens,
-        }
-
 
 @dataclass(frozen=True)
 class TriageReport:
     """Verdict, evidence and attribution of one case on one device.
 
-    ``path`` names what ran in the program's place (:mod:`fuzzcompile.model.contract`), ``against`` what it was
-    compared with,
-    ``threads`` for how many CPU threads code was generated.
-    ``survives_float64`` tells whether the divergence is there when the program itself is compiled in float64 (None:
-    not tried). ``graphs`` counts what dynamo captured and ``graph_breaks`` says why it stopped. ``gives`` is the form
-    of what a call that eager refuses returns when compiled. ``randomness`` says how a program that draws random numbers
-    was judged (None: it draws none), ``promise`` which promise of a setting is broken (None: none), ``warnings`` which
-    warnings only one of the two runs gave, ``notes`` what else a reader should know. A ``screened`` case was compiled
-    without generated
-    code. ``asked`` tells what became of rewrites that the user named. ``target`` is the device that the compiler was
-    told, and how each stage was looked at for it (None: it compiled for the device that ran). ``contract`` says which
-    promises of equal bits it keeps (None: not asked). ``cause`` is what must change for the case to pass, and
-    ``program`` the key of its program up to names (None: not looked for). ``error_maps`` tells where in an output the
-    errors are (empty: not asked).
+    Fields that the JSON object or its evidence has too mean the same there (:mod:`fuzzcompile.model.contract`). A
+    ``screened`` case was compiled without generated code; ``coverage`` counts what its compile reached; ``program`` is
+    the key of the case's program up to names, None if no cause was looked for.
     """
 
     case: str
@@ -238,7 +189,7 @@ class TriageReport:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     screened: bool = False
-    asked: tuple[RewriteFate, ...] = ()
+    suspects: tuple[SuspectJson, ...] = ()
     target: TargetJson | None = None
     contract: ContractJson | None = None
     cause: CauseJson | None = None
@@ -300,9 +251,9 @@ class TriageReport:
             "cause": self.cause,
             "signature": self.signature,
             "rewrites": self._count_rewrites(),
-            "suspects": [asked.to_json() for asked in self.asked],
+            "suspects": list(self.suspects),
             "target": self.target,
-            "cost": self.cost.to_json(),
+            "cost": cast(CostJson, asdict(replace(self.cost, seconds=round(self.cost.seconds, 3)))),
         }
         if self.contract is not None:
             report["contract"] = self.contract
@@ -310,7 +261,6 @@ class TriageReport:
         return {**finite, "severity": rate_severity(finite)}
 
     def _count_rewrites(self) -> list[RewriteJson]:
-        """The rules that matched anything in the judged compile, and what became of it."""
         counts: dict[tuple[str, str | None, str], Counter[str]] = {}
         for rule in self.coverage:
             if rule.outcome in _MATCHED and (rule.stage in _REWRITING or rule.pass_name is not None):
@@ -328,22 +278,9 @@ class TriageReport:
         ]
 
     def _make_evidence(self) -> EvidenceJson:
-        return {
-            "outputs": [_make_output(comparison, self.error_maps) for comparison in self.comparisons],
-            "eager_deterministic": self.eager_deterministic,
-            "float64_step": self.float64_step,
-            "survives_float64": self.survives_float64,
-            "against": self.against,
-            "path": self.path,
-            "threads": self.threads,
-            "graphs": self.graphs,
-            "graph_breaks": list(self.graph_breaks),
-            "randomness": self.randomness,
-            "gives": self.gives,
-            "promise": self.promise if self.is_bug else None,
-            "warnings": list(self.warnings),
-            "notes": list(self.notes),
-        }
+        shared = {key: getattr(self, key) for key in EvidenceJson.__annotations__ if key not in _OTHER_EVIDENCE}
+        outputs = [_make_output(comparison, self.error_maps) for comparison in self.comparisons]
+        return cast(EvidenceJson, {"outputs": outputs, **shared, "promise": self.promise if self.is_bug else None})
 
 
 def make_finite(value: Any) -> Any:
@@ -363,32 +300,13 @@ def make_finite(value: Any) -> Any:
 
 
 def _make_named_culprit(culprit: Culprit) -> CulpritJson:
-    """The culprit, with what reports call the part of PyTorch that its stage belongs to."""
     return {**culprit.to_json(), "component": BY_NAME[culprit.stage].component}
 
 
 def _make_output(comparison: Comparison, maps: Mapping[str, ErrorMapJson]) -> OutputJson:
     """A comparison as evidence, without what only the judge reads."""
-    output: OutputJson = {
-        "name": comparison.name,
-        "finding": comparison.finding,
-        "max_abs_error_eager": comparison.max_error_eager,
-        "max_abs_error_compiled": comparison.max_error_compiled,
-        "rms_error_eager": comparison.rms_error_eager,
-        "rms_error_compiled": comparison.rms_error_compiled,
-        "max_ulps_eager": comparison.max_ulps_eager,
-        "max_ulps_compiled": comparison.max_ulps_compiled,
-        "noise_floor": comparison.noise_floor,
-        "scale": comparison.scale,
-        "within_default_tolerance": comparison.within_default_tolerance,
-        "cosine": comparison.cosine,
-        "torch_same": comparison.torch_same,
-        "view_raises": comparison.view_raises,
-        "where": None if comparison.where is None else list(comparison.where),
-        "at": dict(comparison.at),
-        "detail": comparison.detail,
-        "error_ratio": comparison.error_ratio,
-    }
+    output = {name: value for name, value in asdict(comparison).items() if name not in _FOR_THE_JUDGE}
+    output["error_ratio"] = comparison.error_ratio
     if comparison.name in maps:
         output["error_map"] = maps[comparison.name]
-    return output
+    return cast(OutputJson, output)

@@ -115,10 +115,9 @@ def _check_torch() -> MachineCheck:
 
 def _check_attention(device: torch.device) -> MachineCheck:
     answered = ask_kernels(device)
-    usable = dict.fromkeys(backend.name for each in answered for backend in each.backends if backend.usable)
-    found, table = ", ".join(usable) or "none", tuple(each.to_json() for each in answered)
-    lines = tuple(format_kernel_table(answered))
-    return MachineCheck("SDPA backends", bool(usable), found, needed=False, lines=lines, attention=table)
+    usable = dict.fromkeys(backend["name"] for each in answered for backend in each["backends"] if backend["usable"])
+    found, lines = ", ".join(usable) or "none", tuple(format_kernel_table(answered))
+    return MachineCheck("SDPA backends", bool(usable), found, needed=False, lines=lines, attention=tuple(answered))
 
 
 def _check_hooks() -> MachineCheck:

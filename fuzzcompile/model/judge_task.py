@@ -9,7 +9,7 @@ from typing import Any
 
 from fuzzcompile.model.conditions import Question
 from fuzzcompile.model.contract import ReportJson
-from fuzzcompile.model.custom import Custom, LoadedCustom
+from fuzzcompile.model.custom import LoadedCustom
 from fuzzcompile.model.focus_plan import FocusObservation, FocusWatch
 from fuzzcompile.model.verdicts import CoverageCount
 
@@ -28,21 +28,11 @@ class NamedFunction:
         return getattr(importlib.import_module(module), name)(*args, **kwargs)
 
 
-@dataclass(frozen=True)
-class WorkerSetup:
-    """Arguments of `prepare`."""
-
-    plants: tuple[str, ...] = ()  # files to run
-    threads: int = 1  # torch's intra-op threads
-    target: str | None = None  # the device that the compiler is told, by its name; None for the one that runs
-    custom: Custom = field(default_factory=Custom)  # the user's own passes and backend
-
-
 @dataclass(frozen=True, kw_only=True)
 class JudgeTask(Question):
     """One case to judge, and what is asked about it."""
 
-    path: str  # the case file; with ``source``, only its name
+    path: str = ""  # the case file; with ``source``, only its name
     source: str | None = None  # the case itself, for a worker that may run on another machine
     vetoes: tuple[str, ...] = ()  # rewrites to refuse
     known: tuple[tuple[str, str], ...] = ()  # (signature, kind of verdict) pairs that need no further proof

@@ -63,8 +63,8 @@ class Comparison:
     kind: str
     finding: Finding  # how the values differ; all that follows is evidence for it
     # largest distance of an eager element from the reference; ``*_compiled`` and ``rms_*`` alike
-    max_error_eager: float = 0.0
-    max_error_compiled: float = 0.0
+    max_abs_error_eager: float = 0.0
+    max_abs_error_compiled: float = 0.0
     rms_error_eager: float = 0.0
     rms_error_compiled: float = 0.0
     # largest error in units in the last place of the program's dtype, at the size of the reference
@@ -89,12 +89,12 @@ class Comparison:
     @property
     def error_ratio(self) -> float | None:
         """Compiled error over eager error; None if eager is exact."""
-        return self.max_error_compiled / self.max_error_eager if self.max_error_eager > 0 else None
+        return self.max_abs_error_compiled / self.max_abs_error_eager if self.max_abs_error_eager > 0 else None
 
     @property
     def relative_error(self) -> float:
         """Compiled error in units of the output's own size."""
-        return self.max_error_compiled / self.scale if self.scale > 0 else self.max_error_compiled
+        return self.max_abs_error_compiled / self.scale if self.scale > 0 else self.max_abs_error_compiled
 
 
 # Coverage of a judged case. Needs no torch, so that a process which only collects answers can read it.

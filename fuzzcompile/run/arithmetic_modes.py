@@ -26,9 +26,11 @@ from fuzzcompile.model.facts import facts
 from fuzzcompile.run.reference import fused_attention
 from fuzzcompile.run.reference.device_kernels import grouped_mm
 from fuzzcompile.run.tensors import (
+    LOW_COMPLEX,
     LOW_FLOATS,
     Operator,
     double_dtype,
+    flatten_storage,
     has_meta_tensors,
     is_higher_order,
     map_leaves,
@@ -37,7 +39,6 @@ from fuzzcompile.run.tensors import (
 )
 
 _OPERATORS = facts().operators
-_COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
 class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -67,20 +68,17 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._twins: dict[tuple[int, torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __enter__(self) -> Float64Mode:
-        """Enter the mode, and the mode for defaults that depend on the native dtype."""
         self._defaults.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Leave both."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._defaults.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Operator, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
-        """Run ``func`` in float64."""
         kwargs = kwargs or {}
         if is_higher_order(func):
             return run_inside(self, func, *pytree.tree_map(self._twin, (args, kwargs)))
@@ -120,7 +118,6 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run_dropout(
         self, func: Operator, source: torch.Tensor, p: float, train: bool | None = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw the mask in the native dtype, and multiply in float64."""
         _, mask = func(self._narrow(source), p, train)
         wide = self._twin(source)
         if train is False:
@@ -138,8 +135,7 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return _widen(value)
         key = (storage.data_ptr(), value.dtype, value.device)
         if key not in self._twins:
-            count = storage.nbytes() // value.element_size()
-            flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, 0, (count,), (1,))
+            flat = flatten_storage(value)
             self._twins[key] = flat, flat.to(double_dtype(value.dtype))
         return self._twins[key][1].as_strided(value.size(), value.stride(), value.storage_offset())
 
@@ -174,7 +170,6 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _makes_floats(func: Operator, args: tuple[object, ...], kwargs: dict[str, object], result: object) -> bool:
-    """Return whether a factory such as ``linspace`` computed its numbers in float32 because no dtype was given."""
     if not isinstance(result, torch.Tensor) or result.dtype not in LOW_FLOATS or kwargs.get("dtype") is not None:
         return False
     if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs))):
@@ -200,7 +195,6 @@ class _NativeDefaults(TorchFunctionMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Run ``func`` with such defaults filled in."""
         kwargs = kwargs or {}
         if func is torch.rms_norm and self._native is not torch.float64:
             eps = args[3] if len(args) > 3 else kwargs.get("eps")
@@ -215,7 +209,7 @@ def _widen(value: Any) -> Any:
         return value.to(_widen(value.dtype))
     if not isinstance(value, torch.dtype):
         return value
-    return torch.float64 if value in LOW_FLOATS else _COMPLEX.get(value, value)
+    return torch.float64 if value in LOW_FLOATS else LOW_COMPLEX.get(value, value)
 
 
 class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -236,7 +230,6 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Operator, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
-        """Run ``func`` and move what it computes."""
         if is_higher_order(func):
             return run_inside(self, func, args, kwargs or {})
         schema = func._schema
@@ -311,7 +304,6 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _has_nan(value: object) -> bool:
-    """Return whether a floating tensor of more than 8 bits holds a NaN."""
     if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point or value.element_size() == 1:
         return False
     return value.layout is torch.strided and bool(value.isnan().any())

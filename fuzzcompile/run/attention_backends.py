@@ -13,7 +13,6 @@ import itertools
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -52,24 +51,6 @@ _RULES_FILE = r"(?s).*Triggered internally at .*transformers/.*sdp_utils"
 _ORIGIN = " (Triggered internally at"
 
 
-@dataclass(frozen=True)
-class AttentionBackend:
-    """One kernel of SDPA, for given inputs under the settings in force.
-
-    ``name`` is that of :data:`KERNELS`, or ``overrideable`` for that of another device, where chosen. ``usable``:
-    switched on, and takes the inputs; else ``reason`` says why not, in torch's words where torch gives any.
-    """
-
-    name: str
-    usable: bool
-    chosen: bool
-    reason: str = ""
-
-    def to_json(self) -> AttentionBackendJson:
-        """The entry of the contract."""
-        return {"name": self.name, "usable": self.usable, "chosen": self.chosen, "reason": self.reason}
-
-
 def list_backends(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -80,24 +61,30 @@ def list_backends(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> list[AttentionBackend]:
+) -> list[AttentionBackendJson]:
     """Every kernel of SDPA, whether it takes these inputs, and which one torch chooses; runs none of them.
 
     The arguments are those of ``scaled_dot_product_attention``. Whether a gradient is needed counts: grad mode and
-    ``requires_grad`` are those at the time of the call.
+    ``requires_grad`` are those at the time of the call. A kernel is usable if it is switched on and takes the inputs;
+    else its reason is in torch's words where torch gives any. Names are those of :data:`KERNELS`, and ``overrideable``
+    for that of another device, where chosen.
 
     Raises:
         RuntimeError: torch cannot answer for these tensors at all.
     """
-    call = _Call((q, k, v), attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    enabled, chosen = list_enabled_kernels(), call.choose_kernel()
-    backends = []
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+    ask = functools.partial(torch._fused_sdp_choice, q, k, v, attn_mask, dropout_p, is_causal, **options)
+    enabled, chosen = list_enabled_kernels(), _choose_kernel(ask)
+    backends: list[AttentionBackendJson] = []
     for name, kernel in KERNELS.items():
-        off = f"It is switched off (torch.backends.cuda.{_SWITCHES[name]}_enabled())."
-        refusal = call.find_refusal(name) if name in enabled else off
-        backends.append(AttentionBackend(name, not refusal, name in enabled and kernel == chosen, refusal))
-    own = [AttentionBackend("overrideable", True, True)] if chosen == SDPBackend.OVERRIDEABLE else []
-    return backends + own
+        reason = f"It is switched off (torch.backends.cuda.{_SWITCHES[name]}_enabled())."
+        if name in enabled:
+            reason = _find_refusal(name, ask, q.device, attn_mask)
+        picked = name in enabled and kernel == chosen
+        backends.append({"name": name, "usable": not reason, "chosen": picked, "reason": reason})
+    if chosen == SDPBackend.OVERRIDEABLE:
+        backends.append({"name": "overrideable", "usable": True, "chosen": True, "reason": ""})
+    return backends
 
 
 def list_enabled_kernels() -> tuple[str, ...]:
@@ -148,50 +135,35 @@ def force_math_kernel() -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class _Call:
-    """The arguments of one call."""
+def _choose_kernel(ask: Callable[[], int]) -> SDPBackend | None:
+    """The kernel that torch chooses under the settings in force; None if all refuse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return SDPBackend(ask())
+    except RuntimeError as error:
+        if _is_refusal(error):
+            return None
+        raise
 
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    mask: torch.Tensor | None
-    dropout: float
-    is_causal: bool
-    scale: float | None
-    enable_gqa: bool
 
-    def choose_kernel(self) -> SDPBackend | None:
-        """The kernel that torch chooses under the settings in force; None if all refuse."""
+def _find_refusal(name: str, ask: Callable[[], int], device: torch.device, mask: torch.Tensor | None) -> str:
+    """The reason for which an enabled kernel does not take the inputs; empty if it takes them."""
+    with warnings.catch_warnings(record=True) as caught, sdpa_kernel(KERNELS[name]):
+        warnings.simplefilter("always")
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return SDPBackend(self._query_choice())
+            return "" if SDPBackend(ask()) == KERNELS[name] else "torch chooses another kernel."
         except RuntimeError as error:
-            if _is_refusal(error):
-                return None
-            raise
-
-    def find_refusal(self, name: str) -> str:
-        """Return the reason for which an enabled kernel does not take the inputs; empty if it takes them."""
-        with warnings.catch_warnings(record=True) as caught, sdpa_kernel(KERNELS[name]):
-            warnings.simplefilter("always")
-            try:
-                return "" if SDPBackend(self._query_choice()) == KERNELS[name] else "torch chooses another kernel."
-            except RuntimeError as error:
-                if not _is_refusal(error):
-                    raise
-                missing = _NONE_EXISTS in str(error)
-        if missing:
-            return f"torch has no such kernel for tensors on {self.inputs[0].device.type}."
-        if said := " ".join(select_reasons(name, [str(warning.message) for warning in caught])):
-            return said
-        if self.mask is not None and self.mask.requires_grad:  # torch 2.11 to 2.15 refuse it without a word
-            return "The mask requires a gradient; torch gives no reason of its own."
-        return "torch gives no reason."
-
-    def _query_choice(self) -> int:
-        return torch._fused_sdp_choice(
-            *self.inputs, self.mask, self.dropout, self.is_causal, scale=self.scale, enable_gqa=self.enable_gqa
-        )
+            if not _is_refusal(error):
+                raise
+            missing = _NONE_EXISTS in str(error)
+    if missing:
+        return f"torch has no such kernel for tensors on {device.type}."
+    if said := " ".join(select_reasons(name, [str(warning.message) for warning in caught])):
+        return said
+    if mask is not None and mask.requires_grad:  # torch 2.11 to 2.15 refuse it without a word
+        return "The mask requires a gradient; torch gives no reason of its own."
+    return "torch gives no reason."
 
 
 def select_reasons(name: str, messages: Sequence[str]) -> list[str]:
@@ -345,20 +317,17 @@ class _Watch(TorchFunctionMode):
         }
         signature = json.dumps(call)
         if signature not in self._known:
-            ask = functools.partial(list_backends, query, key, value, attn_mask=attn_mask, dropout_p=dropout_p)
-            asked = functools.partial(ask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
-            call["backends"], why = _list_answers(asked)
+            options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+            why = ""
+            try:
+                answers = list_backends(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
+                call["backends"] = answers
+            except Exception as error:  # the run goes on; for subclasses of tensors torch has no answer
+                why = f"torch cannot say which kernels take these inputs ({type(error).__name__}: {error})."
             call["note"] = " ".join(filter(None, (call["note"], why)))
             self._known[signature] = call
             self.calls.append(call)
         self._known[signature]["calls"] += 1
-
-
-def _list_answers(ask: Callable[[], Sequence[Any]]) -> tuple[list[AttentionBackendJson], str]:
-    try:
-        return [backend.to_json() for backend in ask()], ""
-    except Exception as error:  # the run goes on; for subclasses of tensors torch has no answer
-        return [], f"torch cannot say which kernels take these inputs ({type(error).__name__}: {error})."
 
 
 def _describe_tensor(tensor: torch.Tensor) -> AttentionTensorJson:
@@ -376,46 +345,20 @@ _INPUTS = ("plain", "causal", "masked", "training", "training, dropout")
 _BATCH, _HEADS, _LENGTH = 1, 2, 64
 
 
-@dataclass(frozen=True)
-class KernelAnswer:
-    """The answer of every kernel to one kind of inputs: usable, or the reason why not."""
-
-    inputs: str
-    width: int
-    dtype: str
-    backends: Sequence[AttentionBackend]
-
-    @property
-    def usable(self) -> str:
-        """The kernels that take the inputs, the chosen one first."""
-        names = [backend.name for backend in sorted(self.backends, key=lambda backend: not backend.chosen)]
-        taken = {backend.name for backend in self.backends if backend.usable}
-        return ", ".join(name for name in names if name in taken) or "none"
-
-    def to_json(self) -> AttentionKernelsJson:
-        """The entry of the contract."""
-        backends = [backend.to_json() for backend in self.backends]
-        return {"inputs": self.inputs, "head_dim": self.width, "dtype": self.dtype, "backends": backends}
-
-
-def ask_kernels(device: torch.device) -> list[KernelAnswer]:
-    """Ask about typical inputs of shape (1, 2, 64, head dim) on ``device``; runs no kernel."""
+def ask_kernels(device: torch.device) -> list[AttentionKernelsJson]:
+    """Ask every kernel about typical inputs of shape (1, 2, 64, head dim) on ``device``; runs none of them."""
     return [
-        KernelAnswer(inputs, width, str(dtype).removeprefix("torch."), _ask_backends(inputs, width, dtype, device))
+        {
+            "inputs": inputs,
+            "head_dim": width,
+            "dtype": str(dtype).removeprefix("torch."),
+            "backends": _ask_backends(inputs, width, dtype, device),
+        }
         for inputs, width, dtype in itertools.product(_INPUTS, _WIDTHS, _DTYPES)
     ]
 
 
-def format_kernel_table(answered: Sequence[KernelAnswer]) -> list[str]:
-    """The answers as lines of text: the chosen kernel first, head dims of equal answers together, then refusals."""
-    dtypes = list(dict.fromkeys(answer.dtype for answer in answered))
-    rows = [["inputs", "head dim", *dtypes], *_format_rows(answered, dtypes)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [*lines, *_list_refusals(answered)]
-
-
-def _ask_backends(inputs: str, width: int, dtype: torch.dtype, device: torch.device) -> list[AttentionBackend]:
+def _ask_backends(inputs: str, width: int, dtype: torch.dtype, device: torch.device) -> list[AttentionBackendJson]:
     training = inputs.startswith("training")
     query = torch.zeros(_BATCH, _HEADS, _LENGTH, width, dtype=dtype, device=device, requires_grad=training)
     mask = torch.ones(_LENGTH, _LENGTH, dtype=torch.bool, device=device) if inputs == "masked" else None
@@ -427,22 +370,35 @@ def _ask_backends(inputs: str, width: int, dtype: torch.dtype, device: torch.dev
             return []
 
 
-def _format_rows(answered: Sequence[KernelAnswer], dtypes: Sequence[str]) -> Iterator[list[str]]:
-    cells = {(answer.inputs, answer.width, answer.dtype): answer.usable for answer in answered}
-    for inputs in dict.fromkeys(answer.inputs for answer in answered):
+def format_kernel_table(answered: Sequence[AttentionKernelsJson]) -> list[str]:
+    """The answers as lines of text: the chosen kernel first, head dims of equal answers together, then refusals."""
+    dtypes = list(dict.fromkeys(answer["dtype"] for answer in answered))
+    rows = [["inputs", "head dim", *dtypes], *_format_rows(answered, dtypes)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [*lines, *_list_refusals(answered)]
+
+
+def _format_rows(answered: Sequence[AttentionKernelsJson], dtypes: Sequence[str]) -> Iterator[list[str]]:
+    cells: dict[tuple[str, int, str], str] = {}
+    for answer in answered:
+        usable = [backend for backend in answer["backends"] if backend["usable"]]
+        names = [backend["name"] for backend in sorted(usable, key=lambda backend: not backend["chosen"])]
+        cells[answer["inputs"], answer["head_dim"], answer["dtype"]] = ", ".join(names) or "none"
+    for inputs in dict.fromkeys(answer["inputs"] for answer in answered):
         alike: dict[tuple[str, ...], list[str]] = {}
-        for width in dict.fromkeys(answer.width for answer in answered):
+        for width in dict.fromkeys(answer["head_dim"] for answer in answered):
             alike.setdefault(tuple(cells[inputs, width, dtype] for dtype in dtypes), []).append(str(width))
         for row, widths in alike.items():
             yield [inputs, ", ".join(widths), *row]
 
 
-def _list_refusals(answered: Sequence[KernelAnswer]) -> Iterator[str]:
+def _list_refusals(answered: Sequence[AttentionKernelsJson]) -> Iterator[str]:
     """Each reason once, with the first inputs that it refuses."""
     seen = set()
     for answer in answered:
-        for backend in answer.backends:
-            if not backend.usable and (backend.name, backend.reason) not in seen:
-                seen.add((backend.name, backend.reason))
-                refused = f"{answer.inputs} {answer.dtype}, head dim {answer.width}"
-                yield f"{backend.name} refuses {refused}: {backend.reason}"
+        for backend in answer["backends"]:
+            name, reason = backend["name"], backend["reason"]
+            if not backend["usable"] and (name, reason) not in seen:
+                seen.add((name, reason))
+                yield f"{name} refuses {answer['inputs']} {answer['dtype']}, head dim {answer['head_dim']}: {reason}"

@@ -42,6 +42,11 @@ class CompileSettings:
         patches = {"dynamo": self.dynamo, "functorch": self.functorch, "inductor": self.inductor}
         return {name: entries for name, entries in patches.items() if entries}
 
+    @property
+    def own_config(self) -> dict[str, object]:
+        """The entries of Inductor's config that the case sets itself, in ``inductor`` or in ``options``."""
+        return {**self.inductor, **self.options}
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -92,31 +97,23 @@ class CapturedState(Protocol):
 
 @dataclass(frozen=True)
 class Case:
-    """A loaded case file, or a call captured from a script.
-
-    Attributes:
-        make: builds fresh state at every call, so that no run sees the mutations of another.
-        state: if given, restores the state instead; ``make`` then returns the same objects every time.
-        calls: inputs of further calls.
-        run: calls the model in another way than ``model(*inputs)``.
-        ambient: a context entered around every run (autocast and the like).
-        reseed: sets the random state in which a run begins.
-        notes: what a user should know about how the file was read.
-    """
+    """A loaded case file, or a call captured from a script."""
 
     name: str
     path: Path
     source: str
+    # Builds fresh state at every call, so that no run sees the mutations of another.
     make: Callable[[], tuple[Callable[..., object], object]]
     grad: GradMode
     backward: bool
     settings: CompileSettings
-    calls: Sequence[object] | None
+    calls: Sequence[object] | None  # inputs of further calls
+    # Calls the model in another way than ``model(*inputs)``.
     run: Callable[[Callable[..., object], object], object] | None
-    ambient: Callable[[], AbstractContextManager[object]] = nullcontext
-    reseed: Callable[[], None] | None = None
-    state: CapturedState | None = None
-    notes: tuple[str, ...] = ()
+    ambient: Callable[[], AbstractContextManager[object]] = nullcontext  # entered around every run (autocast)
+    reseed: Callable[[], None] | None = None  # sets the random state in which a run begins
+    state: CapturedState | None = None  # is restored instead; ``make`` then returns the same objects every time
+    notes: tuple[str, ...] = ()  # what a user should know about how the file was read
 
     @property
     def differentiates(self) -> bool:

@@ -27,8 +27,8 @@ from fuzzcompile.run.tensors import (
     LOW_FLOATS,
     StorageCopier,
     double_dtype,
+    flatten_storage,
     list_tensors,
-    map_tensors,
     map_tree,
     measure_storages,
 )
@@ -51,12 +51,10 @@ class Float64Stream:
 
     def make_streamed(self, native: torch.Tensor) -> torch.Tensor:
         """The float64 form of a tensor that :func:`is_large`, whose memory it shares."""
-        storage = native.untyped_storage()
-        if storage.data_ptr() not in self._values:
-            count = storage.nbytes() // native.element_size()
-            flat = torch.empty(0, dtype=native.dtype, device=native.device).set_(storage, 0, (count,), (1,))
-            self._values[storage.data_ptr()] = _Values(flat)
-        return _Streamed(self, self._values[storage.data_ptr()], _read_geometry(native))
+        address = native.untyped_storage().data_ptr()
+        if address not in self._values:
+            self._values[address] = _Values(flatten_storage(native))
+        return _Streamed(self, self._values[address], _read_geometry(native))
 
     def swap(self, parameter: torch.Tensor) -> bool:
         """Make ``parameter`` itself a streamed tensor, wherever it is referred to; False if that is not possible."""
@@ -120,8 +118,6 @@ def _read_geometry(tensor: torch.Tensor) -> _Geometry:
 
 
 class _Values:
-    """The values below a streamed tensor and its views, as one row: the native ones, or what a program wrote there."""
-
     def __init__(self, native: torch.Tensor) -> None:
         self.native = native
         self.written: torch.Tensor | None = None
@@ -172,7 +168,6 @@ class _Streamed(torch.Tensor):
 
 
 def _is_view(func: Any) -> bool:
-    """Return whether ``func`` may give views of its first argument and writes nothing."""
     if not hasattr(func, "_schema") or func._schema.is_mutable or not func._schema.returns:
         return False
     return all(returned.alias_info is not None for returned in func._schema.returns)
@@ -245,7 +240,7 @@ def build(case: Case, device: torch.device, *, double: bool = False, streamed: b
             # A parameter that is also an input stays one tensor.
             return own[names[id(tensor)]] if id(tensor) in names else place_input(tensor, copier)
 
-        placed = map_tensors(place, calls)
+        placed = map_tree(place, calls)
     return CaseProgram(model, tuple(_as_arguments(call) for call in placed), dtype, double)
 
 

@@ -169,7 +169,6 @@ def refuse_oversized(case: Case, device: torch.device, limit: int) -> None:
 
 
 def _measure_largest(tensors: Iterable[torch.Tensor]) -> int:
-    """Size in bytes of the largest tensor in float64."""
     return max((tensor.numel() * double_dtype(tensor.dtype).itemsize for tensor in tensors), default=0)
 
 

@@ -244,7 +244,6 @@ def cosine(first: torch.Tensor, second: torch.Tensor) -> float | None:
 
 
 def _flatten(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in a row on the CPU, in the tensor's own dtype."""
     return densify(tensor).detach().cpu().reshape(-1)
 
 

@@ -317,9 +317,7 @@ def asks_for_eager_numbers(case: Case) -> bool:
 
     Every compile sets it, so that values compare, but nothing was promised to a program that does not ask.
     """
-    settings = case.settings
-    asked = {**settings.inductor, **settings.options}.get("fallback_random")
-    return asked is True and settings.backend == "inductor"
+    return case.settings.own_config.get("fallback_random") is True and case.settings.backend == "inductor"
 
 
 def observe_random_state(case: Case) -> list[Value]:

@@ -24,7 +24,6 @@ class CommandStopped(Exception):
 
 
 def _clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of this process without what steers Python, and with some variables more."""
     return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")} | dict(environment)
 
 

@@ -70,7 +70,6 @@ def unwrap(name: str, leaf: object, path: frozenset[int] = frozenset()) -> Itera
 
 
 def _list_children(leaf: object) -> list[tuple[str, object]]:
-    """The parts of a wrapped value, by name: fields, then entries that are not fields."""
     fields = [entry.name for entry in dataclasses.fields(leaf)] if dataclasses.is_dataclass(leaf) else []
     children = [(name, getattr(leaf, name, None)) for name in fields]
     if isinstance(leaf, dict):
@@ -85,14 +84,13 @@ def map_tree(
 ) -> T:
     """The tree with ``function`` applied to each tensor, and ``objects`` to each other leaf.
 
-    Containers in which nothing changes stay the objects they are.
+    Dataclasses and subclasses of containers are walked too, and stay the objects they are if nothing in them changes.
+    What occurs twice is mapped once: a compiler sees whether two inputs are the same tensor.
     """
     return _TreeMapper(function, objects).map_tree(tree)
 
 
 class _TreeMapper:
-    """One walk over a tree. An object met twice is mapped once, so that its two places still share one object."""
-
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor], objects: Callable[[object], object]) -> None:
         self._function = function
         self._objects = objects
@@ -142,7 +140,7 @@ _LEAVES = frozenset((torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device
 LOW_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # The last copy of each storage, by address, dtype and device, and by whether it is an inference tensor.
 KnownCopies = dict[tuple[int, torch.dtype, torch.device, bool], torch.Tensor]
-_LOW_COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
+LOW_COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
 def materialize_zeros(value: object) -> object:
@@ -212,9 +210,7 @@ class StorageCopier:
         storage = source.untyped_storage()
         key = (storage.data_ptr() or id(storage), source.dtype, source.device)
         if key not in self._bases:
-            count = storage.nbytes() // source.element_size()
-            flat = torch.empty(0, dtype=source.dtype, device=source.device).set_(storage, 0, (count,), (1,))
-            self._bases[key] = self._copy_flat(flat)
+            self._bases[key] = self._copy_flat(flatten_storage(source))
         return self._bases[key]
 
     def _copy_flat(self, flat: torch.Tensor) -> torch.Tensor:
@@ -231,6 +227,13 @@ class StorageCopier:
             return tensor.clone() if self._device in (None, tensor.device) else tensor.to(self._device)
         dtype = double_dtype(tensor.dtype) if self._double else tensor.dtype
         return tensor.to(self._device or tensor.device, dtype, copy=True)
+
+
+def flatten_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole storage of a strided tensor as one row of elements of its dtype; shares its memory."""
+    storage = tensor.untyped_storage()
+    count = storage.nbytes() // tensor.element_size()
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (count,), (1,))
 
 
 def _find_viewed(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -252,22 +255,14 @@ def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 def double_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which values of ``dtype`` are kept for a float64 run."""
-    return torch.float64 if dtype.is_floating_point else _LOW_COMPLEX.get(dtype, dtype)
+    return torch.float64 if dtype.is_floating_point else LOW_COMPLEX.get(dtype, dtype)
 
 
 def copy_tree(
     tree: T, *, double: bool = False, device: torch.device | None = None, known: KnownCopies | None = None
 ) -> T:
     """Copy every tensor of a tree through one :class:`StorageCopier`; other leaves stay as they are."""
-    return map_tensors(StorageCopier(double=double, device=device, known=known), tree)
-
-
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: T) -> T:
-    """Apply ``function`` to each tensor of a tree, including those in dataclasses and subclasses of dict.
-
-    A tensor that occurs twice is mapped once: a compiler sees whether two inputs are the same tensor.
-    """
-    return map_tree(function, tree)
+    return map_tree(StorageCopier(double=double, device=device, known=known), tree)
 
 
 def have_same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
@@ -398,7 +393,6 @@ def find_aliases(named: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
 
 
 def _find_range(position: int, value: object) -> _AddressRange | None:
-    """Return the range of a tensor or array in memory; None if there is no memory to write to."""
     addressed = _find_addresses(value)
     if addressed is None:
         return None
@@ -407,7 +401,6 @@ def _find_range(position: int, value: object) -> _AddressRange | None:
 
 
 def _find_addresses(value: object) -> tuple[str, NDArray[numpy.generic]] | None:
-    """Device and addresses of a value's elements; None if it has none that can be written to."""
     if isinstance(value, numpy.ndarray):
         return ("cpu", value) if value.size else None
     if not isinstance(value, torch.Tensor):
@@ -423,7 +416,6 @@ def _find_addresses(value: object) -> tuple[str, NDArray[numpy.generic]] | None:
 
 
 def _overlap(first: NDArray[numpy.generic], second: NDArray[numpy.generic]) -> bool:
-    """Return whether the arrays have an address in common at which both have an element."""
     try:
         return numpy.shares_memory(first, second, max_work=_MAX_WORK)
     except numpy.exceptions.TooHardError:

@@ -9,6 +9,7 @@ from torch._inductor.fx_passes import post_grad
 
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.programs.casefiles.case_module import load_case
 
 CPU = torch.device("cpu")
@@ -28,7 +29,7 @@ CASTS = SOURCE.replace("x.sin()", "x.bfloat16().sin()")
 
 @pytest.fixture
 def judged(write_case):
-    return lambda source=SOURCE, **how: triage(load_case(write_case(source)), CPU, **how)
+    return lambda source=SOURCE, **how: triage(load_case(write_case(source)), CPU, JudgeTask(**how))
 
 
 @pytest.fixture

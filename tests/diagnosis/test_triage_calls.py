@@ -15,6 +15,7 @@ from torch._inductor.fx_passes import post_grad
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.diagnosis.triage_report import TriageReport
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.programs.casefiles.case_module import load_case
 
 CPU = torch.device("cpu")
@@ -64,7 +65,7 @@ Judged = Callable[..., TriageReport]
 
 @pytest.fixture
 def judged(write_case) -> Judged:
-    return lambda source: triage(load_case(write_case(source)), CPU, screen=True)
+    return lambda source: triage(load_case(write_case(source)), CPU, JudgeTask(screen=True))
 
 
 @contextmanager

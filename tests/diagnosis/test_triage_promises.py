@@ -14,8 +14,9 @@ from fuzzcompile.diagnosis.bitwise.promises import find_promises, judge_own_prom
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.probe import SignatureLock
 from fuzzcompile.diagnosis.refusals import CannotJudge
-from fuzzcompile.diagnosis.worker.minimization import ProbeTask, judge_source, probe_candidate
+from fuzzcompile.diagnosis.worker.minimization import judge_source, probe_candidate
 from fuzzcompile.model.contract import find_broken_promise
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.programs.ir.case_source import CaseText
 
@@ -34,7 +35,7 @@ def judged(write_case):
     def judge(expression: str, settings: str = EAGER_NUMBERS, *, trained: bool = False, **how):
         program = f"def program(x):\n    return {expression}\n"
         make = MAKE.format(", requires_grad=True") + "BACKWARD = True\n" if trained else MAKE.format("")
-        return triage(load_case(write_case(HEAD + settings + program + make)), CPU, **how)
+        return triage(load_case(write_case(HEAD + settings + program + make)), CPU, JudgeTask(**how))
 
     return judge
 
@@ -135,7 +136,7 @@ def test_a_reduction_holds_candidates_to_the_broken_promise():
     with unrounded():
         report = judge_source(source)
         target = SignatureLock.of(report)
-        asked = {text: probe_candidate(ProbeTask(CaseText(text, {}), target, screen=False)) for text in (
+        asked = {text: probe_candidate(CaseText(text, {}), target) for text in (
             source.replace("return (x * x + x).sub(0.25).mul(x)", "return x * x + x"),
             source.replace("return (x * x + x).sub(0.25).mul(x)", "return x.sub(0.25).add(x)"),
             source.replace(CASTS, ""),

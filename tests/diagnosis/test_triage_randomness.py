@@ -13,6 +13,7 @@ from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.oracle import random_streams
 from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.observation import Observation, Value
 
@@ -35,7 +36,7 @@ def program(q):
 @pytest.fixture
 def judged(write_case):
     def judge(source: str, **how):
-        return triage(load_case(write_case(HEAD + source)), CPU, **how)
+        return triage(load_case(write_case(HEAD + source)), CPU, JudgeTask(**how))
 
     return judge
 

@@ -16,6 +16,7 @@ from fuzzcompile.diagnosis import engine
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.model.facts import find_facts
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.programs.casefiles.case_module import load_case
 
 SINE = """
@@ -36,7 +37,7 @@ def make():
 def judge(tmp_path_factory):
     path = tmp_path_factory.mktemp("screened") / "sine.py"
     path.write_text(SINE)
-    return lambda **how: triage(load_case(path), torch.device("cpu"), **how)
+    return lambda **how: triage(load_case(path), torch.device("cpu"), JudgeTask(**how))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_the_compiler_is_made_ready_before_the_program_runs(tmp_path, monkeypatc
         "import steps\nimport torch\n\n\n"
         "def make():\n    steps.done.append('program')\n    return torch.sin, (torch.ones(3),)\n"
     )
-    triage(load_case(path), torch.device("cpu"), screen=screen)
+    triage(load_case(path), torch.device("cpu"), JudgeTask(screen=screen))
     assert steps[:3] == ["patterns", "probe", "program"]
 
 

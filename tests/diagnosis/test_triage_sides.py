@@ -16,6 +16,7 @@ from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.model.errors import CaseError, UsageError
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.programs.casefiles.case_module import load_case
 
 CPU = torch.device("cpu")
@@ -55,7 +56,9 @@ Judged = Callable[..., TriageReport]
 
 @pytest.fixture
 def judged(write_case) -> Judged:
-    return lambda path, source=SOURCE, **how: triage(load_case(write_case(f'{source}\nPATH = "{path}"\n')), CPU, **how)
+    return lambda path, source=SOURCE, **how: triage(
+        load_case(write_case(f'{source}\nPATH = "{path}"\n')), CPU, JudgeTask(**how)
+    )
 
 
 def aoti_sees_cosines() -> mock._patch:

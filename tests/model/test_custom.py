@@ -16,6 +16,7 @@ from fuzzcompile.diagnosis.probe import probe_case
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.model.custom import Custom
 from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.programs.scripts.reproducer import build_reproducer, confirm_reproducer
 
@@ -79,7 +80,7 @@ def example(number: str, *changes: tuple[str, str]) -> str:
 
 
 def judged(path: Path, *, screen: bool = True) -> TriageReport:
-    return triage(load(path, CPU), CPU, screen=screen, known=())
+    return triage(load(path, CPU), CPU, JudgeTask(screen=screen, known=()))
 
 
 def fired(report: TriageReport) -> list[str]:

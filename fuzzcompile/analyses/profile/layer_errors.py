@@ -24,7 +24,7 @@ from fuzzcompile.run.case import Case
 from fuzzcompile.run.device import shorten_message
 from fuzzcompile.run.observation import Observation
 from fuzzcompile.run.runs import observe
-from fuzzcompile.run.tensors import map_tensors
+from fuzzcompile.run.tensors import map_tree
 
 # How far two results of a layer are apart: all of its floating outputs taken together.
 
@@ -239,7 +239,7 @@ class Alone:
         placed = {
             id(own): tensor.to(self._device, copy=True) for own, tensor in zip(entered.tensors, inputs, strict=True)
         }
-        given = map_tensors(lambda tensor: placed.get(id(tensor), tensor), (entered.args, entered.kwargs))
+        given = map_tree(lambda tensor: placed.get(id(tensor), tensor), (entered.args, entered.kwargs))
         args, kwargs = copy_objects(given)
         with contextlib.ExitStack() as stack:
             stack.callback(RandomState.current().restore)
@@ -324,7 +324,7 @@ class Walk:
         def unchanging(tensor: torch.Tensor) -> torch.Tensor:
             return tensor if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
 
-        return Entered(*copy_objects(map_tensors(unchanging, (args, kwargs))), RandomState.current())
+        return Entered(*copy_objects(map_tree(unchanging, (args, kwargs))), RandomState.current())
 
     def left(self, call: LayerCall, entered: Entered, result: object) -> None:
         """Measure a layer that has ended."""

@@ -31,7 +31,7 @@ from fuzzcompile.run.case_program import CaseProgram, build
 from fuzzcompile.run.device import resolve_device
 from fuzzcompile.run.observation import Observation
 from fuzzcompile.run.runs import SavedTensors, observe
-from fuzzcompile.run.tensors import map_tensors
+from fuzzcompile.run.tensors import map_tree
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
@@ -94,7 +94,7 @@ class Side:
 
         for tensor in program.collect_tensors().values():
             tensor.data = narrow(tensor.data)
-        return replace(program, calls=map_tensors(narrow, program.calls), dtype=dtype)
+        return replace(program, calls=map_tree(narrow, program.calls), dtype=dtype)
 
 
 EAGER = Side("eager")

@@ -119,8 +119,8 @@ def reported(step: int, runs: StepRuns, judgement: Judgement) -> StepReport:
         str(verdict),
         unexplained=judgement.verdict.is_bug and any(map(_is_gross, comparisons)),
         detail=judgement.detail or _detail(judgement, comparisons),
-        made=_largest(comparisons, groups, "max_error_compiled"),
-        eager=_largest(comparisons, groups, "max_error_eager"),
+        made=_largest(comparisons, groups, "max_abs_error_compiled"),
+        eager=_largest(comparisons, groups, "max_abs_error_eager"),
         floor=_largest(comparisons, groups, "noise_floor"),
         worst=None if worst is None or worst.finding == "same" else _shown(worst),
         loss={run: loss for run, loss in numbers.items() if math.isfinite(loss)},
@@ -132,8 +132,8 @@ def reported(step: int, runs: StepRuns, judgement: Judgement) -> StepReport:
 def _is_gross(comparison: Comparison) -> bool:
     if comparison.finding != "far":
         return comparison.finding not in ("same", "close", "wild")
-    usual = max(comparison.max_error_eager, comparison.noise_floor)
-    return not comparison.within_scaled_tolerance and comparison.max_error_compiled > GROSS_RATIO * usual
+    usual = max(comparison.max_abs_error_eager, comparison.noise_floor)
+    return not comparison.within_scaled_tolerance and comparison.max_abs_error_compiled > GROSS_RATIO * usual
 
 
 def confirms(report: Mapping[str, object]) -> bool:
@@ -147,14 +147,14 @@ def _detail(judgement: Judgement, comparisons: Sequence[Comparison]) -> str:
     if judgement.verdict in (Verdict.EQUAL, Verdict.ROUNDING) or not wrong:
         return ""
     first, more = wrong[0], f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-    eager = f"where eager is off by {_relative(first, first.max_error_eager):.1e}"
+    eager = f"where eager is off by {_relative(first, first.max_abs_error_eager):.1e}"
     return f"{first.name}{more}: off by {first.relative_error:.1e} of its size, {eager}"
 
 
 def _shown(comparison: Comparison) -> dict[str, object]:
     numbers = {
-        "max_abs_error_compiled": comparison.max_error_compiled,
-        "max_abs_error_eager": comparison.max_error_eager,
+        "max_abs_error_compiled": comparison.max_abs_error_compiled,
+        "max_abs_error_eager": comparison.max_abs_error_eager,
         "noise_floor": comparison.noise_floor,
         "scale": comparison.scale,
     }

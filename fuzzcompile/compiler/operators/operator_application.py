@@ -19,7 +19,7 @@ from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.device import seed_everything
-from fuzzcompile.run.tensors import copy_tree, list_significant_strides, map_tensors
+from fuzzcompile.run.tensors import copy_tree, list_significant_strides, map_tree
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -108,7 +108,7 @@ class Application:
     def refuses_always(self) -> bool:
         """Return whether the kernel raises the same on other values, so that no values are needed to see the fault."""
         for fill in (0, 1):
-            given = map_tensors(functools.partial(torch.full_like, fill_value=fill), copy_tree(self.initial_arguments))
+            given = map_tree(functools.partial(torch.full_like, fill_value=fill), copy_tree(self.initial_arguments))
             again = run_operator(self.operator, *given)
             if again.error is None or str(again.error) != str(self.kernel.error):
                 return False
@@ -121,7 +121,7 @@ class Application:
         given = copy_tree(self.initial_arguments, double=True)
         if noise is not None:
             generator = torch.Generator().manual_seed(noise)
-            given = map_tensors(lambda tensor: _add_noise(tensor, generator), given)
+            given = map_tree(lambda tensor: _add_noise(tensor, generator), given)
         one = run_operator(self.operator, *given, double=True)
         other = run_operator(self.function, *given, double=True, dispatcher=True)
         return None if one.error is not None or other.error is not None else (one, other)

@@ -22,7 +22,7 @@ from fuzzcompile.run.case_program import CaseProgram, build
 from fuzzcompile.run.metrics import within_default_tolerance
 from fuzzcompile.run.observation import Observation
 from fuzzcompile.run.runs import run_float64
-from fuzzcompile.run.tensors import map_tensors
+from fuzzcompile.run.tensors import map_tree
 
 # The rows of a batch: inputs that hold one sample each, and the part of a value that belongs to a sample.
 
@@ -63,7 +63,7 @@ class Batch:
             taken += 1
             return tensor if self.first_alone and taken > 1 else tensor.narrow(0, number, 1).detach().clone()
 
-        return map_tensors(narrow, inputs)
+        return map_tree(narrow, inputs)
 
 
 def _find_batches(case: Case, program: CaseProgram) -> list[Batch]:

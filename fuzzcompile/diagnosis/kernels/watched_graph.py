@@ -357,8 +357,8 @@ def _find_error(
 
 
 def _is_beyond_rounding(comparison: Comparison) -> bool:
-    usual = max(comparison.max_error_eager, comparison.noise_floor)
-    return comparison.finding != "far" or comparison.max_error_compiled > KERNEL_FACTOR * usual
+    usual = max(comparison.max_abs_error_eager, comparison.noise_floor)
+    return comparison.finding != "far" or comparison.max_abs_error_compiled > KERNEL_FACTOR * usual
 
 
 def _evaluate_or_none(evaluate: Callable[..., T], *args: object) -> T | None:

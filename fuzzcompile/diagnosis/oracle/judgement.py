@@ -101,7 +101,7 @@ def choose_wrong_values_verdict(judgement: Judgement) -> Verdict:
 
 def largest_error(judgement: Judgement) -> float | None:
     """The largest distance of a compiled value from the reference, for tables of ablations."""
-    return max((c.max_error_compiled for c in judgement.comparisons), default=None)
+    return max((c.max_abs_error_compiled for c in judgement.comparisons), default=None)
 
 
 def _judge_failures(eager: Observation, compiled: Observation) -> Judgement:

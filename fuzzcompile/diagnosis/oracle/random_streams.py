@@ -153,7 +153,7 @@ def apply_distribution(
         return replace(
             comparison,
             finding="far",
-            max_error_compiled=difference.size,
+            max_abs_error_compiled=difference.size,
             scale=difference.scale,
             within_default_tolerance=False,
             within_scaled_tolerance=False,

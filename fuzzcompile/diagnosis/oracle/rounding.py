@@ -42,7 +42,7 @@ def compare_integers(
     """
     apart = metrics.exact_distance(expected, actual)
     flips = metrics.exact_distance(expected, exact)
-    max_error_eager, flipped = metrics.largest(flips), int((flips > 0).sum())
+    max_abs_error_eager, flipped = metrics.largest(flips), int((flips > 0).sum())
     for sample in samples:
         moved = metrics.exact_distance(expected, sample)
         flipped = max(flipped, int((moved > 0).sum()))
@@ -58,8 +58,8 @@ def compare_integers(
         eager.name,
         eager.kind,
         finding,
-        max_error_eager=max_error_eager,
-        max_error_compiled=metrics.largest(metrics.exact_distance(actual, exact)),
+        max_abs_error_eager=max_abs_error_eager,
+        max_abs_error_compiled=metrics.largest(metrics.exact_distance(actual, exact)),
         scale=metrics.rms(exact),
         within_default_tolerance=not bool((apart > 0).any()),
         within_scaled_tolerance=not bool((apart > 0).any()),

@@ -36,36 +36,26 @@ class CaseRun:
 
 @dataclass(frozen=True)
 class Trial:
-    """One compile of a case: how it was compiled, what the compiled program showed, and the judgement on it.
-
-    Attributes:
-        seconds: time to build, compile and run the program.
-        sampled: names of the values that were judged by their distribution over many seeds, because their random
-            numbers could not be aligned with eager's; None if no value was.
-        runtime: seconds that a call of the compiled program takes; None unless ``how.timed``.
-        draws_others: whether it draws other random numbers than eager, though promised eager's, and is right otherwise.
-    """
+    """One compile of a case: how it was compiled, what the compiled program showed, and the judgement on it."""
 
     how: Compilation
     observation: Observation
     judgement: Judgement
     ledger: Ledger
-    seconds: float
+    seconds: float  # to build, compile and run the program
+    # Values judged by their distribution over many seeds, as their random numbers could not be aligned with eager's.
     sampled: tuple[str, ...] | None = None
-    runtime: float | None = None
-    draws_others: bool = False
+    runtime: float | None = None  # seconds that a call of the compiled program takes; None unless ``how.timed``
+    draws_others: bool = False  # draws other random numbers than eager, though promised eager's; right otherwise
 
 
 @dataclass
 class CompileCounts:
-    """Full compiles and compiles without code generation (screens) made for a case so far.
-
-    ``runtime`` is the seconds that a call takes when compiled as for the verdict; None until that was timed.
-    """
+    """Full compiles and compiles without code generation (screens) made for a case so far."""
 
     compiles: int = 0
     screens: int = 0
-    runtime: float | None = None
+    runtime: float | None = None  # seconds that a call takes when compiled as for the verdict; None until timed
 
     def add(self, how: Compilation) -> None:
         """Count one compile."""

@@ -154,7 +154,6 @@ class BaselineRun:
 
     @property
     def _compilation(self) -> Compilation | None:
-        """None for a baseline that runs in eager mode."""
         if self.against == "aot_eager":
             return Compilation((Backend("aot_eager"),), record=False)
         if self.against in (EXPORT, AOTI):
@@ -177,12 +176,9 @@ class BaselineRun:
 class Experiments:
     """The runs of one case on one device (``runs``), and the compiles made of it, which are counted (``counts``).
 
-    Args:
-        case: the case to judge.
-        device: where it runs.
-        how: the compile that is judged; random numbers are the compiler's own if the case asks for that itself.
-        against: what compiled is compared with: one of :data:`BASELINES` or another mode of ``torch.compile``.
-        tolerances: how far the two may be apart; by default the table that comes with fuzzcompile.
+    ``how`` is the compile that is judged; its random numbers are the compiler's own if the case asks for that itself.
+    ``against`` is one of :data:`BASELINES` or another mode of ``torch.compile``, and ``tolerances`` says how far both
+    may be apart.
 
     Raises:
         CaseError: the case asks for settings that the installed torch does not have.
@@ -438,7 +434,6 @@ class Experiments:
 def _combine(
     by_value: Judgement, names: tuple[str, ...], differences: list[random_streams.DistributionDifference]
 ) -> Judgement:
-    """The judgement on values compared one by one, with the evidence on those that vary with the seed."""
     comparisons = tuple(random_streams.apply_distribution(each, names, differences) for each in by_value.comparisons)
     if not differences:
         verdict = Verdict.ROUNDING if by_value.verdict is Verdict.EQUAL else by_value.verdict
@@ -450,7 +445,7 @@ def _combine(
 
 def _choose_random_stream(case: Case, how: Compilation) -> Compilation:
     """``how`` with the case's own choice of random stream, if it makes one; else eager's, so that values compare."""
-    asked = {**case.settings.inductor, **case.settings.options}.get("fallback_random")
+    asked = case.settings.own_config.get("fallback_random")
     return how if asked is None else how.under(InductorSettings({"fallback_random": bool(asked)}))
 
 

@@ -12,7 +12,13 @@ from typing import TypedDict
 
 from fuzzcompile.diagnosis.worker.local_pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
 from fuzzcompile.diagnosis.worker.veto_check import VetoCheck
-from fuzzcompile.diagnosis.worker.worker_loss import is_cut_off, make_loss_report, make_start_error, read_left
+from fuzzcompile.diagnosis.worker.worker_loss import (
+    LossMeaning,
+    is_cut_off,
+    make_loss_report,
+    make_start_error,
+    weigh_loss,
+)
 from fuzzcompile.model.conditions import Conditions, Question, check_against, list_modes
 from fuzzcompile.model.contract import SCHEMA, ReportJson
 from fuzzcompile.model.errors import CaseError, FuzzcompileError, UsageError, format_message
@@ -101,7 +107,6 @@ def triage_files(
     unsure = vetoes.check()
     task = JudgeTask(
         **vars(question),
-        path="",
         vetoes=conditions.vetoes,
         seconds=ATTRIBUTION_SHARE * conditions.limits.seconds,
         memory=conditions.limits.memory,
@@ -179,17 +184,17 @@ class _FileTriage:
     def _answer_for_lost_worker(self, file: CaseFile, error: WorkerFailed, *, again: bool) -> FileAnswer:
         """Return the answer after a worker was lost: the compiler is at fault only if eager had finished."""
         path, target = file.path, self.conditions.target
-        eager_done, report = read_left(error.left)
-        if is_cut_off(error) or not eager_done:
+        meaning, report = weigh_loss(error, target, again=again)
+        if meaning is LossMeaning.EARLY or is_cut_off(error):
             return _make_unjudged(path, _describe_early_loss(error))
         if report is not None:
-            report["detail"] = f"{report['detail']}; what came after the verdict {error}".lstrip("; ")
+            report["detail"] = f"{report['detail']}; {meaning.value} {error}".lstrip("; ")
             return _make_answer(path, report)
-        if isinstance(error, WorkerOutOfMemory):  # our own copies count too: the compiler need not be at fault
+        if meaning is LossMeaning.MEMORY:
             return _make_unjudged(path, f"{_describe_memory_use(error)} once it was compiled; {_MORE_MEMORY}")
-        if target is not None and isinstance(error, WorkerTimeout):  # an interpreted kernel is slow by nature
+        if meaning is LossMeaning.SLOW:
             return _make_unjudged(path, f"it was {error}, with kernels of {target} interpreted; raise --timeout")
-        if not again:  # a crash or time-out must happen twice
+        if meaning is LossMeaning.ONCE:
             return self.await_answer(file, self.submit(file), again=True)
         report = make_loss_report(error, path.stem, installed_torch(), self.pool.workers()[0].device, target)
         return FileAnswer(path, report, status=1, seconds=error.seconds if isinstance(error, WorkerTimeout) else 0.0)
@@ -219,7 +224,8 @@ def _describe_early_loss(error: WorkerFailed) -> str:
     return f"{error}; run it again"
 
 
-def _describe_memory_use(error: WorkerOutOfMemory) -> str:
+def _describe_memory_use(error: WorkerFailed) -> str:
+    assert isinstance(error, WorkerOutOfMemory)
     seen, limit = error.seen / 2**30, error.limit / 2**30
     return f"it used {seen:.1f} GiB of memory, of which --max-memory allows {limit:.1f} GiB,"
 

@@ -20,18 +20,18 @@ from fuzzcompile.compiler.target.target_process import assume_target, interpret_
 from fuzzcompile.compiler.torch_config import compile_in_process, drop_broken_kernels, preserve_config
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.diagnosis.bitwise.execution import apply_contract
-from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.engine import TriageProgress, triage
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.diagnosis.worker.ledger_files import dump_ledger
 from fuzzcompile.diagnosis.worker.worker_loss import leave_eager, leave_report
+from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import ReportJson, read_target
 from fuzzcompile.model.errors import EnvironmentUnfit, MachineUnfit
 from fuzzcompile.model.focus_plan import FocusObservation
-from fuzzcompile.model.judge_task import JudgeResult, JudgeTask, WorkerSetup
+from fuzzcompile.model.judge_task import JudgeResult, JudgeTask
 from fuzzcompile.model.signatures import drop_fingerprint
 from fuzzcompile.model.targets import find_target
 from fuzzcompile.programs.capture.case_loader import load
-from fuzzcompile.programs.capture.invocation import Invocation
 from fuzzcompile.programs.capture.script_process import preserve_process
 from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
 from fuzzcompile.run.attention_backends import MATH_ONLY, force_math_kernel
@@ -40,9 +40,6 @@ from fuzzcompile.run.device import Numerics, assign_device, describe_environment
 from fuzzcompile.run.footprint import refuse_oversized
 from fuzzcompile.run.plants import run_plants
 from fuzzcompile.run.pool.worker import get_current_device, get_worker_number, restore_streams, retire, say, use_device
-
-__all__ = ["JudgeResult", "JudgeTask", "WorkerSetup", "calm_collector", "judge_file", "prepare"]
-
 
 # Process-wide state that a case may change, restored after the case.
 
@@ -76,13 +73,11 @@ def isolate_process() -> Iterator[None]:
 
 
 @dataclass
-class CaseProgress:
-    """Progress of a case: whether eager has finished, and the report so far.
+class CaseProgress(TriageProgress):
+    """Progress of a case, left for the case that its worker is lost.
 
-    Attributes:
-        task: what is asked; how far it came is left for the case that the worker is lost.
-        file: what the case was loaded from, once it was read.
-        seen: what the judged compile showed of the task's focus.
+    ``file`` is what the case was loaded from, once that was read, ``report`` the latest one, and ``seen`` what the
+    judged compile showed of the task's focus, which ``watched`` reads from a ledger.
     """
 
     task: JudgeTask
@@ -90,6 +85,7 @@ class CaseProgress:
     eager_done: bool = False
     report: TriageReport | None = None
     seen: FocusObservation = field(default_factory=FocusObservation)
+    watched: Callable[[Ledger], FocusObservation] = lambda ledger: FocusObservation()
 
     def note_eager(self) -> None:
         """Note that eager mode has finished."""
@@ -104,6 +100,18 @@ class CaseProgress:
 
             report = replace(report, confidence="low", contract=make_unjudged_contract("the worker was lost"))
         leave_report(self.answer(report))
+
+    def note_ledger(self, ledger: Ledger) -> None:
+        """Note what the compile showed of the focus, and write the ledger into the task's folder, if it has one."""
+        self.seen = self.watched(ledger)
+        if self.task.dump is None:
+            return
+        try:
+            dump_ledger(ledger, Path(self.task.dump))
+        except OSError as error:
+            raise EnvironmentUnfit(
+                f"Cannot write the ledger into {self.task.dump}: {error.strerror}; name another folder."
+            ) from error
 
     def answer(self, report: TriageReport) -> ReportJson:
         """The report in its JSON form, with places as a user knows them."""
@@ -136,31 +144,32 @@ _LOADING = {
     "call": "receiving the call",
 }
 _SHORT_COLLECTIONS = 32
+_OWN_LIMITS = "limits: from a file of tolerances (--tolerances), not fuzzcompile's own"
 _took: list[float] = []  # seconds of processor time that the latest case took, if nothing was collected since
 
 
-def prepare(setup: WorkerSetup) -> None:
-    """Set this process up: target, device, numerics, threads, Inductor's patterns, plants, the user's own passes.
+def prepare(conditions: Conditions, threads: int = 1) -> None:
+    """Set this process up: target, device, numerics, torch's threads, patterns, plants, the user's own passes.
 
     Raises:
         UsageError: a plant raises, a pass or backend cannot be used, or the device is none.
         EnvironmentUnfit: the machine has no such device.
     """
-    if setup.target is not None:
-        assume_target(find_target(setup.target))
+    if conditions.target is not None:
+        assume_target(find_target(conditions.target))
     device = assign_device(get_current_device(), get_worker_number())
     use_device(str(device))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    torch.set_num_threads(max(1, setup.threads))
+    torch.set_num_threads(max(1, threads))
     Numerics().apply()
-    compile_in_process(setup.threads if device.type == "cpu" else 1)
+    compile_in_process(threads if device.type == "cpu" else 1)
     drop_broken_kernels()
     share_headers()
     say("registering the compiler's patterns")
     initialise_patterns(device)
-    run_plants([Path(path) for path in setup.plants])
-    install_custom(setup.custom)
+    run_plants(conditions.plants)
+    install_custom(conditions.custom)
     seed_everything(0)
     calm_collector()
 
@@ -176,17 +185,6 @@ def calm_collector() -> None:
     gc.enable()
 
 
-def _collect_garbage() -> None:
-    """Collect what the case before this one has left: its answer need not wait for that.
-
-    The compiler's caches grow, so each full collection takes longer than the last. After a short case only the young
-    generations are scanned, unless the last full collection was long ago.
-    """
-    if _took:
-        full = _took.pop() > _LONG or gc.get_count()[2] >= _SHORT_COLLECTIONS
-        gc.collect(2 if full else 1)
-
-
 def judge_file(task: JudgeTask) -> JudgeResult:
     """Judge one case, a file or what the task holds, or a call that another process sent, on this worker's device.
 
@@ -194,7 +192,11 @@ def judge_file(task: JudgeTask) -> JudgeResult:
         CaseError: the file is not a case, or the case cannot be run.
         EnvironmentUnfit: the case needs more than ``task.memory``, or the ledger cannot be written.
     """
-    _collect_garbage()
+    if _took:  # collect what the case before this one has left: its answer need not wait for that
+        # The compiler's caches grow, so each full collection takes longer than the last. After a short case only the
+        # young generations are scanned, unless the last full collection was long ago.
+        full = _took.pop() > _LONG or gc.get_count()[2] >= _SHORT_COLLECTIONS
+        gc.collect(2 if full else 1)
     device = torch.device(get_current_device())
     progress, worked = CaseProgress(task), time.process_time()
     try:
@@ -234,7 +236,11 @@ def _judge_path(path: Path, progress: CaseProgress, device: torch.device) -> Jud
     file = progress.file = read_case_file(path)
     say(_LOADING[file.kind])
     # Outside of the block, so that the modules that a call imports are there for the next one.
-    called = _receive_call(file.path, device) if file.kind == "call" else None
+    called = None
+    if file.kind == "call":
+        from fuzzcompile.programs.capture.call_file import receive  # most workers never need a pickler
+
+        called = receive(file.path, device)
     with isolate_process():
         case = load(file, device, call=task.call, module=task.module) if called is None else called.case()
         case = replace(case, settings=apply_backend(case.settings))
@@ -245,12 +251,6 @@ def _judge_path(path: Path, progress: CaseProgress, device: torch.device) -> Jud
     return JudgeResult(answer, report.coverage, report.screened, machine, progress.seen)
 
 
-def _receive_call(path: Path, device: torch.device) -> Invocation:
-    from fuzzcompile.programs.capture.call_file import receive  # most workers never need a pickler
-
-    return receive(path, device)
-
-
 def judge_case(case: Case, progress: CaseProgress, device: torch.device, deadline: float | None) -> TriageReport:
     """Judge a loaded case in this process; of the task, its path is not read.
 
@@ -259,37 +259,21 @@ def judge_case(case: Case, progress: CaseProgress, device: torch.device, deadlin
         EnvironmentUnfit: it needs more than ``task.memory``, or the ledger cannot be written.
     """
     task = progress.task
+    bitwise = task.contract == "bitwise"
     with contextlib.ExitStack() as exact:
         if task.memory is not None:
             refuse_oversized(case, device, task.memory)
-        case = replace(case, notes=(*case.notes, *_note_limits(task)))
         if task.math_only:
+            case = replace(case, notes=(*case.notes, MATH_ONLY))
             exact.enter_context(force_math_kernel())
-        seen = exact.enter_context(watch_focus(task.watch))
-        bitwise = task.contract == "bitwise"
+        if task.tolerances is not None:
+            case = replace(case, notes=(*case.notes, _OWN_LIMITS))
+        progress.watched = exact.enter_context(watch_focus(task.watch))
         judged = apply_contract(case) if bitwise else case
-
-        def record_ledger(ledger: Ledger) -> None:
-            progress.seen = seen(ledger)
-            _dump_text(task.dump, ledger)
+        asked = replace(task, thorough=task.thorough and not bitwise)
 
         def run_triage(known: Collection[tuple[str, str]]) -> TriageReport:
-            return triage(
-                judged,
-                device,
-                against=task.against,
-                tolerances=task.tolerances,
-                vetoes=task.vetoes,
-                known=known,
-                deadline=deadline,
-                thorough=task.thorough and not bitwise,
-                screen=task.screen,
-                suspects=task.suspects,
-                error_maps=task.error_maps,
-                on_eager=progress.note_eager,
-                on_verdict=progress.note_verdict,
-                on_ledger=record_ledger,
-            )
+            return triage(judged, device, replace(asked, known=tuple(known)), deadline=deadline, progress=progress)
 
         report = _attach_cause(run_triage, progress, judged, device, deadline)
         if bitwise:
@@ -331,23 +315,3 @@ def _attach_cause(
     ):
         return add_cause(fresh, case, device, vetoes=task.vetoes, deadline=deadline)
     return replace(fresh, cause=cause, program=report.program)
-
-
-def _note_limits(task: JudgeTask) -> Iterator[str]:
-    """Yield notes for the reader of a report on the limits under which the case was judged."""
-    if task.math_only:
-        yield MATH_ONLY
-    if task.tolerances is not None:
-        yield "limits: from a file of tolerances (--tolerances), not fuzzcompile's own"
-
-
-def _dump_text(folder: str | None, ledger: Ledger) -> None:
-    """Write the ledger as text into the folder, if there is one."""
-    if folder is None:
-        return
-    try:
-        dump_ledger(ledger, Path(folder))
-    except OSError as error:
-        raise EnvironmentUnfit(
-            f"Cannot write the ledger into {folder}: {error.strerror}; name another folder."
-        ) from error

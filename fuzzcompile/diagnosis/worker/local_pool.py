@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from fuzzcompile.compiler.kernel_cache import share_kernel_cache
 from fuzzcompile.model.conditions import Conditions
-from fuzzcompile.model.judge_task import WorkerSetup
 from fuzzcompile.model.versions import installed_torch
 from fuzzcompile.run.pool.worker_pool import WorkerPool
 from fuzzcompile.run.pool.worker_slot import WorkerState
@@ -17,7 +17,7 @@ from fuzzcompile.run.pool.worker_slot import WorkerState
 # The start of a worker. Imports neither torch nor the compiler until it is called.
 
 
-def start_worker(setup: WorkerSetup) -> None:
+def start_worker(conditions: Conditions, threads: int) -> None:
     """Import what judging takes and prepare this process; the C++ toolchain is looked at meanwhile.
 
     Importing torch and its compiler makes 700,000 objects, none of them garbage to speak of, and the collector scans
@@ -27,10 +27,10 @@ def start_worker(setup: WorkerSetup) -> None:
     gc.disable()
     from fuzzcompile.compiler.kernel_cache import prepare_toolchain
 
-    with prepare_toolchain(wanted=setup.target is None):
+    with prepare_toolchain(wanted=conditions.target is None):
         from fuzzcompile.diagnosis.worker.judge import prepare
 
-        prepare(setup)
+        prepare(conditions, threads)
 
 
 # After this share of a case's time, attribution starts no further compile: a long proof must not cost the finding.
@@ -87,15 +87,14 @@ def open_pool(
     """
     processors = max(1, int(share * count_cpus()))
     threads = max(1, min(least_threads, processors), processors // workers)
-    plants = tuple(str(path.resolve()) for path in conditions.plants)
-    setup = WorkerSetup(plants, threads, conditions.target, conditions.custom)
+    conditions = replace(conditions, plants=tuple(path.resolve() for path in conditions.plants))
     return WorkerPool(
         workers,
         time_limit=conditions.limits.seconds,
         memory_limit=conditions.limits.memory,
         max_tasks=_TASKS_PER_WORKER,
         initializer=start_worker,
-        initargs=(setup,),
+        initargs=(conditions, threads),
         devices=(conditions.device,),
         environment={**share_kernel_cache(), **_WAITING},
         listener=listener,

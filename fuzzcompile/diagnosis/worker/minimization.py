@@ -15,13 +15,14 @@ import torch
 from fuzzcompile.diagnosis.bitwise.bit_difference import Parting
 from fuzzcompile.diagnosis.bitwise.promises import find_broken_bits, judge_own_promises
 from fuzzcompile.diagnosis.causes.search import add_cause
-from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.engine import TriageProgress, triage
 from fuzzcompile.diagnosis.probe import Keep, SignatureLock, probe_case
 from fuzzcompile.diagnosis.worker.judge import isolate_process
 from fuzzcompile.diagnosis.worker.minimize_task import MinimizeTask, ResumableState
 from fuzzcompile.diagnosis.worker.worker_loss import leave_eager, leave_report
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.errors import FuzzcompileError
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.capture.case_loader import load
@@ -32,7 +33,6 @@ from fuzzcompile.programs.ir.program import Program
 from fuzzcompile.programs.shrink.minimize import minimize as reduce_case
 from fuzzcompile.programs.shrink.outcome import MinimizeResult, ProbeResult, Recipe
 from fuzzcompile.programs.shrink.search import Capture, MinimizeJob, SearchBudget, capture_graph_programs, write_out
-from fuzzcompile.run.case import Case
 from fuzzcompile.run.pool.worker import get_current_device
 
 # Compiling a candidate of one of these would take this worker down too.
@@ -41,17 +41,6 @@ _CRASHED = str(Verdict.CRASH)
 Answer = TypeVar("Answer")
 # Words in sources whose graphs may be compiled with dynamic shapes.
 _RESIZED = re.compile(r"\b(DYNAMIC|CALLS|dynamic|mark_dynamic)\b")
-
-
-@dataclass(frozen=True)
-class ProbeTask:
-    """A candidate to compile; ``target`` is the failure that it must show."""
-
-    candidate: CaseText
-    target: SignatureLock
-    screen: bool
-    thorough: bool = False
-    vetoes: tuple[str, ...] = ()
 
 
 def minimize(task: MinimizeTask) -> MinimizeResult:
@@ -158,11 +147,13 @@ class CandidateTools:
 
     def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
         """Find whether and how a candidate fails, from one compile; a lost process is a crash or a time-out."""
-        task = ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes)
+        step = partial(
+            probe_candidate, candidate, self.target, screen=screen, thorough=self.thorough, vetoes=self.vetoes
+        )
         name = f"{'screen' if screen else 'compile'} {candidate.digest}"
         limited = self.target.verdict != Verdict.TIMEOUT
         try:
-            return self.asker.ask(partial(probe_candidate, task), name=name, source=candidate.source, limited=limited)
+            return self.asker.ask(step, name=name, source=candidate.source, limited=limited)
         except CandidateLost as lost:
             matches = lost.compiling and lost.verdict == self.target.verdict
             return ProbeResult(matches, lost.compiling, lost.verdict, int(lost.ran), 0)
@@ -192,39 +183,35 @@ class CandidateTools:
         self.thorough = True
 
 
-def probe_candidate(task: ProbeTask) -> ProbeResult:
-    """Compile a candidate in this process. One that cannot run at all does not match."""
+def probe_candidate(
+    candidate: CaseText,
+    target: SignatureLock,
+    *,
+    screen: bool = False,
+    thorough: bool = False,
+    vetoes: tuple[str, ...] = (),
+) -> ProbeResult:
+    """Compile a candidate, which must show ``target``, in this process. One that cannot run at all does not match."""
     device = torch.device(get_current_device())
-    with write_out(task.candidate) as path, isolate_process():
+    with write_out(candidate) as path, isolate_process():
         try:
-            if task.target.promise is not None:
-                return _probe_promise(task, task.target.promise, load(path, device), device)
+            case = load(path, device)
+            if target.promise is not None:
+                promise, compiles = find_broken_bits(case, device, target.promise, vetoes=vetoes)
+                if promise is None:
+                    return ProbeResult(False, False, str(Verdict.ROUNDING), compiles)
+                return ProbeResult(_matches_target(target, promise.first), True, target.verdict, compiles)
             result = probe_case(
-                load(path, device),
-                device,
-                vetoes=task.vetoes,
-                screen=task.screen,
-                thorough=task.thorough,
-                target=task.target,
-                on_eager=leave_eager,
+                case, device, vetoes=vetoes, screen=screen, thorough=thorough, target=target, on_eager=leave_eager
             )
         except MemoryError:
             raise
         except Exception as error:  # statements were removed from the source: it may fail anywhere, in any way
             return ProbeResult(False, False, type(error).__name__, 0, 0)
-    return ProbeResult(task.target.matches(result), result.is_bug, str(result.verdict), result.compiles, result.screens)
-
-
-def _probe_promise(task: ProbeTask, wanted: str, case: Case, device: torch.device) -> ProbeResult:
-    """Return whether a candidate breaks the promise of equal bits ``wanted`` where the target does."""
-    promise, compiles = find_broken_bits(case, device, wanted, vetoes=task.vetoes)
-    if promise is None:
-        return ProbeResult(False, False, str(Verdict.ROUNDING), compiles)
-    return ProbeResult(_matches_target(task.target, promise.first), True, task.target.verdict, compiles)
+    return ProbeResult(target.matches(result), result.is_bug, str(result.verdict), result.compiles, result.screens)
 
 
 def _matches_target(target: SignatureLock, first: Parting | None) -> bool:
-    """Return whether bits part first where the target says, if it says where."""
     if target.keep == "verdict" or not target.named:
         return True
     culprit = first.culprit if first is not None else None
@@ -236,18 +223,17 @@ def run_eagerly(program: Program) -> None:
     evaluate(program)
 
 
-def judge_source(source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, ...] = ()) -> ReportJson:
-    """The full report on a source; that without a cause is left before the search for it, as in `Progress`.
+class _EagerProgress(TriageProgress):
+    def note_eager(self) -> None:
+        leave_eager()
 
-    Args:
-        source: the case.
-        vetoes: rewrites to refuse.
-        causes: fingerprints to try first.
-    """
+
+def judge_source(source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, ...] = ()) -> ReportJson:
+    """The full report on a source, ``causes`` (fingerprints) tried first; that without a cause is left for a loss."""
     device = torch.device(get_current_device())
     with write_out(CaseText(source, {})) as path, isolate_process():
         case = load(path, device)
-        triaged = triage(case, device, vetoes=vetoes, error_maps=True, on_eager=leave_eager)
+        triaged = triage(case, device, JudgeTask(vetoes=vetoes, error_maps=True), progress=_EagerProgress())
         leave_report(triaged.to_json())  # the programs that are tried next may end this process
         report = add_cause(triaged, case, device, vetoes=vetoes, known=causes)
         report = judge_own_promises(case, device, report, vetoes=vetoes, deadline=None)

@@ -96,25 +96,15 @@ CONCLUDING, CONFIRMING, LEAST_SEARCH = 25.0, 12.0, 10.0
 
 @dataclass(frozen=True)
 class MinimizeTask:
-    """A finding to minimize.
-
-    Attributes:
-        source: the case.
-        report: the report on it; its signature is the one to keep.
-        recipe: the recipe of a generated case.
-        seconds: time for the search, not for the confirmation after it.
-        tests: compiles and screens that the search may use.
-        vetoes: rewrites to refuse.
-        left: what a lost worker left of the same minimization; empty at first.
-    """
+    """A finding to minimize."""
 
     source: str
-    report: ReportJson
-    recipe: Recipe | None
-    seconds: float
-    tests: int = 100
+    report: ReportJson  # on the source; its signature is the one to keep
+    recipe: Recipe | None  # of a generated case
+    seconds: float  # for the search, not for the confirmation after it
+    tests: int = 100  # compiles and screens that the search may use
     vetoes: tuple[str, ...] = ()
-    left: Mapping[str, str] = field(default_factory=dict)
+    left: Mapping[str, str] = field(default_factory=dict)  # what a lost worker left of the same minimization
 
     def resume(self, left: Mapping[str, str]) -> MinimizeTask:
         """Return the same minimization, continued from the state of a worker that had taken over ``self.left``."""

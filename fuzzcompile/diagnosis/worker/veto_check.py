@@ -41,12 +41,7 @@ _SECONDS = 300.0
 
 
 class VetoCheck:
-    """The names that a command was given, and the files whose own passes they may mean too.
-
-    Args:
-        conditions: the vetoes, and where the cases run.
-        files: the cases. What a case or a plant defines or imports from beside itself may register a pass.
-    """
+    """The vetoes of a command, and the cases: what a case or plant defines or imports may register a pass."""
 
     def __init__(self, conditions: Conditions, files: Collection[CaseFile] = ()) -> None:
         self._conditions = conditions
@@ -145,7 +140,6 @@ class VetoCheck:
             draft.replace(path)
 
     def _locate_cache(self) -> Path:
-        """The file for this torch as it is installed now, this fuzzcompile, and the device or target."""
         from platformdirs import user_cache_path  # few commands have a veto
 
         state = [(str(path), path.stat().st_mtime_ns) for path in list_pass_files()]
@@ -167,11 +161,6 @@ def check_vetoes(conditions: Conditions, files: Collection[CaseFile] = ()) -> No
 
 
 def _check_stage(name: str) -> None:
-    """Refuse a stage that there is not.
-
-    Raises:
-        UsageError: listing the nearest ones.
-    """
     stage, colon, _ = name.partition(":")
     if colon and stage not in STAGES:
         near = difflib.get_close_matches(stage, STAGES, _NEAREST, 0.5) or STAGES
@@ -188,13 +177,11 @@ def _is_known_rule(name: str, rules: Rules) -> bool:
 
 
 def _strip_stage(veto: str) -> str:
-    """The name in a veto, without its stage and without ``=``."""
     stage, colon, rest = veto.partition(":")
     return (rest if colon else stage).removeprefix("=")
 
 
 def _cut_at_glob(veto: str) -> str:
-    """The beginning of a name up to where it is a glob."""
     return re.split(r"[*?\[]", _strip_stage(veto))[0]
 
 

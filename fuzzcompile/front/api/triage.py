@@ -247,7 +247,7 @@ class _CallTriage:
         check_vetoes(conditions, [])
         device = resolve_device(conditions.device)
         limit = conditions.limits.seconds * ATTRIBUTION_SHARE
-        task = JudgeTask(**vars(self.question), path="", vetoes=conditions.vetoes, seconds=limit)
+        task = JudgeTask(**vars(self.question), vetoes=conditions.vetoes, seconds=limit)
         with _show_status(self.invocation.name), restore_after(self.invocation):
             report = judge_case(self.invocation.case(), CaseProgress(task), device, time.monotonic() + limit)
         return Report({**report.to_json(), "where": {"process": "in place", "why": why}})

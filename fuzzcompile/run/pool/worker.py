@@ -19,6 +19,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
@@ -35,37 +36,38 @@ class WorkerFailed(Exception):
     left: Mapping[str, str] = MappingProxyType({})
 
 
+@dataclass(eq=False, repr=False)
 class WorkerTimeout(WorkerFailed):
     """The task ran for longer than its limit, in seconds; ``output`` ends with the stack in which it hung."""
 
-    def __init__(self, seconds: float, output: str = "") -> None:
-        super().__init__(seconds, output)
-        self.seconds, self.output = seconds, output
+    seconds: float
+    output: str = ""
 
     def __str__(self) -> str:
         return f"still running after {self.seconds:g} s"
 
 
+@dataclass(eq=False, repr=False)
 class WorkerOutOfMemory(WorkerFailed):
     """The worker's resident memory exceeded its limit; both in bytes."""
 
-    def __init__(self, limit: int, seen: int, output: str = "") -> None:
-        super().__init__(limit, seen, output)
-        self.limit, self.seen, self.output = limit, seen, output
+    limit: int
+    seen: int
+    output: str = ""
 
     def __str__(self) -> str:
         return f"used {self.seen / 2**20:.0f} MiB of memory, the limit is {self.limit / 2**20:.0f} MiB"
 
 
+@dataclass(eq=False, repr=False)
 class WorkerCrashed(WorkerFailed):
     """The worker process ended in the middle of the task.
 
     ``exit_code`` is negative for a signal, as in subprocess, and None if it is not known.
     """
 
-    def __init__(self, exit_code: int | None, output: str = "") -> None:
-        super().__init__(exit_code, output)
-        self.exit_code, self.output = exit_code, output
+    exit_code: int | None
+    output: str = ""
 
     @property
     def signal_name(self) -> str | None:
@@ -81,15 +83,16 @@ class WorkerCrashed(WorkerFailed):
         return f"the worker ended with exit status {self.exit_code}"
 
 
+@dataclass(eq=False, repr=False)
 class WorkerStartFailed(WorkerFailed):
     """No worker could be started, or its initializer failed: the pool is broken for good.
 
     ``final`` says that another attempt would not help.
     """
 
-    def __init__(self, reason: str, output: str = "", final: bool = False) -> None:
-        super().__init__(reason, output, final)
-        self.reason, self.output, self.final = reason, output, final
+    reason: str
+    output: str = ""
+    final: bool = False
 
     def __str__(self) -> str:
         last = self.output.strip().rpartition("\n")[2]
@@ -103,15 +106,15 @@ class WorkerStopped(WorkerFailed):
         return "the pool was stopped"
 
 
+@dataclass(eq=False, repr=False)
 class RemoteError(Exception):
     """Stands for an exception of the task that cannot be sent: unpicklable, or SystemExit and the like.
 
     ``kind`` is its qualified class name, ``message`` its text.
     """
 
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(kind, message)
-        self.kind, self.message = kind, message
+    kind: str
+    message: str
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}"

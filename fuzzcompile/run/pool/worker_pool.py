@@ -17,32 +17,8 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
 
 from fuzzcompile.run.pool.reaper import Reaper
 from fuzzcompile.run.pool.task_queue import Task, TaskQueue
-from fuzzcompile.run.pool.worker import (
-    RemoteError,
-    WorkerCrashed,
-    WorkerFailed,
-    WorkerOutOfMemory,
-    WorkerStartFailed,
-    WorkerStopped,
-    WorkerTimeout,
-    get_current_device,
-    is_importing_main,
-)
+from fuzzcompile.run.pool.worker import is_importing_main
 from fuzzcompile.run.pool.worker_slot import WorkerSlot, WorkerState, WorkerTerms
-
-__all__ = [
-    "RemoteError",
-    "WorkerCrashed",
-    "WorkerFailed",
-    "WorkerOutOfMemory",
-    "WorkerPool",
-    "WorkerStartFailed",
-    "WorkerState",
-    "WorkerStopped",
-    "WorkerTimeout",
-    "get_current_device",
-]
-
 
 P = ParamSpec("P")
 T = TypeVar("T")

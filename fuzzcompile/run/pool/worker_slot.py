@@ -180,7 +180,6 @@ class WorkerProcess:
         return self._wait(_END_PATIENCE)
 
     def _wait(self, seconds: float) -> bool:
-        """Return whether it is alive after so many seconds, or was killed meanwhile."""
         deadline = time.monotonic() + seconds
         while self.is_alive():
             if self._killed_at is not None or time.monotonic() > deadline:
@@ -484,7 +483,6 @@ class WorkerSlot:
             self._queue.put_back(replace(task, deliveries=task.deliveries + 1))
 
     def _is_worn_out(self, worker: WorkerProcess) -> bool:
-        """Return whether the worker has run its number of tasks, or holds too much memory for the next task."""
         if 0 < self._terms.max_tasks <= self._served:
             return True
         limit = self._terms.memory_limit
@@ -507,7 +505,6 @@ def _deliver(task: Task, reply: WorkerReply, payload: Payload) -> None:
 
 
 def _unpickle_error(payload: Payload) -> tuple[Exception, str]:
-    """An exception of the worker with its traceback; what unpickling raises, if that fails."""
     assert isinstance(payload, tuple) and isinstance(payload[0], bytes)
     try:
         return pickle.loads(payload[0]), payload[1]

@@ -7,6 +7,7 @@ that only guide a kernel's choice (``benchmark``, ``allow_tf32``) are ignored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -39,28 +40,14 @@ def _add_product_to(call: _Call) -> Any:
     return product + call.beta * call.self.to(call.out_dtype) if call.beta else product
 
 
-def _softmax(call: _Call) -> Any:
-    return _aten._softmax(_widen(call), call.dim, False)
+def _take_softmax(operator: Any, call: _Call) -> Any:
+    widens = call.half_to_float and call.self.dtype in _HALF
+    return operator(call.self.to(torch.float32) if widens else call.self, call.dim, False)
 
 
-def _log_softmax(call: _Call) -> Any:
-    return _aten._log_softmax(_widen(call), call.dim, False)
-
-
-def _widen(call: _Call) -> torch.Tensor:
-    tensor: torch.Tensor = call.self
-    return tensor.to(torch.float32) if call.half_to_float and tensor.dtype in _HALF else tensor
-
-
-def _softmax_backward(call: _Call) -> Any:
+def _differentiate_softmax(operator: Any, call: _Call) -> Any:
     """The result may be half precision for float32."""
-    grad = _aten._softmax_backward_data(call.grad_output, call.output, call.dim, call.grad_output.dtype)
-    return grad.to(call.input_dtype)
-
-
-def _log_softmax_backward(call: _Call) -> Any:
-    grad = _aten._log_softmax_backward_data(call.grad_output, call.output, call.dim, call.grad_output.dtype)
-    return grad.to(call.input_dtype)
+    return operator(call.grad_output, call.output, call.dim, call.grad_output.dtype).to(call.input_dtype)
 
 
 def _batch_norm(call: _Call) -> Any:
@@ -133,7 +120,6 @@ def _lstm_cell(call: _Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def _lstm_cell_backward(call: _Call) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of the gates, of the cell and, if it has one, of the bias."""
     if call.grad_hy is None and call.grad_cy is None:
         return None, None, None
     taken, kept, new, shown = call.workspace.chunk(4, 1)
@@ -155,7 +141,6 @@ def _gru_cell(call: _Call) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _gru_cell_backward(call: _Call) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of both gates, of the state and, if it has them, of both biases."""
     reset, update, new, state, hidden = call.workspace.chunk(5, 1)
     of_new = call.grad_hy * (1 - update) * (1 - new * new)
     of_reset = of_new * hidden * reset * (1 - reset)
@@ -210,10 +195,10 @@ _FORMS: Mapping[str, Callable[[_Call], object]] = MappingProxyType(
         "aten::bmm.dtype": _multiply_to,
         "aten::addmm.dtype": _add_product_to,
         "aten::baddbmm.dtype": _add_product_to,
-        "aten::_softmax": _softmax,
-        "aten::_log_softmax": _log_softmax,
-        "aten::_softmax_backward_data": _softmax_backward,
-        "aten::_log_softmax_backward_data": _log_softmax_backward,
+        "aten::_softmax": partial(_take_softmax, _aten._softmax),
+        "aten::_log_softmax": partial(_take_softmax, _aten._log_softmax),
+        "aten::_softmax_backward_data": partial(_differentiate_softmax, _aten._softmax_backward_data),
+        "aten::_log_softmax_backward_data": partial(_differentiate_softmax, _aten._log_softmax_backward_data),
         "aten::cudnn_batch_norm": _batch_norm_with_reserve,
         "aten::cudnn_batch_norm_backward": _batch_norm_backward,
         "aten::miopen_batch_norm": _batch_norm,

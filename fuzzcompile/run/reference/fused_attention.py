@@ -210,21 +210,18 @@ def _run_efficient(given: KernelArguments) -> KernelResults:
     return _move_heads_inside(forward.output), logsumexp, *_make_scalars(forward, query)
 
 
-def _run_cudnn(given: KernelArguments) -> KernelResults:
-    forward = _compute_attention(given)
-    return _pack_with_lengths(given, forward, forward.logsumexp.unsqueeze(-1))
+def _run_cudnn(given: KernelArguments, *, is_cudnn: bool = True) -> KernelResults:
+    forward, query = _compute_attention(given), given["query"]
+    logsumexp = forward.logsumexp
+    if is_cudnn or logsumexp.dim() != 3:
+        logsumexp = logsumexp.unsqueeze(-1 if is_cudnn else 0)
+    lengths = query.size(-2), given["key"].size(-2)
+    output = _lay_out_as(query, forward.output)
+    return output, logsumexp, None, None, *lengths, *_make_scalars(forward, query), None
 
 
 def _run_overrideable(given: KernelArguments) -> KernelResults:
-    forward = _compute_attention(given)
-    logsumexp = forward.logsumexp if forward.logsumexp.dim() == 3 else forward.logsumexp.unsqueeze(0)
-    return _pack_with_lengths(given, forward, logsumexp)
-
-
-def _pack_with_lengths(given: KernelArguments, forward: _Forward, logsumexp: torch.Tensor) -> KernelResults:
-    query, lengths = given["query"], (given["query"].size(-2), given["key"].size(-2))
-    output = _lay_out_as(query, forward.output)
-    return output, logsumexp, None, None, *lengths, *_make_scalars(forward, query), None
+    return _run_cudnn(given, is_cudnn=False)
 
 
 def _run_cpu(given: KernelArguments) -> KernelResults:
@@ -290,7 +287,6 @@ def _find_mask_gradient(given: KernelArguments, grad_scores: torch.Tensor) -> to
 
 
 def _ungroup_heads(grad: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The gradient of a tensor whose heads were repeated."""
     own = like.size(-3)
     if grad.size(-3) == own:
         return grad
@@ -298,7 +294,6 @@ def _ungroup_heads(grad: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _find_state(given: KernelArguments) -> tuple[int, ...]:
-    """The random state among the arguments, in the form of the forward stand-in."""
     if "philox_seed" not in given or given["dropout_p"] <= 0.0:
         return ()
     parts = [int(part) for part in given["philox_seed"].reshape(-1).tolist()]

@@ -9,6 +9,7 @@ import torch
 
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.triage_report import TriageReport
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.programs.casefiles.case_module import load_case
 
 SOURCE = """
@@ -39,7 +40,7 @@ NAMES = ("replace_einsum_to_pointwise", "einsum_to_pointwise_pass", "_sfdp", "co
 def report(tmp_path_factory: pytest.TempPathFactory) -> TriageReport:
     path = tmp_path_factory.mktemp("asked") / "case.py"
     path.write_text(SOURCE)
-    return triage(load_case(Path(path)), torch.device("cpu"), suspects=NAMES)
+    return triage(load_case(Path(path)), torch.device("cpu"), JudgeTask(suspects=NAMES))
 
 
 @pytest.mark.parametrize(
@@ -53,9 +54,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> TriageReport:
     ],
 )
 def test_what_became_of_a_suspect(report: TriageReport, name: str, ran: bool, on: bool | None, words: str):
-    (asked,) = [asked for asked in report.asked if asked.name == name]
-    assert (asked.ran, asked.on) == (ran, on)
-    assert words in asked.said
+    (asked,) = [asked for asked in report.suspects if asked["name"] == name]
+    assert (asked["ran"], asked["on"]) == (ran, on)
+    assert words in asked["said"]
 
 
 def test_answers_come_in_the_order_of_the_questions_and_as_json(report: TriageReport):

@@ -21,6 +21,7 @@ from fuzzcompile.diagnosis.attribution.steps import ReplayCount, measure_steps
 from fuzzcompile.diagnosis.attributor import Attributor, find_workaround
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.programs.casefiles.case_module import load_case
 
 CPU = torch.device("cpu")
@@ -118,7 +119,7 @@ def test_thorough_triage_shows_what_each_backend_does(tmp_path: Path):
     with PLANTS["replacement"].install():
         path = tmp_path / "case.py"
         path.write_text("import programs\nmake = programs.exponential\n")
-        report = triage(load_case(path), CPU, thorough=True)
+        report = triage(load_case(path), CPU, JudgeTask(thorough=True))
     table = {ablation.toggle: ablation.repairs for ablation in report.attribution.ablations}
     assert [table[f"backend={name}"] for name in ("eager", "aot_eager", "aot_eager_decomp_partition")] == [True] * 3
     assert report.cost.screens >= 3, "a backend that generates no code is a screen"

@@ -30,7 +30,7 @@ def test_large_integers_are_compared_exactly(apart: int):
     assert finding(x, x.clone()) == "same"
     comparison = compare(output(x), output(x + torch.tensor([0, apart, 0])), None, ())
     assert comparison.finding == "integer"
-    assert comparison.max_error_compiled == 1
+    assert comparison.max_abs_error_compiled == 1
     assert comparison.where == (1,)
 
 

@@ -357,7 +357,7 @@ def test_inputs_in_containers_of_a_real_compile(kind: type):
     assert close(judgement), judgement.detail
     kinds = {c.kind for c in judgement.comparisons}
     assert kinds == {"output", "mutation"}
-    assert max(c.max_error_eager for c in judgement.comparisons if c.kind == "output") < 1e-6
+    assert max(c.max_abs_error_eager for c in judgement.comparisons if c.kind == "output") < 1e-6
 
 
 def test_odd_layouts_reach_the_program_as_they_are():

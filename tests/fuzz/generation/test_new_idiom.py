@@ -25,6 +25,7 @@ from fuzzcompile.fuzz.generation.profile import Profile, StaleRecipe
 from fuzzcompile.fuzz.idioms.registry import idiom, idioms, register, unregister
 from fuzzcompile.fuzz.near_misses.near_miss_registry import NEAR_MISSES, unregister_detour
 from fuzzcompile.fuzz.recipe import GeneratedRecipe
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.programs.casefiles.case_module import load_case
 
 ATTENTION, DETOUR = "sigmoid_attention", "centred_in_place"
@@ -119,7 +120,7 @@ def test_a_bug_that_it_alone_stirs_is_found_and_minimized_to_a_case_that_has_it(
         path = tmp_path / f"case_{next(numbers)}.py"
         path.write_text(case.source)
         hit = {(known.signature, known.verdict.kind)} if known else set()
-        return triage(load_case(path), torch.device("cpu"), screen=True, known=hit)
+        return triage(load_case(path), torch.device("cpu"), JudgeTask(screen=True, known=hit))
 
     cases = (draw_case_at(3, index, UNSPOILED) for index in count())
     large = next(case for case in cases if case.spec.idioms[0] == ATTENTION and len(case.spec.idioms) == 2)
