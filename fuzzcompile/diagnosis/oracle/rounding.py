@@ -228,7 +228,7 @@ def compare_floats(
 
 def _measure_errors(run: str, error: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> dict[str, Any]:
     return {
-        f"max_error_{run}": metrics.largest(error),
+        f"max_abs_error_{run}": metrics.largest(error),
         f"rms_error_{run}": metrics.rms(error),
         f"max_ulps_{run}": metrics.ulps(error, exact, dtype),
     }
