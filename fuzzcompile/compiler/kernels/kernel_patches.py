@@ -261,6 +261,7 @@ def wrap_run_node(watch: LoweringWatch, call: Function, graph: GraphLowering, no
     return result
 
 
+@_with_call
 def wrap_call_function(
     watch: LoweringWatch, call: Function, graph: Any, target: Function, args: Any, kwargs: Any
 ) -> object:
@@ -337,6 +338,7 @@ def wrap_cpp_node(watch: LoweringWatch, call: Function, scheduling: CppSchedulin
     return result
 
 
+@_with_call
 def wrap_triton_masked(
     watch: LoweringWatch, call: Function, mask: object, body: Function, other: bool | float
 ) -> object:
@@ -415,6 +417,7 @@ def wrap_kernel_call(watch: LoweringWatch, call: Function, wrapper: Any, kernel_
     return _generate_watched(watch, lowered, wrapper, make, call)
 
 
+@_with_call
 def wrap_extern_call(
     watch: LoweringWatch, call: Function, scheduler: Scheduler, node: ExternKernelSchedulerNode
 ) -> object:
