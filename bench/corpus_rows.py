@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
+from fuzzcompile.corpus.databases import set_sequences
 from fuzzcompile.corpus.merge import find_umbrella, in_short
 from fuzzcompile.corpus.models import Base, CampaignRow, CaseRow, EnvironmentRow, FindingRow, ReproducerRow, RunRow
-from fuzzcompile.corpus.postgres import set_sequences
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.model.severity import rate_severity
 

@@ -16,15 +16,8 @@ import torch
 
 from fuzzcompile.compiler.rule_catalogue import Kind, KnownRule, list_known_rules
 from fuzzcompile.compiler.sdpa_patterns import VariantResult, list_registered, read_variants, try_variants
-from fuzzcompile.corpus.records import (
-    CorpusError,
-    Counters,
-    StoredCampaign,
-    StoredCoverage,
-    campaign_seconds,
-    identify_compiler,
-    moment_at,
-)
+from fuzzcompile.corpus.models import CampaignRow, CoverageRow
+from fuzzcompile.corpus.records import CorpusError, Counters, campaign_seconds, identify_compiler, moment_at
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.worker.local_pool import open_pool
 from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
@@ -111,7 +104,7 @@ def list_rules(
     return RuleListing(list(_count_rules(known, seen)), corpus)
 
 
-def _count_rules(known: Sequence[KnownRule], seen: Iterable[StoredCoverage]) -> Iterator[ListedRule]:
+def _count_rules(known: Sequence[KnownRule], seen: Iterable[CoverageRow]) -> Iterator[ListedRule]:
     counts = defaultdict[tuple[str, str], dict[str, Counter[str]]](lambda: defaultdict(Counter))
     for row in seen:
         counts[row.stage, row.rewrite][row.pass_name or ""][row.outcome] += row.count
@@ -215,10 +208,10 @@ class CoverageTable:
     target: str | None  # the target that the compiler generated code for; None for ``device``
     corpus: str  # where it was counted
     stages: Sequence[StageCoverage]
-    seen: Sequence[StoredCoverage]  # the entries that the corpus has reached
+    seen: Sequence[CoverageRow]  # the entries that the corpus has reached
     within: float | None  # the seconds of campaign time that were asked for; None for all
     ran: float  # the seconds of campaign time that were counted
-    campaigns: Sequence[StoredCampaign]  # those that started in that time
+    campaigns: Sequence[CampaignRow]  # those that started in that time
     counters: Counters  # of the cases that they judged
     note: str | None  # why no rule counts as unreachable; None where reasons were checked on this torch
 
@@ -333,7 +326,7 @@ class AttentionCoverage:
 
 def measure_attention_coverage(
     device: torch.device,
-    seen: Iterable[StoredCoverage],
+    seen: Iterable[CoverageRow],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     *,
     target: str | None = None,

@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, exc
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus import postgres, sqlite
+from fuzzcompile.corpus.databases import (
+    explain_server,
+    explain_sqlite,
+    is_outage,
+    lacks_rights,
+    prepare_server,
+    prepare_sqlite,
+    reading,
+    server_arguments,
+    writing,
+)
 from fuzzcompile.corpus.location import POSTGRES, describe
 from fuzzcompile.corpus.records import CorpusError, CorpusGone
 
@@ -77,11 +87,14 @@ class Watch:
                 for driver in silent:
                     if self._waiting.get(driver, asked) > asked - SILENT_SECONDS:
                         continue  # it has answered, or is asked something else
-                    if alive:
-                        self._waiting[driver] = asked
-                    else:
+                    self._waiting[driver] = asked
+                    if not alive:
                         del self._waiting[driver]
-                        _cut(driver)
+                        if driver.closed:
+                            continue
+                        # The thread that waits for the connection finds it closed.
+                        with suppress(OSError), socket.socket(fileno=os.dup(driver.fileno())) as line:
+                            line.shutdown(socket.SHUT_RDWR)
 
     def _answers(self) -> bool:
         """Return whether the server takes a further connection, or refuses it with a word of its own."""
@@ -90,7 +103,7 @@ class Watch:
         url = self._engine.url
         positional, named = self._engine.dialect.create_connect_args(url)
         try:
-            psycopg.connect(*positional, **{**named, **postgres.arguments(url)}).close()
+            psycopg.connect(*positional, **{**named, **server_arguments(url)}).close()
         except psycopg.Error as error:
             return "FATAL" in str(error)
         return True
@@ -100,29 +113,22 @@ def _driver(connection: Connection) -> psycopg.Connection[Any]:
     return cast("psycopg.Connection[Any]", connection.connection.driver_connection)
 
 
-def _cut(driver: psycopg.Connection[Any]) -> None:
-    """Let the thread that waits for the connection find it closed."""
-    if not driver.closed:
-        with suppress(OSError), socket.socket(fileno=os.dup(driver.fileno())) as line:
-            line.shutdown(socket.SHUT_RDWR)
-
-
 def connect(url: URL, *, migrating: bool = False) -> Engine:
-    """Return an engine; for ``migrating``, foreign keys of SQLite are off, because migrations rebuild tables there.
-
-    Raises:
-        CorpusError: the URL's database driver is not installed.
-    """
+    """Return an engine; for ``migrating``, foreign keys of SQLite are off, because migrations rebuild tables there."""
     is_postgres = url.get_backend_name() == POSTGRES
     if is_postgres:
-        postgres.require_driver()
+        try:
+            import psycopg  # noqa: F401 (whether it is there)
+        except ImportError as error:
+            why = f"A corpus in PostgreSQL needs psycopg, which is missing ({error})"
+            raise CorpusError(f"{why}: pip install 'fuzzcompile[postgres]'.") from error
     # Closing the last connection folds SQLite's log into the file: the migrating one closes at once.
     pool = {"poolclass": NullPool} if migrating else {}
     try:
         engine = create_engine(
             url,
             json_serializer=to_json,
-            connect_args=postgres.arguments(url) if is_postgres else {},
+            connect_args=server_arguments(url) if is_postgres else {},
             hide_parameters=True,  # an error would show a case's whole source
             **pool,
         )
@@ -132,26 +138,11 @@ def connect(url: URL, *, migrating: bool = False) -> Engine:
             "give a path, or the URL of a PostgreSQL database, instead."
         ) from error
     if engine.dialect.name == "sqlite":
-        sqlite.prepare(engine, foreign_keys=not migrating)
+        prepare_sqlite(engine, foreign_keys=not migrating)
     elif is_postgres:
-        postgres.prepare(engine)
+        prepare_server(engine)
         Watch(engine)
     return engine
-
-
-def reading(engine: Engine) -> Engine:
-    """The same engine, each of whose transactions sees one state of the corpus."""
-    return postgres.reading(engine) if is_server(engine) else engine
-
-
-def writing(engine: Engine) -> Engine:
-    """The same engine, whose transactions take the write lock when they begin."""
-    return engine.execution_options(**{sqlite.WRITES: True})
-
-
-def is_server(engine: Engine) -> bool:
-    """Return whether a server holds the corpus, which may be lost and come back."""
-    return engine.dialect.name == POSTGRES
 
 
 def to_json(value: object) -> str:
@@ -170,30 +161,14 @@ def explained_errors(url: URL) -> Iterator[None]:
     except (exc.IntegrityError, exc.DataError):
         raise
     except exc.DBAPIError as error:
-        if isinstance(error, exc.ProgrammingError) and not postgres.lacks_rights(error):
+        if isinstance(error, exc.ProgrammingError) and not lacks_rights(error):
             raise
         if url.get_backend_name() != POSTGRES:
-            raise CorpusError(sqlite.explain(describe(url), str(error.orig))) from error
-        kind = CorpusGone if postgres.is_outage(error) else CorpusError
-        raise kind(postgres.explain(describe(url), error)) from error
+            raise CorpusError(explain_sqlite(describe(url), str(error.orig))) from error
+        kind = CorpusGone if is_outage(error) else CorpusError
+        raise kind(explain_server(describe(url), error)) from error
     except sqlite3.Error as error:  # of our own statements, which SQLAlchemy does not see
-        raise CorpusError(sqlite.explain(describe(url), str(error))) from error
-
-
-def integrity(engine: Engine) -> str:
-    """``ok``, or what is wrong with the file; a database server checks its own."""
-    return sqlite.integrity(engine) if engine.dialect.name == "sqlite" else "ok"
-
-
-def size(connection: Connection) -> int:
-    """The bytes that the corpus takes."""
-    return postgres.size(connection) if is_server(connection.engine) else sqlite.size(connection)
-
-
-def shrink(engine: Engine) -> None:
-    """Give back the space of what was deleted, as far as the database does."""
-    with explained_errors(engine.url):
-        (postgres.shrink if is_server(engine) else sqlite.shrink)(engine)
+        raise CorpusError(explain_sqlite(describe(url), str(error))) from error
 
 
 # Calls that outlast their server: one that was lost is waited for, and the call made again.

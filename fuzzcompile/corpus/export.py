@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fuzzcompile.corpus.reader import Reader
-from fuzzcompile.corpus.records import CorpusError, Finding, FolderTakenError
+from fuzzcompile.corpus.records import CorpusError, Finding
+from fuzzcompile.model.errors import UsageError
 
 REPORT_FILE = "finding.json"
 SOURCE_FILES = ("case.py", "repro.py", "neighbour.py")
@@ -21,19 +22,15 @@ def export(store: Reader, finding: Finding, folder: Path) -> list[Path]:
 
     Nothing else of its corpus is needed to import it elsewhere. Only files that an earlier export of this finding
     wrote, unchanged since, are replaced.
-
-    Raises:
-        FolderTakenError: the folder holds other files of these names.
-        CorpusError: the folder cannot be written.
     """
-    reproducer, names = store.best_reproducer(finding.id), store.names_of(finding.id)
+    reproducer, told = store.best_reproducer(finding.id), store.describe(finding.id)
     scripts = (None, None) if reproducer is None else (reproducer.source, reproducer.neighbour)
     sources = zip(SOURCE_FILES, (finding.source, *scripts), strict=True)
     files = {name: text.encode(errors="surrogatepass") for name, text in sources if text is not None}
     summary = {
         "schema": 2,
         "id": finding.public_id,
-        **store.describe(finding.id),
+        **told,
         "torch_versions": list(finding.torch_versions),
         "devices": list(finding.devices),
         "case_sha256": finding.source_sha256,
@@ -47,7 +44,7 @@ def export(store: Reader, finding: Finding, folder: Path) -> list[Path]:
     report = json.dumps(summary, indent=2, allow_nan=False) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        earlier = _earlier_export(finding, names, folder)
+        earlier = _earlier_export(finding, told["names"], folder)
         for name in files.keys() | earlier.keys():
             path, own = folder / name, (earlier.get(name), _sha256(files.get(name, b"")))
             if path.exists() and _sha256(path.read_bytes()) not in own:
@@ -80,8 +77,8 @@ def _earlier_export(finding: Finding, names: Sequence[str], folder: Path) -> dic
     return {name: files[name] for name in SOURCE_FILES if name in files} if isinstance(files, dict) else {}
 
 
-def _taken(finding: Finding, path: Path) -> FolderTakenError:
-    return FolderTakenError(
+def _taken(finding: Finding, path: Path) -> UsageError:
+    return UsageError(
         f"{path} does not belong to {finding.public_id}, or was changed since its export: "
         "export to another folder, or move that file away."
     )

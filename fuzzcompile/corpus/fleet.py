@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal, NamedTuple
+from typing import Literal, TypeAlias
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -83,26 +83,23 @@ def disagreements(session: Session, environments: Mapping[int, Mapping[str, obje
             under = repr(list_changes(settings.get(campaign or 0)))
             judgement = MachineJudgement(identify_machine(environment), processor(environment) or "unknown", verdict)
             said[case, conditions(environment), under][judgement.machine] = judgement
-    hashes = _hashes(session, [case for (case, _, _), by in said.items() if _differ(by.values())])
-    for (case, alike, _), by in said.items():
-        if _differ(by.values()):
-            finding = findings.get(case)
-            name = None if finding is None else public_id(finding)
-            yield Disagreement(hashes[case], name, *alike, judgements=tuple(by.values()))
-
-
-def _differ(judgements: Iterable[MachineJudgement]) -> bool:
-    return len({"clean" if said.verdict in CLEAN else said.verdict for said in judgements}) > 1
-
-
-def _hashes(session: Session, cases: Sequence[int]) -> dict[int, str]:
-    return dict(session.execute(select(CaseRow.id, CaseRow.sha256).where(CaseRow.id.in_(cases))).all())
+    differ = {
+        key: tuple(by.values())
+        for key, by in said.items()
+        if len({"clean" if each.verdict in CLEAN else each.verdict for each in by.values()}) > 1
+    }
+    wanted = CaseRow.id.in_([case for case, *_ in differ])
+    hashes = dict(session.execute(select(CaseRow.id, CaseRow.sha256).where(wanted)).all())
+    for (case, alike, _), judgements in differ.items():
+        name = public_id(findings[case]) if case in findings else None
+        yield Disagreement(hashes[case], name, *alike, judgements=judgements)
 
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 # Cases that a machine has judged before its speed is compared.
 _LEAST_CASES = 10
 State = Literal["runs", "silent", "ended"]
+_Judged: TypeAlias = tuple[int, float]  # the cases that a machine judged of one kind, and the seconds that they took
 
 
 @dataclass(frozen=True)
@@ -178,29 +175,19 @@ class Fleet:
     new_in_day: int
 
 
-class _Judged(NamedTuple):
-    """The cases that a machine judged of one kind, and the seconds that they took."""
-
-    cases: int = 0
-    seconds: float = 0.0
-
-    @property
-    def per_minute(self) -> float | None:
-        return 60.0 * self.cases / self.seconds if self.cases >= _LEAST_CASES and self.seconds > 0.0 else None
-
-
-def fleet(session: Session, at: datetime) -> Fleet:
+def survey(session: Session, at: datetime) -> Fleet:
     """Read what there is to say at a moment."""
     environments = dict(session.execute(select(EnvironmentRow.id, EnvironmentRow.details)).all())
     opened = list(session.scalars(select(FindingRow.first_seen).where(FindingRow.first_seen > at - DAY)))
     campaigns: list[FleetCampaign] = []
-    judged: dict[Place, dict[bool, _Judged]] = defaultdict(lambda: defaultdict(_Judged))
+    judged: dict[Place, dict[bool, _Judged]] = defaultdict(lambda: {True: (0, 0.0), False: (0, 0.0)})
     processors: dict[str, str] = {}
     for row in session.scalars(select(CampaignRow).where(CampaignRow.last_heard > at - DAY).order_by(CampaignRow.id)):
         number = 0
         for key, screened, cases, seconds in _since(session, row.id, at - HOUR):
-            machine, kinds = identify_machine(environments[key]), judged[_find_place(environments[key])]
-            kinds[screened] = _Judged(kinds[screened].cases + cases, kinds[screened].seconds + seconds)
+            machine = identify_machine(environments[key])
+            kinds = judged[conditions(environments[key]), machine]
+            kinds[screened] = (kinds[screened][0] + cases, kinds[screened][1] + seconds)
             processors[machine] = processor(environments[key]) or "unknown"
             number += cases
         campaigns.append(_campaign(row, environments[row.environment_id], number, at))
@@ -237,6 +224,8 @@ def _since(session: Session, campaign: int, moment: datetime) -> Iterator[tuple[
 
 def _campaign(row: CampaignRow, environment: Mapping[str, object], cases: int, at: datetime) -> FleetCampaign:
     state: State = "ended" if row.ended is not None else "silent" if row.last_heard < at - SILENT else "runs"
+    counted: defaultdict[str, int] = defaultdict(int)  # a campaign that was just started has no counters yet
+    counted |= {name: number for name, number in row.counters.items() if isinstance(number, int)}
     workers = row.counters.get("workers", row.settings.get("workers"))
     workers = workers if isinstance(workers, int) else 1
     minutes = (row.last_heard - max(row.started, at - HOUR)).total_seconds() / 60.0
@@ -249,19 +238,19 @@ def _campaign(row: CampaignRow, environment: Mapping[str, object], cases: int, a
         workers=workers,
         started=row.started,
         last_heard=row.last_heard,
-        cases=_number(row.counters, "cases"),
+        cases=counted["cases"],
         per_minute=cases / minutes / max(1, workers) if minutes > 0.0 else 0.0,
-        new_findings=_number(row.counters, "new_findings"),
+        new_findings=counted["new_findings"],
     )
-
-
-def _find_place(environment: Mapping[str, object]) -> Place:
-    return conditions(environment), identify_machine(environment)
 
 
 def _compare(judged: Mapping[Place, Mapping[bool, _Judged]], processors: Mapping[str, str]) -> list[FleetMachine]:
     """The machines with their speeds, beside those under the same torch, device and target."""
-    speeds = {place: Speed(kinds[True].per_minute, kinds[False].per_minute) for place, kinds in judged.items()}
+
+    def per_minute(cases: int, seconds: float) -> float | None:
+        return 60.0 * cases / seconds if cases >= _LEAST_CASES and seconds > 0.0 else None
+
+    speeds = {place: Speed(per_minute(*kinds[True]), per_minute(*kinds[False])) for place, kinds in judged.items()}
     alike: dict[Alike, list[Speed]] = defaultdict(list)
     for (shared, _), speed in speeds.items():
         alike[shared].append(speed)
@@ -270,7 +259,7 @@ def _compare(judged: Mapping[Place, Mapping[bool, _Judged]], processors: Mapping
             machine,
             processors[machine],
             *shared,
-            cases=sum(kind.cases for kind in judged[shared, machine].values()),
+            cases=sum(cases for cases, _ in judged[shared, machine].values()),
             speed=speed,
             median=Speed(_median(s.screened for s in alike[shared]), _median(s.full for s in alike[shared])),
             of=len(alike[shared]),
@@ -282,8 +271,3 @@ def _compare(judged: Mapping[Place, Mapping[bool, _Judged]], processors: Mapping
 def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
-
-
-def _number(counters: Mapping[str, object], name: str) -> int:
-    value = counters.get(name)
-    return value if isinstance(value, int) else 0

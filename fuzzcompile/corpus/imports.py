@@ -29,24 +29,23 @@ from fuzzcompile.corpus.models import (
     EnvironmentRow,
     FindingRow,
     FormerNameRow,
-    RelatedRow,
-    ReplayRow,
+    Related,
+    Replay,
     ReproducerRow,
     RunRow,
-    UmbrellaRow,
+    Umbrella,
 )
 from fuzzcompile.corpus.queries import describe_finding, make_record, reproducer_record
-from fuzzcompile.corpus.records import CaseRecord, Related, Replay, Reproducer, Umbrella, public_id
+from fuzzcompile.corpus.records import CaseRecord, Reproducer, public_id
 from fuzzcompile.model.contract import ReportMalformed, check_report
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.severity import rate_severity
-from fuzzcompile.model.signatures import PROGRAM, agree, drop_fingerprint, replace_fingerprint
+from fuzzcompile.model.signatures import PROGRAM, agree, drop_fingerprint, hash_source, replace_fingerprint
 
 if TYPE_CHECKING:
     from fuzzcompile.model.contract import ReportJson
 
 
-ORIGIN = "import"
 # A finding and its sources are some hundred kilobytes.
 MOST_BYTES = 64 * 2**20
 
@@ -120,13 +119,24 @@ def put_export(session: Session, export: Export, *, trusted: bool) -> tuple[Arri
         severity = rate_severity(report) if (report := check_report(told["report"]))["is_bug"] else None
         if not signature or severity is None:
             raise ValueError("its report shows no bug")
-        known, signature = _known(session, signature, content_hash(sources["case.py"]), severity)
+        known, signature = _known(session, signature, hash_source(sources["case.py"]), severity)
         before = 0 if known is None else known.hits
         finding_id = _put_case(session, told, sources["case.py"], known, signature, trusted=trusted)
         put_facts(session, finding_id, told, before)
         gone: tuple[int, ...] = ()
         if "repro.py" in sources and told.get("reproducer"):
-            reproducer = _reproducer(told["reproducer"], sources)
+            script = told["reproducer"]
+            reproducer = Reproducer(
+                source=sources["repro.py"],
+                sha256=hash_source(sources["repro.py"]),
+                lines=int(script["lines"]),
+                kind=str(script["kind"]),
+                confirmed=script["confirmed"] is True,
+                torch=str(script["torch"]),
+                neighbour=sources.get("neighbour.py"),
+                case_sha256=hash_source(sources["case.py"]),
+                **{name: script.get(name) for name in ("report", "program", "shown", "environment")},
+            )
             kept = transactions.put_reproducer(session, finding_id, reproducer, imported=not trusted)
             finding_id, gone = kept.finding_id, kept.merged
     except KeyError as error:
@@ -164,17 +174,21 @@ def put_facts(session: Session, finding_id: int, told: Mapping[str, Any], before
     if row.status == merge.OPEN and (status != merge.OPEN or note is not None):
         row.status, row.issue, row.note = status, told.get("issue") or row.issue, note or row.note
     group = told.get("umbrella_mark")
-    if group and session.get(UmbrellaRow, group["name"]) is None:
-        session.add(UmbrellaRow(**vars(Umbrella(**group))))
-    urls = set(session.scalars(select(RelatedRow.url).where(RelatedRow.finding_id == row.id)))
-    related = [Related(**link) for link in told.get("related") or ()]
-    session.add_all(RelatedRow(finding_id=row.id, **vars(link)) for link in related if link.url not in urls)
-    made = set(session.scalars(select(ReplayRow.created).where(ReplayRow.finding_id == row.id)))
+    if group and session.get(Umbrella, group["name"]) is None:
+        session.add(Umbrella(**group))
+    urls = set(session.scalars(select(Related.url).where(Related.finding_id == row.id)))
+    for link in told.get("related") or ():
+        found = Related(**link)
+        found.finding_id = row.id
+        if found.url not in urls:
+            session.add(found)
+    made = set(session.scalars(select(Replay.created).where(Replay.finding_id == row.id)))
     for given in told.get("replays") or ():
         created = _time(given["created"])
         replay = Replay(**{name: value for name, value in given.items() if name != "created"})
-        if created not in made:
-            session.add(ReplayRow(finding_id=row.id, created=created, **{**vars(replay), "runs": list(replay.runs)}))
+        if created is not None and created not in made:
+            replay.finding_id, replay.created = row.id, created
+            session.add(replay)
     names = set(session.scalars(select(FormerNameRow.signature).where(FormerNameRow.finding_id == row.id)))
     for name in set(map(str, told.get("names") or ())) - names - {row.signature}:
         session.add(FormerNameRow(finding_id=row.id, signature=name, merged_id=None))
@@ -198,15 +212,13 @@ def _known(session: Session, signature: str, case: str, own: str | None) -> tupl
     return (known, signature) if apart == signature else (find_finding(session, apart), apart)
 
 
-def _texts(listed: object) -> tuple[str, ...]:
-    return tuple(map(str, listed)) if isinstance(listed, list) else ()
-
-
 def _put_case(
     session: Session, told: Mapping[str, Any], source: str, known: FindingRow | None, signature: str, *, trusted: bool
 ) -> int:
     """Store the exported case as a run of its finding, unless it is there; the finding's id."""
-    case = CaseRecord(content_hash(source), source, ORIGIN, features=_texts(told.get("features")))
+    listed = told.get("features")
+    features = tuple(map(str, listed)) if isinstance(listed, list) else ()
+    case = CaseRecord(hash_source(source), source, "import", features=features)
     if known is not None:
         of_case = select(RunRow.id).join(CaseRow, RunRow.case_id == CaseRow.id).where(CaseRow.sha256 == case.sha256)
         if session.scalar(of_case.where(RunRow.finding_id == known.id).limit(1)) is not None:
@@ -218,23 +230,6 @@ def _put_case(
         session, None, case, environment, report, (), created=created, signature=signature, imported=not trusted
     )
     return cast(int, stored.finding_id)
-
-
-def _reproducer(told: Mapping[str, Any], sources: Mapping[str, str]) -> Reproducer:
-    return Reproducer(
-        source=sources["repro.py"],
-        sha256=content_hash(sources["repro.py"]),
-        lines=int(told["lines"]),
-        kind=str(told["kind"]),
-        confirmed=told["confirmed"] is True,
-        torch=str(told["torch"]),
-        report=told.get("report"),
-        neighbour=sources.get("neighbour.py"),
-        program=told.get("program"),
-        shown=told.get("shown"),
-        case_sha256=content_hash(sources["case.py"]),
-        environment=told.get("environment"),
-    )
 
 
 def _changed(told: Mapping[str, Any], export: Export) -> str:
@@ -249,11 +244,6 @@ def _changed(told: Mapping[str, Any], export: Export) -> str:
     return f"{' and '.join(changed)} changed since the export" if changed else ""
 
 
-def content_hash(source: str) -> str:
-    """The SHA-256 of a source, whatever characters it holds: what it is recognised by."""
-    return hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()
-
-
 def _time(text: object) -> datetime | None:
     if text is None:
         return None
@@ -266,18 +256,14 @@ def _time(text: object) -> datetime | None:
 # Takes another corpus into this one: its campaigns, judged cases, findings and coverage.
 
 CHUNK = 200
-# How a campaign ended that had not when it came here.
-IMPORTED = "imported"
 
 
 @dataclass
 class Copied:
-    """Progress of a copy; ``runs`` counts the new ones, ``of`` those of the other corpus that were read."""
+    """Progress of a copy: the number of new ``runs``, and the ids here of environments and campaigns there."""
 
     trusted: bool
     runs: int = 0
-    of: int = 0
-    cases: int = 0
     environments: dict[int, int] = field(default_factory=dict)
     campaigns: dict[int, int] = field(default_factory=dict)
 
@@ -290,9 +276,9 @@ def put_campaigns(session: Session, other: Session, copied: Copied) -> None:
         same = (CampaignRow.started == row.started, CampaignRow.seed == row.seed, CampaignRow.command == row.command)
         known = session.scalar(select(CampaignRow).where(*same))
         if known is None:
-            known = CampaignRow(**_columns(row, "id", "environment_id", "token"))
+            known = CampaignRow(**row.to_dict("id", "environment_id", "token"))
             known.environment_id = copied.environments[row.environment_id]
-            known.ended = row.ended or IMPORTED  # it does not run here, and holds no part of a stream
+            known.ended = row.ended or "imported"  # it does not run here, and holds no part of a stream
             if not copied.trusted:
                 known.counters = {name: value for name, value in row.counters.items() if name != "left_over"}
             session.add(known)
@@ -317,28 +303,21 @@ def put_copies(session: Session, runs: Sequence[tuple[RunRow, CaseRow, str | Non
     """Store runs of another corpus, as far as they are not there; return what has come with them."""
     now = replace(copied)  # what an outage undoes is done again, and counted once
     for run, case, signature in runs:
-        _put_copy(session, run, case, signature, now)
+        # A case passes for one that is here by its hash: that of what it holds, whatever the other corpus says.
+        sha256 = hash_source(case.source) if case.source else case.sha256
+        environment = session.get_one(EnvironmentRow, now.environments[run.environment_id])
+        same = (RunRow.environment_id == environment.id, RunRow.created == run.created)
+        key = session.scalar(select(CaseRow.id).where(CaseRow.sha256 == sha256))
+        if key and session.scalar(select(RunRow.id).where(RunRow.case_id == key, *same).limit(1)) is not None:
+            continue
+        record = make_record(CaseRecord, case, sha256=sha256, stream=run.stream, index=run.stream_index)
+        campaign = None if run.campaign_id is None else now.campaigns[run.campaign_id]
+        transactions.put_run(
+            session, campaign, record, environment.details, cast("ReportJson", run.report), (),
+            screened=run.screened, created=run.created, signature=signature, imported=not now.trusted,
+        )  # fmt: skip
+        now.runs += 1
     return now
-
-
-def _put_copy(session: Session, run: RunRow, case: CaseRow, signature: str | None, copied: Copied) -> None:
-    copied.of += 1
-    # A case passes for one that is here by its hash: that of what it holds, whatever the other corpus says.
-    sha256 = content_hash(case.source) if case.source else case.sha256
-    environment = copied.environments[run.environment_id]
-    same = (CaseRow.sha256 == sha256, RunRow.environment_id == environment, RunRow.created == run.created)
-    if session.scalar(select(RunRow.id).join(CaseRow, RunRow.case_id == CaseRow.id).where(*same).limit(1)) is not None:
-        return
-    fresh = session.scalar(select(CaseRow.id).where(CaseRow.sha256 == sha256)) is None
-    record = make_record(CaseRecord, case, sha256=sha256, stream=run.stream, index=run.stream_index)
-    campaign = None if run.campaign_id is None else copied.campaigns[run.campaign_id]
-    row = session.get_one(EnvironmentRow, environment)
-    report = cast("ReportJson", run.report)
-    transactions.put_run(
-        session, campaign, record, row.details, report, (),
-        screened=run.screened, created=run.created, signature=signature, imported=not copied.trusted,
-    )  # fmt: skip
-    copied.runs, copied.cases = copied.runs + 1, copied.cases + fresh
 
 
 def put_finding(
@@ -358,7 +337,7 @@ def put_finding(
     finding_id, merged = known.id, list[int]()
     for reproducer in other.scalars(select(ReproducerRow).where(ReproducerRow.finding_id == row.id)):
         record = reproducer_record(other, reproducer)
-        record = replace(record, sha256=content_hash(record.source))
+        record = replace(record, sha256=hash_source(record.source))
         kept = transactions.put_reproducer(session, finding_id, record, imported=not trusted)
         merged += kept.merged
     left = find_finding(session, row.signature, report)
@@ -368,8 +347,8 @@ def put_finding(
     return arrived, (row.signature, cast("str | None", told["duplicate_of"]))
 
 
-def put_coverage(session: Session, other: Session) -> None:
-    """Add what the other corpus reached; a count that both have is the greater."""
+def put_coverage_and_groups(session: Session, other: Session) -> None:
+    """Add what the other corpus reached (a count that both have is the greater), and marks of groups that lack one."""
     identity = ("torch", "stage", "pass_name", "rewrite", "outcome")
     known = {tuple(getattr(row, name) for name in identity): row for row in session.scalars(select(CoverageRow))}
     first = select(CoverageRow, CaseRow.sha256).join(CaseRow, CoverageRow.first_case_id == CaseRow.id)
@@ -380,15 +359,7 @@ def put_coverage(session: Session, other: Session) -> None:
             continue
         case = session.scalar(select(CaseRow.id).where(CaseRow.sha256 == sha256))
         if case is not None:
-            session.add(CoverageRow(**_columns(row, "id", "first_case_id"), first_case_id=case))
-
-
-def put_groups(session: Session, other: Session) -> None:
-    """Add what a person said of groups of findings, where nothing is said of them here."""
-    for row in other.scalars(select(UmbrellaRow)):
-        if session.get(UmbrellaRow, row.name) is None:
-            session.add(UmbrellaRow(**_columns(row)))
-
-
-def _columns(row: EnvironmentRow | CampaignRow | CoverageRow | UmbrellaRow, *left_out: str) -> dict[str, object]:
-    return {column.key: getattr(row, column.key) for column in row.__table__.columns if column.key not in left_out}
+            session.add(CoverageRow(**row.to_dict("id", "first_case_id"), first_case_id=case))
+    for group in other.scalars(select(Umbrella)):
+        if session.get(Umbrella, group.name) is None:
+            session.add(replace(group))

@@ -8,7 +8,8 @@ from pathlib import Path
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from fuzzcompile.corpus.records import CorpusError, NotAFileError
+from fuzzcompile.corpus.records import CorpusError
+from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.hints import format_command
 from fuzzcompile.model.privacy import strip_password
 from fuzzcompile.model.settings import locate_corpus, read_settings
@@ -29,7 +30,7 @@ def resolve(location: str | os.PathLike[str] | None) -> URL:
         return _parse(given)
     path = Path(locate_corpus(given))
     if Path(given).expanduser().is_dir() and not path.is_file():
-        raise NotAFileError(f"The corpus {given} is a folder; name a file in it, such as {Path(given) / path.name}.")
+        raise UsageError(f"The corpus {given} is a folder; name a file in it, such as {Path(given) / path.name}.")
     return URL.create("sqlite", database=str(path))
 
 
@@ -46,11 +47,7 @@ def describe(url: URL) -> str:
 
 
 def require_file(path: Path, *, create: bool) -> None:
-    """Make the folder of an SQLite corpus, or, without ``create``, insist that the file exists.
-
-    Raises:
-        CorpusError: the folder cannot be used, or the file is not there.
-    """
+    """Make the folder of an SQLite corpus, or, without ``create``, insist that the file exists."""
     try:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,11 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+from uuid import uuid4
 
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session, aliased
 
-from fuzzcompile.corpus.models import CampaignRow, CaseRow, EnvironmentRow, FindingRow, ReproducerRow, RunRow
+from fuzzcompile.corpus.models import CampaignRow, CaseRow, FindingRow, ReproducerRow, RunRow
 
 Environment: TypeAlias = Mapping[str, object]
 # What two machines must share for their verdicts to be compared: torch, the kind of device, and the target.
@@ -119,57 +120,87 @@ def list_machines(seen: Iterable[Environment], judged: Iterable[tuple[Environmen
     )
 
 
-@dataclass
-class Hits:
-    """The environments in which a finding was hit, each with the first of the runs: as far as they count, or claimed.
+# With more findings than this, a list of their ids is slower than reading of all.
+_MOST_NAMED = 500
+_CLAIM = "claimed:"
 
-    ``claimed`` is what a corpus that is not trusted tells.
+
+def make_claim() -> str:
+    """The token of a run that a corpus which is not trusted tells of a case that is trusted here."""
+    return f"{_CLAIM}{uuid4().hex}"
+
+
+@dataclass
+class Seen:
+    """The features of the cases that showed a finding, and the environments in which they did.
+
+    ``own`` and ``claimed`` are the environments of the hits that count, each with the first of the runs; ``claimed`` is
+    what a corpus that is not trusted tells.
     """
 
+    features: list[list[str]] = field(default_factory=list)
+    environments: dict[int, None] = field(default_factory=dict)
     own: dict[int, int] = field(default_factory=dict)
     claimed: dict[int, int] = field(default_factory=dict)
 
     def counted(self) -> list[int]:
         """The environments that count, in the order of their runs; claims make up for one machine at most."""
-        ordered = [sorted(runs, key=lambda key: runs[key]) for runs in (self.own, self.claimed)]
-        return ordered[0] or ordered[1][:1]
+        own, claimed = (sorted(runs, key=lambda key: runs[key]) for runs in (self.own, self.claimed))
+        return own or claimed[:1]
 
 
-def changed_campaigns(session: Session) -> set[int]:
-    """The campaigns that judged with another compiler."""
+def seen_by_finding(session: Session, wanted: Sequence[int] | None = None) -> defaultdict[int, Seen]:
+    """The runs that hit each finding, or each of those wanted, the first first."""
+    seen: defaultdict[int, Seen] = defaultdict(Seen)
     settings = session.execute(select(CampaignRow.id, CampaignRow.settings))
-    return {key for key, each in settings if any(list_changes(each))}
+    changed = {key for key, each in settings if any(list_changes(each))}  # that judged with another compiler
+    every = wanted is None or len(wanted) > _MOST_NAMED
+    chosen = RunRow.finding_id.is_not(None) if every else RunRow.finding_id.in_(wanted or ())
+    of_run = (RunRow.finding_id, RunRow.id, RunRow.environment_id, RunRow.campaign_id, RunRow.token)
+    query = select(*of_run, CaseRow.features, CaseRow.imported).join(CaseRow, RunRow.case_id == CaseRow.id)
+    for key, run, environment, campaign, token, features, imported in session.execute(
+        query.where(chosen).order_by(RunRow.id)
+    ):
+        if key is None:  # for the type checker: the query leaves these out
+            continue
+        seen[key].features.append(features)
+        seen[key].environments[environment] = None
+        if campaign not in changed:
+            is_claim = imported or (token is not None and token.startswith(_CLAIM))
+            (seen[key].claimed if is_claim else seen[key].own).setdefault(environment, run)
+    return seen
 
 
 def machines_by_finding(
-    session: Session, chosen: Sequence[ColumnElement[bool]], hits: Mapping[int, Hits]
+    session: Session,
+    chosen: Sequence[ColumnElement[bool]],
+    seen: Mapping[int, Seen],
+    details: Mapping[int, Environment],
 ) -> defaultdict[int, Machines]:
     """Map each finding that fulfils the conditions (none: all) to the machines on which it was seen and judged."""
-    details = dict(session.execute(select(EnvironmentRow.id, EnvironmentRow.details)).all())
     reproduced, judged = _reproduced(session, chosen), _judged(session, chosen)
     found: defaultdict[int, Machines] = defaultdict(Machines)
-    for key in hits.keys() | reproduced.keys():
-        own = hits[key].counted() if key in hits else []
-        seen = [details[each] for each in (*own, *reproduced.get(key, ()))]
-        found[key] = list_machines(seen, [(details[each], verdict) for each, verdict in judged.get(key, ())])
+    for key in seen.keys() | reproduced.keys():
+        counted = seen[key].counted() if key in seen else []
+        hits = [details[each] for each in (*counted, *reproduced[key])]
+        found[key] = list_machines(hits, [(details[each], verdict) for each, verdict in judged[key]])
     return found
 
 
-def _reproduced(session: Session, chosen: Sequence[ColumnElement[bool]]) -> dict[int, list[int]]:
-    """The environments in which reproducers of findings were confirmed, by the finding's id."""
+def _reproduced(session: Session, chosen: Sequence[ColumnElement[bool]]) -> defaultdict[int, list[int]]:
     query = select(ReproducerRow.finding_id, ReproducerRow.environment_id).where(
         ReproducerRow.confirmed, ReproducerRow.environment_id.is_not(None), ReproducerRow.imported.is_(False)
     )
     if chosen:
         query = query.join(FindingRow, ReproducerRow.finding_id == FindingRow.id).where(*chosen)
-    grouped: dict[int, list[int]] = defaultdict(list)
+    grouped: defaultdict[int, list[int]] = defaultdict(list)
     for finding, environment in session.execute(query):
         if environment is not None:  # for the type checker: the query leaves these out
             grouped[finding].append(environment)
     return grouped
 
 
-def _judged(session: Session, chosen: Sequence[ColumnElement[bool]]) -> dict[int, list[tuple[int, str]]]:
+def _judged(session: Session, chosen: Sequence[ColumnElement[bool]]) -> defaultdict[int, list[tuple[int, str]]]:
     """The environments in which the program of a finding was judged in full and did not show it, with the verdicts.
 
     A finding's program is its case, and its best reproducer where that was judged as a case. What a campaign judged
@@ -184,7 +215,7 @@ def _judged(session: Session, chosen: Sequence[ColumnElement[bool]]) -> dict[int
         .join(RunRow, RunRow.case_id == program.id),
     )
     elsewhere = RunRow.finding_id.is_distinct_from(FindingRow.id)
-    by_finding: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    by_finding: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
     for query in queries:
         rows = query.outerjoin(CampaignRow, RunRow.campaign_id == CampaignRow.id).add_columns(CampaignRow.settings)
         for finding, environment, verdict, settings in session.execute(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import QueryableAttribute, Session
 
-from fuzzcompile.corpus.connection import connect, explained_errors, size, writing
+from fuzzcompile.corpus.connection import connect, explained_errors
+from fuzzcompile.corpus.databases import size, writing
 from fuzzcompile.corpus.location import describe
 from fuzzcompile.corpus.models import (
     CampaignRow,
@@ -37,7 +38,7 @@ from fuzzcompile.corpus.models import (
     CoverageRow,
     EnvironmentRow,
     FindingRow,
-    ReplayRow,
+    Replay,
     ReproducerRow,
     RunRow,
     fresh_tables,
@@ -67,11 +68,7 @@ COPYING = "copying:"
 
 
 def bring_up_to_date(engine: Engine, *, create: bool) -> None:
-    """Create or upgrade the schema where needed; a current one is only read.
-
-    Raises:
-        CorpusError: it is not a corpus, or one that this version can neither read nor upgrade.
-    """
+    """Create or upgrade the schema where needed; a current one is only read."""
     with explained_errors(engine.url):
         with engine.connect() as connection:
             tables = set(inspect(connection).get_table_names())
@@ -108,11 +105,7 @@ def _migrating(url: URL) -> Iterator[Connection]:
 
 
 def read_state(bind: Engine | Connection) -> str | None:
-    """Read the schema's table: a revision, or that a copy is under way; None for an empty database.
-
-    Raises:
-        CorpusError: it is another program's.
-    """
+    """Read the schema's table: a revision, or that a copy is under way; None for an empty database."""
     if isinstance(bind, Engine):
         with bind.connect() as connection:
             return read_state(connection)
@@ -207,10 +200,6 @@ class Stats:
     environments: int
     bytes: dict[str, int]
 
-    def to_json(self) -> dict[str, object]:
-        """For machines."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Freed:
@@ -242,7 +231,7 @@ def stats(session: Session) -> Stats:
         by_stage=dict(Counter(parse_stage(row.signature) for row in rows).most_common()),
         campaigns=_number(session, CampaignRow.id),
         reproducers=_number(session, ReproducerRow.id),
-        replays=_number(session, ReplayRow.id),
+        replays=_number(session, Replay.id),
         environments=_number(session, EnvironmentRow.id),
         bytes={
             "file": size(session.connection()),
@@ -273,14 +262,15 @@ def collect(session: Session, before: datetime, *, dry: bool) -> Freed:
         for chunk in _chunks(session, loose):
             session.execute(delete(RunRow).where(RunRow.case_id.in_(chunk)))
             session.execute(delete(CaseRow).where(CaseRow.id.in_(chunk)))
-    unused = list(session.scalars(select(EnvironmentRow.id).where(*_unused_environments())))
+    users = (RunRow.environment_id, CampaignRow.environment_id, ReproducerRow.environment_id)
+    kept = (EnvironmentRow.id.not_in(select(user).where(user.is_not(None))) for user in users)
+    unused = list(session.scalars(select(EnvironmentRow.id).where(*kept)))
     if not dry:
         session.execute(delete(EnvironmentRow).where(EnvironmentRow.id.in_(unused)))
     return Freed(runs, len(loose), sum(map(len, full)), len(unused), freed)
 
 
 def _clean(before: datetime) -> Select[int]:
-    """The cases that nothing needs."""
     needed = (
         select(RunRow.case_id).where(or_(RunRow.is_bug, RunRow.finding_id.is_not(None))),
         select(CoverageRow.first_case_id),
@@ -292,7 +282,6 @@ def _clean(before: datetime) -> Select[int]:
 
 
 def _chunks(session: Session, keys: Sequence[int], *conditions: ColumnElement[bool]) -> Iterator[list[int]]:
-    """The ids of cases that fulfil the conditions, few enough for one statement."""
     for start in range(0, len(keys), _CHUNK):
         chosen = CaseRow.id.in_(keys[start : start + _CHUNK])
         if chunk := list(session.scalars(select(CaseRow.id).where(chosen, *conditions))):
@@ -300,7 +289,6 @@ def _chunks(session: Session, keys: Sequence[int], *conditions: ColumnElement[bo
 
 
 def _texts(session: Session, cases: Sequence[int]) -> int:
-    """The size of what is stored of these cases and of their runs."""
     columns = (CaseRow.source, CaseRow.choices, cast(CaseRow.spec, Text))
     sizes = sum((func.coalesce(func.length(column), 0) for column in columns), literal(0))
     of_cases = session.scalar(select(func.sum(sizes)).where(CaseRow.id.in_(cases)))
@@ -310,9 +298,3 @@ def _texts(session: Session, cases: Sequence[int]) -> int:
 
 def _number(session: Session, column: QueryableAttribute[int], *conditions: ColumnElement[bool]) -> int:
     return session.scalar(select(func.count(column)).where(*conditions)) or 0
-
-
-def _unused_environments() -> tuple[ColumnElement[bool], ...]:
-    """What environments fulfil that nothing refers to."""
-    users = (RunRow.environment_id, CampaignRow.environment_id, ReproducerRow.environment_id)
-    return tuple(EnvironmentRow.id.not_in(select(column).where(column.is_not(None))) for column in users)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus.models import CaseRow, FindingRow, FormerNameRow, RelatedRow, ReplayRow, ReproducerRow, RunRow
+from fuzzcompile.corpus.models import CaseRow, FindingRow, FormerNameRow, Related, Replay, ReproducerRow, RunRow
 from fuzzcompile.corpus.queries import starts_with
 from fuzzcompile.corpus.records import public_id
 from fuzzcompile.model.severity import Severity, rank, rate_severity
@@ -64,12 +64,6 @@ def find_finding(session: Session, signature: str, report: ReportJson | None = N
     return session.get_one(FindingRow, names[0]) if len(names) == 1 else None
 
 
-def find_twins(session: Session, finding: FindingRow, report: ReportJson) -> list[FindingRow]:
-    """The other findings of the same proved culprit that raise as this report on ``finding`` says."""
-    rows = [row for row in _of_place(session, finding.signature) if row.id != finding.id]
-    return raising_alike(session, report, rows)
-
-
 def raising_alike(session: Session, report: ReportJson, rows: list[FindingRow]) -> list[FindingRow]:
     """Those of the findings whose best run raises as the report says."""
     return [row for row in rows if raise_alike(report, best_report(session, row))]
@@ -88,15 +82,11 @@ def keep_name(session: Session, finding: FindingRow, signature: str) -> None:
     if signature == renew(finding.signature) != finding.signature:
         session.add(FormerNameRow(finding_id=finding.id, signature=finding.signature, merged_id=None))
         finding.signature = signature
-    elif parse_fingerprint(signature) is not None and not _is_named(session, finding, signature):
-        session.add(FormerNameRow(finding_id=finding.id, signature=signature, merged_id=None))
+    elif parse_fingerprint(signature) is not None and signature != finding.signature:
+        named = (FormerNameRow.finding_id == finding.id, FormerNameRow.signature == signature)
+        if session.scalar(select(FormerNameRow.id).where(*named).limit(1)) is None:
+            session.add(FormerNameRow(finding_id=finding.id, signature=signature, merged_id=None))
     session.flush()
-
-
-def _is_named(session: Session, finding: FindingRow, signature: str) -> bool:
-    named = (FormerNameRow.finding_id == finding.id, FormerNameRow.signature == signature)
-    former = select(FormerNameRow.id).where(*named).limit(1)
-    return signature == finding.signature or session.scalar(former) is not None
 
 
 def _of_place(session: Session, signature: str) -> list[FindingRow]:
@@ -120,12 +110,9 @@ def speaks_for(signature: str, reproduced: Mapping[str, object], judged: Mapping
     """
     if not reproduced.get("is_bug"):
         return False
-    return agree(str(reproduced.get("signature") or signature), signature) or not _proves(judged)
-
-
-def _proves(report: Mapping[str, object]) -> bool:
-    culprit = report.get("culprit")
-    return isinstance(culprit, Mapping) and culprit.get("necessary") is True
+    culprit = judged.get("culprit")
+    is_proved = isinstance(culprit, Mapping) and culprit.get("necessary") is True
+    return agree(str(reproduced.get("signature") or signature), signature) or not is_proved
 
 
 # Groups of findings that one issue stands for.
@@ -189,7 +176,8 @@ def settle(
         finding.signature = signature
         session.flush()
     report = cast("ReportJson", reproducer.report or {})
-    twins = [*_of_the_same_program(session, finding, reproducer), *find_twins(session, finding, report)]
+    near = [row for row in _of_place(session, finding.signature) if row.id != finding.id]
+    twins = [*_of_the_same_program(session, finding, reproducer), *raising_alike(session, report, near)]
     if twins := list(dict.fromkeys(twins)):
         finding = _merge(session, [finding, *twins], merged)
     return finding, tuple(merged)
@@ -232,7 +220,12 @@ def move_apart(session: Session, finding: FindingRow, reproducer: ReproducerRow)
 def choose(session: Session, finding: FindingRow) -> None:
     """Let the finding speak of its best reproducer, or of its best run if no confirmed one shows it."""
     rows = session.scalars(select(ReproducerRow).where(ReproducerRow.finding_id == finding.id)).all()
-    best = min(rows, key=lambda row: _place_of_reproducer(session, finding, row), default=None)
+
+    def place(row: ReproducerRow) -> tuple[object, ...]:
+        apart, severity = belongs_apart(session, finding, row), rank(cast("ReportJson | None", row.report))
+        return (apart, not row.confirmed, severity, row.lines, row.id)
+
+    best = min(rows, key=place, default=None)
     finding.best_reproducer_id = None if best is None else best.id
     run = session.get_one(RunRow, finding.best_run_id)
     finding.speaks_by_reproducer = (
@@ -246,7 +239,10 @@ def choose(session: Session, finding: FindingRow) -> None:
         alike = run.verdict == report["verdict"] and agree(*(str(r.get("signature")) for r in (run.report, report)))
         finding.case_id = shown.case_id or (run.case_id if alike else None)
     finding.verdict, finding.confidence = str(report["verdict"]), cast("str | None", report.get("confidence"))
-    finding.culprit, finding.evidence = in_short(report.get("culprit")), _object(report.get("evidence"))
+    finding.culprit, finding.evidence = (
+        in_short(report.get("culprit")),
+        cast("dict[str, object] | None", report.get("evidence")),
+    )
     finding.severity = rate_severity(cast("ReportJson", report))
     finding.umbrella = find_umbrella(finding.severity, finding.signature)
     session.flush()
@@ -278,23 +274,10 @@ def run_rank(report: ReportJson, source: str) -> Rank:
     )
 
 
-def _place_of_reproducer(
-    session: Session, finding: FindingRow, row: ReproducerRow
-) -> tuple[bool, bool, tuple[int, bool], int, int]:
-    return (
-        belongs_apart(session, finding, row),
-        not row.confirmed,
-        rank(cast("ReportJson | None", row.report)),
-        row.lines,
-        row.id,
-    )
-
-
 # -- two become one ---------------------------------------------------------------------------------
 
 
 def _replaces(session: Session, signature: str, finding: FindingRow, reproducer: ReproducerRow) -> bool:
-    """Return whether the signature of a finding's reproducer becomes that of the finding."""
     if signature == finding.signature:
         return False
     if is_unproved(finding.signature) or _says_more(signature, finding.signature):
@@ -333,13 +316,10 @@ def _of_the_same_program(session: Session, finding: FindingRow, reproducer: Repr
         ReproducerRow.finding_id != finding.id,
     )
     rows = session.scalars(select(FindingRow).where(FindingRow.id.in_(alike)).order_by(FindingRow.id)).all()
-    own = _nature(rate_severity(cast("ReportJson | None", reproducer.report)))
-    return [row for row in rows if _nature(row.severity) == own]
-
-
-def _nature(own: str | None) -> str | None:
-    """Return the property that keeps two findings of one program apart: raising, or accepting what eager refuses."""
-    return own if own in (Severity.ERROR, Severity.ACCEPTS_INVALID) else None
+    # What keeps two findings of one program apart: raising, or accepting what eager refuses.
+    apart = {str(Severity.ERROR), str(Severity.ACCEPTS_INVALID)}
+    own = {rate_severity(cast("ReportJson | None", reproducer.report))} & apart
+    return [row for row in rows if {row.severity} & apart == own]
 
 
 def _merge(session: Session, findings: Sequence[FindingRow], merged: list[int]) -> FindingRow:
@@ -361,14 +341,14 @@ def _absorb(session: Session, survivor: FindingRow, vanishing: FindingRow) -> No
     key, old = survivor.id, vanishing.id
     _keep_marks(survivor, vanishing)
     own_scripts = select(ReproducerRow.sha256).where(ReproducerRow.finding_id == key)
-    own_links = select(RelatedRow.url).where(RelatedRow.finding_id == key)
+    own_links = select(Related.url).where(Related.finding_id == key)
     better = session.get_one(RunRow, vanishing.best_run_id)
     vanishing.best_reproducer_id = vanishing.best_run_id = None
     session.flush()
     of_old = ReproducerRow.finding_id == old
     session.execute(delete(ReproducerRow).where(of_old, ReproducerRow.sha256.in_(own_scripts)))
-    session.execute(delete(RelatedRow).where(RelatedRow.finding_id == old, RelatedRow.url.in_(own_links)))
-    for kind in (ReproducerRow, RunRow, ReplayRow, RelatedRow, FormerNameRow):
+    session.execute(delete(Related).where(Related.finding_id == old, Related.url.in_(own_links)))
+    for kind in (ReproducerRow, RunRow, Replay, Related, FormerNameRow):
         session.execute(update(kind).where(kind.finding_id == old).values(finding_id=key))
     session.execute(update(FindingRow).where(FindingRow.duplicate_of_id == old).values(duplicate_of_id=key))
     session.add(FormerNameRow(finding_id=key, signature=vanishing.signature, merged_id=old))
@@ -415,7 +395,6 @@ def _recount(session: Session, finding: FindingRow) -> None:
 
 
 def _signature(reproducer: ReproducerRow) -> str | None:
-    """Return the signature of the reproducer's report; None if it has none, or shows no bug."""
     report = reproducer.report or {}
     signature = report.get("signature")
     return signature if isinstance(signature, str) and signature and report.get("is_bug") else None
@@ -423,9 +402,4 @@ def _signature(reproducer: ReproducerRow) -> str | None:
 
 def in_short(culprit: object) -> dict[str, object] | None:
     """A culprit without its details, which are most of it and which lists do not show."""
-    given = _object(culprit)
-    return None if given is None else {key: value for key, value in given.items() if key != "details"}
-
-
-def _object(value: object) -> dict[str, object] | None:
-    return value if isinstance(value, dict) else None
+    return {key: value for key, value in culprit.items() if key != "details"} if isinstance(culprit, dict) else None

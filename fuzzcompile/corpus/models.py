@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
     false,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column, relationship
 from sqlalchemy.types import TypeEngine
 
 
@@ -92,6 +92,11 @@ class Base(DeclarativeBase):
         str: AnyText(),
     }
 
+    def to_dict(self, *left_out: str) -> dict[str, object]:
+        """The values of the columns, by name."""
+        keys = (column.key for column in self.__table__.columns if column.key not in left_out)
+        return {key: getattr(self, key) for key in keys}
+
 
 class EnvironmentRow(Base):
     """A machine and its software, stored once by content."""
@@ -130,6 +135,17 @@ class CampaignRow(Base):
     last_heard: Mapped[datetime]
     finished: Mapped[datetime | None]
     ended: Mapped[str | None] = mapped_column(String(32))
+    _environment: Mapped[EnvironmentRow] = relationship(lazy="joined")
+
+    @property
+    def environment(self) -> dict[str, object]:
+        """Where it was started."""
+        return self._environment.details
+
+    @property
+    def end(self) -> datetime:
+        """Time of the end; for a campaign that runs or was killed, its last heartbeat."""
+        return self.finished or self.last_heard
 
 
 class CaseRow(Base):
@@ -227,12 +243,9 @@ class RunRow(Base):
 
 
 class ReproducerRow(Base):
-    """A script that shows a finding without fuzzcompile.
+    """A script that shows a finding without fuzzcompile (`fuzzcompile.corpus.records.Reproducer`).
 
-    ``program`` identifies the reduced program up to names; ``shown`` is what was seen when the script was made
-    (`fuzzcompile.model.contract.ShownJson`). ``case_id`` is the case that was reduced, ``environment_id`` where its
-    report
-    was made. ``imported`` as for a case.
+    ``shown`` is a `fuzzcompile.model.contract.ShownJson`. ``imported`` as for a case.
     """
 
     __tablename__ = "reproducers"
@@ -256,13 +269,17 @@ class ReproducerRow(Base):
     created: Mapped[datetime]
 
 
-class ReplayRow(Base):
-    """A reproducer run again under one torch; ``status`` is the judgement on all ``runs`` of it."""
+class Replay(MappedAsDataclass, Base):
+    """A reproducer run again under one torch.
+
+    ``status`` is "failing", "fixed", "fails differently", "errored" or "flaky", judged on all ``runs`` of it, which are
+    in the same words. ``output`` is the last run's that decided, without paths of this machine.
+    """
 
     __tablename__ = "replays"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    finding_id: Mapped[int] = mapped_column(ForeignKey("findings.id"), index=True)
+    id: Mapped[int] = mapped_column(primary_key=True, init=False, compare=False)
+    finding_id: Mapped[int] = mapped_column(ForeignKey("findings.id"), index=True, init=False, compare=False)
     reproducer_sha256: Mapped[str] = mapped_column(String(64))
     torch: Mapped[str]
     torch_git: Mapped[str | None]
@@ -270,17 +287,21 @@ class ReplayRow(Base):
     runs: Mapped[list[str]]
     output: Mapped[str]
     seconds: Mapped[float]
-    created: Mapped[datetime]
+    created: Mapped[datetime] = mapped_column(init=False, compare=False)
 
 
-class RelatedRow(Base):
-    """A public issue or pull request that may be about a finding, as a search found it."""
+class Related(MappedAsDataclass, Base):
+    """A public issue or pull request that may be about a finding, as a search found it.
+
+    ``kind`` is "issue" or "pull request", ``state`` "open", "closed" or "merged". A greater ``score`` is likelier;
+    ``why`` says which terms led to it.
+    """
 
     __tablename__ = "related"
     __table_args__ = (UniqueConstraint("finding_id", "url"),)
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    finding_id: Mapped[int] = mapped_column(ForeignKey("findings.id"))
+    id: Mapped[int] = mapped_column(primary_key=True, init=False, compare=False)
+    finding_id: Mapped[int] = mapped_column(ForeignKey("findings.id"), init=False, compare=False)
     url: Mapped[str]
     kind: Mapped[str] = mapped_column(String(16))
     title: Mapped[str]
@@ -288,16 +309,20 @@ class RelatedRow(Base):
     score: Mapped[float]
     why: Mapped[str]
 
+    def to_json(self) -> dict[str, object]:
+        """For machines."""
+        return self.to_dict("id", "finding_id")
 
-class UmbrellaRow(Base):
-    """Mark of a group of findings with one cause (`fuzzcompile mark`)."""
+
+class Umbrella(MappedAsDataclass, Base):
+    """A group of findings with one cause, and what a person said of it (`fuzzcompile mark`)."""
 
     __tablename__ = "umbrellas"
 
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
-    status: Mapped[str] = mapped_column(String(32))
-    issue: Mapped[str | None]
-    note: Mapped[str | None]
+    status: Mapped[str] = mapped_column(String(32), default="open")
+    issue: Mapped[str | None] = mapped_column(default=None)
+    note: Mapped[str | None] = mapped_column(default=None)
 
 
 class CoverageRow(Base):

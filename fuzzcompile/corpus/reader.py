@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from sqlalchemy import func, select
+from sqlalchemy import Row, distinct, func, select
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus import maintenance, transactions
-from fuzzcompile.corpus.connection import Transacting, integrity, reads
-from fuzzcompile.corpus.fleet import Fleet, fleet
-from fuzzcompile.corpus.maintenance import Stats
+from fuzzcompile.corpus import fleet, maintenance, transactions
+from fuzzcompile.corpus.connection import Transacting, reads
+from fuzzcompile.corpus.databases import integrity
+from fuzzcompile.corpus.machines import seen_by_finding
 from fuzzcompile.corpus.merge import find_finding
 from fuzzcompile.corpus.models import (
     CampaignRow,
@@ -21,59 +22,57 @@ from fuzzcompile.corpus.models import (
     CoverageRow,
     EnvironmentRow,
     FindingRow,
-    RelatedRow,
-    ReplayRow,
+    FormerNameRow,
+    Related,
+    Replay,
     ReproducerRow,
     RunRow,
-    UmbrellaRow,
+    Umbrella,
 )
 from fuzzcompile.corpus.queries import (
-    News,
-    Overview,
-    Since,
-    collect_details,
-    count_distinct,
+    BEST,
     describe_finding,
-    environment_of_runs,
-    find_umbrella_mark,
+    find_umbrella,
     finding_id,
     finding_records,
-    first_reached,
     list_conditions,
-    list_names,
     make_record,
-    news,
-    overview,
     reproducer_record,
-    shown_reproducer,
     summary_records,
 )
 from fuzzcompile.corpus.records import (
     CaseRecord,
     Counters,
+    Coverage,
     Finding,
     FindingSummary,
-    Related,
     Reproducer,
     Seed,
-    StoredCampaign,
-    StoredCoverage,
-    StoredReplay,
     StreamRun,
-    Umbrella,
-    UnknownFindingError,
     identify_compiler,
     public_id,
 )
-from fuzzcompile.corpus.transactions import present
+from fuzzcompile.model.errors import UsageError
 
 if TYPE_CHECKING:
     from fuzzcompile.model.contract import ReportJson
 
+Value = TypeVar("Value")
+# The last rows that are known, of coverage, findings and runs: ids grow in the order in which rows are stored.
+Since: TypeAlias = tuple[int, int, int]
+# A case judged by a campaign: ``campaign_id``, ``moment``, and whether it was ``screened``, without generated code.
+Judging: TypeAlias = "Row[int | None, datetime, bool]"
+_LEAST_DIGITS = 6
 
-# All that is known of a case and of how it was judged: enough to judge it again, whatever came before it.
 
-_LEAST_DIGITS, _WHOLE = 6, 64
+@dataclass(frozen=True)
+class News:
+    """News: items that a compiler reached first, signatures of new findings, and signatures that were hit."""
+
+    since: Since
+    reached: tuple[Coverage, ...] = ()
+    signatures: frozenset[str] = frozenset()
+    hit: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -94,71 +93,29 @@ class JudgedRun:
 
 
 @dataclass(frozen=True)
-class JudgedCase:
-    """A case and its runs, oldest first; its source is empty where `fuzzcompile.corpus.maintenance` has dropped it."""
+class Overview:
+    """The findings, the worst first, and what belongs to each by its row's id; the cases that campaigns judged.
 
-    sha256: str
-    source: str
-    imported: bool
-    runs: tuple[JudgedRun, ...]
-
-
-def judged_case(session: Session, name: str) -> JudgedCase:
-    """The case whose hash begins with ``name``; ``case_`` before it, as reports call cases, is left out.
-
-    Raises:
-        UnknownFindingError: there is none, or more than one.
+    ``environments`` are those in which the reports were made, as far as they were stored, ``former`` the signatures
+    that findings had before.
     """
-    digits = name.removeprefix("case_").lower()
-    if len(digits) < _LEAST_DIGITS or not set(digits) <= set("0123456789abcdef"):
-        raise UnknownFindingError(f"{name} is no case: name it by {_LEAST_DIGITS} or more digits of its hash.")
-    # A range, which the index on the hash answers; the letter g comes after every digit.
-    begins = (CaseRow.sha256 >= digits, CaseRow.sha256 < f"{digits}g")
-    rows = session.scalars(select(CaseRow).where(*begins).limit(2)).all()
-    if len(rows) != 1:
-        raise UnknownFindingError(
-            f"{'More than one case has' if rows else 'No case has'} a hash that begins with {digits}: "
-            + ("give more digits." if rows else "`fuzzcompile run --log FILE` and reports name cases.")
-        )
-    runs = (
-        select(RunRow, EnvironmentRow.details, CampaignRow.settings)
-        .join(EnvironmentRow, RunRow.environment_id == EnvironmentRow.id)
-        .outerjoin(CampaignRow, RunRow.campaign_id == CampaignRow.id)
-        .where(RunRow.case_id == rows[0].id)
-        .order_by(RunRow.id)
-    )
-    judged = tuple(_run(run, environment, settings) for run, environment, settings in session.execute(runs))
-    return JudgedCase(rows[0].sha256, rows[0].source, rows[0].imported, judged)
 
-
-def _run(run: RunRow, environment: dict[str, object], settings: dict[str, object] | None) -> JudgedRun:
-    conditions = None if settings is None else {name: settings.get(name) for name in ("vetoes", "plants", "custom")}
-    return JudgedRun(
-        cast("ReportJson", run.report),
-        environment,
-        conditions,
-        run.screened,
-        None if run.finding_id is None else public_id(run.finding_id),
-        None if run.stream is None or run.stream_index is None else (run.stream, run.stream_index),
-        run.created,
-    )
+    findings: Sequence[Finding]
+    reproducers: Mapping[int, Reproducer]
+    environments: Mapping[int, Mapping[str, object]]
+    related: Mapping[int, Sequence[Related]]
+    replays: Mapping[int, Sequence[Replay]]
+    former: Mapping[int, Sequence[str]]
+    judgings: Sequence[Judging]
 
 
 class Reader(Transacting):
     """The reading half of a `Store`. A finding is named by id (3, "3", "F3"), signature, or beginning of one."""
 
     @reads
-    def campaigns(self, session: Session) -> list[StoredCampaign]:
+    def campaigns(self, session: Session) -> list[CampaignRow]:
         """Every campaign, oldest first."""
-        query = (
-            select(CampaignRow, EnvironmentRow.details)
-            .join(EnvironmentRow, CampaignRow.environment_id == EnvironmentRow.id)
-            .order_by(CampaignRow.id)
-        )
-        return [
-            make_record(StoredCampaign, row, environment=details, settings=transactions.asked(row.settings))
-            for row, details in session.execute(query)
-        ]
+        return list(session.scalars(select(CampaignRow).order_by(CampaignRow.id)))
 
     @reads
     def part(self, session: Session, campaign_id: int) -> int:
@@ -172,8 +129,25 @@ class Reader(Transacting):
 
     @reads
     def news(self, session: Session, compiler: str, since: Since | None) -> News:
-        """Return the records stored since (`fuzzcompile.corpus.queries`)."""
-        return news(session, compiler, since)
+        """What was stored since; with None, only from where on the next call is to look."""
+        keys = (CoverageRow.id, FindingRow.id, RunRow.id)
+        coverage, finding, run = (session.scalar(select(func.max(key))) or 0 for key in keys)
+        now = (coverage, finding, run)
+        if since is None:
+            return News(now)
+        columns = (
+            CoverageRow.stage,
+            CoverageRow.pass_name,
+            CoverageRow.rewrite,
+            CoverageRow.outcome,
+            CoverageRow.count,
+        )
+        rows = session.execute(select(*columns).where(CoverageRow.id > since[0], CoverageRow.torch == compiler))
+        new = session.scalars(select(FindingRow.signature).where(FindingRow.id > since[1]))
+        hits = select(RunRow.finding_id).where(RunRow.id > since[2], RunRow.finding_id.is_not(None))
+        hit = session.scalars(select(FindingRow.signature).where(FindingRow.id.in_(hits)))
+        reached = tuple(Coverage(*row) for row in rows)  # type: ignore[arg-type]  # the columns, in order
+        return News(now, reached, frozenset(new), frozenset(hit))
 
     @reads
     def recorded_indices(self, session: Session, stream: str) -> set[int]:
@@ -199,13 +173,42 @@ class Reader(Transacting):
         return make_record(CaseRecord, row, stream=None, index=None, **tuples)
 
     @reads
-    def judged(self, session: Session, name: str) -> JudgedCase:
-        """The case whose hash begins with ``name``, and every time that it was judged.
+    def judged(self, session: Session, name: str) -> tuple[CaseRow, list[JudgedRun]]:
+        """The case whose hash begins with ``name`` (reports put ``case_`` before it), and its runs, oldest first.
 
-        Raises:
-            UnknownFindingError: there is none, or more than one.
+        The source is empty where `fuzzcompile.corpus.maintenance` has dropped it.
         """
-        return judged_case(session, name)
+        digits = name.removeprefix("case_").lower()
+        if len(digits) < _LEAST_DIGITS or not set(digits) <= set("0123456789abcdef"):
+            raise UsageError(f"{name} is no case: name it by {_LEAST_DIGITS} or more digits of its hash.")
+        # A range, which the index on the hash answers; the letter g comes after every digit.
+        begins = (CaseRow.sha256 >= digits, CaseRow.sha256 < f"{digits}g")
+        rows = session.scalars(select(CaseRow).where(*begins).limit(2)).all()
+        if len(rows) != 1:
+            raise UsageError(
+                f"{'More than one case has' if rows else 'No case has'} a hash that begins with {digits}: "
+                + ("give more digits." if rows else "`fuzzcompile run --log FILE` and reports name cases.")
+            )
+        query = (
+            select(RunRow, EnvironmentRow.details, CampaignRow.settings)
+            .join(EnvironmentRow, RunRow.environment_id == EnvironmentRow.id)
+            .outerjoin(CampaignRow, RunRow.campaign_id == CampaignRow.id)
+            .where(RunRow.case_id == rows[0].id)
+            .order_by(RunRow.id)
+        )
+        runs = [
+            JudgedRun(
+                cast("ReportJson", run.report),
+                environment,
+                settings and {name: settings.get(name) for name in ("vetoes", "plants", "custom")},
+                run.screened,
+                None if run.finding_id is None else public_id(run.finding_id),
+                None if run.stream is None or run.stream_index is None else (run.stream, run.stream_index),
+                run.created,
+            )
+            for run, environment, settings in session.execute(query)
+        ]
+        return rows[0], runs
 
     @reads
     def stream_runs(self, session: Session, stream: str, compiler: str, latest: int | None = None) -> list[StreamRun]:
@@ -222,7 +225,7 @@ class Reader(Transacting):
             .order_by(RunRow.stream_index, RunRow.id)
         )
         opening = select(func.min(RunRow.id)).where(RunRow.is_bug).group_by(RunRow.finding_id)
-        firsts, opened = first_reached(session, compiler), set(session.scalars(opening))
+        firsts, opened = _first_reached(session, compiler), set(session.scalars(opening))
         runs: dict[int, StreamRun] = {}
         for index, run, case, screened, features in session.execute(query):
             if index is None:  # for the type checker: the query leaves these out
@@ -240,7 +243,7 @@ class Reader(Transacting):
             .where(CaseRow.choices.is_not(None), CaseRow.id.in_(reached))
             .order_by(CaseRow.id, RunRow.id)
         )
-        firsts = first_reached(session, compiler)
+        firsts = _first_reached(session, compiler)
         seeds: dict[int, Seed] = {}
         for key, sha256, choices, spec, report in session.execute(query):
             if choices is not None and (spec or {}).get("profile") == profile:
@@ -251,21 +254,20 @@ class Reader(Transacting):
     @reads
     def coverage(
         self, session: Session, compiler: str | None = None, *, until: datetime | None = None
-    ) -> list[StoredCoverage]:
+    ) -> list[CoverageRow]:
         """Return the rewrites, decompositions, lowerings and kernels that every compiler reached, or one alone.
 
         With ``until``, only what was first reached by a case that campaigns had judged by then; a case that was judged
         more than once counts from its last run. The counts stay those of the whole corpus.
         """
         identity = (CoverageRow.stage, CoverageRow.pass_name, CoverageRow.rewrite, CoverageRow.outcome)
-        query = select(CoverageRow, CaseRow.sha256).join(CaseRow, CoverageRow.first_case_id == CaseRow.id)
+        query = select(CoverageRow)
         if compiler is not None:
             query = query.where(CoverageRow.torch == compiler)
         if until is not None:
             judged = select(RunRow.case_id).where(RunRow.campaign_id.is_not(None)).group_by(RunRow.case_id)
             query = query.where(CoverageRow.first_case_id.in_(judged.having(func.max(RunRow.created) <= until)))
-        rows = session.execute(query.order_by(CoverageRow.torch, *identity))
-        return [make_record(StoredCoverage, row, first_case_sha256=sha256) for row, sha256 in rows]
+        return list(session.scalars(query.order_by(CoverageRow.torch, *identity)))
 
     @reads
     def counters(
@@ -283,8 +285,8 @@ class Reader(Transacting):
             select(RunRow.verdict, func.count()).where(*chosen).group_by(RunRow.verdict).order_by(RunRow.verdict)
         )
         verdicts = dict(session.execute(by_verdict).all())
-        cases = count_distinct(session, RunRow.case_id, chosen)
-        findings = count_distinct(session, RunRow.finding_id, chosen)
+        counts = select(func.count(distinct(RunRow.case_id)), func.count(distinct(RunRow.finding_id))).where(*chosen)
+        cases, findings = session.execute(counts).one()
         return Counters(cases, sum(verdicts.values()), verdicts, findings)
 
     @reads
@@ -315,11 +317,7 @@ class Reader(Transacting):
 
     @reads
     def finding(self, session: Session, name: str | int) -> Finding:
-        """The finding called ``name``; a finding that was merged into another is that other one.
-
-        Raises:
-            UnknownFindingError: there is none, or more than one; the message lists what there is.
-        """
+        """The finding called ``name``; a finding that was merged into another is that other one."""
         return finding_records(session, FindingRow.id == finding_id(session, name))[0]
 
     @reads
@@ -329,12 +327,7 @@ class Reader(Transacting):
         return None if row is None else public_id(row.id)
 
     @reads
-    def names_of(self, session: Session, finding: str | int) -> list[str]:
-        """The signatures of a finding: its own, then those that it had, and those of findings merged into it."""
-        return list_names(session, session.get_one(FindingRow, finding_id(session, finding)))
-
-    @reads
-    def describe(self, session: Session, finding: str | int) -> dict[str, object]:
+    def describe(self, session: Session, finding: str | int) -> dict[str, Any]:
         """What ``finding.json`` says of a finding (`fuzzcompile.corpus.queries.describe_finding`)."""
         return describe_finding(session, session.get_one(FindingRow, finding_id(session, finding)))
 
@@ -342,9 +335,14 @@ class Reader(Transacting):
     def environment_of(self, session: Session, finding: str | int) -> dict[str, object]:
         """The environment in which a finding's report was made; what is known of it, if it was not stored."""
         row = session.get_one(FindingRow, finding_id(session, finding))
-        best = shown_reproducer(session, row)
-        key = best.environment_id if best is not None else None
-        return collect_details(session, key) or environment_of_runs(session, row, best)
+        shown = session.get_one(ReproducerRow, row.best_reproducer_id) if row.speaks_by_reproducer else None
+        made = session.get_one(RunRow, row.best_run_id) if shown is None else shown
+        if made.environment_id is not None:
+            return session.get_one(EnvironmentRow, made.environment_id).details
+        seen = seen_by_finding(session, [row.id])[row.id].environments
+        known = [session.get_one(EnvironmentRow, key).details for key in seen]
+        of_shown = {"torch": shown.torch, "device": (shown.report or {}).get("device")} if shown else {}
+        return next((details for details in known if details["torch"] == of_shown.get("torch")), of_shown)
 
     @reads
     def best_reproducer(self, session: Session, finding: str | int) -> Reproducer | None:
@@ -361,48 +359,89 @@ class Reader(Transacting):
         return [reproducer_record(session, row) for row in rows]
 
     @reads
-    def replays(self, session: Session, finding: str | int | None = None) -> list[StoredReplay]:
+    def replays(self, session: Session, finding: str | int | None = None) -> list[Replay]:
         """The replays of one finding or (None) of all, oldest first."""
-        query = select(ReplayRow).order_by(ReplayRow.id)
+        query = select(Replay).order_by(Replay.id)
         if finding is not None:
-            query = query.where(ReplayRow.finding_id == finding_id(session, finding))
-        return [make_record(StoredReplay, row, runs=tuple(row.runs)) for row in session.scalars(query)]
+            query = query.where(Replay.finding_id == finding_id(session, finding))
+        return list(session.scalars(query))
 
     @reads
     def related(self, session: Session, finding: str | int) -> list[Related]:
         """The public reports that a search found for a finding, the likeliest first."""
         key = finding_id(session, finding)
-        query = select(RelatedRow).where(RelatedRow.finding_id == key).order_by(RelatedRow.score.desc())
-        return [make_record(Related, row) for row in session.scalars(query)]
+        query = select(Related).where(Related.finding_id == key).order_by(Related.score.desc())
+        return list(session.scalars(query))
 
     @reads
     def umbrellas(self, session: Session) -> list[Umbrella]:
         """The groups that findings are in or of which a person said something, by name."""
         names = select(FindingRow.umbrella).where(FindingRow.umbrella.is_not(None)).distinct()
-        marked = {row.name: make_record(Umbrella, row) for row in session.scalars(select(UmbrellaRow))}
+        marked = {row.name: row for row in session.scalars(select(Umbrella))}
         known = sorted({*filter(None, session.scalars(names)), *marked})
         return [marked.get(name) or Umbrella(name) for name in known]
 
     @reads
     def umbrella(self, session: Session, name: str | None) -> Umbrella | None:
         """The group of that name, and what a person said of it; None for no name."""
-        return find_umbrella_mark(session, name)
+        return find_umbrella(session, name)
 
     @reads
-    def stats(self, session: Session) -> Stats:
+    def stats(self, session: Session) -> maintenance.Stats:
         """Return the counts of the corpus."""
         return maintenance.stats(session)
 
     @reads
     def overview(self, session: Session) -> Overview:
-        """All that a report on the corpus shows of findings and cases."""
-        return overview(session)
+        """All that a report on the corpus shows of findings and cases, read with a few statements."""
+        details = dict(session.execute(select(EnvironmentRow.id, EnvironmentRow.details)).all())
+        scripts = (
+            select(FindingRow.id, ReproducerRow, CaseRow.sha256)
+            .join(*BEST)
+            .outerjoin(CaseRow, ReproducerRow.case_id == CaseRow.id)
+        )
+        made_in = (
+            select(FindingRow.id, FindingRow.speaks_by_reproducer, ReproducerRow.environment_id, RunRow.environment_id)
+            .outerjoin(*BEST)
+            .outerjoin(RunRow, FindingRow.best_run_id == RunRow.id)
+        )
+        environments = {
+            key: (of_script if speaks else None) or of_run
+            for key, speaks, of_script, of_run in session.execute(made_in)
+        }
+        judgings = select(RunRow.campaign_id, RunRow.created.label("moment"), RunRow.screened)
+        judgings = judgings.where(RunRow.campaign_id.is_not(None)).order_by(RunRow.created, RunRow.id)
+        related = session.scalars(select(Related).order_by(Related.score.desc(), Related.id))
+        return Overview(
+            sorted(finding_records(session), key=lambda finding: finding.place),
+            {
+                key: make_record(Reproducer, row, case_sha256=case, environment=details.get(row.environment_id or 0))
+                for key, row, case in session.execute(scripts)
+            },
+            {key: details[environment] for key, environment in environments.items() if environment is not None},
+            _group((row.finding_id, row) for row in related),
+            _group((row.finding_id, row) for row in session.scalars(select(Replay).order_by(Replay.id))),
+            _group(session.execute(select(FormerNameRow.finding_id, FormerNameRow.signature)).tuples()),
+            session.execute(judgings).all(),
+        )
 
     @reads
-    def fleet(self, session: Session, at: datetime | None = None) -> Fleet:
+    def fleet(self, session: Session, at: datetime | None = None) -> fleet.Fleet:
         """Return the fleet at a moment; by default at the present of the corpus's server."""
-        return fleet(session, at or present(session))
+        return fleet.survey(session, at or transactions.present(session))
 
     def integrity(self) -> str:
         """``ok``, or what is wrong with the database."""
         return integrity(self._engine)
+
+
+def _first_reached(session: Session, compiler: str) -> dict[int, int]:
+    first = CoverageRow.first_case_id
+    return dict(session.execute(select(first, func.count()).where(CoverageRow.torch == compiler).group_by(first)).all())
+
+
+def _group(pairs: Iterable[tuple[int, Value]]) -> dict[int, list[Value]]:
+    grouped = defaultdict[int, list[Value]](list)
+    for finding, value in pairs:
+        grouped[finding].append(value)
+    return dict(grouped)

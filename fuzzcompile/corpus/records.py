@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
-from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.severity import Severity
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.machines import Machines
+    from fuzzcompile.corpus.models import CampaignRow
     from fuzzcompile.model.contract import EvidenceJson, ReportJson, ShownJson
     from fuzzcompile.model.culprit_contract import CulpritJson
 
@@ -51,23 +52,6 @@ class Campaign:
     environment: Mapping[str, object]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredCampaign(Campaign):
-    """A campaign as the corpus remembers it; ``ended`` is None while it runs and after a kill."""
-
-    id: int
-    counters: dict[str, object]
-    started: datetime
-    last_heard: datetime
-    finished: datetime | None
-    ended: str | None
-
-    @property
-    def end(self) -> datetime:
-        """Time of the end; for a campaign that runs or was killed, its last heartbeat."""
-        return self.finished or self.last_heard
-
-
 @dataclass(frozen=True)
 class CaseRecord:
     """A case: what is executed is exactly ``source``, and ``sha256`` identifies it.
@@ -97,18 +81,6 @@ class Coverage:
     rewrite: str
     outcome: Outcome
     count: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredCoverage(Coverage):
-    """Count of a rewrite, operator or kernel, and the case that reached it first.
-
-    ``torch`` is the compiler (`identify_compiler`).
-    """
-
-    torch: str
-    first_case_id: int
-    first_case_sha256: str
 
 
 @dataclass(frozen=True)
@@ -181,57 +153,6 @@ class StoredReproducer:
     def public_id(self) -> str:
         """The finding's short name."""
         return public_id(self.finding_id)
-
-
-@dataclass(frozen=True)
-class Replay:
-    """A reproducer run again under one torch.
-
-    ``status`` is "failing", "fixed", "fails differently", "errored" or "flaky"; ``runs`` are the single runs' in the
-    same words. ``output`` is the last run's that decided, without paths of this machine.
-    """
-
-    reproducer_sha256: str
-    torch: str
-    torch_git: str | None
-    status: str
-    runs: Sequence[str]
-    output: str
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredReplay(Replay):
-    """A replay of a finding (its row's id), and when it was made."""
-
-    finding_id: int
-    created: datetime
-
-
-@dataclass(frozen=True)
-class Related:
-    """A public issue or pull request that may be about a finding.
-
-    ``kind`` is "issue" or "pull request", ``state`` "open", "closed" or "merged". A greater ``score`` is likelier;
-    ``why`` says which terms led to it.
-    """
-
-    url: str
-    kind: str
-    title: str
-    state: str
-    score: float
-    why: str
-
-
-@dataclass(frozen=True)
-class Umbrella:
-    """A group of findings with one cause, and what a person said of it."""
-
-    name: str
-    status: str = "open"
-    issue: str | None = None
-    note: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,31 +250,15 @@ class CorpusGone(CorpusError):
     """The corpus's server was lost, or does not answer yet: the same call may succeed later."""
 
 
-class NotAFileError(UsageError):
-    """A folder without a corpus was named as one (exit status 2)."""
-
-
-class UnknownFindingError(UsageError):
-    """No finding, or more than one, has the given name (exit status 2)."""
-
-
-class UntrustedError(UsageError):
-    """What was to be run comes from another corpus, and no one here trusts it (exit status 2)."""
-
-
-class FolderTakenError(UsageError):
-    """An export would overwrite files that do not belong to this finding (exit status 2)."""
-
-
 # Campaign time: how long campaigns ran, without the time between them.
 
 
-def campaign_seconds(campaigns: Iterable[StoredCampaign]) -> float:
+def campaign_seconds(campaigns: Iterable[CampaignRow]) -> float:
     """Seconds in which at least one campaign ran."""
     return sum((end - start).total_seconds() for start, end in _spans(campaigns))
 
 
-def moment_at(campaigns: Iterable[StoredCampaign], seconds: float) -> datetime | None:
+def moment_at(campaigns: Iterable[CampaignRow], seconds: float) -> datetime | None:
     """When campaigns had run for this many seconds in all; None if they have not."""
     left = timedelta(seconds=seconds)
     for start, end in _spans(campaigns):
@@ -363,7 +268,7 @@ def moment_at(campaigns: Iterable[StoredCampaign], seconds: float) -> datetime |
     return None
 
 
-def _spans(campaigns: Iterable[StoredCampaign]) -> list[tuple[datetime, datetime]]:
+def _spans(campaigns: Iterable[CampaignRow]) -> list[tuple[datetime, datetime]]:
     """The intervals in which at least one campaign ran, in order; a killed one ends with its last heartbeat."""
     spans: list[tuple[datetime, datetime]] = []
     for start, end in sorted((run.started, run.end) for run in campaigns):

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
-from sqlalchemy import func, select
+from sqlalchemy import CursorResult, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import export as exporting
 from fuzzcompile.corpus import imports, maintenance, transactions
-from fuzzcompile.corpus import queries as trusting
-from fuzzcompile.corpus.connection import connect, keep_trying, shrink, writes
+from fuzzcompile.corpus.connection import connect, explained_errors, keep_trying, writes
+from fuzzcompile.corpus.databases import shrink
 from fuzzcompile.corpus.imports import Arrived, Copied, Duplicate, Export, put_export, put_finding, settle_duplicates
 from fuzzcompile.corpus.location import describe, find_file, require_file, resolve
 from fuzzcompile.corpus.maintenance import Freed, bring_up_to_date
-from fuzzcompile.corpus.models import CampaignRow, FindingRow, RunRow
+from fuzzcompile.corpus.models import CampaignRow, CaseRow, FindingRow, Related, Replay, ReproducerRow, RunRow, Umbrella
 from fuzzcompile.corpus.queries import finding_id
 from fuzzcompile.corpus.reader import Reader
 from fuzzcompile.corpus.records import (
@@ -28,14 +30,12 @@ from fuzzcompile.corpus.records import (
     CaseRecord,
     Coverage,
     Ended,
-    Related,
-    Replay,
     Reproducer,
     StoredReport,
     StoredReproducer,
     public_id,
 )
-from fuzzcompile.corpus.transactions import Mark, put_mark
+from fuzzcompile.corpus.transactions import Mark
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.settings import read_settings
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fuzzcompile.model.contract import ReportJson
 
 
-class Store(Reader):
+class Store(Reader, AbstractContextManager["Store"]):
     """An open corpus. Each call is one transaction: once it has returned, a kill loses nothing of it.
 
     A call that is made again, because the server was lost meanwhile, stores nothing twice. Threads may share a store,
@@ -79,24 +79,49 @@ class Store(Reader):
         """Close every connection."""
         self._engine.dispose()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def start_campaign(self, campaign: Campaign) -> int:
-        """Store that a campaign begins; return its row's id."""
-        return self.write(transactions.put_campaign, campaign, uuid4().hex)
+        """Store that a campaign begins, with the part of its stream that it judges; return its row's id."""
+        token = uuid4().hex  # one for all tries
+
+        def put(session: Session) -> int:
+            known = session.scalar(select(CampaignRow.id).where(CampaignRow.token == token))
+            if known is not None:
+                return known
+            moment = transactions.present(session)
+            row = CampaignRow(
+                token=token,
+                environment_id=transactions.put_environment(session, campaign.environment),
+                seed=campaign.seed,
+                settings={**transactions.plain(campaign.settings), transactions.PROCESS: transactions.this_process()},
+                command=campaign.command,
+                fuzzcompile_version=campaign.fuzzcompile_version,
+                counters={},
+                part=transactions.free_part(session, campaign.settings, moment),
+                started=moment,
+                last_heard=moment,
+            )
+            session.add(row)
+            session.flush()
+            return row.id
+
+        return self.write(put)
 
     @writes
     def heartbeat(self, session: Session, campaign_id: int, counters: Mapping[str, object]) -> int:
         """Keep the counters of a running campaign, so that a killed one still shows them.
 
-        Returns:
-            The part of its stream that it judges from now on (`fuzzcompile.corpus.transactions`).
+        Returns the part of its stream that it judges from now on: another one if it was silent for so long that its
+        part was taken.
         """
-        return transactions.hear(session, _campaign(session, campaign_id), counters)
+        row, moment = _campaign(session, campaign_id), transactions.present(session)
+        was_silent = row.last_heard < moment - transactions.SILENT
+        if was_silent and row.part in transactions.held_parts(session, row.settings, moment, besides=row.id):
+            row.part = transactions.free_part(session, row.settings, moment, besides=row.id)
+        row.counters, row.last_heard = transactions.plain(counters), moment
+        return row.part
 
     @writes
     def finish_campaign(self, session: Session, campaign_id: int, counters: Mapping[str, object], ended: Ended) -> None:
@@ -143,42 +168,66 @@ class Store(Reader):
 
     @writes
     def mark(self, session: Session, name: str, mark: Mark) -> tuple[str, Mark]:
-        """Store what a person says of a finding or a group of them; return its name, and all that is said of it now.
-
-        Raises:
-            UsageError: there is no such finding or group, or a finding would be a duplicate of itself.
-        """
-        return put_mark(session, name, mark)
+        """Store what a person says of a finding or a group of them; return its name, and all that is said of it now."""
+        group = session.get(Umbrella, name)
+        if group is None and session.scalar(select(FindingRow.id).where(FindingRow.umbrella == name).limit(1)):
+            group = Umbrella(name)
+        if group is not None and mark.duplicate_of is not None:
+            raise UsageError(f"{name} is a group, which is no duplicate of a finding: mark it known, with its issue.")
+        row = group or session.get_one(FindingRow, finding_id(session, name))
+        row.status, row.note = mark.status, mark.note or row.note
+        row.issue = None if mark.status == "open" else mark.issue or row.issue
+        session.add(row)
+        if isinstance(row, Umbrella):
+            return name, Mark(mark.status, row.issue, note=row.note)
+        original = following = None if mark.duplicate_of is None else finding_id(session, mark.duplicate_of)
+        while following is not None:
+            if following == row.id:
+                raise UsageError(f"{public_id(row.id)} would be a duplicate of itself: name the finding that stays.")
+            following = session.get_one(FindingRow, following).duplicate_of_id
+        row.duplicate_of_id = original
+        return public_id(row.id), Mark(
+            mark.status, row.issue, None if original is None else public_id(original), row.note
+        )
 
     @writes
     def trust(self, session: Session, findings: Iterable[str | int] | None) -> int:
-        """Trust what commands run of these findings, or (None) all that the corpus holds; how many sources were marked.
-
-        Raises:
-            UnknownFindingError: there is no such finding; nothing is trusted then.
-        """
-        if findings is None:
-            return trusting.trust_all(session)
-        return sum(trusting.trust(session, finding_id(session, name)) for name in findings)
+        """Trust what commands run of these findings, or (None) all of the corpus; how many sources were marked."""
+        trusting = [update(kind).where(kind.imported).values(imported=False) for kind in (CaseRow, ReproducerRow)]
+        if findings is not None:
+            rows = [session.get_one(FindingRow, finding_id(session, name)) for name in findings]
+            cases, scripts = ([row.case_id for row in rows], [row.best_reproducer_id for row in rows])
+            trusting = [trusting[0].where(CaseRow.id.in_(cases)), trusting[1].where(ReproducerRow.id.in_(scripts))]
+        return sum(cast("CursorResult[Any]", session.execute(each)).rowcount for each in trusting)
 
     def add_replay(self, finding: str | int, replay: Replay) -> None:
         """Store that a finding's reproducer was run again."""
         made = transactions.now()
-        self.write(lambda session: transactions.put_replay(session, finding_id(session, finding), replay, made))
+
+        def put(session: Session) -> None:
+            key = finding_id(session, finding)
+            same = (Replay.finding_id == key, Replay.created == made, Replay.torch == replay.torch)
+            if session.scalar(select(Replay.id).where(*same)) is None:
+                row = replace(replay)  # the caller's stays as it is, for another try
+                row.finding_id, row.created = key, made
+                session.add(row)
+
+        self.write(put)
 
     @writes
     def keep_related(
         self, session: Session, finding: str | int, related: Sequence[Related], queries: Sequence[str]
     ) -> None:
         """Store the public reports on a finding that ``queries`` led to, in place of those of an earlier search."""
-        transactions.put_related(session, finding_id(session, finding), related, queries)
+        row = session.get_one(FindingRow, finding_id(session, finding))
+        session.execute(delete(Related).where(Related.finding_id == row.id))
+        for link in map(replace, related):
+            link.finding_id = row.id
+            session.add(link)
+        row.searched, row.queries = transactions.now(), list(queries)
 
     def export(self, finding: str | int, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write ``case.py``, ``repro.py``, ``neighbour.py`` (as far as there are such) and ``finding.json``.
-
-        Raises:
-            FolderTakenError: the folder holds files that are not of this finding.
-        """
+        """Write ``case.py``, ``repro.py``, ``neighbour.py`` (as far as there are such) and ``finding.json``."""
         return exporting.export(self, self.finding(finding), Path(folder))
 
     def take(self, exports: Iterable[Export], *, trusted: bool = False) -> Iterator[Arrived]:
@@ -226,8 +275,7 @@ class Store(Reader):
             rows = source.scalars(select(FindingRow).order_by(FindingRow.id)).all()
             put = partial(put_finding, other=source, before=before, trusted=trusted)
             yield from self._take((f"{public_id(row.id)} {row.signature}", partial(put, row=row)) for row in rows)
-            self.write(imports.put_coverage, source)
-            self.write(imports.put_groups, source)
+            self.write(imports.put_coverage_and_groups, source)
 
     def collect(self, before: datetime, *, dry: bool = False) -> Freed:
         """Drop what clean cases hold that were last judged before a moment (`fuzzcompile.corpus.maintenance.collect`).
@@ -236,7 +284,8 @@ class Store(Reader):
         """
         freed = self.write(maintenance.collect, before, dry=dry)
         if not dry:
-            shrink(self._engine)
+            with explained_errors(self._engine.url):
+                shrink(self._engine)
         return freed
 
 

@@ -18,10 +18,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast, get_args
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import merge
+from fuzzcompile.corpus.machines import make_claim
 from fuzzcompile.corpus.merge import find_finding, keep_name
 from fuzzcompile.corpus.models import (
     CampaignRow,
@@ -29,33 +30,22 @@ from fuzzcompile.corpus.models import (
     CoverageRow,
     EnvironmentRow,
     FindingRow,
-    RelatedRow,
-    ReplayRow,
     ReproducerRow,
     RunRow,
-    UmbrellaRow,
 )
-from fuzzcompile.corpus.queries import claim, finding_id
 from fuzzcompile.corpus.records import (
-    Campaign,
     CaseRecord,
     Coverage,
-    Related,
-    Replay,
     Reproducer,
     Status,
     StoredReport,
     StoredReproducer,
     identify_compiler,
-    public_id,
 )
 from fuzzcompile.model.errors import UsageError
 
 if TYPE_CHECKING:
     from fuzzcompile.model.contract import ReportJson
-
-
-ENVIRONMENT_COLUMNS = ("torch", "device", "driver", "compiler", "cpu")
 
 
 def now() -> datetime:
@@ -72,14 +62,6 @@ def plain(value: Mapping[str, object]) -> dict[str, object]:
     return cast("dict[str, object]", json.loads(json.dumps(dict(value), allow_nan=False)))
 
 
-def check_report(report: ReportJson) -> None:
-    """Raise ValueError for a report that cannot be stored."""
-    if not isinstance(report.get("verdict"), str):
-        raise ValueError("a report needs a verdict")
-    if report.get("is_bug") and not report.get("signature"):
-        raise ValueError("a bug needs a signature: supply one, of the error or of the stage")
-
-
 def put_environment(session: Session, environment: Mapping[str, object]) -> int:
     """Return the row of an environment, which is the same for the same content."""
     details = plain(environment)
@@ -89,8 +71,9 @@ def put_environment(session: Session, environment: Mapping[str, object]) -> int:
     row = session.scalar(select(EnvironmentRow).where(EnvironmentRow.sha256 == sha256))
     if row is None:
         row = EnvironmentRow(sha256=sha256, details=details)
-        for name in ENVIRONMENT_COLUMNS:
-            setattr(row, name, _as_text(details.get(name)))
+        for name in ("torch", "device", "driver", "compiler", "cpu"):
+            value = details.get(name)
+            setattr(row, name, value if value is None or isinstance(value, str) else json.dumps(value))
         session.add(row)
         session.flush()
     return row.id
@@ -142,20 +125,20 @@ def put_run(
 
     A run that comes from another corpus was ``created`` there, and hit a finding of that ``signature``; with
     ``imported``, its case is not trusted. One whose ``token`` is there already is not stored again.
-
-    Raises:
-        ValueError: a bug has no signature, the environment no torch, or a number is NaN or infinite.
     """
-    check_report(report)
+    if not isinstance(report.get("verdict"), str):
+        raise ValueError("a report needs a verdict")
+    if report.get("is_bug") and not report.get("signature"):
+        raise ValueError("a bug needs a signature: supply one, of the error or of the stage")
     known = None if token is None else session.scalar(select(RunRow).where(RunRow.token == token))
     if known is not None:
-        return StoredReport(
-            known.case_id, known.id, known.finding_id, is_new_finding=_began_its_finding(session, known)
-        )
+        earlier = select(RunRow.id).where(RunRow.finding_id == known.finding_id, RunRow.id < known.id).limit(1)
+        is_new = known.finding_id is not None and session.scalar(earlier) is None
+        return StoredReport(known.case_id, known.id, known.finding_id, is_new)
     case_row = put_case(session, case, imported=imported)
     cost = report.get("cost") or {}
     run = RunRow(
-        token=claim() if imported and not case_row.imported else token,
+        token=make_claim() if imported and not case_row.imported else token,
         case_id=case_row.id,
         environment_id=put_environment(session, environment),
         campaign_id=campaign_id,
@@ -174,12 +157,6 @@ def put_run(
     is_new = run.is_bug and _count_finding(session, run, signature or str(report["signature"]), case_row.source)
     _count_coverage(session, identify_compiler(environment), case_row.id, coverage)
     return StoredReport(case_row.id, run.id, run.finding_id, is_new)
-
-
-def _began_its_finding(session: Session, run: RunRow) -> bool:
-    """Return whether a stored run was the first to hit its finding."""
-    earlier = select(RunRow.id).where(RunRow.finding_id == run.finding_id, RunRow.id < run.id).limit(1)
-    return run.finding_id is not None and session.scalar(earlier) is None
 
 
 def put_reproducer(
@@ -227,20 +204,6 @@ def _reproducer(session: Session, finding_id: int, sha256: str) -> ReproducerRow
     return session.scalar(select(ReproducerRow).where(*of_script))
 
 
-def put_replay(session: Session, finding_id: int, replay: Replay, created: datetime) -> None:
-    """Store that a reproducer was run again, unless that is stored."""
-    same = (ReplayRow.finding_id == finding_id, ReplayRow.created == created, ReplayRow.torch == replay.torch)
-    if session.scalar(select(ReplayRow.id).where(*same)) is None:
-        session.add(ReplayRow(finding_id=finding_id, created=created, **{**vars(replay), "runs": list(replay.runs)}))
-
-
-def put_related(session: Session, finding_id: int, related: Sequence[Related], queries: Sequence[str]) -> None:
-    """Store what a search found, in place of what an earlier one did."""
-    session.execute(delete(RelatedRow).where(RelatedRow.finding_id == finding_id))
-    session.add_all(RelatedRow(finding_id=finding_id, **vars(found)) for found in related)
-    session.execute(update(FindingRow).where(FindingRow.id == finding_id).values(searched=now(), queries=list(queries)))
-
-
 def _count_finding(session: Session, run: RunRow, signature: str, source: str) -> bool:
     """Count the run as a hit of its finding; whether the finding is new."""
     row = find_finding(session, signature, cast("ReportJson", run.report))
@@ -273,10 +236,6 @@ def _count_coverage(session: Session, compiler: str, case_id: int, coverage: Seq
         row.count += item.count
 
 
-def _as_text(value: object) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value)
-
-
 # Campaigns at once: each judges a part of its stream that no other one judges.
 
 # Place n of part p is ``p * PLACES + n``: no campaign comes to the end of a part.
@@ -284,12 +243,7 @@ PLACES = 2**40
 # A campaign says that it lives every five seconds.
 SILENT = timedelta(minutes=3)
 # Among a campaign's settings: the process that runs it.
-_PROCESS = "process"
-
-
-def asked(settings: Mapping[str, object]) -> dict[str, object]:
-    """What a campaign was asked to do, of its stored settings."""
-    return {name: value for name, value in settings.items() if name != _PROCESS}
+PROCESS = "process"
 
 
 def find_part(place: int) -> int:
@@ -297,46 +251,10 @@ def find_part(place: int) -> int:
     return place // PLACES
 
 
-def put_campaign(session: Session, campaign: Campaign, token: str) -> int:
-    """Store that a campaign begins, with its part, unless that of this token is there; return its row's id."""
-    known = session.scalar(select(CampaignRow.id).where(CampaignRow.token == token))
-    if known is not None:
-        return known
-    moment = present(session)
-    row = CampaignRow(
-        token=token,
-        environment_id=put_environment(session, campaign.environment),
-        seed=campaign.seed,
-        settings={**plain(campaign.settings), _PROCESS: this_process()},
-        command=campaign.command,
-        fuzzcompile_version=campaign.fuzzcompile_version,
-        counters={},
-        part=_free_part(session, campaign.settings, moment),
-        started=moment,
-        last_heard=moment,
-    )
-    session.add(row)
-    session.flush()
-    return row.id
-
-
-def hear(session: Session, row: CampaignRow, counters: Mapping[str, object]) -> int:
-    """Store that a campaign lives; return the part that it holds from now on.
-
-    That is another one if it was silent for so long that its part was taken.
-    """
-    moment = present(session)
-    was_silent = row.last_heard < moment - SILENT
-    if was_silent and row.part in _held(session, row.settings, moment, besides=row.id):
-        row.part = _free_part(session, row.settings, moment, besides=row.id)
-    row.counters, row.last_heard = plain(counters), moment
-    return row.part
-
-
 def living(session: Session, moment: datetime) -> list[CampaignRow]:
     """The campaigns that run, as far as the corpus can tell, but for those of this process."""
     running = select(CampaignRow).where(CampaignRow.ended.is_(None), CampaignRow.last_heard >= moment - SILENT)
-    return [row for row in session.scalars(running) if not _is_gone(str(row.settings.get(_PROCESS)))]
+    return [row for row in session.scalars(running) if not _is_gone(str(row.settings.get(PROCESS)))]
 
 
 def present(session: Session) -> datetime:
@@ -378,12 +296,13 @@ def _is_gone(process: str) -> bool:
     return process == this_process() or _begun(int(number)) != begun
 
 
-def _free_part(session: Session, settings: Mapping[str, object], moment: datetime, *, besides: int = 0) -> int:
-    held = _held(session, settings, moment, besides=besides)
+def free_part(session: Session, settings: Mapping[str, object], moment: datetime, *, besides: int = 0) -> int:
+    """The first part of a stream that no other living campaign holds."""
+    held = held_parts(session, settings, moment, besides=besides)
     return next(part for part in itertools.count() if part not in held)
 
 
-def _held(session: Session, settings: Mapping[str, object], moment: datetime, *, besides: int) -> set[int]:
+def held_parts(session: Session, settings: Mapping[str, object], moment: datetime, *, besides: int = 0) -> set[int]:
     """The parts of a stream that other living campaigns hold."""
     stream = settings.get("stream")
     return {row.part for row in living(session, moment) if row.settings.get("stream") == stream and row.id != besides}
@@ -411,11 +330,7 @@ class Mark:
 
 
 def issue_url(text: str) -> str:
-    """The URL of an issue named as ``#123``, ``owner/repository#123`` or a URL.
-
-    Raises:
-        UsageError: it is none of these.
-    """
+    """The URL of an issue named as ``#123``, ``owner/repository#123`` or a URL."""
     short = _SHORT.fullmatch(text)
     if short is not None:
         return f"https://github.com/{short['project'] or PROJECT}/issues/{short['number']}"
@@ -425,57 +340,7 @@ def issue_url(text: str) -> str:
 
 
 def get_status(text: str) -> Status:
-    """The status of that name.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The status of that name."""
     if text not in get_args(Status):
         raise UsageError(f"{text!r} is no status: give one of {', '.join(get_args(Status))}.")
     return cast("Status", text)
-
-
-def put_mark(session: Session, name: str, mark: Mark) -> tuple[str, Mark]:
-    """Store what is said of the finding or group called ``name``.
-
-    Returns:
-        How it is called, and all that is now said of it.
-
-    Raises:
-        UsageError: there is no such finding or group, or a finding would be a duplicate of itself.
-    """
-    group = session.scalar(select(FindingRow.umbrella).where(FindingRow.umbrella == name).limit(1))
-    if group is not None or session.get(UmbrellaRow, name) is not None:
-        return name, _mark_group(session, name, mark)
-    row = session.get_one(FindingRow, finding_id(session, name))
-    _say(row, mark)
-    row.duplicate_of_id = _original(session, row, mark)
-    original = None if row.duplicate_of_id is None else public_id(row.duplicate_of_id)
-    return public_id(row.id), Mark(mark.status, row.issue, original, row.note)
-
-
-def _mark_group(session: Session, name: str, mark: Mark) -> Mark:
-    if mark.duplicate_of is not None:
-        raise UsageError(f"{name} is a group, which is no duplicate of a finding: mark it known, with its issue.")
-    row = session.get(UmbrellaRow, name) or UmbrellaRow(name=name)
-    session.add(row)
-    _say(row, mark)
-    return Mark(mark.status, row.issue, note=row.note)
-
-
-def _say(row: FindingRow | UmbrellaRow, mark: Mark) -> None:
-    row.status, row.note = mark.status, mark.note or row.note
-    row.issue = None if mark.status == "open" else mark.issue or row.issue
-
-
-def _original(session: Session, row: FindingRow, mark: Mark) -> int | None:
-    """The finding that the marked one is a duplicate of, itself no duplicate of the marked one."""
-    if mark.duplicate_of is None:
-        return None
-    original = finding_id(session, mark.duplicate_of)
-    following: int | None = original
-    while following is not None:
-        if following == row.id:
-            raise UsageError(f"{public_id(row.id)} would be a duplicate of itself: name the finding that stays.")
-        following = session.get_one(FindingRow, following).duplicate_of_id
-    return original

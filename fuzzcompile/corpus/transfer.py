@@ -17,18 +17,18 @@ import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, Select, Table, bindparam, func, insert, select, update
 
-from fuzzcompile.corpus.connection import connect, explained_errors, is_server, keep_trying, reading, writing
+from fuzzcompile.corpus.connection import connect, explained_errors, keep_trying
+from fuzzcompile.corpus.databases import is_server, reading, set_sequences, writing
 from fuzzcompile.corpus.imports import Export, exports_in_folder, exports_in_zip
 from fuzzcompile.corpus.location import describe, find_file, require_file, resolve
 from fuzzcompile.corpus.maintenance import COPYING, HEAD, bring_up_to_date, make_anew, read_state, restamp
 from fuzzcompile.corpus.models import Base, CaseRow, RunRow
-from fuzzcompile.corpus.postgres import set_sequences
 from fuzzcompile.corpus.records import CorpusError
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.model.errors import UsageError
@@ -67,10 +67,6 @@ class Transferred:
     resumed: bool = False
     restarted: bool = False
 
-    def to_json(self) -> dict[str, object]:
-        """For machines."""
-        return asdict(self)
-
 
 def transfer(source: str, target: str | None, on_progress: OnProgress) -> Transferred:
     """Copy the corpus at ``source`` to ``target``, both paths or URLs, or go on with a copy of it.
@@ -78,10 +74,6 @@ def transfer(source: str, target: str | None, on_progress: OnProgress) -> Transf
     The source is only read, in one state. The target is an empty database, none yet, or a copy that was begun; None for
     that of the settings. ``on_progress`` is called with a table, how many of its rows are there, and how many there
     will be.
-
-    Raises:
-        UsageError: both are the same corpus, or ``target`` holds something else.
-        CorpusError: one of them cannot be read or written.
     """
     given, wanted = resolve(source), resolve(target)
     if describe(given) == describe(wanted):
@@ -93,7 +85,12 @@ def transfer(source: str, target: str | None, on_progress: OnProgress) -> Transf
         ours, theirs = (connect(url) for url in (given, wanted))
         for engine in (ours, theirs):
             stack.callback(engine.dispose)
-        return _Transfer(ours, theirs, on_progress).run()
+        copy = _Transfer(ours, theirs, on_progress)
+        done, patience = copy.done, float(str(read_settings().find_value("patience")))
+        keep_trying(lambda: bring_up_to_date(ours, create=False), done.source, patience, opening=True)
+        keep_trying(lambda: read_state(theirs), done.target, patience, opening=True)
+        keep_trying(copy.run, f"{done.source} or {done.target}", patience)
+        return done
 
 
 class _Transfer:
@@ -101,63 +98,52 @@ class _Transfer:
 
     def __init__(self, source: Engine, target: Engine, on_progress: OnProgress) -> None:
         self._source, self._target, self._on_progress = source, target, on_progress
-        self._done = Transferred(describe(source.url), describe(target.url))
+        self.done = Transferred(describe(source.url), describe(target.url))
         self._begun = False  # by this call, which may begin again after an outage
 
-    def run(self) -> Transferred:
+    def run(self) -> None:
         """Copy what is missing."""
-        patience = float(str(read_settings().find_value("patience")))
-        both = f"{self._done.source} or {self._done.target}"
-        keep_trying(lambda: bring_up_to_date(self._source, create=False), self._done.source, patience, opening=True)
-        keep_trying(lambda: read_state(self._target), self._done.target, patience, opening=True)
-        keep_trying(self._copy, both, patience)
-        return self._done
-
-    def _copy(self) -> None:
         with explained_errors(self._source.url), reading(self._source).connect() as source:
             if is_server(self._source):  # a slow target is no reason to lose the state that is read
                 source.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
-            place = hashlib.sha256(self._done.source.encode()).hexdigest()
+            place = hashlib.sha256(self.done.source.encode()).hexdigest()
             mark = f"{COPYING}{place[:8]}{_fingerprint(source)[:16]}"
             with explained_errors(self._target.url):
                 self._begin(mark)
                 for table in Base.metadata.sorted_tables:
-                    self._copy_table(source, table, mark)
+                    total = self._read(source, select(func.count()).select_from(table))[0][0]
+                    self.done.rows[table.name] = total
+                    while copied := self._copy_chunk(source, table, mark):
+                        self.done.copied += copied
+                        with self._target.connect() as target:
+                            there = target.scalar(select(func.count()).select_from(table)) or 0
+                        self._on_progress(table.name, there, total)
                 self._finish(source, mark)
 
     def _begin(self, mark: str) -> None:
         """Claim an empty target, or go on where a copy of the same state stopped."""
         state = read_state(self._target)
         if state == mark:
-            self._done.resumed = self._done.resumed or not self._begun
+            self.done.resumed = self.done.resumed or not self._begun
             self._begun = True
             return
         if state is not None and state.startswith(COPYING):
             if state[: len(COPYING) + 8] != mark[: len(COPYING) + 8]:
-                raise UsageError(f"{self._done.target} is being copied into from another corpus: name another place.")
-            self._done.restarted, self._done.resumed, self._done.copied = True, False, 0
+                raise UsageError(f"{self.done.target} is being copied into from another corpus: name another place.")
+            self.done.restarted, self.done.resumed, self.done.copied = True, False, 0
         elif state == HEAD:
             with self._target.connect() as target:
                 filled = any(target.execute(select(table).limit(1)).first() for table in Base.metadata.sorted_tables)
             if filled:
-                importing = format_command("corpus", "import", self._done.source, corpus=self._done.target)
+                importing = format_command("corpus", "import", self.done.source, corpus=self.done.target)
                 raise UsageError(
-                    f"{self._done.target} holds a corpus: `{importing}` adds one to another; a copy needs an empty "
+                    f"{self.done.target} holds a corpus: `{importing}` adds one to another; a copy needs an empty "
                     "place."
                 )
         elif state is not None:
-            raise UsageError(f"{self._done.target} holds another version's corpus: name another place.")
+            raise UsageError(f"{self.done.target} holds another version's corpus: name another place.")
         self._begun = True
         make_anew(self._target.url, mark)
-
-    def _copy_table(self, source: Connection, table: Table, mark: str) -> None:
-        total = self._read(source, select(func.count()).select_from(table))[0][0]
-        self._done.rows[table.name] = total
-        while copied := self._copy_chunk(source, table, mark):
-            self._done.copied += copied
-            with self._target.connect() as target:
-                there = target.scalar(select(func.count()).select_from(table)) or 0
-            self._on_progress(table.name, there, total)
 
     def _copy_chunk(self, source: Connection, table: Table, mark: str) -> int:
         """Copy the next rows of a table in a transaction; return how many there were."""
@@ -193,9 +179,9 @@ class _Transfer:
                 if rows:
                     target.execute(setting, [dict(zip(keys, row, strict=True)) for row in rows])
             for table in Base.metadata.sorted_tables:
-                if target.scalar(select(func.count()).select_from(table)) != self._done.rows[table.name]:
+                if target.scalar(select(func.count()).select_from(table)) != self.done.rows[table.name]:
                     raise CorpusError(
-                        f"{self._done.target} differs from {self._done.source} in {table.name}: another program wrote "
+                        f"{self.done.target} differs from {self.done.source} in {table.name}: another program wrote "
                         "there meanwhile; remove that copy, and make another."
                     )
             if is_server(self._target):
@@ -205,7 +191,7 @@ class _Transfer:
     def _insist(self, target: Connection, mark: str) -> None:
         """Another process may be copying too: both go on as long as it is the same copy."""
         if read_state(target) != mark:
-            raise CorpusError(f"Another process has changed {self._done.target} meanwhile: run the copy again.")
+            raise CorpusError(f"Another process has changed {self.done.target} meanwhile: run the copy again.")
 
 
 def _fingerprint(connection: Connection) -> str:
@@ -232,10 +218,6 @@ def opened(location: str, into: Path | None) -> Iterator[Iterable[Export] | Stor
 
     ``location`` is a folder, a file, the URL of a file, or that of a database server; ``into`` is the file of the
     corpus that imports, if it is one: it is not its own source.
-
-    Raises:
-        UsageError: nothing there can be imported.
-        CorpusError: what is there cannot be read.
     """
     with ExitStack() as stack:
         if location.startswith(("http://", "https://")):

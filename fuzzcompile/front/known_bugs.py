@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -80,11 +80,7 @@ class Baseline:
 
     @classmethod
     def read(cls, path: Path) -> Baseline:
-        """Read JSON objects or signatures, one a line; ``#`` starts a comment line.
-
-        Raises:
-            UsageError: the file cannot be read, or is neither.
-        """
+        """Read JSON objects or signatures, one a line; ``#`` starts a comment line."""
         try:
             text = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
@@ -92,7 +88,16 @@ class Baseline:
             raise UsageError(
                 f"Cannot read the baseline {path}: {reason}; name a file of signatures or of `triage --json` lines."
             ) from error
-        return cls(frozenset(_read_signatures(path, text)))
+        signatures = set[str | None]()
+        for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+            try:
+                signatures.add(_read_signature(line))
+            except ValueError as error:
+                raise UsageError(
+                    f"The baseline {path} has in line {number} {error}; give one signature or one object of "
+                    "`triage --json` a line."
+                ) from error
+        return cls(frozenset(filter(None, signatures)))
 
     def knows(self, report: ReportJson | None) -> bool:
         """Whether the report shows a bug that is in the list; of what either side does not know, the rest decides."""
@@ -104,19 +109,6 @@ class Baseline:
         return signature is not None and any(
             name_same_place(known, signature) and agree(known, signature) for known in map(renew, self.signatures)
         )
-
-
-def _read_signatures(path: Path, text: str) -> Iterator[str]:
-    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
-        try:
-            signature = _read_signature(line)
-        except ValueError as error:
-            raise UsageError(
-                f"The baseline {path} has in line {number} {error}; give one signature or one object of "
-                "`triage --json` a line."
-            ) from error
-        if signature:
-            yield signature
 
 
 def _read_signature(line: str) -> str | None:

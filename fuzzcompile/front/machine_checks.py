@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,6 @@ from fuzzcompile.compiler.watch.patch_table import PATCHES
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.worker.file_triage import triage_sources
 from fuzzcompile.model.conditions import Conditions
-from fuzzcompile.model.contract import TargetJson
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.model.facts import find_facts, is_in_known_range, list_known_versions
 from fuzzcompile.model.profile_contract import AttentionKernelsJson
@@ -40,8 +39,6 @@ class MachineCheck:
 
 # Checks of a target on this machine: torch's places that answer for it, and how each stage is judged.
 
-_UNEXAMINED = "not looked at"
-_EXAMINED = ("real code", "interpreted", "replayed")
 _SMALL_PROGRAM = """
 import torch
 
@@ -60,22 +57,20 @@ def examine_target(name: str) -> Iterator[MachineCheck]:
     yield MachineCheck(
         "places of torch", not missing, "; ".join(lines), "Reports say what was not looked at.", needed=False
     )
-    looked, trouble = _judge_small_program(name)
-    for stage, way in (looked["stages"] if looked is not None else {}).items():
-        yield MachineCheck(f"{name} {stage}", not way.startswith(_UNEXAMINED), way, needed=False)
-    count = sum(way.startswith(_EXAMINED) for way in looked["stages"].values()) if looked is not None else 0
-    found = trouble or f"{count} stages of a small program can be looked at"
-    yield MachineCheck(name, count > 0, found, "Install what the lines above ask for, or leave out --target.")
-
-
-def _judge_small_program(name: str) -> tuple[TargetJson | None, str | None]:
-    """Return how each stage was examined, or the reason why none was."""
+    stages: Mapping[str, str] = {}
     try:
         (answer,) = triage_sources({"small.py": _SMALL_PROGRAM}, Conditions("cpu", target=name))
     except FuzzcompileError as error:
-        return None, str(error)
-    trouble = answer.error.replace(str(answer.path), "a small program") if answer.error is not None else None
-    return (answer.report or {}).get("target"), trouble
+        trouble: str | None = str(error)
+    else:
+        trouble = answer.error.replace(str(answer.path), "a small program") if answer.error is not None else None
+        looked = (answer.report or {}).get("target")
+        stages = looked["stages"] if looked is not None else {}
+    for stage, way in stages.items():
+        yield MachineCheck(f"{name} {stage}", not way.startswith("not looked at"), way, needed=False)
+    count = sum(way.startswith(("real code", "interpreted", "replayed")) for way in stages.values())
+    found = trouble or f"{count} stages of a small program can be looked at"
+    yield MachineCheck(name, count > 0, found, "Install what the lines above ask for, or leave out --target.")
 
 
 def examine(device_option: str, corpus: str | None, target: str | None = None) -> list[MachineCheck]:
@@ -95,12 +90,21 @@ def _list_checks(device_option: str, corpus: str | None) -> Iterator[MachineChec
     yield MachineCheck("device", True, f"{device}: {facts.get('device_name') or facts.get('cpu') or device.type}")
     if device.type == "cuda":
         yield MachineCheck("driver", facts.get("driver") is not None, str(facts.get("driver")), needed=False)
-    yield _check_attention(device)
+    answered = ask_kernels(device)
+    usable = dict.fromkeys(backend["name"] for each in answered for backend in each["backends"] if backend["usable"])
+    lines, kernels = tuple(format_kernel_table(answered)), ", ".join(usable) or "none"
+    yield MachineCheck("SDPA backends", bool(usable), kernels, needed=False, lines=lines, attention=tuple(answered))
     fault = find_toolchain_fault()
     found = fault or str(facts.get("cxx") or find_cxx_compiler())
     yield MachineCheck("C++ compiler", fault is None, found, needed=device.type == "cpu")
     yield _check_hooks()
-    yield _check_corpus(corpus)
+    try:
+        with Store.open(corpus) as store:
+            counters = store.counters()
+            held = f"{store.location}: {counters.cases} cases, {counters.findings} findings"
+        yield MachineCheck("corpus", True, held)
+    except FuzzcompileError as error:
+        yield MachineCheck("corpus", False, str(error), "Choose another place with --corpus.")
     yield _check_compiler(device)
 
 
@@ -111,13 +115,6 @@ def _check_torch() -> MachineCheck:
     if (note := find_facts(str(torch.__version__)).note) is not None:
         found += f"; {note}"
     return MachineCheck("torch", is_in_known_range(torch.__version__), found, advice, needed=False)
-
-
-def _check_attention(device: torch.device) -> MachineCheck:
-    answered = ask_kernels(device)
-    usable = dict.fromkeys(backend["name"] for each in answered for backend in each["backends"] if backend["usable"])
-    found, lines = ", ".join(usable) or "none", tuple(format_kernel_table(answered))
-    return MachineCheck("SDPA backends", bool(usable), found, needed=False, lines=lines, attention=tuple(answered))
 
 
 def _check_hooks() -> MachineCheck:
@@ -133,16 +130,6 @@ def _check_hooks() -> MachineCheck:
         "This torch's internals are not those that fuzzcompile knows. Reports say what was not watched.",
         needed=len(failed) == len(PATCHES),
     )
-
-
-def _check_corpus(location: str | None) -> MachineCheck:
-    try:
-        with Store.open(location) as store:
-            counters = store.counters()
-            held = f"{store.location}: {counters.cases} cases, {counters.findings} findings"
-            return MachineCheck("corpus", True, held)
-    except FuzzcompileError as error:
-        return MachineCheck("corpus", False, str(error), "Choose another place with --corpus.")
 
 
 def _check_compiler(device: torch.device) -> MachineCheck:

@@ -94,11 +94,7 @@ class MinimizeSubject:
 
 
 def judge_case_file(path: Path, conditions: Conditions) -> ReportJson:
-    """Judge the case file.
-
-    Raises:
-        EnvironmentUnfit: it is no case, or could not be judged.
-    """
+    """Judge the case file."""
     (answer,) = triage_files([path], conditions)
     if answer.report is None:
         error = EnvironmentUnfit(answer.error)
@@ -107,30 +103,27 @@ def judge_case_file(path: Path, conditions: Conditions) -> ReportJson:
     return answer.report
 
 
-def judge_subject(path: Path, store: Store | None, conditions: Conditions) -> MinimizeSubject | None:
-    """Judge the case file as :func:`judge_case_file` does; None if it shows no bug."""
-    report = judge_case_file(path, conditions)
-    return _make_subject(path, store, report) if report["is_bug"] else None
+def find_subject(name: str, store: Store | None, conditions: Conditions, state: Path | None) -> MinimizeSubject | None:
+    """The case file of that name, judged now or by the search that ``state`` keeps, or else a finding of the store.
 
-
-def load_subject(store: Store, name: str) -> MinimizeSubject:
-    """A stored finding's best case.
-
-    Raises:
-        UsageError: the corpus has no such finding.
+    None for a case that shows no bug.
     """
-    finding = store.finding(name)
-    return MinimizeSubject(finding.source, finding.report, store.case(finding.source_sha256), finding.public_id)
-
-
-def resume_subject(path: Path, store: Store | None, state: Path) -> MinimizeSubject:
-    """The case file at ``path`` with the report that an earlier search started from.
-
-    Raises:
-        UsageError: no search was started for this source with this torch.
-    """
-    subject = MinimizeSubject(read_case_file(path).source, {"torch": installed_torch()})
-    return _make_subject(path, store, read_state(state, subject)[1])
+    path = Path(name)
+    if store is not None and not path.is_file():
+        stored = store.finding(name)
+        return MinimizeSubject(stored.source, stored.report, store.case(stored.source_sha256), stored.public_id)
+    source = read_case_file(path).source
+    if state is not None:
+        report = read_state(state, MinimizeSubject(source, {"torch": installed_torch()}))[1]
+    else:
+        report = judge_case_file(path, conditions)
+    if not report["is_bug"]:
+        return None
+    if store is None:
+        return MinimizeSubject(source, report)
+    signature = report.get("signature")
+    finding = None if signature is None else store.finding_of(signature)
+    return MinimizeSubject(source, report, store.case(hash_source(source)), finding)
 
 
 def choose_conditions(subject: MinimizeSubject, conditions: Conditions) -> Conditions:
@@ -139,14 +132,6 @@ def choose_conditions(subject: MinimizeSubject, conditions: Conditions) -> Condi
     if target is None or conditions.target is not None or conditions.device not in ("auto", "cpu"):
         return conditions
     return replace(conditions, device="cpu", target=target)
-
-
-def _make_subject(path: Path, store: Store | None, report: ReportJson) -> MinimizeSubject:
-    source, signature = read_case_file(path).source, report.get("signature")
-    if store is None:
-        return MinimizeSubject(source, report)
-    finding = None if signature is None else store.finding_of(signature)
-    return MinimizeSubject(source, report, store.case(hash_source(source)), finding)
 
 
 def minimize(
@@ -165,20 +150,10 @@ def minimize(
 
     A KeyboardInterrupt ends the search with the best case so far.
 
-    Args:
-        subject: the case.
-        conditions: those of one candidate.
-        seconds: time for the start of a worker, the search (ten seconds at least) and the reproducer.
-        compiles: how many compiles and screens the search may use, an earlier search's not counted.
-        keep: what must stay: the verdict's kind, or the culprit too.
-        state: a file that keeps what was learned, and is deleted once the search is finished.
-        resume: continue the search that ``state`` holds.
-        for_issue: make what an issue shows, too; of a stored finding it always is.
-        on_progress: called after each candidate.
-
-    Raises:
-        EnvironmentUnfit: no worker can be started.
-        UsageError: there is nothing to resume.
+    ``seconds`` is the time for the start of a worker, the search (ten seconds at least) and the reproducer;
+    ``compiles`` and screens are what the search may use, an earlier search's not counted. ``keep`` must stay: the
+    verdict's kind, or the culprit too. The file ``state`` keeps what was learned, for ``resume``, until a search is
+    finished. What an issue shows is made with ``for_issue``, and always for a stored finding.
     """
     ends = time.monotonic() + seconds
     target = SignatureLock.of(subject.report, keep)
@@ -207,11 +182,7 @@ def minimize(
 
 
 def read_state(state: Path, subject: MinimizeSubject) -> tuple[SearchTally, ReportJson]:
-    """Read the results of an earlier search for this subject, and the report that it started from.
-
-    Raises:
-        UsageError: there is no such file, or it is about another case.
-    """
+    """Read the results of an earlier search for this subject, and the report that it started from."""
     try:
         kept = json.loads(state.read_text(encoding="utf-8"))
         source, report = kept.pop("source"), kept.pop("report")
@@ -237,7 +208,6 @@ def write_state(state: Path, subject: MinimizeSubject, tally: SearchTally) -> No
 
 # Most secondary candidates of one reduction show one bug in many sizes.
 MOST_SECONDARY = 4
-REDUCTION_ORIGIN = "reduction"
 
 
 @dataclass(frozen=True)
@@ -253,11 +223,7 @@ class SecondaryFinding:
 def store_secondary_findings(
     store: Store, sources: Sequence[str], conditions: Conditions, most: int = MOST_SECONDARY
 ) -> list[SecondaryFinding]:
-    """Judge the shortest ``most`` of the sources that the corpus lacks, and store those that show a bug.
-
-    Raises:
-        EnvironmentUnfit: no worker can be started.
-    """
+    """Judge the shortest ``most`` of the sources that the corpus lacks, and store those that show a bug."""
     new = sorted((source for source in sources if not store.has_source(hash_source(source))), key=len)[:most]
     if not new:
         return []
@@ -268,7 +234,7 @@ def store_secondary_findings(
         report = answer.report
         if report is None or not report["is_bug"]:
             continue
-        stored = store.record(None, CaseRecord(hash_source(source), source, REDUCTION_ORIGIN), environment, report)
+        stored = store.record(None, CaseRecord(hash_source(source), source, "reduction"), environment, report)
         if stored.finding_id is not None:
             name, signature = public_id(stored.finding_id), report["signature"] or ""
             findings.append(SecondaryFinding(name, signature, report["verdict"], stored.is_new_finding))
@@ -280,11 +246,7 @@ _SECONDS = 60.0
 
 
 def collect_file_facts(path: Path, conditions: Conditions) -> IssueFacts:
-    """Judge the case file, and minimize it if it shows a bug.
-
-    Raises:
-        EnvironmentUnfit: it is no case or could not be judged, or no worker can be started.
-    """
+    """Judge the case file, and minimize it if it shows a bug."""
     report = judge_case_file(path, conditions)
     subject = hints.CommandSubject(str(path), conditions.options())
     environment = describe_environment(resolve_device(conditions.device), conditions.target)

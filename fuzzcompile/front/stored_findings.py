@@ -17,7 +17,7 @@ from fuzzcompile.diagnosis.worker.file_triage import FileAnswer, triage_sources
 from fuzzcompile.fuzz.campaign.campaign_outputs import write_draft
 from fuzzcompile.fuzz.campaign.leftovers import ORIGIN, PendingConfirmation, make_confirmation
 from fuzzcompile.model.conditions import Conditions
-from fuzzcompile.model.contract import ReportJson, read_target
+from fuzzcompile.model.contract import read_target
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.verdicts import Verdict
@@ -65,28 +65,21 @@ def refresh(
     A finding that does not show any more is left as it is. What is stored of one is kept if the next is interrupted.
     Issue drafts are written anew into the folder ``drafts``.
     """
-    for group, where in _group_by_target([store.finding(name) for name in names], conditions):
-        for refreshed in _refresh_target(store, group, where, on_start):
-            if drafts is not None:
-                write_draft(store, refreshed.kept, drafts)
-            yield refreshed
-
-
-def _refresh_target(
-    store: Store, findings: Sequence[Finding], conditions: Conditions, on_start: OnStart
-) -> Iterator[RefreshResult]:
-    best = {finding.public_id: store.best_reproducer(finding.public_id) for finding in findings}
-    scripts = {of.public_id: own.source if (own := best[of.public_id]) else of.source for of in findings}
     settled: set[str] = set()
-    files = {f"{name}/repro.py": script for name, script in scripts.items()}
-    with closing(triage_sources(files, conditions, lambda file: on_start(str(Path(file).parent)))) as answers:
-        for finding, answer in zip(findings, answers, strict=True):
-            name = finding.public_id
-            if store.finding(name).public_id in settled:
-                continue  # it was merged into one that has been judged
-            refreshed = _refresh_finding(store, finding, scripts[name], best[name], answer, conditions)
-            settled.add(refreshed.kept)
-            yield refreshed
+    for group, where in _group_by_target([store.finding(name) for name in names], conditions):
+        best = {finding.public_id: store.best_reproducer(finding.public_id) for finding in group}
+        scripts = {of.public_id: own.source if (own := best[of.public_id]) else of.source for of in group}
+        files = {f"{name}/repro.py": script for name, script in scripts.items()}
+        with closing(triage_sources(files, where, lambda file: on_start(str(Path(file).parent)))) as answers:
+            for finding, answer in zip(group, answers, strict=True):
+                name = finding.public_id
+                if store.finding(name).public_id in settled:
+                    continue  # it was merged into one that has been judged
+                refreshed = _refresh_finding(store, finding, scripts[name], best[name], answer, where)
+                settled.add(refreshed.kept)
+                if drafts is not None:
+                    write_draft(store, refreshed.kept, drafts)
+                yield refreshed
 
 
 def _refresh_finding(
@@ -102,35 +95,30 @@ def _refresh_finding(
         return leave("gone", f"on torch {report['torch']} it shows no bug: {report['verdict']}")
     if Verdict(report["verdict"]).kind != Verdict(finding.verdict).kind:
         return leave("differs", f"on torch {report['torch']} the verdict is {report['verdict']}")
+    neighbour = None if best is None else best.neighbour
     try:
-        made = _make_reproducer(source, report, best)
+        shown = show(source, report, neighbour, for_issue=True)
     except FuzzcompileError as error:  # a script is no case: it has no reproducer to build
         return leave("not judged", str(error))
-    if not made.confirmed:
-        return leave("not confirmed", "its reproducer shows nothing when run alone")
-    made = replace(made, environment=describe_environment(resolve_device(conditions.device), conditions.target))
-    kept = store.add_reproducer(finding.public_id, made, replaces=hash_source(source))
-    return RefreshResult(finding.public_id, "refreshed", kept.public_id, kept.signature)
-
-
-def _make_reproducer(source: str, report: ReportJson, best: Reproducer | None) -> Reproducer:
-    """Return the reproducer made anew, with its plain script and ladder."""
-    neighbour = None if best is None else best.neighbour
-    shown = show(source, report, neighbour, for_issue=True)
     if shown.interrupted:
         raise KeyboardInterrupt
-    return Reproducer(
+    if not shown.confirmed:
+        return leave("not confirmed", "its reproducer shows nothing when run alone")
+    made = Reproducer(
         source=shown.reproducer,
         sha256=hash_source(shown.reproducer),
         lines=len(shown.reproducer.splitlines()),
         kind="as found" if best is None else best.kind,
-        confirmed=shown.confirmed,
+        confirmed=True,
         torch=report["torch"],
         report=report,
         neighbour=neighbour,
         program=program_key(shown.reproducer),
         shown=shown.plain,
+        environment=describe_environment(resolve_device(conditions.device), conditions.target),
     )
+    kept = store.add_reproducer(finding.public_id, made, replaces=hash_source(source))
+    return RefreshResult(finding.public_id, "refreshed", kept.public_id, kept.signature)
 
 
 ConfirmationOutcome = Literal["confirmed", "shows here", "not reproduced", "differs", "not judged", "left out"]

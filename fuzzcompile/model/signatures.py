@@ -154,5 +154,5 @@ def renew(signature: str) -> str:
 
 
 def hash_source(source: str) -> str:
-    """SHA-256 of a program's source, in hexadecimal: what identifies a case."""
-    return hashlib.sha256(source.encode()).hexdigest()
+    """SHA-256 of a program's source, whatever characters it holds, in hexadecimal: what identifies a case."""
+    return hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()

@@ -18,7 +18,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from fuzzcompile.corpus.replay.replay_engine import Result
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus
-from fuzzcompile.corpus.replay.replay_record import Record, Records
+from fuzzcompile.corpus.replay.replay_run import Record
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.severity import Severity, rate_severity
@@ -52,12 +52,12 @@ def format_triage_junit(entries: Sequence[Scanned]) -> bytes:
     return _document(map(_judged_case, entries))
 
 
-def format_replay_junit(records: Records) -> bytes:
+def format_replay_junit(records: Sequence[Record]) -> bytes:
     """The document: regressions fail, and so does each failing finding; what gives no answer is an error.
 
     Skipped are bugs that a person has marked as known, and what was not run.
     """
-    return _document(case for record in records.all for case in _replayed_cases(record))
+    return _document(case for record in records for case in _replayed_cases(record))
 
 
 def _document(cases: Iterable[TestCase]) -> bytes:

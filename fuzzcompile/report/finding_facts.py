@@ -19,7 +19,8 @@ from fuzzcompile.model.verdicts import Verdict
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.machines import Machines
-    from fuzzcompile.corpus.records import Finding, Related, Reproducer, StoredReplay, Umbrella
+    from fuzzcompile.corpus.models import Related, Replay, Umbrella
+    from fuzzcompile.corpus.records import Finding, Reproducer
     from fuzzcompile.corpus.transactions import Mark
 
 
@@ -127,7 +128,7 @@ class IssueFacts:
         finding: Finding,
         reproducer: Reproducer | None,
         environment: Mapping[str, object],
-        replays: Sequence[StoredReplay],
+        replays: Sequence[Replay],
         related: Sequence[Related],
         umbrella: Umbrella | None,
         subject: CommandSubject,

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from fuzzcompile.corpus.records import Related
+from fuzzcompile.corpus.models import Related
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
@@ -495,7 +495,7 @@ class Search:
             "repository": self.repository,
             "searched": self.when.isoformat(timespec="seconds"),
             "queries": [{key: query[key] for key in keys} for query in queries],
-            "related": [vars(report) for report in self.related],
+            "related": [report.to_json() for report in self.related],
         }
 
 

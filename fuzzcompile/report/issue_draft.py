@@ -18,7 +18,7 @@ from fuzzcompile.report.proof import error_rows
 from fuzzcompile.report.wording import find_pair, refusal
 
 if TYPE_CHECKING:
-    from fuzzcompile.corpus.records import Umbrella
+    from fuzzcompile.corpus.models import Umbrella
 
 
 MOST_LINES = 40  # before the folded details

@@ -9,16 +9,17 @@ import corpus_examples as examples
 import pytest
 from sqlalchemy import create_engine, text
 
-from fuzzcompile.corpus.records import StoredCampaign, campaign_seconds, moment_at
+from fuzzcompile.corpus.models import CampaignRow
+from fuzzcompile.corpus.records import campaign_seconds, moment_at
 from fuzzcompile.corpus.store import Store
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def ran(after: float, seconds: float, *, killed: bool = False) -> StoredCampaign:
+def ran(after: float, seconds: float, *, killed: bool = False) -> CampaignRow:
     begin, end = START + timedelta(seconds=after), START + timedelta(seconds=after + seconds)
     ending = {"finished": None, "ended": None} if killed else {"finished": end, "ended": "budget"}
-    return StoredCampaign(0, {}, "", "", {}, id=1, counters={}, started=begin, last_heard=end, **ending)
+    return CampaignRow(id=1, started=begin, last_heard=end, **ending)
 
 
 def test_pauses_do_not_count_and_what_runs_at_once_counts_once():

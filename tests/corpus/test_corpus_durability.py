@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from corpus_examples import ENVIRONMENT, FIRED, STREAM, bug, case, report
 
-from fuzzcompile.corpus import sqlite
+from fuzzcompile.corpus import databases
 from fuzzcompile.corpus.records import CorpusError
 from fuzzcompile.corpus.store import Store
 
@@ -128,7 +128,7 @@ def test_threads_share_a_store(store: Store) -> None:
 def test_a_lock_that_is_not_released_is_reported(
     tmp_path: Path, file_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(databases, "BUSY_SECONDS", 0.1)
     holder = sqlite3.connect(tmp_path / "corpus.db")
     holder.execute("BEGIN IMMEDIATE")
     with (

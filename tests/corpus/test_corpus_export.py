@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from corpus_examples import ENVIRONMENT, SDPA, bug, case, reproducer
 
-from fuzzcompile.corpus.records import CorpusError, FolderTakenError, UnknownFindingError
+from fuzzcompile.corpus.records import CorpusError
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.model.errors import UsageError
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_the_same_finding_again_is_brought_up_to_date(filled: Store, tmp_path: P
 def test_another_findings_files_are_not_overwritten(filled: Store, tmp_path: Path) -> None:
     filled.export(1, tmp_path / "out")
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    with pytest.raises(FolderTakenError, match="does not belong to F2") as raised:
+    with pytest.raises(UsageError, match="does not belong to F2") as raised:
         filled.export(2, tmp_path / "out")
     assert raised.value.exit_status == 2
     assert before == {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
@@ -65,7 +66,7 @@ def test_a_users_own_files_are_not_overwritten(filled: Store, tmp_path: Path, co
         folder = tmp_path / name
         folder.mkdir()
         (folder / name).write_text(content)
-        with pytest.raises(FolderTakenError, match=name):
+        with pytest.raises(UsageError, match=name):
             filled.export(1, folder)
         assert [path.name for path in folder.iterdir()] == [name]
 
@@ -74,7 +75,7 @@ def test_what_was_changed_by_hand_is_not_overwritten(filled: Store, tmp_path: Pa
     filled.export(1, tmp_path / "out")
     (tmp_path / "out" / "neighbour.py").write_text("better\n")
     filled.add_reproducer(1, reproducer("r\n", lines=0))
-    with pytest.raises(FolderTakenError, match="neighbour"):
+    with pytest.raises(UsageError, match="neighbour"):
         filled.export(1, tmp_path / "out")
     assert (tmp_path / "out" / "neighbour.py").read_text() == "better\n"
     assert (tmp_path / "out" / "repro.py").read_text() == "repro\n", "all or nothing"
@@ -104,6 +105,6 @@ def test_a_folder_that_cannot_be_written(filled: Store, tmp_path: Path) -> None:
 
 
 def test_an_unknown_finding(filled: Store, tmp_path: Path) -> None:
-    with pytest.raises(UnknownFindingError):
+    with pytest.raises(UsageError):
         filled.export("F7", tmp_path / "out")
     assert not (tmp_path / "out").exists()

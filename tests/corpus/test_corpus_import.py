@@ -17,7 +17,8 @@ import pytest
 from corpus_examples import ENVIRONMENT, FIRED, STREAM, TORCH, bug, campaign, case, report, reproducer
 
 from fuzzcompile.corpus.imports import Arrived
-from fuzzcompile.corpus.records import CorpusError, Related, Replay
+from fuzzcompile.corpus.models import Related, Replay
+from fuzzcompile.corpus.records import CorpusError
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.corpus.transactions import Mark
 from fuzzcompile.corpus.transfer import opened
@@ -45,8 +46,8 @@ def told(store: Store) -> list[dict[str, Any]]:
         }
         said |= {"duplicate_of": None, "group": store.umbrella(finding.umbrella)}
         said |= {"best": store.best_reproducer(finding.id), "environment": store.environment_of(finding.id)}
-        said |= {"related": store.related(finding.id), "names": store.names_of(finding.id)}
-        rows.append(said | {"replays": [vars(replay) | {"finding_id": 0} for replay in store.replays(finding.id)]})
+        said |= {"related": store.related(finding.id), "names": store.describe(finding.id)["names"]}
+        rows.append(said | {"replays": [replay.to_dict("id", "finding_id") for replay in store.replays(finding.id)]})
     return rows
 
 

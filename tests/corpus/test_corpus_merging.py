@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from corpus_examples import ENVIRONMENT, TORCH, bug, case, report, reproducer
 
-from fuzzcompile.corpus.records import Related, Replay, StoredReproducer, UnknownFindingError
+from fuzzcompile.corpus.models import Related, Replay
+from fuzzcompile.corpus.records import StoredReproducer
 from fuzzcompile.corpus.store import Store
+from fuzzcompile.model.errors import UsageError
 
 PLACE = "post_grad:torch/_inductor/fx_passes/mine.py:fold_scale"
 AXIS, DTYPE = f"{PLACE}:sum(dim)", f"{PLACE}:dtype"
@@ -62,7 +64,7 @@ def test_an_id_is_never_given_again(store: Store) -> None:
     found(store, PLACE, "c\n")
     assert reduced(store, "F3", DTYPE).merged == (3,)
     assert found(store, "lowering:CppCompileError:no", "d\n") == "F4"
-    with pytest.raises(UnknownFindingError):
+    with pytest.raises(UsageError):
         store.finding("F5")
 
 

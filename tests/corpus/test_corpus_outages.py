@@ -20,7 +20,9 @@ from sqlalchemy import event, exc
 
 from fuzzcompile.corpus import connection as liveness
 from fuzzcompile.corpus import connection as outages
-from fuzzcompile.corpus.records import CorpusError, Replay
+from fuzzcompile.corpus import databases
+from fuzzcompile.corpus.models import Replay
+from fuzzcompile.corpus.records import CorpusError
 from fuzzcompile.corpus.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -122,7 +124,7 @@ def test_a_stopped_server_is_noticed_and_waited_for(
 ) -> None:
     monkeypatch.setattr(liveness, "SILENT_SECONDS", 0.3)
     monkeypatch.setattr(liveness, "_EVERY", 0.2)
-    monkeypatch.setattr(liveness.postgres, "_CONNECTION", {"connect_timeout": 2})
+    monkeypatch.setattr(databases, "_CONNECTION", {"connect_timeout": 2})
     with Store.open(url, patience=60) as store:
         store.counters()
         harmed.pause()
@@ -194,7 +196,7 @@ def test_a_statement_that_takes_long_is_let_alone(
 def test_a_writer_that_stops_inside_a_transaction_locks_nobody_out(
     url: str, harmed: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness.postgres, "_TRY", liveness.postgres._TRY.replace("'30s'", "'1s'"))
+    monkeypatch.setattr(databases, "_TRY", databases._TRY.replace("'30s'", "'1s'"))
     with Store.open(url) as stopped, Store.open(url, patience=60) as other:
         holding = stopped._writing.connect()
         holding.exec_driver_sql("SELECT 1")
@@ -208,8 +210,8 @@ def test_a_full_disk_is_no_outage(url: str) -> None:
     import psycopg
 
     full = exc.OperationalError("INSERT", {}, psycopg.errors.DiskFull("could not extend file: No space left on device"))
-    assert not liveness.postgres.is_outage(full)
-    assert "make room and run again" in liveness.postgres.explain("c", full)
+    assert not databases.is_outage(full)
+    assert "make room and run again" in databases.explain_server("c", full)
 
 
 def start(location: str, prefix: str, count: int) -> subprocess.Popen[str]:
@@ -262,4 +264,4 @@ def test_writers_outlast_a_server_that_is_killed_restarted_and_stopped(url: str,
 )
 def test_a_server_lost_behind_tls_passes_and_a_wrong_certificate_lasts(said: str, lost: bool, passes: bool) -> None:
     error = exc.OperationalError("SELECT 1", {}, Exception(said), connection_invalidated=lost)
-    assert liveness.postgres.is_outage(error) is passes
+    assert databases.is_outage(error) is passes

@@ -20,7 +20,7 @@ from corpus_examples import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from fuzzcompile.corpus.records import Counters, Coverage, UnknownFindingError, identify_compiler
+from fuzzcompile.corpus.records import Counters, Coverage, identify_compiler
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.model.errors import UsageError
 
@@ -202,7 +202,7 @@ def test_a_finding_answers_to_id_signature_and_unique_beginning(store: Store) ->
 
 
 def test_an_unknown_or_ambiguous_name_says_what_there_is(store: Store) -> None:
-    with pytest.raises(UnknownFindingError, match="holds none yet"):
+    with pytest.raises(UsageError, match="holds none yet"):
         store.finding("F1")
     for index in range(12):
         store.record(None, case(), ENVIRONMENT, bug(f"joint_graph/{index:02}"))
@@ -210,7 +210,7 @@ def test_an_unknown_or_ambiguous_name_says_what_there_is(store: Store) -> None:
         with pytest.raises(UsageError, match=r"F1 \(joint_graph/00\).* and 2 more") as raised:
             store.finding(name)
         assert raised.value.exit_status == 2
-    with pytest.raises(UnknownFindingError, match=r"could be F11 \(joint_graph/10\), F12 \(joint_graph/11\)"):
+    with pytest.raises(UsageError, match=r"could be F11 \(joint_graph/10\), F12 \(joint_graph/11\)"):
         store.finding("joint_graph/1")
 
 
@@ -247,7 +247,7 @@ def test_the_same_reproducer_again_replaces_what_was_known(store: Store) -> None
 
 
 def test_a_reproducer_of_no_finding(store: Store) -> None:
-    with pytest.raises(UnknownFindingError):
+    with pytest.raises(UsageError):
         store.add_reproducer(1, reproducer())
 
 
@@ -287,7 +287,7 @@ def test_coverage_adds_up_by_torch_and_names_the_first_case(store: Store) -> Non
         (TORCH, FIRED.rewrite, "refused", 1),
     ]
     fired = store.coverage(TORCH)[1]
-    assert (fired.first_case_id, fired.first_case_sha256) == (first.case_id, sha256("a = 1\n"))
+    assert fired.first_case_id == first.case_id
     assert len(store.coverage("2.11.0")) == 1
 
 
@@ -325,7 +325,7 @@ def test_a_campaign_from_start_to_end(store: Store) -> None:
     (ended,) = store.campaigns()
     assert (ended.id, ended.counters, ended.ended) == (key, {"cases": 5}, "interrupted")
     assert ended.finished is not None and ended.finished.utcoffset() == timedelta(0)
-    assert (ended.seed, ended.settings, ended.environment) == (0, campaign().settings, ENVIRONMENT)
+    assert (ended.seed, ended.environment) == (0, ENVIRONMENT) and ended.settings.items() >= campaign().settings.items()
 
 
 def test_a_campaign_that_does_not_exist(store: Store) -> None:

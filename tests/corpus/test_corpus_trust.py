@@ -13,9 +13,10 @@ from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import imports
 from fuzzcompile.corpus.queries import require_trust
-from fuzzcompile.corpus.records import CorpusGone, UnknownFindingError, UntrustedError
+from fuzzcompile.corpus.records import CorpusGone
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.corpus.transfer import opened
+from fuzzcompile.model.errors import UsageError
 
 FOLD, OTHER = "post_grad:p.py:fold:sum(dim)", "post_grad:q.py:other:mul"
 
@@ -135,17 +136,17 @@ def test_the_refusal_says_how_to_read_and_how_to_trust(store: Store, theirs: Sto
     store.record(None, case("own\n"), ENVIRONMENT, bug())
     require_trust(store.findings(), store.location)
     arrive(store, theirs, "database", tmp_path)
-    with pytest.raises(UntrustedError, match=r"^F2 comes .* runs its code: .*corpus show F2.*--trust, or .*trust F2"):
+    with pytest.raises(UsageError, match=r"^F2 comes .* runs its code: .*corpus show F2.*--trust, or .*trust F2"):
         require_trust([store.finding("F1"), store.finding("F2")], store.location)
-    with pytest.raises(UntrustedError, match=r"^F2, F3 come from another corpus.*corpus trust F2 F3"):
+    with pytest.raises(UsageError, match=r"^F2, F3 come from another corpus.*corpus trust F2 F3"):
         require_trust(store.findings(), store.location)
-    with pytest.raises(UntrustedError, match=r"^8 findings \(F2, F3, .*corpus trust --all"):
+    with pytest.raises(UsageError, match=r"^8 findings \(F2, F3, .*corpus trust --all"):
         require_trust(store.findings() * 4, store.location)
 
 
 def test_nothing_is_trusted_if_one_name_is_wrong(store: Store, theirs: Store, tmp_path: Path) -> None:
     arrive(store, theirs, "database", tmp_path)
-    with pytest.raises(UnknownFindingError):
+    with pytest.raises(UsageError):
         store.trust(["F1", "F9"])
     assert trusted(store) == [False, False]
 

@@ -112,11 +112,6 @@ class Torch:
         return public(self.version)
 
 
-def torch_at_hand() -> Torch:
-    """The torch of this environment (`find_torch`)."""
-    return find_torch(Path(sys.executable))
-
-
 def find_torch(python: Path) -> Torch:
     """The torch of an interpreter.
 
@@ -152,30 +147,8 @@ class NoDisk(EnvironmentUnfit):
     """There is not enough room for another environment."""
 
 
-@dataclass(frozen=True)
-class Release:
-    """A requirement for pip: a version, and options that say where it may come from."""
-
-    version: Version
-    options: tuple[str, ...] = ()
-
-    @property
-    def builds(self) -> list[tuple[str, int]]:
-        """What to install, the first that is there, and the gigabytes that it takes.
-
-        The CPU build comes first, as it is small; the default build also runs where there is no GPU.
-        """
-        if self.version.local is not None:
-            return [(f"torch=={self.version}", CPU_GB if self.version.local == "cpu" else DEFAULT_GB)]
-        return [(f"torch=={self.version}+cpu", CPU_GB), (f"torch=={self.version}", DEFAULT_GB)]
-
-
 def check(asked: str) -> None:
-    """Check the form of what ``--torch`` asks for.
-
-    Raises:
-        UsageError: it is neither a version nor ``nightly`` nor a path.
-    """
+    """Check the form of what ``--torch`` asks for."""
     is_path = os.sep in asked or asked.startswith(("~", ".")) or (asked != "" and Path(asked).exists())
     if asked != _NIGHTLY and _version(asked) is None and not is_path:
         raise UsageError(f"--torch {asked}: write a version such as 2.13.0, nightly, or the path of an environment.")
@@ -189,9 +162,18 @@ def obtain(asked: str, say: Say) -> Torch:
     """
     check(asked)
     if asked == _NIGHTLY:
-        return _obtain_release(_newest_nightly(), say)
+        index = os.environ.get(NIGHTLY_INDEX)
+        options = ("--pre", *(("--index-url", index) if index else ()))
+        known = versions(options)
+        if not known[-1].is_prerelease:
+            raise EnvironmentUnfit(
+                f"pip finds no nightly torch, only {known[-1]}: set {NIGHTLY_INDEX} to an index that has them."
+            )
+        builds = [each for each in known if each.public == known[-1].public]
+        newest = next((each for each in builds if each.local == "cpu"), known[-1])
+        return _obtain_release(newest, options, say)
     if (version := _version(asked)) is not None:
-        return _obtain_release(Release(version), say)
+        return _obtain_release(version, (), say)
     path = Path(asked).expanduser()
     python = path / "bin" / "python" if path.is_dir() else path
     if not python.exists():
@@ -223,26 +205,15 @@ def _version(asked: str) -> Version | None:
         return None
 
 
-def _newest_nightly() -> Release:
-    index = os.environ.get(NIGHTLY_INDEX)
-    options = ("--pre", *(("--index-url", index) if index else ()))
-    known = versions(options)
-    if not known[-1].is_prerelease:
-        raise EnvironmentUnfit(
-            f"pip finds no nightly torch, only {known[-1]}: set {NIGHTLY_INDEX} to an index that has them."
-        )
-    builds = [version for version in known if version.public == known[-1].public]
-    return Release(next((version for version in builds if version.local == "cpu"), known[-1]), options)
-
-
 def _folder(version: Version) -> Path:
     padded = ".".join(map(str, (*version.release, 0, 0)[: max(3, len(version.release))]))
     name = padded + str(version).removeprefix(version.base_version)
     return cache() / f"torch-{name}-py{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def _obtain_release(release: Release, say: Say) -> Torch:
-    folder = _folder(release.version)
+def _obtain_release(version: Version, options: Sequence[str], say: Say) -> Torch:
+    """Return the torch of the kept environment, or make one; pip's ``options`` say where it may come from."""
+    folder = _folder(version)
     with _locked(folder, say):
         try:
             if (folder / _MARKER).is_file():
@@ -252,18 +223,25 @@ def _obtain_release(release: Release, say: Say) -> Torch:
         except EnvironmentUnfit as error:
             say(f"The environment {folder.name} is broken and will be made anew: {error}")
         shutil.rmtree(folder, ignore_errors=True)
-        if release.version.is_devrelease:
-            _remove_unused_nightlies(say)
+        if version.is_devrelease:
+            for marker in cache().glob(f"torch-*.dev*/{_MARKER}"):
+                if time.time() - marker.stat().st_mtime > _UNUSED:
+                    say(f"Removing {marker.parent.name}, a nightly that was not used for a day.")
+                    shutil.rmtree(marker.parent, ignore_errors=True)
         try:
-            return _make(release, folder, say)
+            return _make(version, options, folder, say)
         except BaseException:  # half an environment is gigabytes that nothing will use, after Ctrl-C too
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
 
-def _make(release: Release, folder: Path, say: Say) -> Torch:
+def _make(version: Version, options: Sequence[str], folder: Path, say: Say) -> Torch:
     temporary, python = folder / "tmp", folder / "bin" / "python"
-    for number, (requirement, gigabytes) in enumerate(release.builds, 1):
+    # The first that is there: the CPU build is small, and the default build also runs where there is no GPU.
+    builds = [(f"torch=={version}+cpu", CPU_GB), (f"torch=={version}", DEFAULT_GB)]
+    if version.local is not None:
+        builds = [(f"torch=={version}", CPU_GB if version.local == "cpu" else DEFAULT_GB)]
+    for number, (requirement, gigabytes) in enumerate(builds, 1):
         free = free_bytes()
         if free < gigabytes * _GB:
             raise NoDisk(
@@ -271,25 +249,25 @@ def _make(release: Release, folder: Path, say: Say) -> Torch:
                 f"make room, or set {VARIABLE} to a folder on another disk."
             )
         if number == 1:
-            say(f"Making an environment with torch {release.version} in {folder} ({free / _GB:.0f} GB free).")
+            say(f"Making an environment with torch {version} in {folder} ({free / _GB:.0f} GB free).")
             done = capture_output([sys.executable, "-m", "venv", "--without-pip", folder])
             if done.returncode:
                 said = (done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2]
                 raise EnvironmentUnfit(f"`-m venv` failed: {said or 'it says nothing'}.")
             temporary.mkdir()
         try:
-            install(python, [requirement], release.options, temporary)
+            install(python, [requirement], options, temporary)
             break
         except NotFound as error:
-            if number == len(release.builds):
+            if number == len(builds):
                 raise
             say(f"{error} Next: the default build, which takes up to {DEFAULT_GB} GB.")
     # What some releases need and do not depend on; builds before 2.3 do not load NumPy 2.
-    extras = ["numpy<2" if release.version < Version("2.3") else "numpy", "setuptools"]
+    extras = ["numpy<2" if version < Version("2.3") else "numpy", "setuptools"]
     try:
         install(python, extras, (), temporary)
     except EnvironmentUnfit as error:
-        say(f"torch {release.version} is there without {' and '.join(extras)}, which some scripts need: {error}")
+        say(f"torch {version} is there without {' and '.join(extras)}, which some scripts need: {error}")
     shutil.rmtree(temporary, ignore_errors=True)
     torch = find_torch(python)
     (folder / _MARKER).write_text(json.dumps({"torch": torch.version, "torch_git": torch.git}), encoding="utf-8")
@@ -315,10 +293,3 @@ def _locked(folder: Path, say: Say) -> Iterator[None]:
         raise EnvironmentUnfit(
             f"{folder.parent} cannot be used ({error.strerror}): set {VARIABLE} to a folder that can be written."
         ) from error
-
-
-def _remove_unused_nightlies(say: Say) -> None:
-    for marker in cache().glob(f"torch-*.dev*/{_MARKER}"):
-        if time.time() - marker.stat().st_mtime > _UNUSED:
-            say(f"Removing {marker.parent.name}, a nightly that was not used for a day.")
-            shutil.rmtree(marker.parent, ignore_errors=True)

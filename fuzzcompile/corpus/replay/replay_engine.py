@@ -15,15 +15,16 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import get_args
 
-from fuzzcompile.corpus.records import Finding, Replay, Reproducer, Status
+from fuzzcompile.corpus.models import Replay
+from fuzzcompile.corpus.records import Finding, Reproducer, Status
 from fuzzcompile.corpus.replay.environments import Torch
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus
 from fuzzcompile.corpus.store import Store
@@ -56,9 +57,6 @@ def run_script(
     """Run a script alone, with what it prints on either stream.
 
     A script that crashes prints its Python stack, and so does one that is still running after ``timeout`` seconds.
-
-    Raises:
-        Stopped: ``stop`` was set; the script and what it had started have been ended.
     """
     started = time.monotonic()
     command = [str(python), "-X", "faulthandler", _SCRIPT]
@@ -112,22 +110,8 @@ class Expected:
         return cls(str(report.get("verdict")), said.partition("\n")[0])
 
 
-@dataclass(frozen=True)
-class Run:
-    """What one run shows, and why in a few words."""
-
-    status: ReplayStatus
-    why: str
-    output: str
-
-
-def read(ended: Ended, expected: Expected) -> Run:
-    """What a run shows of the bug for which the reproducer was made."""
-    status, why = _read(ended, expected)
-    return Run(status, why, ended.output)
-
-
-def _read(ended: Ended, expected: Expected) -> tuple[ReplayStatus, str]:
+def read(ended: Ended, expected: Expected) -> tuple[ReplayStatus, str]:
+    """What a run shows of the bug for which the reproducer was made, and why in a few words."""
     if ended.status is None or ended.status < 0:
         signals = {-member.value: member.name for member in signal.Signals}
         how, why = _CRASH, f"ended by {signals.get(ended.status or 0, f'signal {-(ended.status or 0)}')}"
@@ -150,19 +134,16 @@ def _shown(output: str, expected: Expected, said: str) -> tuple[ReplayStatus, st
     """It says that the bug is there: of an error or a crash, whether it is the same."""
     both, ending = _BOTH.search(output), _ENDING.search(output)
     if both is not None and expected.verdict in _ERRORS:
-        return _compared(both["compiled"], expected)
+        compiled, why = both["compiled"], f"compiled raises {both['compiled']}"
+        if _UNFIT.search(compiled):
+            return ReplayStatus.ERRORED, why
+        same = not expected.error or _same_error(compiled, expected.error)
+        return ReplayStatus.FAILING if same else ReplayStatus.DIFFERENT, why
     if both is not None and expected.verdict == _ACCEPTS and _lacks(both["eager"], expected):
         return ReplayStatus.ERRORED, f"eager raises {both['eager']}"
     if ending is not None:
         return _ended(ending["status"], output, expected)
     return ReplayStatus.FAILING, said.removeprefix(BUG)
-
-
-def _compared(compiled: str, expected: Expected) -> tuple[ReplayStatus, str]:
-    if _UNFIT.search(compiled):
-        return ReplayStatus.ERRORED, f"compiled raises {compiled}"
-    same = not expected.error or _same_error(compiled, expected.error)
-    return ReplayStatus.FAILING if same else ReplayStatus.DIFFERENT, f"compiled raises {compiled}"
 
 
 def _ended(status: str, output: str, expected: Expected) -> tuple[ReplayStatus, str]:
@@ -211,14 +192,10 @@ def _same_error(said: str, recorded: str) -> bool:
     wrapped = re.search(rf"\b{re.escape(kind.strip())}\b:?(.*)", said, re.S)
     if wrapped is None:
         return False
-    now, then = (_normalised(text)[:_COMPARED] for text in (wrapped[1], message))
+    # Without what changes from run to run: addresses, quoted names, numbers.
+    texts = (re.sub(r"0x[0-9a-fA-F]+|'[^']*'|\"[^\"]*\"", "…", text) for text in (wrapped[1], message))
+    now, then = (" ".join(re.sub(r"-?\d+(\.\d+)?", "N", text).split())[:_COMPARED] for text in texts)
     return now.startswith(then) or then.startswith(now)
-
-
-def _normalised(message: str) -> str:
-    """A message without what changes from run to run: addresses, quoted names, numbers."""
-    text = re.sub(r"0x[0-9a-fA-F]+|'[^']*'|\"[^\"]*\"", "…", message)
-    return " ".join(re.sub(r"-?\d+(\.\d+)?", "N", text).split())
 
 
 def _last_line(output: str) -> str:
@@ -294,37 +271,31 @@ def subjects(store: Store, selection: Sequence[str] = ()) -> list[Subject]:
 
     ``selection`` are ids (F3), signatures, their beginnings or globs of them, and KEY=VALUE with the key severity,
     status, stage or umbrella. Those of one key are alternatives, and so are names; each key given must hold.
-
-    Raises:
-        UsageError: something was selected that the corpus does not have.
     """
-    chosen = selected(store.findings(), selection)
-    replayed = [Subject(finding, store.best_reproducer(finding.id)) for finding in chosen]
-    worst = {severity: severity.rank for severity in Severity}
-    return sorted(replayed, key=lambda each: (worst.get(each.severity, len(worst)), each.finding.id))  # type: ignore[arg-type]
-
-
-def selected(findings: Sequence[Finding], selection: Sequence[str]) -> list[Finding]:
-    """The findings that a selection names (`subjects`)."""
-    wanted: dict[str, set[int]] = {}
+    findings = store.findings()
+    wanted: dict[str, set[int]] = defaultdict(set)
     for text in selection:
-        key, ids = _named(findings, text)
-        wanted.setdefault(key, set()).update(ids)
-    return [finding for finding in findings if all(finding.id in ids for ids in wanted.values())]
-
-
-def _named(findings: Sequence[Finding], text: str) -> tuple[str, set[int]]:
-    key, equals, value = text.partition("=")
-    if equals and key in _KEYS:
-        return key, set(_by_key(findings, key, value))
-    matches = {finding.id for finding in findings if _is_named(finding, text)}
-    if not matches:
-        raise UsageError(
-            f"--select {text}: the corpus has no such finding; give an id, a signature or its beginning, a glob, or "
-            f"{', '.join(f'{name}=…' for name in _KEYS)} (`{hints.format_command('corpus', 'list')}` shows the "
-            "findings)."
-        )
-    return "name", matches
+        key, equals, value = text.partition("=")
+        if equals and key in _KEYS:
+            word_of = _KEYS[key]
+            known = _WORDS.get(key) or sorted({word for finding in findings if (word := word_of(finding))})
+            if value not in known:
+                listed = ", ".join(known) or "nothing, as the corpus has none"
+                raise UsageError(f"--select {text}: write one of {listed}.")
+            wanted[key] |= {finding.id for finding in findings if word_of(finding) == value}
+            continue
+        named = {finding.id for finding in findings if _is_named(finding, text)}
+        if not named:
+            raise UsageError(
+                f"--select {text}: the corpus has no such finding; give an id, a signature or its beginning, a glob, "
+                f"or {', '.join(f'{name}=…' for name in _KEYS)} (`{hints.format_command('corpus', 'list')}` shows the "
+                "findings)."
+            )
+        wanted["name"] |= named
+    chosen = [finding for finding in findings if all(finding.id in ids for ids in wanted.values())]
+    replayed = [Subject(finding, store.best_reproducer(finding.id)) for finding in chosen]
+    worst: dict[Severity | None, int] = {severity: severity.rank for severity in Severity}
+    return sorted(replayed, key=lambda each: (worst.get(each.severity, len(worst)), each.finding.id))
 
 
 def _is_named(finding: Finding, text: str) -> bool:
@@ -333,16 +304,6 @@ def _is_named(finding: Finding, text: str) -> bool:
     if _GLOB.search(text):
         return fnmatch.fnmatchcase(finding.signature, text)
     return bool(text) and finding.signature.startswith(text)
-
-
-def _by_key(findings: Sequence[Finding], key: str, value: str) -> Iterator[int]:
-    read = _KEYS[key]
-    known = _WORDS.get(key) or sorted({name for finding in findings if (name := read(finding))})
-    if value not in known:
-        raise UsageError(
-            f"--select {key}={value}: write one of {', '.join(known) or 'nothing, as the corpus has none'}."
-        )
-    return (finding.id for finding in findings if read(finding) == value)
 
 
 _KEYS: dict[str, Callable[[Finding], str | None]] = {
@@ -396,66 +357,50 @@ def replay_on(torch: Torch, subjects: Sequence[Subject], settings: Settings) -> 
             executor.shutdown(cancel_futures=True)
 
 
-def judged(runs: Sequence[Run]) -> ReplayStatus:
-    """What several runs show together."""
-    statuses = {run.status for run in runs}
-    if ReplayStatus.NOT_RUN in statuses:
-        return ReplayStatus.NOT_RUN
-    return statuses.pop() if len(statuses) == 1 else ReplayStatus.FLAKY
-
-
 def _replay(
     torch: Torch, subject: Subject, settings: Settings, root: Path, free: SimpleQueue[Path], stop: threading.Event
 ) -> Result:
     reproducer = subject.reproducer
     if reproducer is None:
         raise ValueError(f"{subject.finding.public_id} has no reproducer")
-    runs: list[Run] = []
-    seconds = 0.0
-    while len(runs) < settings.runs and not any(run.status is ReplayStatus.NOT_RUN for run in runs):
-        with _lend_cache(root, free) as folder:
-            environment = _environment(folder, settings)
-            ended = run_script(torch.python, reproducer.source, environment, timeout=settings.timeout, stop=stop)
-            if ended.status is None or ended.status < 0:  # it may have left a truncated kernel
-                shutil.rmtree(folder, ignore_errors=True)
-        seconds += ended.seconds
-        runs.append(read(ended, subject.expected))
-    status = judged(runs)
-    # The last run of that status; of a flaky reproducer the last that did not pass.
-    wanted = [run for run in runs if run.status is status]
-    decisive = (wanted or [run for run in runs if run.status is not ReplayStatus.FIXED])[-1]
-    replay = Replay(
-        reproducer.sha256,
-        torch.version,
-        torch.git,
-        str(status),
-        tuple(str(run.status) for run in runs),
-        scrub(decisive.output)[-_KEPT:],
-        round(seconds, 2),
-    )
-    return Result(subject, replay, scrub(decisive.why))
-
-
-def _environment(cache: Path, settings: Settings) -> dict[str, str]:
     variables = {
-        "TORCHINDUCTOR_CACHE_DIR": str(cache),
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
         # Without a pool of compile workers, each of which would import torch.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
-    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""} if settings.hide_gpus else {}
-    return variables | hidden
-
-
-@contextmanager
-def _lend_cache(root: Path, free: SimpleQueue[Path]) -> Iterator[Path]:
-    """Yield a folder for compiled kernels; one script at a time has it, so that a killed one spoils only its own."""
-    try:
-        folder = free.get_nowait()
-    except Empty:
-        folder = Path(tempfile.mkdtemp(prefix="torchinductor-", dir=root))
-    try:
-        yield folder
-    finally:
-        free.put(folder)
+    if settings.hide_gpus:
+        variables |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    runs: list[tuple[ReplayStatus, str, str]] = []
+    seconds = 0.0
+    while len(runs) < settings.runs and not any(status is ReplayStatus.NOT_RUN for status, *_ in runs):
+        try:  # one script at a time has a folder of compiled kernels, so that a killed one spoils only its own
+            kernels = free.get_nowait()
+        except Empty:
+            kernels = Path(tempfile.mkdtemp(prefix="torchinductor-", dir=root))
+        variables["TORCHINDUCTOR_CACHE_DIR"] = str(kernels)
+        try:
+            ended = run_script(torch.python, reproducer.source, variables, timeout=settings.timeout, stop=stop)
+            if ended.status is None or ended.status < 0:  # it may have left a truncated kernel
+                shutil.rmtree(kernels, ignore_errors=True)
+        finally:
+            free.put(kernels)
+        seconds += ended.seconds
+        runs.append((*read(ended, subject.expected), ended.output))
+    statuses = [status for status, *_ in runs]
+    together = statuses[0] if len(set(statuses)) == 1 else ReplayStatus.FLAKY
+    if ReplayStatus.NOT_RUN in statuses:
+        together = ReplayStatus.NOT_RUN
+    # The last run of that status; of a flaky reproducer the last that did not pass.
+    decisive = [run for run in runs if run[0] is together] or [run for run in runs if run[0] is not ReplayStatus.FIXED]
+    _, why, output = decisive[-1]
+    replay = Replay(
+        reproducer.sha256,
+        torch.version,
+        torch.git,
+        str(together),
+        list(map(str, statuses)),
+        scrub(output)[-_KEPT:],
+        round(seconds, 2),
+    )
+    return Result(subject, replay, scrub(why))

@@ -8,7 +8,8 @@ from enum import StrEnum
 
 from packaging.version import InvalidVersion, Version
 
-from fuzzcompile.corpus.records import Finding, Replay
+from fuzzcompile.corpus.models import Replay
+from fuzzcompile.corpus.records import Finding
 
 # What a reproducer that was run again may show.
 
@@ -108,33 +109,21 @@ def is_regression(finding: Finding, replay: Replay, earlier: Sequence[Replay]) -
     """
     if not is_failing(replay):
         return False
-    now = _order(replay)
-    if finding.status == "fixed" and not any(
-        past.status == ReplayStatus.FIXED and _order(past) > now for past in earlier
-    ):
+    now, versions = order(public(replay.torch)), [order(public(past.torch)) for past in earlier]
+    dated = list(zip(versions, earlier, strict=True))
+    if finding.status == "fixed" and not any(past.status == ReplayStatus.FIXED and at > now for at, past in dated):
         return True
-    before = [past for past in earlier if _order(past) <= now and _answers(past)]
+    answers = (ReplayStatus.FAILING, ReplayStatus.FIXED, ReplayStatus.DIFFERENT, ReplayStatus.FLAKY)
+    before = [(at, past) for at, past in dated if at <= now and past.status in answers]
     if not before:
         return False
-    nearest = max(map(_order, before))
-    latest = [past for past in before if _order(past) == nearest][-1]
-    return latest.status == ReplayStatus.FIXED and (nearest == now or _was_seen_by(nearest, finding, earlier))
+    nearest = max(at for at, _ in before)
+    latest = [past for at, past in before if at == nearest][-1]
+    seen = [*finding.torch_versions, *(past.torch for past in earlier if is_affected(past))]
+    was_seen = nearest == now or any(order(public(torch)) <= nearest for torch in seen)
+    return latest.status == ReplayStatus.FIXED and was_seen
 
 
 def is_failing(replay: Replay) -> bool:
     """Return whether the compiled program failed, in whatever way, in any run."""
     return bool({ReplayStatus.FAILING, ReplayStatus.DIFFERENT} & {replay.status, *replay.runs})
-
-
-def _order(replay: Replay) -> Version:
-    return order(public(replay.torch))
-
-
-def _answers(replay: Replay) -> bool:
-    return replay.status in (ReplayStatus.FAILING, ReplayStatus.FIXED, ReplayStatus.DIFFERENT, ReplayStatus.FLAKY)
-
-
-def _was_seen_by(version: Version, finding: Finding, earlier: Sequence[Replay]) -> bool:
-    """Return whether the bug was seen on a torch no newer than ``version``."""
-    seen = [*finding.torch_versions, *(past.torch for past in earlier if is_affected(past))]
-    return any(order(public(torch)) <= version for torch in seen)

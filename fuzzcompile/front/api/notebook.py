@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -26,18 +26,7 @@ from fuzzcompile.programs.capture.interception import (
 from fuzzcompile.programs.capture.invocation import Invocation, capture_invocation, run_parts_uncompiled
 from fuzzcompile.run.case import Arguments
 
-
-class IPythonShell(Protocol):
-    """The part of IPython's ``InteractiveShell`` that the magics use."""
-
-    user_ns: dict[str, Any]
-    compile: Any  # its ``cache`` keeps the text of a cell for tracebacks, and returns the name of its file
-
-    def register_magic_function(self, func: object, magic_kind: str, magic_name: str) -> None:
-        """Make a function a magic."""
-
-    def transform_cell(self, raw_cell: str) -> str:
-        """A cell with its magics and shell lines as Python."""
+IPythonShell: TypeAlias = Any  # IPython's ``InteractiveShell``, which has no types
 
 
 def run_to_first_call(shell: IPythonShell, cell: str) -> Invocation | None:
@@ -130,12 +119,7 @@ def load_ipython_extension(shell: IPythonShell) -> None:
 
 
 def judge_line(shell: IPythonShell, line: str) -> Report:
-    """Judge the call that the line spells, such as ``model(x, mask=mask)``; the callable need not be compiled.
-
-    Raises:
-        UsageError: the line is no call.
-        EnvironmentUnfit: nothing can be said of the call.
-    """
+    """Judge the call that the line spells, such as ``model(x, mask=mask)``; the callable need not be compiled."""
     try:
         call = ast.parse(line.strip(), "<triage>", "eval").body
     except SyntaxError as error:
@@ -156,24 +140,16 @@ def judge_cell(shell: IPythonShell, line: str, cell: str) -> Report:
     """Run the cell up to its first compiled call, and judge that call.
 
     ``line`` holds settings, as in ``%%triage dynamic=True, timeout=600``.
-
-    Raises:
-        UsageError: it compiles nothing, never calls what it compiles, or ``line`` is no settings.
-        EnvironmentUnfit: nothing can be said of the call.
     """
-    judging = triage.options(**_parse_settings(shell, line))
+    try:
+        settings: dict[str, Any] = eval(f"dict({line})", dict(shell.user_ns))
+    except Exception as error:  # the user's expressions, which may raise anything
+        text = f"%%triage takes settings such as dynamic=True, not {line.strip()!r} ({error})."
+        raise UsageError(text) from error
+    judging = triage.options(**settings)
     call = run_to_first_call(shell, cell)
     if call is None:
         raise UsageError(
             "this cell calls nothing that torch.compile returned; call it here, or judge a call with %triage model(x)."
         )
     return judging.judge(call)
-
-
-def _parse_settings(shell: IPythonShell, line: str) -> Mapping[str, Any]:
-    try:
-        settings: dict[str, Any] = eval(f"dict({line})", dict(shell.user_ns))
-    except Exception as error:  # the user's expressions, which may raise anything
-        text = f"%%triage takes settings such as dynamic=True, not {line.strip()!r} ({error})."
-        raise UsageError(text) from error
-    return settings

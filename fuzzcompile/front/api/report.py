@@ -111,7 +111,10 @@ class Report:
         """One screen of text, as the command line prints it."""
         console = Console(width=_WIDTH, color_system=None, force_terminal=False, force_jupyter=False)
         with console.capture() as capture:
-            self._print(console)
+            print_report(console, self.json, name=SCRIPT, known=bool(self.json.get("known")))
+            if self.is_bug:
+                console.print(f"  {SCRIPT} is a script of yours that makes this call", highlight=False)
+            console.print(f"  judged {self._place}", markup=False, highlight=False, soft_wrap=True)
         return capture.get().rstrip("\n")
 
     def __repr__(self) -> str:
@@ -138,12 +141,6 @@ class Report:
             circumstances=list(circumstances(report)),
             place=self._place,
         )
-
-    def _print(self, console: Console) -> None:
-        print_report(console, self.json, name=SCRIPT, known=bool(self.json.get("known")))
-        if self.is_bug:
-            console.print(f"  {SCRIPT} is a script of yours that makes this call", highlight=False)
-        console.print(f"  judged {self._place}", markup=False, highlight=False, soft_wrap=True)
 
     @property
     def _place(self) -> str:

@@ -54,9 +54,6 @@ class WorkerSession:
         """The pool for calls under ``conditions``.
 
         A worker that has imported a module of the user's would not see a change of its file.
-
-        Raises:
-            EnvironmentUnfit: there is no such device.
         """
         files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
         own = [file for file in files if isinstance(file, str) and is_user_file(file) and Path(file).exists()]
@@ -109,7 +106,6 @@ class TriageOptions(TypedDict, total=False):
 
 
 def _apply_settings(asked: TriageOptions, invocation: Invocation) -> Invocation:
-    """Return the call with these settings in place of its own."""
     names = ("backend", "mode", "options", "dynamic", "fullgraph")
     given: dict[str, Any] = {name: value for name, value in asked.items() if name in names and value is not None}
     settings = invocation.settings
@@ -122,7 +118,6 @@ def _apply_settings(asked: TriageOptions, invocation: Invocation) -> Invocation:
 
 
 def _make_conditions(asked: TriageOptions, invocation: Invocation) -> Conditions:
-    """Return the conditions under which the call runs."""
     plants, target = tuple(map(Path, asked.get("plants", ()))), asked.get("target")
     check_plants(plants)
     device = choose_running_device(asked.get("device") or _find_device(invocation, target), target)
@@ -192,8 +187,6 @@ triage = Triage()
 
 @dataclass(frozen=True)
 class _CallTriage:
-    """One call on its way to a verdict."""
-
     invocation: Invocation
     question: Question
     conditions: Conditions
@@ -212,9 +205,11 @@ class _CallTriage:
             return self._judge_in_place(f"a worker cannot run the call ({said})")
         if report is None:
             raise CannotJudge(f"{said}.")
-        if report["verdict"] in ("invalid", "accepts_invalid") and not self._raises_here():
-            # The copy lacks what this process has, such as a patch or a registered operator.
-            return self._judge_in_place(f"eager raises in a worker and not here ({report['detail']})")
+        if report["verdict"] in ("invalid", "accepts_invalid"):
+            with restore_after(self.invocation):
+                run = run_eager(self.invocation.case(), resolve_device(self.conditions.device))
+            if run.failure is None:  # the copy lacks what this process has, such as a patch or a registered operator
+                return self._judge_in_place(f"eager raises in a worker and not here ({report['detail']})")
         return Report({**report, "where": {"process": "worker", "why": ""}})
 
     def _judge_copy(self) -> FileAnswer:
@@ -234,10 +229,6 @@ class _CallTriage:
                 session.close()
                 raise
             return answer
-
-    def _raises_here(self) -> bool:
-        with restore_after(self.invocation):
-            return run_eager(self.invocation.case(), resolve_device(self.conditions.device)).failure is not None
 
     def _judge_in_place(self, why: str) -> Report:
         conditions = self.conditions

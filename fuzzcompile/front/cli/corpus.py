@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,9 +27,8 @@ from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.privacy import strip_password
 
 if TYPE_CHECKING:
-    from fuzzcompile.corpus.imports import Arrived, Copied, Export
+    from fuzzcompile.corpus.imports import Copied
     from fuzzcompile.corpus.reader import JudgedRun
-    from fuzzcompile.corpus.store import Store
     from fuzzcompile.model.conditions import Conditions
 
 
@@ -71,7 +70,7 @@ def show(finding: str, location: str | None, as_json: bool) -> int:
         stored = store.finding(finding)
         reproducer = store.best_reproducer(stored.id)
         group, place = store.umbrella(stored.umbrella), store.location
-        related = [vars(link) for link in store.related(stored.id)]
+        related = [link.to_json() for link in store.related(stored.id)]
         done = store.replays(stored.id)
     replays = [{"torch": run.torch, "status": run.status, "when": run.created.isoformat()} for run in done]
     if as_json:
@@ -159,12 +158,27 @@ def import_findings(source: str, trusted: bool, whole: bool, location: str | Non
     """
     if whole:
         return _copy_whole(source, location, as_json=as_json)
+    from rich.console import Console
+
     from fuzzcompile.corpus.location import find_file, resolve
+    from fuzzcompile.corpus.store import Store
     from fuzzcompile.corpus.transfer import opened
 
-    with opened(source, find_file(resolve(location))) as found, open_corpus(location, create=True) as store:
+    with (
+        opened(source, find_file(resolve(location))) as found,
+        open_corpus(location, create=True) as store,
+        Console(stderr=True).status("Reading ...") as status,
+    ):
+
+        def on_progress(copied: Copied, total: int) -> None:
+            status.update(f"Copied {copied.runs} of {total} runs ...")
+
+        if isinstance(found, Store):
+            arriving = store.copy(found, on_progress, trusted=trusted)
+        else:
+            arriving = store.take(found, trusted=trusted)
         counts = dict.fromkeys(("new", "known", "refused"), 0)
-        for item in _show_arrivals(store, found, trusted=trusted):
+        for item in arriving:
             counts[item.how] += 1
             if as_json:
                 click.echo(json.dumps(vars(item)))
@@ -211,7 +225,7 @@ def stats(location: str | None, as_json: bool) -> int:
     with open_corpus(location) as store:
         counted = store.stats()
     if as_json:
-        click.echo(json.dumps(counted.to_json()))
+        click.echo(json.dumps(vars(counted)))
         return 0
     kept = f"{counted.reproducers} reproducers, {counted.replays} replays"
     click.echo(f"{counted.cases} cases, {counted.runs} runs, {counted.campaigns} campaigns; {kept}.")
@@ -266,27 +280,11 @@ def _copy_whole(source: str, target: str | None, *, as_json: bool) -> int:
     if done.restarted:
         click.echo(f"{done.source} had changed since the copy was begun: it was copied anew.", err=True)
     if as_json:
-        click.echo(json.dumps(done.to_json()))
+        click.echo(json.dumps(vars(done)))
         return 0
     before = " (the others by an earlier call)" if done.resumed else ""
     click.echo(f"{sum(done.rows.values())} rows, {done.copied} of them now{before}: {done.target} is complete.")
     return 0
-
-
-def _show_arrivals(store: Store, found: Iterable[Export] | Store, *, trusted: bool) -> Iterator[Arrived]:
-    from rich.console import Console
-
-    from fuzzcompile.corpus.store import Store as Corpus
-
-    if not isinstance(found, Corpus):
-        yield from store.take(found, trusted=trusted)
-        return
-    with Console(stderr=True).status("Reading ...") as status:
-
-        def on_progress(copied: Copied, total: int) -> None:
-            status.update(f"Copied {copied.runs} of {total} runs ...")
-
-        yield from store.copy(found, on_progress, trusted=trusted)
 
 
 def _format_counts(counted: Mapping[str, int]) -> str:
@@ -309,13 +307,13 @@ def case(name: str, location: str | None, as_json: bool) -> int:
     `fuzzcompile corpus case HASH > case.py; fuzzcompile triage case.py`.
     """
     with open_corpus(location) as store:
-        found = store.judged(name)
+        found, judged = store.judged(name)
     if as_json:
-        runs = [{**vars(run), "created": run.created.isoformat()} for run in found.runs]
+        runs = [{**vars(run), "created": run.created.isoformat()} for run in judged]
         known = {"sha256": found.sha256, "source": found.source, "trusted": not found.imported}
         click.echo(json.dumps({**known, "runs": runs}, allow_nan=False))
         return 0
-    for run in found.runs:
+    for run in judged:
         click.echo(format_readable(" ".join(_format_run(run).split())), err=True)
     if not found.source:
         raise UsageError(f"The source of {name} was dropped by `{hints.format_command('corpus', 'gc')}`: it was clean.")
@@ -323,8 +321,8 @@ def case(name: str, location: str | None, as_json: bool) -> int:
     click.echo(source, nl=not source.endswith("\n"), color=True)  # to a file as it is, whatever it holds
     if found.imported:
         click.echo("It comes from another corpus: judging it runs its code, so read it first.", err=True)
-    if found.runs:
-        click.echo(f"Judge it again: {format_readable(_format_rerun(found.runs[-1]))}", err=True)
+    if judged:
+        click.echo(f"Judge it again: {format_readable(_format_rerun(judged[-1]))}", err=True)
     return 0
 
 

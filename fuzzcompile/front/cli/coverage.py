@@ -182,8 +182,15 @@ def _print_coverage(table: CoverageTable, shown: list[StageCoverage], *, every: 
     else:  # for grep and cut
         click.echo("\n".join("\t".join(cells) for cells in (_COVERAGE_COLUMNS, *map(_format_coverage_cells, shown))))
     for row in shown:
-        if every or row.kind not in _MANY_NAMES:
-            _print_names(row, every=every)
+        if not every and row.kind in _MANY_NAMES:
+            continue
+        lists = {"fired": row.fired, "called only": row.fallback} if every else {}
+        lists |= {"refused only": row.refused, "never reached": [*row.off, *row.never]}
+        for outcome, names in lists.items():
+            if names:
+                click.echo(f"\n{row.stage}, {row.kind}, {outcome}: {', '.join(names)}")
+        for name, reason in row.unreachable.items() if every else ():
+            click.echo(f"\n{row.stage}, {row.kind}, unreachable: {name}: {reason.why}")
     if not every:
         click.echo(f"\n{_format_shares(table)}")
     told = f" for {table.target}" if table.target is not None else ""
@@ -191,16 +198,6 @@ def _print_coverage(table: CoverageTable, shown: list[StageCoverage], *, every: 
     if table.within is not None:
         counted = f": the {table.counters.cases} cases of the first {format_duration(table.ran)} of campaigns"
     click.echo(f"\ntorch {table.torch}{told}, counted in {table.corpus}{counted}.", err=not console.is_terminal)
-
-
-def _print_names(row: StageCoverage, *, every: bool) -> None:
-    lists = {"fired": row.fired, "called only": row.fallback} if every else {}
-    lists |= {"refused only": row.refused, "never reached": [*row.off, *row.never]}
-    for outcome, names in lists.items():
-        if names:
-            click.echo(f"\n{row.stage}, {row.kind}, {outcome}: {', '.join(names)}")
-    for name, reason in row.unreachable.items() if every else ():
-        click.echo(f"\n{row.stage}, {row.kind}, unreachable: {name}: {reason.why}")
 
 
 def _format_shares(table: CoverageTable) -> str:

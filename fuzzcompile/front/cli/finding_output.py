@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +11,8 @@ import click
 from fuzzcompile.model import hints
 
 if TYPE_CHECKING:
-    from fuzzcompile.corpus.records import Finding, FindingSummary, Reproducer, Umbrella
+    from fuzzcompile.corpus.models import Umbrella
+    from fuzzcompile.corpus.records import Finding, FindingSummary, Reproducer
 
 
 def print_findings(
@@ -29,7 +31,9 @@ def print_findings(
         click.echo(f"{'And ' if shown else ''}{counted_line(counted, everything)}")
     for name in sorted({stored.umbrella or "" for stored in counted}) if every else ():
         members = [stored for stored in counted if (stored.umbrella or "") == name]
-        click.echo(f"\n{_format_group_line(name, len(members), groups.get(name))}")
+        group = groups.get(name)
+        mark = "" if group is None or group.status == "open" else ", ".join(filter(None, (group.status, group.issue)))
+        click.echo(f"\n{name or 'no group'} ({len(members)}{f'; {mark}' if mark else ''})")
         click.echo("\n".join(_make_table(members, groups)))
 
 
@@ -78,16 +82,10 @@ def _format_culprit(stored: FindingSummary) -> str:
 
 
 def _format_mark(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> str:
-    """Return the mark that a person set on a finding, or else on its group."""
     group = groups.get(stored.umbrella or "")
     marked = group if stored.status == "open" and group is not None else stored
     about = (stored.duplicate_of or stored.issue) if marked is stored else marked.issue
     return "" if marked.status == "open" else " ".join(filter(None, (marked.status, about)))
-
-
-def _format_group_line(name: str, members: int, group: Umbrella | None) -> str:
-    mark = "" if group is None or group.status == "open" else ", ".join(filter(None, (group.status, group.issue)))
-    return f"{name or 'no group'} ({members}{f'; {mark}' if mark else ''})"
 
 
 def print_finding(
@@ -142,29 +140,19 @@ def format_readable(source: str) -> str:
 
 def make_finding_json(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> dict[str, object]:
     """A finding in one JSON object, without its report."""
+    from fuzzcompile.corpus.records import FindingSummary
+
     group = groups.get(stored.umbrella or "")
+    left_out = ("id", "searched", "queries", "confidence", "first_seen", "last_seen", "torch_versions", "machines")
+    columns = (column.name for column in fields(FindingSummary) if column.name not in left_out)
     return {
         "finding": stored.public_id,
-        "signature": stored.signature,
-        "severity": stored.severity,
-        "verdict": stored.verdict,
-        "status": stored.status,
-        "issue": stored.issue,
-        "note": stored.note,
-        "duplicate_of": stored.duplicate_of,
-        "umbrella": stored.umbrella,
+        **{name: getattr(stored, name) for name in columns},
         "umbrella_status": None if group is None else group.status,
         "umbrella_issue": None if group is None else group.issue,
-        "hits": stored.hits,
-        "culprit": stored.culprit,
         "torch": stored.torch_versions,
-        "devices": stored.devices,
         "first_seen": stored.first_seen.isoformat(),
         "last_seen": stored.last_seen.isoformat(),
-        "reproducer_lines": stored.reproducer_lines,
-        "confirmed": stored.confirmed,
-        "drawn_from": stored.drawn_from,
-        "trusted": stored.trusted,
         "machines": stored.machines.count,
         "second_machine": stored.machines.second_machine,
         "processors": stored.machines.processors,

@@ -17,7 +17,7 @@ from fuzzcompile.front.cli.finding_output import format_columns
 from fuzzcompile.model.hints import format_command
 
 if TYPE_CHECKING:
-    from fuzzcompile.corpus.fleet import Fleet, FleetCampaign, FleetMachine, State
+    from fuzzcompile.corpus.fleet import Fleet, FleetCampaign, State
     from fuzzcompile.corpus.records import FindingSummary
 
 
@@ -59,76 +59,36 @@ _MACHINE = ("machine", "processor", "torch", "for", "cases in the last hour", "s
 
 def fleet_text(fleet: Fleet, findings: Sequence[FindingSummary], corpus: str) -> Iterator[str]:
     """Lines on the whole: counts, tables, what wants attention, and the ``findings`` of the corpus at that place."""
-    yield _first_line(fleet)
-    if fleet.campaigns:
-        yield from ("", *format_columns([_CAMPAIGN, *(_campaign_cells(fleet, each) for each in fleet.campaigns)]))
+    states = Counter(campaign.state for campaign in fleet.campaigns)
+    if states:
+        workers = sum(campaign.workers for campaign in fleet.campaigns if campaign.state == "runs")
+        parts = ", ".join(f"{states[state]} {word}" for state, word in _STATES.items() if states[state])
+        machines = len({each.machine for each in fleet.machines})
+        yield (
+            f"Campaigns of the last day: {parts}; {workers} worker{'' if workers == 1 else 's'} at work; "
+            f"{machines} machine{'' if machines == 1 else 's'} judged cases in the last hour."
+        )
+        rows = [
+            (
+                each.id, each.ended or _STATES[each.state], each.torch, each.target or each.device, each.machine,
+                each.workers, each.cases, f"{each.per_minute:.1f}", each.new_findings, _heard(fleet, each),
+            )
+            for each in fleet.campaigns
+        ]  # fmt: skip
+        yield from ("", *format_columns([_CAMPAIGN, *(tuple(map(str, row)) for row in rows)]))
+    else:
+        yield "No campaign was heard of in the last day."
     if fleet.machines:
-        yield from ("", *format_columns([_MACHINE, *map(_machine_cells, fleet.machines)]))
-    attention = [*_silent(fleet), *_behind(fleet), *_different(fleet)]
-    if attention:
+        rates = ((each.speed.screened, each.speed.full) for each in fleet.machines)
+        shown = (["-" if rate is None else f"{rate:.1f}" for rate in pair] for pair in rates)
+        cells = (
+            (each.machine, each.processor, each.torch, each.target or each.device, str(each.cases), *own)
+            for each, own in zip(fleet.machines, shown, strict=True)
+        )
+        yield from ("", *format_columns([_MACHINE, *cells]))
+    if attention := list(_list_attention(fleet)):
         yield from ("", *attention)
     yield ""
-    yield from _findings(fleet, findings, corpus)
-
-
-def _first_line(fleet: Fleet) -> str:
-    states = Counter(campaign.state for campaign in fleet.campaigns)
-    if not states:
-        return "No campaign was heard of in the last day."
-    workers = sum(campaign.workers for campaign in fleet.campaigns if campaign.state == "runs")
-    parts = [f"{states[state]} {word}" for state, word in _STATES.items() if states[state]]
-    machines = len({each.machine for each in fleet.machines})
-    return (
-        f"Campaigns of the last day: {', '.join(parts)}; {workers} worker{'' if workers == 1 else 's'} at work; "
-        f"{machines} machine{'' if machines == 1 else 's'} judged cases in the last hour."
-    )
-
-
-def _campaign_cells(fleet: Fleet, campaign: FleetCampaign) -> tuple[str, ...]:
-    return (
-        str(campaign.id), campaign.ended or _STATES[campaign.state], campaign.torch, campaign.target or campaign.device,
-        campaign.machine, str(campaign.workers), str(campaign.cases), f"{campaign.per_minute:.1f}",
-        str(campaign.new_findings), _heard(fleet, campaign),
-    )  # fmt: skip
-
-
-def _machine_cells(machine: FleetMachine) -> tuple[str, ...]:
-    rates = ("-" if rate is None else f"{rate:.1f}" for rate in (machine.speed.screened, machine.speed.full))
-    return (machine.machine, machine.processor, machine.torch, machine.target or machine.device, str(machine.cases),
-            *rates)  # fmt: skip
-
-
-def _silent(fleet: Fleet) -> Iterator[str]:
-    for campaign in fleet.campaigns:
-        if campaign.state == "silent":
-            yield (
-                f"Went silent: campaign {campaign.id} on machine {campaign.machine}, last heard "
-                f"{_heard(fleet, campaign)}: its process was killed, or cannot reach the corpus."
-            )
-
-
-def _behind(fleet: Fleet) -> Iterator[str]:
-    for machine in fleet.machines:
-        for kind, own, usual in machine.behind:
-            what = "screens" if kind == "screened" else "cases in full"
-            yield (
-                f"Falls behind: machine {machine.machine} ({machine.processor}) judges {own:.1f} {what} a minute and "
-                f"worker; the median of the {machine.of} machines under torch {machine.torch} for "
-                f"{machine.target or machine.device} is {usual:.1f}."
-            )
-
-
-def _different(fleet: Fleet) -> Iterator[str]:
-    for case in fleet.disagreements[:_MOST_LISTED]:
-        said = ", ".join(f"{each.verdict} on {each.machine} ({each.processor})" for each in case.judgements)
-        finding = f" of {case.finding}" if case.finding is not None else ""
-        yield f"Judged differently: case {case.case[:12]}{finding}: {said}; torch {case.torch}."
-    more = len(fleet.disagreements) - _MOST_LISTED
-    if more > 0:
-        yield f"And {more} more cases, which --json lists."
-
-
-def _findings(fleet: Fleet, findings: Sequence[FindingSummary], corpus: str) -> Iterator[str]:
     yield f"New findings: {fleet.new_in_hour} in the last hour, {fleet.new_in_day} in the last day."
     counts = Counter(finding.machines.second_machine for finding in findings if finding.status == "open")
     confirming = format_command("replay", confirm=True, corpus=corpus)
@@ -137,6 +97,31 @@ def _findings(fleet: Fleet, findings: Sequence[FindingSummary], corpus: str) -> 
         f"Open findings: {counts['confirmed']} confirmed on a second machine, {counts['pending']} waiting for one, "
         f"{counts['not reproduced']} that did not show on one{hint}."
     )
+
+
+def _list_attention(fleet: Fleet) -> Iterator[str]:
+    """Yield a line for each campaign that went silent, each machine that falls behind, and each disagreement."""
+    for campaign in fleet.campaigns:
+        if campaign.state == "silent":
+            yield (
+                f"Went silent: campaign {campaign.id} on machine {campaign.machine}, last heard "
+                f"{_heard(fleet, campaign)}: its process was killed, or cannot reach the corpus."
+            )
+    for machine in fleet.machines:
+        for kind, own, usual in machine.behind:
+            what = "screens" if kind == "screened" else "cases in full"
+            yield (
+                f"Falls behind: machine {machine.machine} ({machine.processor}) judges {own:.1f} {what} a minute and "
+                f"worker; the median of the {machine.of} machines under torch {machine.torch} for "
+                f"{machine.target or machine.device} is {usual:.1f}."
+            )
+    for case in fleet.disagreements[:_MOST_LISTED]:
+        said = ", ".join(f"{each.verdict} on {each.machine} ({each.processor})" for each in case.judgements)
+        finding = f" of {case.finding}" if case.finding is not None else ""
+        yield f"Judged differently: case {case.case[:12]}{finding}: {said}; torch {case.torch}."
+    more = len(fleet.disagreements) - _MOST_LISTED
+    if more > 0:
+        yield f"And {more} more cases, which --json lists."
 
 
 def _heard(fleet: Fleet, campaign: FleetCampaign) -> str:

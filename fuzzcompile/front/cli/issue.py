@@ -48,21 +48,19 @@ def issue(name: str, anyway: bool, conditions: Conditions, location: str | None,
     in the corpus and stands in the draft.
     """
     path = find_case(name)
-    if path is None and (draft := _draft_group(name, location)) is not None:
-        click.echo(json.dumps({"group": name, "draft": draft}) if as_json else draft, nl=as_json)
-        return 0
+    if path is None:
+        from fuzzcompile.fuzz.campaign.campaign_outputs import draft_group
+
+        with open_existing_corpus(location) as store:
+            draft = None if store is None else draft_group(store, name)
+        if draft is not None:
+            click.echo(json.dumps({"group": name, "draft": draft}) if as_json else draft, nl=as_json)
+            return 0
     if search and path is not None:
         raise UsageError(f"--search is for findings of a corpus, and {name} is a file.")
     found = _search(name, location, as_json=as_json) if search else {}
     facts = _collect_facts(path or name, conditions, location)
     return _print_draft(name, facts, found, anyway=anyway, as_json=as_json)
-
-
-def _draft_group(name: str, location: str | None) -> str | None:
-    from fuzzcompile.fuzz.campaign.campaign_outputs import draft_group
-
-    with open_existing_corpus(location) as store:
-        return None if store is None else draft_group(store, name)
 
 
 def _search(name: str, location: str | None, *, as_json: bool) -> dict[str, object]:

@@ -116,7 +116,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _describe_machine_error(error: OSError) -> str:
-    """Return a sentence that names the system's error and the file, and says what to do."""
     reason = error.strerror or str(error)
     if error.filename is None:
         return f"The system refuses a file ({reason}); mend that and run again, or see where with --debug."

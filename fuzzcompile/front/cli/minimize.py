@@ -20,7 +20,6 @@ from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.hints import CommandSubject
 
 if TYPE_CHECKING:
-    from fuzzcompile.corpus.records import StoredReproducer
     from fuzzcompile.corpus.store import Store
     from fuzzcompile.front.minimize_case import MinimizeSubject
     from fuzzcompile.fuzz.campaign.budget import BudgetClock
@@ -156,8 +155,14 @@ class _MinimizeCommand:
             with open_existing_corpus(self.location) as store:
                 finding = require_corpus(store, self.name).finding(self.name)
                 require_trusted(require_corpus(store, self.name), [finding], trusted=self.trusted)
+
+        from fuzzcompile.front.minimize_case import find_subject  # imports torch
+
         with EventLog(self.log) as events, open_existing_corpus(self.location) as store:
-            subject = self._find_subject(store)
+            state = _locate_state(self.out or self._choose_out(None)) if self.resume else None
+            if state is None and Path(self.name).is_file():
+                click.echo(f"Judging {self.name} ...", err=True)
+            subject = find_subject(self.name, store, self.conditions, state)
             if subject is None:
                 asking = CommandSubject(self.name, self.conditions.options()).format_command("triage")
                 click.echo(f"{self.name} shows no bug: there is nothing to minimize. `{asking}` says why.")
@@ -177,18 +182,6 @@ class _MinimizeCommand:
             said = " ".join(small.confirmation.split())[-200:]
             raise EnvironmentUnfit(f"{out} does not show the bug when run alone: {said}")
         return 0
-
-    def _find_subject(self, store: Store | None) -> MinimizeSubject | None:
-        """Return the case: a file, judged now unless an earlier search did so, or a stored finding."""
-        from fuzzcompile.front.minimize_case import judge_subject, load_subject, resume_subject
-
-        path = Path(self.name)
-        if not path.is_file():
-            return load_subject(require_corpus(store, self.name), self.name)
-        if self.resume:
-            return resume_subject(path, store, _locate_state(self.out or self._choose_out(None)))
-        click.echo(f"Judging {path} ...", err=True)
-        return judge_subject(path, store, self.conditions)
 
     def _choose_out(self, finding: str | None) -> Path:
         path = Path(self.name)
@@ -213,7 +206,11 @@ class _MinimizeCommand:
                 nonlocal operators
                 operators = progress.operators if operators is None else operators
                 events.write("candidate_probed", vars(progress))
-                text = _format_progress(progress, lines, operators, time.monotonic() - start)
+                size = f"{lines} -> {progress.lines} lines"
+                if progress.operators is not None and operators is not None:
+                    size += f", {operators} -> {progress.operators} operators"
+                used = f"{progress.compiles} compiles, {progress.screens} screens"
+                text = f"  {time.monotonic() - start:4.0f} s  {size}  {used}  {progress.reducer}"
                 status.update(Text(text))
                 if progress.improved and not sys.stderr.isatty():
                     click.echo(text, err=True)
@@ -238,30 +235,36 @@ class _MinimizeCommand:
         self, store: Store | None, subject: MinimizeSubject, small: MinimizeResult, out: Path, clock: BudgetClock
     ) -> None:
         """Store and write the reproducer, say so, and judge the candidates that failed in another way."""
+        from fuzzcompile.corpus.records import public_id
+        from fuzzcompile.front.minimize_case import MOST_SECONDARY, store_secondary_findings
         from fuzzcompile.fuzz.campaign.campaign_outputs import keep_reproducer
 
         if store is not None and subject.finding is not None and not small.interrupted:
-            for text in _describe_kept(keep_reproducer(store, subject.finding, small), subject.finding):
-                click.echo(text)
+            kept = keep_reproducer(store, subject.finding, small)
+            if kept.is_new_finding:
+                cause = f"{kept.public_id}, {kept.signature}"
+                click.echo(f"The reproducer shows another cause than {subject.finding}: it is {cause}.")
+            for key in kept.merged:
+                click.echo(f"{public_id(key)} is the same bug as {kept.public_id}, and was merged into it.")
         _write(out, small.reproducer)
         typed = {**self.conditions.options(), "corpus": self.location, "out": self.out, "others": self.others}
         for text in _describe_conclusion(small, out, CommandSubject(self.name, typed), self.others):
             click.echo(text)
-        if store is not None and small.other_sources and not small.interrupted:
-            _judge_others(store, small, self.conditions, clock.remaining)
-
-
-def _format_progress(progress: SearchProgress, lines: int, operators: int | None, seconds: float) -> str:
-    """Return one line: size at the start and now, compiles spent, the reducer at work."""
-    size = f"{lines} -> {progress.lines} lines"
-    if progress.operators is not None and operators is not None:
-        size += f", {operators} -> {progress.operators} operators"
-    used = f"{progress.compiles} compiles, {progress.screens} screens"
-    return f"  {seconds:4.0f} s  {size}  {used}  {progress.reducer}"
+        sources = small.other_sources
+        if store is None or not sources or small.interrupted:
+            return
+        most = min(MOST_SECONDARY, int(clock.remaining / _SECONDS_OF_ANOTHER))
+        if not most:
+            text = "Of the candidates that failed in another way, the budget leaves no time to judge any."
+            click.echo(text, err=True)
+            return
+        click.echo(f"Judging up to {most} of {len(sources)} candidates that failed in another way ...", err=True)
+        for secondary in store_secondary_findings(store, sources, self.conditions, most):
+            new = "new" if secondary.is_new else "known"
+            click.echo(f"Secondary finding: {secondary.finding} ({new}), {secondary.verdict}, {secondary.signature}")
 
 
 def _describe_conclusion(small: MinimizeResult, out: Path, named: CommandSubject, others: Path | None) -> Iterator[str]:
-    """Yield the result in sentences; secondary candidates are written into ``others``."""
     if small.note:
         yield f"Note: {small.note}."
     if small.interrupted:
@@ -295,30 +298,8 @@ def _describe_confirmation(small: MinimizeResult, out: Path, named: CommandSubje
     return f"Confirmed in a clean process for {target}, on no GPU. Next: python {out} on a machine with one; {draft}"
 
 
-def _describe_kept(kept: StoredReproducer, finding: str) -> Iterator[str]:
-    from fuzzcompile.corpus.records import public_id
-
-    if kept.is_new_finding:
-        yield f"The reproducer shows another cause than {finding}: it is {kept.public_id}, {kept.signature}."
-    for key in kept.merged:
-        yield f"{public_id(key)} is the same bug as {kept.public_id}, and was merged into it."
-
-
 def _locate_state(out: Path) -> Path:
     return out.with_name(f"{out.name}.state")
-
-
-def _judge_others(store: Store, small: MinimizeResult, conditions: Conditions, seconds: float) -> None:
-    from fuzzcompile.front.minimize_case import MOST_SECONDARY, store_secondary_findings
-
-    sources, most = small.other_sources, min(MOST_SECONDARY, int(seconds / _SECONDS_OF_ANOTHER))
-    if not most:
-        click.echo("Of the candidates that failed in another way, the budget leaves no time to judge any.", err=True)
-        return
-    click.echo(f"Judging up to {most} of {len(sources)} candidates that failed in another way ...", err=True)
-    for secondary in store_secondary_findings(store, sources, conditions, most):
-        new = "new" if secondary.is_new else "known"
-        click.echo(f"Secondary finding: {secondary.finding} ({new}), {secondary.verdict}, {secondary.signature}")
 
 
 def _write(path: Path, text: str) -> None:

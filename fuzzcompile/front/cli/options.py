@@ -44,11 +44,7 @@ def setting_option(key: str, *names: str, **attributes: Any) -> Callable[[Option
 
 
 def check_settings(*, asks_for_help: bool) -> None:
-    """Refuse wrong settings whatever the command, but only warn of them where help is asked for.
-
-    Raises:
-        UsageError: as of :func:`fuzzcompile.model.settings.read_settings`.
-    """
+    """Refuse wrong settings whatever the command, but only warn of them where help is asked for."""
     try:
         read_settings()
     except UsageError as error:

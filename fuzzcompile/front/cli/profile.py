@@ -137,7 +137,6 @@ def _show_profile(answer: ProfileJson, name: CommandSubject, page: Path | None, 
 
 
 def _check_options(sides: tuple[str, str], tolerances: Path | None) -> None:
-    """Check the names of the sides and the table of tolerances, before any work."""
     from fuzzcompile.analyses.profile.side_names import spelled
     from fuzzcompile.model.conditions import list_modes
     from fuzzcompile.model.tolerances import Tolerances

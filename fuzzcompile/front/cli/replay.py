@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +22,7 @@ from fuzzcompile.model.settings import FiniteRange, read_settings
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.replay.replay_engine import Result
-    from fuzzcompile.corpus.replay.replay_record import Records
-    from fuzzcompile.corpus.replay.replay_run import ReplayRun
-    from fuzzcompile.report.output_files import EventLog
-
-
-# The exit status that shells give to a program that Ctrl-C ended.
-_INTERRUPTED = 130
+    from fuzzcompile.corpus.replay.replay_run import Record, ReplayRun
 
 
 @click.command()
@@ -111,42 +104,44 @@ class _ReplayCommand:
 
     def run(self) -> int:
         from fuzzcompile.corpus.replay.replay_engine import Settings, subjects
-        from fuzzcompile.corpus.replay.replay_record import Records
         from fuzzcompile.corpus.replay.replay_run import ReplayRun
         from fuzzcompile.report.output_files import EventLog
+        from fuzzcompile.run.subprocesses import sigterm_interrupts
 
         if self.bisect and len(self.torches) < 2:
             raise UsageError("--bisect needs two versions to search between: give --torch twice or more.")
         with EventLog(self.log) as events, open_corpus(self.location) as store:
-            records = Records.of(store, subjects(store, self.selection))
-            if not records.all:
+            chosen = subjects(store, self.selection)
+            if not chosen:
                 raise EnvironmentUnfit("There is no finding to replay: the corpus has none, or none that was selected.")
-            require_trusted(store, [record.subject.finding for record in records.all], trusted=self.trusted)
+            require_trusted(store, [subject.finding for subject in chosen], trusted=self.trusted)
+
+            def show_result(result: Result, number: int, total: int) -> None:
+                replay, finding = result.replay, result.subject.finding
+                what = {"finding": finding.public_id, "signature": finding.signature, "torch": replay.torch}
+                how = {"status": replay.status, "runs": list(replay.runs), "seconds": round(replay.seconds, 1)}
+                events.write("replayed", {**what, **how})
+                click.echo(f"{number}/{total} {_format_result(result)}", err=True)
+
             settings = Settings(self.runs, self.timeout, self.jobs, self.hide_gpus)
-            say = functools.partial(click.echo, err=True)
-            replays = ReplayRun(store, records, settings, functools.partial(_log_result, events), say)
-            asked = {"findings": len(records.all), "torches": list(self.torches), "runs": self.runs}
-            events.write("replay_started", asked)
-            self._run_replays(replays)
-            status = self._choose_status(records, replays.lacking)
+            replays = ReplayRun(store, chosen, settings, show_result, lambda text: click.echo(text, err=True))
+            events.write("replay_started", {"findings": len(chosen), "torches": list(self.torches), "runs": self.runs})
+            try:
+                with sigterm_interrupts():
+                    replays.run(self.torches)
+                    if self.bisect and self._may_bisect(replays):
+                        replays.bisect()
+            except KeyboardInterrupt:
+                replays.interrupted = True
+            status = replays.choose_status(strict=self.strict)
             events.write("replay_finished", {"exit_status": status, "not_had": replays.lacking})
-        self._show(records, store.location)
+        self._show(replays, store.location)
         return status
-
-    def _run_replays(self, replays: ReplayRun) -> None:
-        from fuzzcompile.run.subprocesses import sigterm_interrupts
-
-        try:
-            with sigterm_interrupts():
-                replays.run(self.torches)
-                if self.bisect and self._may_bisect(replays):
-                    replays.bisect()
-        except KeyboardInterrupt:
-            replays.records.interrupted = True
 
     def _may_bisect(self, replays: ReplayRun) -> bool:
         """Say what a bisection takes, and ask unless that was answered."""
-        from fuzzcompile.corpus.replay.replay_run import describe_cost
+        from fuzzcompile.corpus.replay.environments import CPU_GB, DEFAULT_GB, free_bytes, is_made
+        from fuzzcompile.corpus.replay.replay_history import order
 
         try:
             releases = replays.list_open_releases()
@@ -157,7 +152,12 @@ class _ReplayCommand:
         if not releases:
             click.echo("Nothing to bisect: no release lies between versions on which a finding changes.", err=True)
             return False
-        click.echo(f"To bisect: {describe_cost(releases)}.", err=True)
+        missing = sum(not is_made(order(release)) for release in releases)
+        click.echo(
+            f"To bisect: up to {len(releases)} releases ({releases[0]} to {releases[-1]}), for which up to {missing} "
+            f"environments of {CPU_GB} to {DEFAULT_GB} GB each are made; {free_bytes() / 10**9:.0f} GB are free.",
+            err=True,
+        )
         if not self.yes and not sys.stdin.isatty():
             click.echo("Not bisected: there is nobody to ask; add --yes.", err=True)
             return False
@@ -166,29 +166,20 @@ class _ReplayCommand:
         except click.Abort:  # Ctrl-C there is a no: what was found out is still shown
             return False
 
-    def _choose_status(self, records: Records, lacking: Sequence[str]) -> int:
-        if records.interrupted:
-            return _INTERRUPTED
-        if records.any_regression or (self.strict and records.any_failure):
-            return 1
-        return EnvironmentUnfit.exit_status if lacking or not records.ran else 0
-
-    def _show(self, records: Records, location: str) -> None:
-        from fuzzcompile.corpus.replay.replay_text import print_records, table
+    def _show(self, replays: ReplayRun, location: str) -> None:
         from fuzzcompile.report.ci_formats import format_replay_junit
         from fuzzcompile.report.output_files import write_whole
-        from fuzzcompile.report.verdict_text import report_console
 
         if self.junit is not None:
-            write_whole(self.junit, format_replay_junit(records), "--junit")
+            write_whole(self.junit, format_replay_junit(replays.records), "--junit")
         if self.markdown is not None:
-            page = table(records, hints.format_typed_line(), datetime.now(UTC).date())
+            page = _format_markdown(replays, hints.format_typed_line(), datetime.now(UTC).date())
             write_whole(self.markdown, page.encode(), "--markdown")
         if self.as_json:
-            for record in records.all:
-                click.echo(json.dumps(record.to_json(records.versions)))
+            for record in replays.records:
+                click.echo(json.dumps(record.to_json(replays.versions)))
         else:
-            print_records(report_console(), records, location)
+            _print_replays(replays, location)
 
     def confirm_here(self) -> int:
         """Judge on this machine the findings that were seen on another one."""
@@ -217,8 +208,140 @@ class _ReplayCommand:
         return 3 if counts["not judged"] else 0
 
 
-def _log_result(events: EventLog, result: Result) -> None:
-    replay, finding = result.replay, result.subject.finding
-    what = {"finding": finding.public_id, "signature": finding.signature, "torch": replay.torch}
-    how = {"status": str(replay.status), "runs": list(replay.runs), "seconds": round(replay.seconds, 1)}
-    events.write("replayed", {**what, **how})
+# What a replay found out, as text and as Markdown.
+
+
+def _format_result(result: Result) -> str:
+    """Return ``F3 on 2.15.0: fixed (3 runs, 12 s): compiled is as exact as eager``."""
+    replay = result.replay
+    agree = _many(len(replay.runs), "run")
+    if replay.status == "flaky":
+        agree = ", ".join(f"{count} {status}" for status, count in Counter(replay.runs).items())
+    finding, torch = result.subject.finding.public_id, replay.torch.partition("+")[0]
+    return f"{finding} on {torch}: {replay.status} ({agree}, {replay.seconds:.0f} s): {result.why}"
+
+
+def _print_replays(replays: ReplayRun, corpus: str) -> None:
+    from rich.table import Table
+
+    from fuzzcompile.report.verdict_text import report_console
+
+    several = len(replays.versions) > 1
+    table = Table(
+        "finding", "severity", *replays.versions, *(("since", "fixed in") if several else ()), "what", box=None
+    )
+    notes = []
+    for record in replays.records:
+        statuses = _format_statuses(record, replays.versions, "REGRESSION")
+        ends = (_format_since(record), record.history.fixed_in or "-") if several else ()
+        table.add_row(record.name, str(record.subject.severity or "-"), *statuses, *ends, record.subject.what)
+        if several or record.subject.not_replayable:
+            notes += [f"{record.name}: {note}." for note in record.notes]
+    console = report_console()
+    console.print(table)
+    torches = ", ".join(version for version, _ in replays.builds.values()) or "no torch"
+    counts = ", ".join(f"{count} {status}" for status, count in replays.counts.items()) or "nothing was run"
+    interrupted = "Interrupted; what is shown is stored. " if replays.interrupted else ""
+    back = sum(bool(record.regressions) for record in replays.records)
+    counted = f"{_many(len(replays.records), 'finding')} on torch {torches}: {counts}; regressions: {back}."
+    advice = list(_advise(replays, corpus)) or ["nothing: what was known still fails"]
+    for text in (f"{interrupted}{counted}", *notes, *(f"next: {each}" for each in advice)):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _format_statuses(record: Record, versions: list[str], regression: str) -> Iterator[str]:
+    for version in versions:
+        yield f"{record.status(version) or '-'}{f', {regression}' if version in record.regressions else ''}"
+
+
+def _format_since(record: Record) -> str:
+    known = record.history
+    if known.affected_since is None:
+        return "-"
+    return f"{known.affected_since} or earlier" if known.earlier_not_tried else known.affected_since
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _advise(replays: ReplayRun, corpus: str) -> Iterator[str]:
+    """Yield a line for each kind of result that asks for something, with the findings it is about."""
+    from fuzzcompile.corpus.replay.replay_history import order, public
+
+    def format_command(*words: str, **given: Any) -> str:
+        return f"`{hints.format_command(*words, **given, corpus=corpus)}`"
+
+    def list_names(records: Iterable[Record]) -> str:
+        return ", ".join(record.name for record in records)
+
+    newest = replays.versions[-1] if replays.versions else ""
+    if back := [record for record in replays.records if record.regressions]:
+        yield f"{list_names(back)}: was fixed and is back; {format_command('corpus', 'show', back[0].name)}"
+    unmarked = [
+        record
+        for record in replays.records
+        # Passing is no news on a version older than those on which it was seen, which may not be affected.
+        if record.status(newest) == "fixed"
+        and not record.regressions
+        and record.subject.finding.status in ("open", "known")
+        and all(order(public(torch)) <= order(newest) for torch in record.subject.finding.torch_versions)
+    ]
+    if unmarked:
+        marking = format_command("mark", unmarked[0].name, "fixed")
+        yield f"{list_names(unmarked)}: fixed on {newest}; {marking} once you are sure"
+    unreached = [record for record in replays.records if not record.results and not record.subject.not_replayable]
+    if unreached and replays.builds:
+        yield f"not reached: {format_command('replay', select=tuple(record.name for record in unreached))}"
+    if bare := [record for record in replays.records if record.subject.reproducer is None]:
+        yield f"{list_names(bare)}: no reproducer yet; {format_command('minimize', bare[0].name)}"
+    for status in ("fails differently", "flaky", "errored", "not run"):
+        concerned = [record for record in replays.records if status in map(record.status, replays.versions)]
+        if concerned:
+            name = concerned[0].name
+            exported = f"{format_command('corpus', 'export', name, name)} and run {name}/repro.py there"
+            advice = {
+                "fails differently": f"{exported}: it may be another bug",
+                "flaky": f"{format_command('replay', select=name, runs=10)} shows how often",
+                "errored": f"{exported} to see the whole error",
+                "not run": "run it where that device is",
+            }[status]
+            yield f"{list_names(concerned)}: {status}; {advice}"
+
+
+def _format_markdown(replays: ReplayRun, command: str, today: date) -> str:
+    """Return the page: how it was made, with which command, the table with the worst first, and what gave no answer."""
+    versions, notes = replays.versions, []
+    builds = (replays.builds[version] for version in versions)
+    headings = ["finding", "what", "severity", *versions, "since", "fixed in"]
+    rows: list[list[str]] = [headings, ["---"] * len(headings)]
+    for record in replays.records:
+        subject = record.subject
+        named = [f"{record.name} `{subject.finding.signature}`", subject.what]
+        named.append(str(subject.severity or "-").replace("_", " "))
+        statuses = _format_statuses(record, versions, "**regression**")
+        rows.append([*named, *statuses, _format_since(record), record.history.fixed_in or "-"])
+        notes += [f"- {record.name}: {note}." for note in record.notes]
+        for version, result in record.results.items():
+            if result.replay.status not in ("failing", "fixed"):
+                notes.append(f"- {record.name} on {version}, {result.replay.status}: {result.why}")
+    cells = (" | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows)
+    lines = [
+        *(
+            "# Findings across versions of torch",
+            "",
+            f"Made on {today.isoformat()} by",
+            "",
+            f"    {command}",
+            "",
+            "on",
+            "",
+        ),
+        *(f"- torch {build}{f' ({git[:12]})' if git else ''}" for build, git in builds),
+        "",
+        *(f"| {row} |" for row in cells),
+        "",
+        '"Since" is the oldest version tried on which it fails, "fixed in" the first later one on which it passes.',
+        *(("", *notes) if notes else ()),
+    ]
+    return "\n".join(lines) + "\n"

@@ -293,7 +293,6 @@ class _CampaignCommand:
         )
 
     def _conclude(self, summary: Finished) -> int:
-        """Print the summary; return the exit status."""
         from rich.console import Console
 
         from fuzzcompile.fuzz.campaign.campaign_display import print_summary

@@ -24,7 +24,7 @@ from fuzzcompile.model.severity import Severity, rank, rate_severity
 if TYPE_CHECKING:
     from fuzzcompile.diagnosis.worker.file_triage import FileAnswer
     from fuzzcompile.front.cli.wait_line import WaitLine
-    from fuzzcompile.front.known_bugs import Baseline, IgnorePatterns
+    from fuzzcompile.front.known_bugs import IgnorePatterns
     from fuzzcompile.report.output_files import EventLog
 
 
@@ -126,9 +126,14 @@ class _TriageCommand:
         # On Ctrl-C the generator is closed at once, and its workers and files with it.
         with sigterm_interrupts(), contextlib.closing(results), self._log_events(files) as events, waiting:
             for answer in results:
-                answer = compare_with_baseline(answer, known)
+                if known is not None and answer.report is not None and answer.report["is_bug"]:
+                    listed = known.knows(answer.report)
+                    answer = replace(answer, known=listed, status=0 if listed else answer.status)
                 self.answers.append(answer)
-                _log_answer(events, answer)
+                report = answer.report or {}
+                said = {key: report.get(key) for key in ("verdict", "is_bug", "severity", "confidence", "signature")}
+                rest = {"known": answer.known, "error": answer.error, "seconds": round(answer.seconds, 3)}
+                events.write("case_judged", {"case": str(answer.path), **said, **rest})
                 with waiting.pause():
                     self._show(answer)
                 if len(self.answers) < len(files):
@@ -156,7 +161,6 @@ class _TriageCommand:
                 log.write("triage_finished", {"ended": ended, "exit_status": compute_status(self.answers), **done})
 
     def _show(self, answer: FileAnswer) -> None:
-        """Print the answer, and write its page."""
         name = CommandSubject(str(answer.path), {**self.conditions.options(), **self.question.options()})
         if answer.error is not None:
             click.echo(f"fuzzcompile: {answer.error}", err=True)
@@ -197,15 +201,7 @@ def _show_start(waiting: WaitLine) -> None:
     importlib.import_module("fuzzcompile.report.verdict_text")  # while there is time: the answer needs it
 
 
-def _log_answer(events: EventLog, answer: FileAnswer) -> None:
-    report = answer.report or {}
-    said = {key: report.get(key) for key in ("verdict", "is_bug", "severity", "confidence", "signature")}
-    rest = {"known": answer.known, "error": answer.error, "seconds": round(answer.seconds, 3)}
-    events.write("case_judged", {"case": str(answer.path), **said, **rest})
-
-
 def _list_bugs(answers: Sequence[FileAnswer]) -> None:
-    """List the bugs, the worst first; those of equal severity in the order given."""
     from fuzzcompile.report.verdict_text import name_culprit
 
     bugs = [answer for answer in answers if answer.report is not None and answer.report["is_bug"]]
@@ -221,9 +217,6 @@ def list_case_files(paths: Sequence[Path], ignored: IgnorePatterns | None = None
     """The files that ``paths`` name: files as they are, folders and globs as their Python files in order.
 
     What ``ignored`` names is passed over in folders and globs.
-
-    Raises:
-        CaseError: a path names nothing.
     """
     files: list[Path] = []
     for path in paths:
@@ -243,14 +236,6 @@ def list_case_files(paths: Sequence[Path], ignored: IgnorePatterns | None = None
             raise CaseError(f"All {len(named)} files of {path} are ignored: name one of them, or change `ignore`.")
         files += left
     return files
-
-
-def compare_with_baseline(answer: FileAnswer, baseline: Baseline | None) -> FileAnswer:
-    """The answer with ``known`` set; a bug that the baseline lists does not change the exit status."""
-    if baseline is None or answer.report is None or not answer.report["is_bug"]:
-        return answer
-    known = baseline.knows(answer.report)
-    return replace(answer, known=known, status=0 if known else answer.status)
 
 
 def compute_status(answers: Sequence[FileAnswer], least: Severity | None = None) -> int:

@@ -69,7 +69,6 @@ class WaitLine:
 
 
 def _start_line() -> Progress:
-    """Return a line that is redrawn again and again."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

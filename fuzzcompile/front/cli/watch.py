@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -75,7 +76,8 @@ def watch(
     from fuzzcompile.report import output_files as outputs
 
     check_script(script)
-    folder = out or _choose_folder(script)
+    names = (f"watch_{script.stem}{'' if number == 1 else f'_{number}'}" for number in itertools.count(1))
+    folder = out or next(folder for folder in map(Path, names) if not folder.exists())
     outputs.make_empty_folder(folder, "--out")
 
     from rich.console import Console
@@ -115,12 +117,3 @@ def _print_step(step: StepReport, *, as_json: bool) -> None:
         click.echo(json.dumps(step.to_json(), allow_nan=False))
     else:
         click.echo(f"fuzzcompile: {step_line(step)}", err=True)
-
-
-def _choose_folder(script: Path) -> Path:
-    """Return the next free folder of the script's name."""
-    number, folder = 1, Path(f"watch_{script.stem}")
-    while folder.exists():
-        number += 1
-        folder = Path(f"watch_{script.stem}_{number}")
-    return folder

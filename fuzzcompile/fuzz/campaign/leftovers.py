@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from fuzzcompile.corpus.records import Finding, FindingSummary, StoredCampaign
+from fuzzcompile.corpus.models import CampaignRow
+from fuzzcompile.corpus.records import Finding, FindingSummary
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase
 from fuzzcompile.model.verdicts import Verdict
@@ -140,7 +141,7 @@ def load_case(store: Store, finding: Finding) -> DrawnCase:
     return _restore({**vars(kept), "source": finding.source, "choices": kept.choices or b""})
 
 
-def _read_leftovers(campaign: StoredCampaign) -> Mapping[str, Any]:
+def _read_leftovers(campaign: CampaignRow) -> Mapping[str, Any]:
     left = campaign.counters.get("left_over")
     return left if isinstance(left, Mapping) else {}
 

@@ -15,8 +15,9 @@ from typing import NamedTuple, cast
 
 from markupsafe import Markup
 
-from fuzzcompile.corpus.queries import Judging, Overview
-from fuzzcompile.corpus.records import Finding, StoredCampaign, StoredCoverage, Umbrella, identify_compiler
+from fuzzcompile.corpus.models import CampaignRow, CoverageRow, Umbrella
+from fuzzcompile.corpus.reader import Judging, Overview
+from fuzzcompile.corpus.records import Finding, identify_compiler
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus, history, order
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.corpus.transactions import issue_url
@@ -165,7 +166,7 @@ _LEAST_SECONDS = 5.0  # of time that a bar stands for: less would show single ca
 class Pace:
     """A campaign and its cases, of which ``screened`` were judged without generated code."""
 
-    def __init__(self, campaign: StoredCampaign, judgings: Sequence[Judging]) -> None:
+    def __init__(self, campaign: CampaignRow, judgings: Sequence[Judging]) -> None:
         self.campaign, self.compiler = campaign, identify_compiler(campaign.environment)
         self.ended = WORDS["ended"].get(campaign.ended or "", campaign.ended or "killed, or running still")
         self.cases, self.screened = len(judgings), sum(judging.screened for judging in judgings)
@@ -193,7 +194,7 @@ class Pace:
         }
 
 
-def paces(campaigns: Sequence[StoredCampaign], judgings: Sequence[Judging]) -> list[Pace]:
+def paces(campaigns: Sequence[CampaignRow], judgings: Sequence[Judging]) -> list[Pace]:
     """The campaigns with their cases, the latest first."""
     by_campaign = defaultdict[int, list[Judging]](list)
     for judging in judgings:
@@ -214,7 +215,7 @@ class ReachedStage(NamedTuple):
     total: int
 
 
-def reached(coverage: Iterable[StoredCoverage]) -> dict[str, list[ReachedStage]]:
+def reached(coverage: Iterable[CoverageRow]) -> dict[str, list[ReachedStage]]:
     """The stages in the compiler's order, by compiler."""
     stages = defaultdict[tuple[str, str], dict[str, set[str]]](lambda: defaultdict(set))
     for row in coverage:
@@ -259,8 +260,8 @@ class Contents:
     name: str
     read: Overview
     groups: Sequence[Umbrella]
-    campaigns: Sequence[StoredCampaign]
-    coverage: Sequence[StoredCoverage]
+    campaigns: Sequence[CampaignRow]
+    coverage: Sequence[CoverageRow]
 
     @classmethod
     def of(cls, store: Store) -> Contents:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuzzcompile.corpus.records import Replay
+from fuzzcompile.corpus.models import Replay
 from fuzzcompile.corpus.replay.replay_history import History, history
 
 

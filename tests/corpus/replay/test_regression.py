@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fuzzcompile.corpus.records import Replay
+from fuzzcompile.corpus.models import Replay
 from fuzzcompile.corpus.replay.replay_history import is_failing, is_regression
 
 

@@ -88,7 +88,7 @@ def test_results_are_believed_after_three_runs(store: Store, torch: Torch, tmp_p
         "gpu": "not run",
     }
     assert {len(replay.runs) for name, replay in results.items() if name != "gpu"} == {3}
-    assert results["flaky"].runs == ("failing", "fixed", "failing") and "BUG: odd" in results["flaky"].output
+    assert results["flaky"].runs == ["failing", "fixed", "failing"] and "BUG: odd" in results["flaky"].output
     assert results["failing"].torch == "1.0+stub" and results["failing"].output == "BUG: wrong\n"
     assert ends(int(results["leaves"].output.split()[1]))
 

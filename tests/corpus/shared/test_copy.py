@@ -13,8 +13,8 @@ from postgres_server import PostgresServer, lacking
 from sqlalchemy import select
 
 from fuzzcompile.corpus import transfer
-from fuzzcompile.corpus.models import Base
-from fuzzcompile.corpus.records import CorpusError, Related, Replay
+from fuzzcompile.corpus.models import Base, Related, Replay
+from fuzzcompile.corpus.records import CorpusError
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.corpus.transactions import Mark
 from fuzzcompile.front.cli.main import main

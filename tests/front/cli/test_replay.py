@@ -202,8 +202,8 @@ def test_an_interrupt_keeps_what_is_stored(corpus: Path, torches, monkeypatch, c
         add(store, "stage:-:b", broken_on("1.0"))
     kept = replaying.ReplayRun._keep
 
-    def keep(self, version, result):
-        kept(self, version, result)
+    def keep(self, record, version, result):
+        kept(self, record, version, result)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(replaying.ReplayRun, "_keep", keep)

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from findings import CASE, CHECK, CULPRIT, ENVIRONMENT, SHOWN, facts
 
-from fuzzcompile.corpus.records import CaseRecord, Related, Replay, Reproducer
+from fuzzcompile.corpus.models import Related, Replay
+from fuzzcompile.corpus.records import CaseRecord, Reproducer
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.corpus.transactions import Mark
 from fuzzcompile.front.cli.main import main

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from findings import CULPRIT, SHOWN, WRONG, facts
 
-from fuzzcompile.corpus.records import Umbrella
+from fuzzcompile.corpus.models import Umbrella
 from fuzzcompile.corpus.replay.replay_history import History
 from fuzzcompile.corpus.transactions import Mark
 from fuzzcompile.report.filing import find_refusal, make_entry, with_entry

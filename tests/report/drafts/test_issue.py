@@ -9,7 +9,7 @@ from findings import CASE, CAUSE, CHECK, COMMIT, CULPRIT, ENVIRONMENT, LADDER, P
 from triage_reports import output
 
 from fuzzcompile.corpus.machines import list_machines
-from fuzzcompile.corpus.records import Related
+from fuzzcompile.corpus.models import Related
 from fuzzcompile.corpus.replay.replay_history import History
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.report.filing import Refusal

@@ -20,7 +20,7 @@ from page_reader import Reader
 from report_corpora import MADE, found, reproduced
 from triage_reports import CULPRIT, SIGNATURE, output
 
-from fuzzcompile.corpus.records import Related, Replay
+from fuzzcompile.corpus.models import Related, Replay
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.corpus.transactions import Mark
 from fuzzcompile.front.cli.main import main
