@@ -17,14 +17,13 @@ from fuzzcompile.front.api.triage import triage
 from fuzzcompile.model.errors import FuzzcompileError, UsageError
 from fuzzcompile.programs.capture.interception import (
     CallReached,
-    CompileArguments,
     CompiledCallable,
     CompiledModule,
     CompileInterception,
     original,
 )
 from fuzzcompile.programs.capture.invocation import Invocation, capture_invocation, run_parts_uncompiled
-from fuzzcompile.run.case import Arguments
+from fuzzcompile.run.case import Arguments, CompileSettings
 
 IPythonShell: TypeAlias = Any  # IPython's ``InteractiveShell``, which has no types
 
@@ -59,7 +58,7 @@ def _install_stand_ins(namespace: dict[str, Any], interception: CompileIntercept
     replaced = {}
     for name, value in list(namespace.items()):
         if is_compiled(value):
-            replaced[name] = value, interception.compile(unwrap_compiled(value), **_collect_arguments(value))
+            replaced[name] = value, interception.wrap(unwrap_compiled(value), _read_settings(value))
             namespace[name] = replaced[name][1]
     try:
         yield
@@ -71,13 +70,11 @@ def _install_stand_ins(namespace: dict[str, Any], interception: CompileIntercept
         _compile_for_real(namespace, interception)
 
 
-def _collect_arguments(value: object) -> CompileArguments:
-    """The arguments of ``torch.compile`` that ``value`` was compiled with; none where torch does not show them."""
+def _read_settings(value: object) -> CompileSettings:
+    """The arguments of ``torch.compile`` that ``value`` was compiled with; the defaults where torch shows none."""
     with contextlib.suppress(LookupError):
-        if (own := read_compile_settings(value)) is not None:
-            compiler: CompileArguments = {"backend": own.backend, "mode": own.mode, "options": own.options}
-            return {**compiler, "dynamic": own.dynamic, "fullgraph": own.fullgraph}
-    return {}
+        return read_compile_settings(value) or CompileSettings()
+    return CompileSettings()
 
 
 def _compile_for_real(namespace: dict[str, Any], interception: CompileInterception) -> None:
@@ -87,15 +84,16 @@ def _compile_for_real(namespace: dict[str, Any], interception: CompileIntercepti
         if isinstance(value, CompiledModule) or getattr(value, "__dict__", {}).get("_intercepted") is not None:
             record = records.get(id(original(value)))
             if record is not None:
-                namespace[name] = _make_compiled(record.target, record.arguments)
+                namespace[name] = _make_compiled(record.target, record.settings)
     for record in interception.compiled:
         module = record.target
         if isinstance(module, nn.Module) and hasattr(vars(module).get("_compiled_call_impl"), "_intercepted"):
-            vars(module)["_compiled_call_impl"] = _make_compiled(module._call_impl, record.arguments)
+            vars(module)["_compiled_call_impl"] = _make_compiled(module._call_impl, record.settings)
 
 
-def _make_compiled(target: Callable[..., object], arguments: CompileArguments) -> object:
-    given: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
+def _make_compiled(target: Callable[..., object], settings: CompileSettings) -> object:
+    names = ("backend", "mode", "dynamic", "fullgraph")
+    given: dict[str, Any] = {"options": dict(settings.options) or None, **{n: getattr(settings, n) for n in names}}
     return torch.compile(target, **given)
 
 

@@ -164,8 +164,7 @@ class _Run:
     def notes(self, record: CompiledCallable) -> list[str]:
         """Remarks for the user: what is judged and what is not, and the state that could not be kept."""
         calls, compiled = self.calls, self.interception.compiled
-        kind = "notebook" if self.file.notebook is not None else "script"
-        notes = [f"judged: call {self.wanted} of the {kind}, {record}", *self.file.notes]
+        notes = [f"judged: call {self.wanted} of the {self.file.kind}, {record}", *self.file.notes]
         also_compiled = [str(callable_) for callable_ in compiled if callable_.number != record.number]
         if also_compiled:
             notes.append(f"also compiled: {', '.join(also_compiled[:8])}; --call N judges another call")

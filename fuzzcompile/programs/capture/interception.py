@@ -7,10 +7,10 @@ import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -150,23 +150,13 @@ def make_captured_case(
     )
 
 
-class CompileArguments(TypedDict, total=False):
-    """The arguments of ``torch.compile`` that say how one call is compiled."""
-
-    backend: str | Callable[..., object] | None
-    mode: str | None
-    options: Mapping[str, object] | None
-    dynamic: bool | None
-    fullgraph: bool
-
-
 class CallReached(BaseException):
     """Unwinds a script from the wanted call. Not an ``Exception``, because scripts catch those."""
 
 
 @dataclass
 class CompiledCallable:
-    """One callable that the script gave to ``torch.compile`` with ``arguments``; ``number`` identifies it.
+    """One callable that the script gave to ``torch.compile``; ``number`` identifies it.
 
     ``line`` is the line of that call, 0 if unknown, and ``place`` the same as a user knows it; ``calls`` counts the
     calls of the callable. ``methods`` are the methods of a compiled module that the script used: they call the module
@@ -174,27 +164,15 @@ class CompiledCallable:
     """
 
     target: Callable[..., object]
-    arguments: CompileArguments
+    settings: CompileSettings
     line: int
     calls: int = 0
     number: int = 0
     methods: set[str] = field(default_factory=set)
     place: str = ""
 
-    @property
-    def settings(self) -> CompileSettings:
-        """The arguments of ``torch.compile`` as a case holds them."""
-        given = self.arguments
-        return CompileSettings(
-            backend=given.get("backend") or "inductor",
-            options=dict(given.get("options") or {}),
-            mode=given.get("mode"),
-            dynamic=given.get("dynamic"),
-            fullgraph=bool(given.get("fullgraph", False)),
-        )
-
     def __str__(self) -> str:
-        backend = self.arguments.get("backend") or "inductor"
+        backend = self.settings.backend
         named = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
         where = [self.place] * bool(self.place) + [f"backend {named}"] * (named != "inductor")
         name = name_target(self.target)
@@ -210,29 +188,19 @@ def name_target(target: Callable[..., object]) -> str:
     return name if isinstance(target, nn.Module) else str(getattr(target, "__name__", name)).strip("<>")
 
 
-class _Call:
-    """The call of a compiled module, shared by copies of the module, each of which is compiled separately."""
-
-    def __init__(self, interception: CompileInterception, record: CompiledCallable) -> None:
-        self._interception, self.record = interception, record
-
-    def __deepcopy__(self, memo: object) -> _Call:
-        return self
-
-    def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        if not self._interception.active:
-            return module(*args, **kwargs)
-        return self._interception.call_compiled(self.record, module, args, kwargs, target=original(module))
-
-
 class CompiledModule(nn.Module):
-    """Replaces ``torch.compile(module)``: the same parameters under the same names, attributes passed through."""
+    """Replaces ``torch.compile(module)``: the same parameters under the same names, attributes passed through.
 
-    def __init__(self, module: nn.Module, call: _Call) -> None:
+    Copies of the module, each of which is compiled separately, share ``call``, which calls them through the
+    interception, and ``note_method``, which gets the names of the methods that the script uses: functions are not
+    copied.
+    """
+
+    def __init__(self, module: nn.Module, call: Callable[..., object], note_method: Callable[[str], None]) -> None:
         super().__init__()
         self._orig_mod = module
         self.training = module.training
-        self.__dict__["_intercepted_call"] = call
+        self.__dict__["_intercepted_call"], self.__dict__["_note_method"] = call, note_method
 
     def forward(self, *args: object, **kwargs: object) -> object:
         """Call the module, through the interception."""
@@ -251,7 +219,7 @@ class CompiledModule(nn.Module):
             return own
         held = getattr(own, name)
         if isinstance(held, types.MethodType) and not hasattr(nn.Module, name):
-            self.__dict__["_intercepted_call"].record.methods.add(name)
+            self.__dict__["_note_method"](name)
         return held
 
     def __setattr__(self, name: str, value: torch.Tensor | nn.Module) -> None:
@@ -298,14 +266,22 @@ class CompileInterception:
             name = "_call_impl" if issubclass(model, nn.Module) else "__call__"
             setattr(model, name, self.compile(getattr(model, name), **arguments))
             return model
-        known = {name: value for name, value in arguments.items() if name in CompileArguments.__annotations__}
-        return self._wrap(model, cast("CompileArguments", known))
+        given: dict[str, Any] = arguments
+        settings = CompileSettings(
+            backend=given.get("backend") or "inductor",
+            options=dict(given.get("options") or {}),
+            mode=given.get("mode"),
+            dynamic=given.get("dynamic"),
+            fullgraph=bool(given.get("fullgraph", False)),
+        )
+        return self.wrap(model, settings)
 
     def optimize(self, backend: object = "inductor", *, nopython: bool = False, **arguments: object) -> object:
         """Replaces ``torch._dynamo.optimize``, which older scripts call."""
         return functools.partial(self.compile, backend=backend, fullgraph=nopython, **arguments)
 
-    def _wrap(self, model: Callable[..., object], arguments: CompileArguments) -> object:
+    def wrap(self, model: Callable[..., object], settings: CompileSettings) -> object:
+        """A stand-in for ``model`` compiled under these settings."""
         target = original(model)
         if isinstance(target, types.MethodType) and target.__func__ in (nn.Module._call_impl, nn.Module.__call__):
             # module.compile() and torch.compile(module.__call__) compile the module's own call.
@@ -315,14 +291,17 @@ class CompileInterception:
             frame = frame.f_back
         line = frame.f_lineno if frame is not None else 0
         place = self.place(line) if line else ""
-        record = CompiledCallable(target, arguments, line, number=len(self.compiled), place=place)
+        record = CompiledCallable(target, settings, line, number=len(self.compiled), place=place)
         self.compiled.append(record)
 
+        def call_module(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+            return self._call(record, module, args, kwargs, original(module))
+
         if isinstance(model, nn.Module):
-            return CompiledModule(model, _Call(self, record))
+            return CompiledModule(model, call_module, record.methods.add)
 
         def call(*args: object, **kwargs: object) -> object:
-            return self.call_compiled(record, model, args, kwargs) if self.active else model(*args, **kwargs)
+            return self._call(record, model, args, kwargs, record.target)
 
         with contextlib.suppress(AttributeError, TypeError):  # callables without a name
             call = functools.wraps(model)(call)
@@ -330,20 +309,21 @@ class CompileInterception:
         call._torchdynamo_orig_callable = model  # type: ignore[attr-defined] # scripts ask for it
         return call
 
-    def call_compiled(
+    def _call(
         self,
         record: CompiledCallable,
         model: Callable[..., object],
         args: tuple[object, ...],
         kwargs: dict[str, object],
-        *,
-        target: Callable[..., object] | None = None,
+        target: Callable[..., object],
     ) -> object:
-        """Call ``model`` as a compiled callable; ``target`` is what was compiled, if it is not the record's target."""
+        """Call ``model`` as the compiled callable that ``target`` is without it."""
+        if not self.active:
+            return model(*args, **kwargs)
         if self._depth == 0:
             self.calls += 1
             record.calls += 1
-            target, given = record.target if target is None else target, args
+            given = args
             if target is nn.Module._call_impl and isinstance(args[0], nn.Module):  # of a decorated class
                 target, given = args[0], args[1:]
             self.on_call(replace(record, target=target), Arguments(given, kwargs), self.calls)

@@ -12,153 +12,9 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import Literal, NamedTuple, TypeVar, cast
 
 from fuzzcompile.model.errors import CaseError, format_message
-
-# A Jupyter notebook as a script: its code cells one after another, without what only a notebook understands.
-
-# Magics that run Python: what is measured is what is judged.
-_RUN_A_CELL = {"time", "timeit", "capture", "prun", "triage"}
-_RUN_A_LINE = re.compile(r"^(\s*)%(?:time|timeit|prun|memit)\s+((?:-\w+(?:\s+\d+)?\s+)*)(\S.*)$")
-_MAGIC = re.compile(r"^(\s*)(?:[%!?]|[\w.]+\s*=\s*[%!]|[\w.]+\?{1,2}\s*$)")
-
-
-@dataclass(frozen=True)
-class Notebook:
-    """A notebook as one Python program, its cells by number with the line where each begins, and what was left out."""
-
-    source: str
-    cells: tuple[tuple[int, int], ...]
-    notes: tuple[str, ...]
-
-    def place(self, line: int) -> str:
-        """Return the place of a line of the program in the notebook: ``cell 3, line 2``."""
-        number, first = max((cell for cell in self.cells if cell[1] <= line), default=(0, 1))
-        return f"cell {number}, line {line - first + 1}" if number else f"line {line}"
-
-
-def read_notebook(path: Path, text: str) -> Notebook:
-    """The program of a notebook. It ends before the first cell that is no Python, if cells stand before that one.
-
-    Cells are counted as a fresh run numbers them: code cells that are not empty, from 1.
-
-    Raises:
-        CaseError: the text is no notebook, its language is not Python, or it has no code.
-    """
-    source = ""
-    cells: list[tuple[int, int]] = []
-    notes: list[str] = []
-    for number, code in enumerate(_list_code_cells(path, text), start=1):
-        program, left_out = _as_python(code)
-        problem = parse_source(program)
-        if isinstance(problem, InvalidPython):
-            sentence = f"cell {number}, line {problem.line} is not valid Python ({problem.message})"
-            if "compile" not in source and "optimize" not in source:
-                raise CaseError(f"{path}: {sentence}: `{problem.text}`.")
-            notes.append(f"{sentence}: the program ends before that cell")
-            break
-        notes += [f"cell {number}: {what}" for what in left_out]
-        cells.append((number, 1 + source.count("\n")))
-        source += program
-    return Notebook(source, tuple(cells), tuple(notes))
-
-
-def _list_code_cells(path: Path, text: str) -> list[str]:
-    try:
-        notebook = json.loads(text)
-        sheets = notebook.get("worksheets") or [notebook]  # nbformat 3 has worksheets
-        cells = [cell for sheet in sheets for cell in sheet["cells"]]
-        code = [_text(cell) for cell in cells if cell["cell_type"] == "code"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        what = "its JSON is broken" if isinstance(error, ValueError) else "it has no cells"
-        raise CaseError(f"{path} is no notebook ({what}); name a notebook that Jupyter opens, or a script.") from error
-    language = _language(notebook)
-    if language != "python":
-        raise CaseError(f"{path} is a notebook of {language}; name one of Python.")
-    code = [cell for cell in code if cell.strip()]
-    if not code:
-        raise CaseError(f"{path} has no code cells; name a notebook that calls torch.compile.")
-    return code
-
-
-def _text(cell: Mapping[str, object]) -> str:
-    source = cell["source"] if "source" in cell else cell["input"]
-    return "".join(source) if isinstance(source, list) else str(source)
-
-
-def _language(notebook: Mapping[str, object]) -> str:
-    """The language of the notebook, in lower case; Python if it does not say."""
-    metadata = notebook.get("metadata")
-    for key, name in (("language_info", "name"), ("kernelspec", "language")):
-        entry = metadata.get(key) if isinstance(metadata, Mapping) else None
-        if isinstance(entry, Mapping) and isinstance(entry.get(name), str):
-            language = str(entry[name]).lower()
-            return "python" if language in ("ipython", "python3") else language
-    return "python"
-
-
-def _as_python(code: str) -> tuple[str, list[str]]:
-    lines = code.rstrip("\n").split("\n")
-    first = next(index for index, line in enumerate(lines) if line.strip())
-    notes: list[str] = []
-    if lines[first].startswith("%%"):
-        magic = lines[first][2:].split()[:1]
-        if magic and magic[0] not in _RUN_A_CELL:
-            return "\n" * len(lines), [f"%%{magic[0]} is left out"]
-        notes.append(f"%%{magic[0] if magic else ''} is dropped, and the cell is run as it is")
-        lines[first] = ""
-    while isinstance(problem := parse_source("\n".join(lines)), InvalidPython):
-        index = problem.line - 1
-        if not 0 <= index < len(lines) or not _MAGIC.match(lines[index]):
-            break
-        dropped = lines[index].strip()
-        timed = _RUN_A_LINE.match(lines[index])
-        runs = timed is not None and isinstance(parse_source(timed[3]), ast.Module)
-        indent = lines[index][: len(lines[index]) - len(lines[index].lstrip())]
-        lines[index] = f"{timed[1]}{timed[3]}" if timed is not None and runs else f"{indent}pass"
-        kept = lines[index].strip() not in ("pass", "")
-        notes.append(f"`{dropped[:60]}` is {'run as Python' if kept else 'dropped'}")
-    return "\n".join(lines) + "\n", notes
-
-
-# The text of a file that a user names.
-
-_LARGEST = 32 * 2**20
-
-
-def read_source(path: Path) -> str:
-    """The text of a case file, script or notebook, decoded as Python decodes it: UTF-8 or as its first lines declare.
-
-    Raises:
-        CaseError: there is no such file, it cannot be read, or it is not text.
-    """
-    data = _read_bytes(path)
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        text = data.decode(encoding)
-    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
-        raise CaseError(
-            f"{path} is not text ({format_message(error, 120)}); name a Python file or a notebook."
-        ) from error
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        if path.is_dir():
-            raise CaseError(f"{path} is a folder; name a file in it.")
-        if path.exists() and not path.is_file():
-            raise CaseError(f"{path} is not a regular file, and a case is read more than once; write it to a file.")
-        if path.stat().st_size > _LARGEST:
-            raise CaseError(f"{path} is larger than any program (over 32 MiB); name a Python file or a notebook.")
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise CaseError(f"{path} does not exist.") from error
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise CaseError(f"{path} cannot be read ({reason}); name a Python file or a notebook.") from error
-
 
 Kind = Literal["case", "script", "notebook", "call"]
 SENT_SUFFIX = ".call"
@@ -172,26 +28,24 @@ class CaseFile:
 
     Of kind ``case`` it defines ``make()``; a ``script`` or a ``notebook`` is run up to a compiled call; a ``call`` was
     sent by another process and holds no text. ``source`` is its program: valid Python, its lines numbered as in the
-    file, the cells of a notebook one after another.
+    file. Those of a notebook are its ``cells`` one after another, given by number with the line where each begins;
+    ``notes`` say for readers of the report what was left out of it.
     """
 
     path: Path
     kind: Kind
     source: str
-    notebook: Notebook | None = None
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return remarks for readers of the report about the reading of the file."""
-        return () if self.notebook is None else self.notebook.notes
+    cells: tuple[tuple[int, int], ...] = ()
+    notes: tuple[str, ...] = ()
 
     def place(self, line: int) -> str:
         """A line of the program as a user knows it: ``line 12``, or ``cell 3, line 2``."""
-        return f"line {line}" if self.notebook is None else self.notebook.place(line)
+        number, first = max((cell for cell in self.cells if cell[1] <= line), default=(0, 1))
+        return f"cell {number}, line {line - first + 1}" if number else f"line {line}"
 
     def locate(self, report: Report) -> Report:
         """A report in its JSON form, with places as a user knows them; unchanged unless the file is a notebook."""
-        if self.notebook is None:
+        if self.kind != "notebook":
             return report
         pattern = re.compile(rf'({re.escape(self.path.name)})(:|", )(?:line )?(\d+)')
 
@@ -205,6 +59,17 @@ class CaseFile:
         return cast(Report, put_places(report))
 
 
+def looks_like_path(name: str) -> bool:
+    """Return whether a user who typed ``name`` meant a file rather than a finding."""
+    return name.endswith((".py", ".ipynb")) or ("/" in name and ":" not in name)  # signatures have both
+
+
+def defines_make(source: str) -> bool:
+    """Return whether the text is valid Python and binds the name ``make`` at module level."""
+    tree = _parse(source)
+    return isinstance(tree, ast.Module) and any(map(_binds_make, _at_module_level(tree.body)))
+
+
 def read_case_file(path: Path) -> CaseFile:
     """Read a case file, script or notebook. Nothing of it runs, and torch is not imported.
 
@@ -216,23 +81,23 @@ def read_case_file(path: Path) -> CaseFile:
         return CaseFile(path, "call", "")
     text = read_source(path)
     if path.suffix == ".ipynb":
-        return _read_notebook_file(path, text)
-    program = as_program(text)
-    tree = parse_source(program)
-    if isinstance(tree, InvalidPython):
+        return _read_notebook(path, text)
+    program = _as_program(text)
+    tree = _parse(program)
+    if isinstance(tree, _Invalid):
         where = f" in line {tree.line}: `{tree.text[:100]}`" if tree.line else ""
         raise CaseError(f"{path} is not valid Python: {tree.message}{where}.")
-    if any(map(_binds_make, at_module_level(tree.body))):
+    if any(map(_binds_make, _at_module_level(tree.body))):
         return CaseFile(path, "case", program)
-    if is_pytest_file(tree):
+    if _holds_tests_only(tree):
         raise CaseError(
             f"{path} holds tests, which pytest runs: in a test, take the fixture `assert_compiles_alike` of "
             "fuzzcompile's pytest plugin, call `assert_compiles_alike(model, inputs)`, and run `pytest`."
         )
-    if not may_compile(tree, path.resolve().parent):
+    if not _may_compile(tree, path.resolve().parent):
         raise CaseError(
-            f"{path} defines no make() and never calls torch.compile (looked for: {LOOKED_FOR}); compile the model in "
-            "it, or define make(), which returns (module, inputs)."
+            f"{path} defines no make() and never calls torch.compile (looked for: {_LOOKED_FOR}); compile the model "
+            "in it, or define make(), which returns (module, inputs)."
         )
     # ``make`` may come from ``from elsewhere import *``, where nothing in the text compiles.
     froms = [statement for statement in tree.body if isinstance(statement, ast.ImportFrom)]
@@ -241,20 +106,122 @@ def read_case_file(path: Path) -> CaseFile:
     return CaseFile(path, "case" if star and not compiles else "script", program)
 
 
-def looks_like_path(name: str) -> bool:
-    """Return whether a user who typed ``name`` meant a file rather than a finding."""
-    return name.endswith((".py", ".ipynb")) or ("/" in name and ":" not in name)  # signatures have both
+_LARGEST = 32 * 2**20
 
 
-def _read_notebook_file(path: Path, text: str) -> CaseFile:
-    notebook = read_notebook(path, text)
-    tree = parse_source(notebook.source)
+def read_source(path: Path) -> str:
+    """The text of a case file, script or notebook, decoded as Python decodes it: UTF-8 or as its first lines declare.
+
+    Raises:
+        CaseError: there is no such file, it cannot be read, or it is not text.
+    """
+    try:
+        if path.is_dir():
+            raise CaseError(f"{path} is a folder; name a file in it.")
+        if path.exists() and not path.is_file():
+            raise CaseError(f"{path} is not a regular file, and a case is read more than once; write it to a file.")
+        if path.stat().st_size > _LARGEST:
+            raise CaseError(f"{path} is larger than any program (over 32 MiB); name a Python file or a notebook.")
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise CaseError(f"{path} does not exist.") from error
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise CaseError(f"{path} cannot be read ({reason}); name a Python file or a notebook.") from error
+    try:
+        text = data.decode(tokenize.detect_encoding(io.BytesIO(data).readline)[0])
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        reason = format_message(error, 120)
+        raise CaseError(f"{path} is not text ({reason}); name a Python file or a notebook.") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+# A Jupyter notebook as a script: its code cells one after another, without what only a notebook understands.
+
+# Magics that run Python: what is measured is what is judged.
+_RUN_A_CELL = {"time", "timeit", "capture", "prun", "triage"}
+_RUN_A_LINE = re.compile(r"^(\s*)%(?:time|timeit|prun|memit)\s+((?:-\w+(?:\s+\d+)?\s+)*)(\S.*)$")
+_MAGIC = re.compile(r"^(\s*)(?:[%!?]|[\w.]+\s*=\s*[%!]|[\w.]+\?{1,2}\s*$)")
+
+
+def _read_notebook(path: Path, text: str) -> CaseFile:
+    """The program of a notebook. It ends before the first cell that is no Python, if cells stand before that one.
+
+    Cells are counted as a fresh run numbers them: code cells that are not empty, from 1.
+    """
+    source, cells, notes = "", list[tuple[int, int]](), list[str]()
+    for number, code in enumerate(_list_code_cells(path, text), start=1):
+        program, left_out = _as_python(code)
+        problem = _parse(program)
+        if isinstance(problem, _Invalid):
+            sentence = f"cell {number}, line {problem.line} is not valid Python ({problem.message})"
+            if "compile" not in source and "optimize" not in source:
+                raise CaseError(f"{path}: {sentence}: `{problem.text}`.")
+            notes.append(f"{sentence}: the program ends before that cell")
+            break
+        notes += [f"cell {number}: {what}" for what in left_out]
+        cells.append((number, 1 + source.count("\n")))
+        source += program
+    file, tree = CaseFile(path, "notebook", source, tuple(cells), tuple(notes)), _parse(source)
     # Each cell is valid, and the whole is not: a __future__ import that is no longer first.
-    if isinstance(tree, InvalidPython):
-        raise CaseError(f"{path}: {notebook.place(tree.line)} is not valid Python ({tree.message}): `{tree.text}`.")
-    if not may_compile(tree, path.resolve().parent):
-        raise CaseError(f"{path} never calls torch.compile (looked for: {LOOKED_FOR}); compile the model in a cell.")
-    return CaseFile(path, "notebook", notebook.source, notebook)
+    if isinstance(tree, _Invalid):
+        raise CaseError(f"{path}: {file.place(tree.line)} is not valid Python ({tree.message}): `{tree.text}`.")
+    if not _may_compile(tree, path.resolve().parent):
+        raise CaseError(f"{path} never calls torch.compile (looked for: {_LOOKED_FOR}); compile the model in a cell.")
+    return file
+
+
+def _list_code_cells(path: Path, text: str) -> list[str]:
+    try:
+        notebook = json.loads(text)
+        sheets = notebook.get("worksheets") or [notebook]  # nbformat 3 has worksheets
+        cells = [cell for sheet in sheets for cell in sheet["cells"] if cell["cell_type"] == "code"]
+        sources = [cell["source"] if "source" in cell else cell["input"] for cell in cells]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        what = "its JSON is broken" if isinstance(error, ValueError) else "it has no cells"
+        raise CaseError(f"{path} is no notebook ({what}); name a notebook that Jupyter opens, or a script.") from error
+    language = _find_language(notebook)
+    if language not in ("python", "ipython", "python3"):
+        raise CaseError(f"{path} is a notebook of {language}; name one of Python.")
+    code = ["".join(source) if isinstance(source, list) else str(source) for source in sources]
+    code = [cell for cell in code if cell.strip()]
+    if not code:
+        raise CaseError(f"{path} has no code cells; name a notebook that calls torch.compile.")
+    return code
+
+
+def _find_language(notebook: Mapping[str, object]) -> str:
+    metadata = notebook.get("metadata")
+    for key, name in (("language_info", "name"), ("kernelspec", "language")):
+        entry = metadata.get(key) if isinstance(metadata, Mapping) else None
+        if isinstance(entry, Mapping) and isinstance(entry.get(name), str):
+            return str(entry[name]).lower()
+    return "python"
+
+
+def _as_python(code: str) -> tuple[str, list[str]]:
+    """The code of a cell without magics, its lines in their places, and remarks on what became of these."""
+    lines = code.rstrip("\n").split("\n")
+    first = next(index for index, line in enumerate(lines) if line.strip())
+    notes: list[str] = []
+    if lines[first].startswith("%%"):
+        magic = lines[first][2:].split()[:1]
+        if magic and magic[0] not in _RUN_A_CELL:
+            return "\n" * len(lines), [f"%%{magic[0]} is left out"]
+        notes.append(f"%%{magic[0] if magic else ''} is dropped, and the cell is run as it is")
+        lines[first] = ""
+    while isinstance(problem := _parse("\n".join(lines)), _Invalid):
+        index = problem.line - 1
+        if not 0 <= index < len(lines) or not _MAGIC.match(lines[index]):
+            break
+        line = lines[index]
+        timed = _RUN_A_LINE.match(line)
+        runs = timed is not None and isinstance(_parse(timed[3]), ast.Module)
+        indent = line[: len(line) - len(line.lstrip())]
+        lines[index] = f"{timed[1]}{timed[3]}" if timed is not None and runs else f"{indent}pass"
+        kept = lines[index].strip() not in ("pass", "")
+        notes.append(f"`{line.strip()[:60]}` is {'run as Python' if kept else 'dropped'}")
+    return "\n".join(lines) + "\n", notes
 
 
 # Python text without running it: whether it is valid, what it defines at module level, pasted text put right.
@@ -263,8 +230,7 @@ _PROMPT = re.compile(r"^In \[\d+\]: ")
 _BLOCKS = (ast.If, ast.Try, ast.With, ast.For, ast.While, ast.TryStar)
 
 
-@dataclass(frozen=True)
-class InvalidPython:
+class _Invalid(NamedTuple):
     """A syntax error: the parser's message, and the line (from 1; 0 if the parser names none) with its text."""
 
     message: str
@@ -272,7 +238,7 @@ class InvalidPython:
     text: str = ""
 
 
-def parse_source(source: str) -> ast.Module | InvalidPython:
+def _parse(source: str) -> ast.Module | _Invalid:
     """The syntax tree of ``source``, which also compiles; or why there is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as invalid escape sequences: the run shows them
@@ -282,33 +248,26 @@ def parse_source(source: str) -> ast.Module | InvalidPython:
         except SyntaxError as error:
             lines, number = source.splitlines(), error.lineno or 0
             text = lines[number - 1] if 0 < number <= len(lines) else error.text or ""
-            return InvalidPython(error.msg, number, text.strip())
+            return _Invalid(error.msg, number, text.strip())
         except ValueError as error:  # a null byte
-            return InvalidPython(str(error))
+            return _Invalid(str(error))
         except (RecursionError, MemoryError):
-            return InvalidPython("its expressions nest too deeply for Python's parser")
+            return _Invalid("its expressions nest too deeply for Python's parser")
     return tree
 
 
-def as_program(source: str) -> str:
+def _as_program(source: str) -> str:
     """Pasted text as Python: without Markdown fences, interpreter prompts and a notebook's ``%`` and ``!`` lines.
 
-    Returns text that is valid Python already, or stays invalid, unchanged. Lines keep their numbers.
+    Text that is valid Python already, or stays invalid, is unchanged. Lines keep their numbers.
     """
-    if isinstance(parse_source(source), ast.Module):
+    if isinstance(_parse(source), ast.Module):
         return source
     lines = ["" if line.lstrip().startswith(("```", "%", "!")) else line for line in source.splitlines()]
     if any(line.startswith(">>> ") for line in lines):
         lines = [line[4:] if line.startswith((">>> ", "... ")) else "" for line in lines]
-    lines = [_PROMPT.sub("", line) for line in lines]
-    cleaned = "\n".join(lines) + "\n"
-    return cleaned if isinstance(parse_source(cleaned), ast.Module) else source
-
-
-def defines_make(source: str) -> bool:
-    """Return whether the text is valid Python and binds the name ``make`` at module level."""
-    tree = parse_source(source)
-    return isinstance(tree, ast.Module) and any(map(_binds_make, at_module_level(tree.body)))
+    cleaned = "\n".join(_PROMPT.sub("", line) for line in lines) + "\n"
+    return cleaned if isinstance(_parse(cleaned), ast.Module) else source
 
 
 def _binds_make(statement: ast.stmt) -> bool:
@@ -324,15 +283,15 @@ def _binds_make(statement: ast.stmt) -> bool:
     return any(isinstance(node, ast.Name) and node.id == "make" for target in targets for node in ast.walk(target))
 
 
-def at_module_level(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
+def _at_module_level(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
     """The statements that run when the module does, those inside of ``if``, ``try``, ``with`` and loops among them."""
     for statement in statements:
         yield statement
         if isinstance(statement, _BLOCKS):
             for name in ("body", "orelse", "finalbody"):
-                yield from at_module_level(getattr(statement, name, []))
+                yield from _at_module_level(getattr(statement, name, []))
             for handler in getattr(statement, "handlers", []):
-                yield from at_module_level(handler.body)
+                yield from _at_module_level(handler.body)
 
 
 # In an attribute, a keyword, an imported name or a string that is a name: torch.compile, model.compile(),
@@ -347,21 +306,22 @@ _HARMLESS = {"torch", "numpy"}
 _IDENTIFIER = re.compile(r"[\w.\-]+")
 _RUNS_TESTS = {"main", "run_tests"}
 
-LOOKED_FOR = (
+_LOOKED_FOR = (
     "torch.compile, model.compile() and torch._dynamo.optimize, and an import, exec or getattr that could lead there"
 )
 
 
-def may_compile(tree: ast.Module, folder: Path) -> bool:
+def _may_compile(tree: ast.Module, folder: Path) -> bool:
     """Return whether running the program could call ``torch.compile``.
 
     Modules beside it in its ``folder`` are imported before others of the same name.
     """
-    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    nodes = list(ast.walk(tree))
+    imports = [alias for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     # Names of modules of the standard library, whose ``compile`` is another one.
     plain = {a.asname or a.name.partition(".")[0] for a in imports if _is_standard(a.name, folder)}
-    star = any(isinstance(n, ast.ImportFrom) and any(a.name == "*" for a in n.names) for n in ast.walk(tree))
-    return any(_leads_there(node, plain, folder, star=star) for node in ast.walk(tree))
+    star = any(a.name == "*" for node in nodes if isinstance(node, ast.ImportFrom) for a in node.names)
+    return any(_leads_there(node, plain, folder, star=star) for node in nodes)
 
 
 def other_packages(file: CaseFile) -> set[str]:
@@ -397,24 +357,24 @@ def _is_beside(root: str, folder: Path) -> bool:
 
 
 def _leads_there(node: ast.AST, plain: set[str], folder: Path, *, star: bool) -> bool:
-    if isinstance(node, ast.Import):
-        return any(_import_leads_there(alias.name, "", folder) for alias in node.names)
-    if isinstance(node, ast.ImportFrom):
-        module = "." * node.level + (node.module or "")
-        return any(_import_leads_there(module, alias.name, folder) for alias in node.names)
-    if isinstance(node, ast.Attribute):
-        owner = node.value.id if isinstance(node.value, ast.Name) else None
-        if owner in plain:  # re.compile, json.load, os.system
+    match node:
+        case ast.Import():
+            return any(_import_leads_there(alias.name, "", folder) for alias in node.names)
+        case ast.ImportFrom():
+            module = "." * node.level + (node.module or "")
+            return any(_import_leads_there(module, alias.name, folder) for alias in node.names)
+        case ast.Attribute(value=ast.Name(id=owner)) if owner in plain:  # re.compile, json.load, os.system
             return owner == "os" and node.attr.startswith(_RUNS_PROGRAMS)
-        return node.attr in _DYNAMIC_ATTRIBUTES or _names_it(node.attr)
-    if isinstance(node, ast.keyword):
-        return _names_it(node.arg or "")
-    if isinstance(node, ast.Name):
-        return node.id in _DYNAMIC or (star and node.id == "compile")
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return bool(_IDENTIFIER.fullmatch(node.value)) and _names_it(node.value)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
-        return len(node.args) > 1 and not isinstance(node.args[1], ast.Constant)
+        case ast.Attribute():
+            return node.attr in _DYNAMIC_ATTRIBUTES or _names_it(node.attr)
+        case ast.keyword():
+            return _names_it(node.arg or "")
+        case ast.Name():
+            return node.id in _DYNAMIC or (star and node.id == "compile")
+        case ast.Constant(value=str(text)):
+            return bool(_IDENTIFIER.fullmatch(text)) and _names_it(text)
+        case ast.Call(func=ast.Name(id="getattr"), args=[_, name, *_]):
+            return not isinstance(name, ast.Constant)
     return False
 
 
@@ -429,18 +389,20 @@ def _names_it(name: str) -> bool:
     return any(word in name for word in _WORDS)
 
 
-def is_pytest_file(tree: ast.Module) -> bool:
+def _holds_tests_only(tree: ast.Module) -> bool:
     """Return whether the module holds tests for pytest and, run as a script, would run nothing of its own."""
-    functions = {s.name for s in at_module_level(tree.body) if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)}
-    classes = {s.name: s for s in at_module_level(tree.body) if isinstance(s, ast.ClassDef)}
-    methods = (s for statement in classes.values() for s in statement.body if isinstance(s, ast.FunctionDef))
-    has_tests = any(name.startswith("test") for name in (*functions, *(method.name for method in methods)))
-    return has_tests and not any(_runs(call, functions | set(classes)) for call in _calls_at_import(tree))
+    defined = [s for s in _at_module_level(tree.body) if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)]
+    classes = [s for s in _at_module_level(tree.body) if isinstance(s, ast.ClassDef)]
+    methods = [s for statement in classes for s in statement.body if isinstance(s, ast.FunctionDef)]
+    own = {statement.name for statement in (*defined, *classes)}
+    return any(function.name.startswith("test") for function in (*defined, *methods)) and not any(
+        _runs(call, own) for call in _calls_at_import(tree)
+    )
 
 
 def _calls_at_import(tree: ast.Module) -> Iterator[ast.Call]:
     """Calls made by the statements of the module, bodies of functions and classes left out."""
-    for statement in at_module_level(tree.body):
+    for statement in _at_module_level(tree.body):
         run: ast.AST | None = None
         if isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Raise | ast.Assert):
             run = statement
@@ -452,6 +414,5 @@ def _calls_at_import(tree: ast.Module) -> Iterator[ast.Call]:
 def _runs(call: ast.Call, own: set[str]) -> bool:
     if isinstance(call.func, ast.Name):
         return call.func.id in own | _RUNS_TESTS
-    if isinstance(call.func, ast.Attribute):
-        return call.func.attr in _RUNS_TESTS or _names_it(call.func.attr)
-    return True  # f(x)(y): what is called is not known
+    # In f(x)(y), what is called is not known.
+    return not isinstance(call.func, ast.Attribute) or call.func.attr in _RUNS_TESTS or _names_it(call.func.attr)

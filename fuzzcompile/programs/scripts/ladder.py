@@ -26,8 +26,7 @@ from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.model.versions import PACKAGE
 from fuzzcompile.programs.scripts.clean_process import FinishedProcess, run_alone
-from fuzzcompile.programs.scripts.plain_checks import ACCEPTED
-from fuzzcompile.programs.scripts.plain_script import PlainScript
+from fuzzcompile.programs.scripts.plain_script import ACCEPTED, PlainScript
 
 # The output of a script: what it says of the bug, and the lines that a reader needs.
 

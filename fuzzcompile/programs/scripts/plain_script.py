@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.culprit_contract import read_details
+from fuzzcompile.model.templates import get_template
 from fuzzcompile.programs.ir.case_source import format_literal
 from fuzzcompile.programs.ir.case_text import find_bound_names
-from fuzzcompile.programs.scripts.plain_checks import CallText, ScriptCheck, generate_checks
-from fuzzcompile.programs.scripts.script_plan import ScriptPlan
+from fuzzcompile.programs.scripts.script_plan import (
+    SINGLE_RTOL,
+    ComparedValue,
+    ScriptPlan,
+    find_expression,
+    format_number,
+    is_flat,
+    share_apart,
+)
 from fuzzcompile.programs.scripts.straight_code import (
     Pieces,
     call_directly,
@@ -44,17 +54,186 @@ _ASSIGNED_WIDTH = 76
 _MODULES = re.compile(r"\bnn\.(?!functional|Module\b)")
 
 
+# The last lines: what they call, and the one observable that they compare.
+
+ACCEPTED = "compiled:"
+# A result or the inputs of one call of several.
+_CALL = re.compile(r"\b(outs|calls)\[\d+\]")
+# The names in an observable's expression that a script has other ones for.
+_OBSERVABLE = re.compile(r"(?<![\w.\"'])(?:out|model(?:\.(?P<attribute>\w+))?|inputs\[(?P<index>\d+)\])(?!\w)")
+
+
+@dataclass(frozen=True)
+class ScriptCheck:
+    """The way a script shows the bug.
+
+    ``kind`` is one of those of `fuzzcompile.programs.scripts.ladder.classify_output`, or "dies" if its process does.
+    ``lines`` use ``compiled`` and the names of the program and its inputs; ``setup`` are lines before the program is
+    compiled. ``seeded`` is whether the values of the inputs matter.
+    """
+
+    kind: str
+    lines: Sequence[str]
+    setup: Sequence[str]
+    seeded: bool
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A script's call of its program, and what the template of its checks says in the script's names.
+
+    ``eager`` is the name of the callee, ``arguments`` are the expressions of what it gets: with ``star`` one that holds
+    them all (" ": as it is). ``held`` are variables of the script that were attributes of the module.
+    """
+
+    plan: ScriptPlan
+    eager: str
+    arguments: Sequence[str]
+    star: str
+    held: frozenset[str]
+    accepted = ACCEPTED
+
+    def list_checks(self) -> list[ScriptCheck]:
+        """The ways to show what is compared, the plainest first; each call of several is checked as it is made."""
+        made: list[ScriptCheck] = []
+
+        def check(kind: str = "asserts", *, caller: Callable[[], str], setup: str = "", seeded: bool = True) -> str:
+            lines = caller().splitlines()
+            if self.plan.calls:
+                lines = ["for inputs in [inputs, *CALLS]:", *(f"    {line}" for line in lines)]
+            made.append(ScriptCheck(kind, lines, setup.splitlines(), seeded))
+            return ""
+
+        get_template("reports/plain_checks.py.j2").render(s=self.plan, t=self, check=check)
+        return made
+
+    def call(self, function: str, replaced: Mapping[str, str] | None = None) -> str:
+        """A call of ``function``; ``replaced`` are other expressions for arguments."""
+        arguments = [(replaced or {}).get(name, name) for name in self.arguments]
+        if self.plan.probe.case.run is None:
+            return f"{function}({self.star.strip()}{', '.join(arguments)})"
+        whole = arguments[0] if self.star else f"({', '.join(arguments)}{',' if len(arguments) == 1 else ''})"
+        return f"run({function}, {whole})"
+
+    def reach(self, expression: str, call: str = "out") -> str:
+        """An observable's expression, with ``call`` for the result, and the script's names for inputs and module."""
+
+        def put(found: re.Match[str]) -> str:
+            if found["index"]:
+                return found[0] if self.star else self.arguments[int(found["index"])]
+            if found[0] == "out":
+                return call
+            attribute = found["attribute"] or ""
+            return attribute if attribute in self.held else found[0].replace("model", self.eager, 1)
+
+        return _OBSERVABLE.sub(put, expression)
+
+    def observe(self, target: ComparedValue, function: str, replaced: Mapping[str, str] | None = None) -> str:
+        """What is compared of a call of ``function``."""
+        return self.reach(target.expression, self.call(function, replaced))
+
+    def outputs(self, function: str) -> str:
+        """The compared outputs of a call: all of them, if `torch.testing.assert_close` takes them as returned."""
+        leaves, targets = tree_leaves(self.output), self.plan.targets
+        comparable = is_flat(self.output) and all(torch.is_tensor(leaf) for leaf in leaves)
+        if not targets or not self.plan.probe.outputs or (comparable and len(leaves) == len(targets)):
+            return self.call(function, self.clones)
+        return self.observe(targets[0], function, self.clones)
+
+    def shares(self, target: ComparedValue, result: str) -> str:
+        """Whether two tensors of a result are in the same memory."""
+        parts = (self.reach(part, result) for part in (target.expression, target.partner))
+        return " == ".join(f"{part}.untyped_storage().data_ptr()" for part in parts)
+
+    @property
+    def output(self) -> object:
+        return self.plan.probe.outputs[0] if self.plan.probe.outputs else None
+
+    @property
+    def target(self) -> ComparedValue | None:
+        return self.plan.targets[0] if self.plan.targets else None
+
+    @property
+    def kinds(self) -> dict[str, ComparedValue]:
+        """The first value of each kind that is compared."""
+        return {target.kind: target for target in reversed(self.plan.targets)}
+
+    @cached_property
+    def clones(self) -> dict[str, str]:
+        """Copies in place of the inputs that the program writes to."""
+        probe = self.plan.probe
+        written = [name for name, seen in probe.observables.items() if seen.kind == "mutation"]
+        reached = [self.reach(text) for name in written if (text := find_expression(name, probe))]
+        return {name: f"{name}.clone()" for name in reached if name in self.arguments}
+
+    @property
+    def backward(self) -> str:
+        whole = self.plan.probe.case.backward and isinstance(self.output, torch.Tensor)
+        return ".sum().backward()" if whole else ""
+
+    @property
+    def cotangent(self) -> str:
+        """The arguments of ``torch.randn`` for the gradient of the only output; empty if more is needed."""
+        output = self.output
+        if not isinstance(output, torch.Tensor) or self.plan.probe.random or self.plan.calls:
+            return ""
+        kind = "" if output.dtype is torch.get_default_dtype() else f", dtype={output.dtype}"
+        return (", ".join(map(str, output.shape)) or "()") + kind
+
+    @property
+    def equal_nan(self) -> str:
+        return ", equal_nan=True" if self.plan.probe.nonfinite else ""
+
+    @property
+    def share(self) -> str:
+        return format_number(share_apart(self.plan.targets[:1]))
+
+    @property
+    def passes_by_default(self) -> bool:
+        """Return whether the tolerance of `torch.testing.assert_close` hides a difference."""
+        return any(target.evidence.get("within_default_tolerance") for target in self.plan.targets)
+
+    @property
+    def doubled(self) -> list[str]:
+        """What turns all that is compared into float64."""
+        probe = self.plan.probe
+        if self.plan.form != "apart in float64":
+            return []
+        pairs = zip(self.arguments, probe.tensor_inputs, strict=False)
+        inputs = [f"{name} = {name}.double()" for name, value in pairs if value.is_floating_point()]
+        return inputs + [f"{self.eager}.double()"] * probe.is_module
+
+    @property
+    def converts(self) -> bool:
+        """Return whether a run in float64 can be written in a line."""
+        probe = self.plan.probe
+        return bool(self.plan.form == "values" and probe.tensor_inputs and not (probe.is_module and self.held))
+
+    @property
+    def exact(self) -> str:
+        """What is compared, of a call in float64."""
+        pairs = zip(self.arguments, tree_leaves(self.plan.probe.inputs[0]), strict=False)
+        wide = {name: f"{name}.double()" for name, x in pairs if torch.is_tensor(x) and x.is_floating_point()}
+        program = f"copy.deepcopy({self.eager}).double()" if self.plan.probe.is_module else self.eager
+        return self.observe(self.plan.targets[0], program, wide)
+
+    @property
+    def bound(self) -> str:
+        single = f"10 * error_eager + {format_number(SINGLE_RTOL)} * exact.abs().max().item()"
+        return single if self.plan.several else self.plan.bound
+
+
 @dataclass(frozen=True)
 class PlainScript:
     """A script for an issue: straight code that ends in one check.
 
-    ``chosen`` says how the case is run and what is compared; ``check`` how this script shows it. With ``cuda`` it runs
-    on a GPU.
+    ``chosen`` says how the case is run and what is compared; ``check`` how this script shows it, of the program
+    ``callee``. With ``cuda`` it runs on a GPU.
     """
 
     chosen: ScriptPlan
     pieces: Pieces
-    calls: CallText
+    callee: str
     check: ScriptCheck
     cuda: bool = False
 
@@ -76,7 +255,7 @@ class PlainScript:
     def _format_compile(self, backend: str) -> tuple[list[str], str]:
         """The call of ``torch.compile``, and the lines that it needs before it."""
         settings, lines = self.chosen.probe.case.settings, []
-        arguments = [self.calls.callee]
+        arguments = [self.callee]
         if backend != "inductor":
             arguments.append("disable=True" if backend == "off" else f'backend="{backend}"')
         elif settings.mode:
@@ -113,9 +292,11 @@ class PlainScript:
             entries.append(("inductor", "fallback_random", True))
         copied = ["import copy"] if "copy." in text else []
         torch_first = [] if "import torch" in made else ["import torch"]
+        checked = "\n".join([*self.check.setup, *self.check.lines])
+        trees = [name for name in ("tree_leaves", "tree_structure") if f"{name}(" in checked]
         modules = [f"import torch._{name}.config" for name, *_ in entries]
         settings = [f"torch._{name}.config.{key} = {format_literal(value)}" for name, key, value in entries]
-        imports = [*copied, *torch_first, *made, *modules, *self.check.imports]
+        imports = [*copied, *torch_first, *made, *modules, *(f"from torch.utils._pytree import {t}" for t in trees)]
         return [*dict.fromkeys(imports), *([""] if settings else []), *settings]
 
     def _format_setup(self) -> list[str]:
@@ -135,15 +316,12 @@ def generate_plain_scripts(chosen: ScriptPlan) -> Iterator[PlainScript]:
     renamed = rename_for_users(unwrap_module(pieces), choose_input_kinds(chosen))
     made = set()
     for number, shape in enumerate((call_directly(fold_values(renamed)), renamed, pieces)):
-        calls, shaped = _make_calls(chosen, shape, pieces)
-        for check in generate_checks(chosen, calls):
-            plain = PlainScript(chosen, shaped, calls, check)
-            text = plain.text()
-            if text not in made:
+        call, shaped = _make_call(chosen, shape, pieces)
+        for check in call.list_checks()[: 1 if number == 1 else None]:
+            plain = PlainScript(chosen, shaped, call.eager, check)
+            if (text := plain.text()) not in made:
                 made.add(text)
                 yield plain
-            if number == 1:
-                break
 
 
 def choose_input_kinds(chosen: ScriptPlan) -> list[str]:
@@ -154,9 +332,8 @@ def choose_input_kinds(chosen: ScriptPlan) -> list[str]:
     return [kinds.get(value.dtype, "") if isinstance(value, torch.Tensor) else "" for value in values]
 
 
-def _make_calls(chosen: ScriptPlan, pieces: Pieces, original: Pieces) -> tuple[CallText, Pieces]:
-    arguments, setup, probe = pieces.arguments, list(pieces.setup), chosen.probe
-    runs = probe.case.run is not None
+def _make_call(chosen: ScriptPlan, pieces: Pieces, original: Pieces) -> tuple[_Call, Pieces]:
+    arguments, setup = pieces.arguments, list(pieces.setup)
     held = frozenset(map(get_variable, setup)) - frozenset(map(get_variable, original.setup)) - {""}
     callee = pieces.callee.id if isinstance(pieces.callee, ast.Name) else "model"
     if not isinstance(pieces.callee, ast.Name):
@@ -164,7 +341,8 @@ def _make_calls(chosen: ScriptPlan, pieces: Pieces, original: Pieces) -> tuple[C
     if chosen.calls or not isinstance(arguments, ast.Tuple):
         if not (isinstance(arguments, ast.Name) and arguments.id == "inputs"):
             setup.append(_assign("inputs", arguments))
-        return CallText(callee, ["inputs"], probe.star or " ", runs, held), replace(pieces, setup=setup)
+        call = _Call(_compare_one_call(chosen), callee, ["inputs"], chosen.probe.star or " ", held)
+        return call, replace(pieces, setup=setup)
     names, taken = [], find_names([*pieces.imports, *pieces.definitions, *setup])
     fresh = (name for name in "xyzwuvabcdefgh" if name not in taken)
     new = []
@@ -174,7 +352,15 @@ def _make_calls(chosen: ScriptPlan, pieces: Pieces, original: Pieces) -> tuple[C
             continue
         names.append(pieces.parameters[place] if place < len(pieces.parameters) else next(fresh))
         new.append((names[-1], value))
-    return CallText(callee, names, "", runs, held), replace(pieces, setup=[*setup, *_assign_inputs(new)])
+    return _Call(chosen, callee, names, "", held), replace(pieces, setup=[*setup, *_assign_inputs(new)])
+
+
+def _compare_one_call(plan: ScriptPlan) -> ScriptPlan:
+    def rename(expression: str) -> str:
+        return _CALL.sub(lambda match: "out" if match[1] == "outs" else "inputs", expression)
+
+    one = [replace(t, expression=rename(t.expression), partner=rename(t.partner)) for t in plan.targets]
+    return replace(plan, targets=tuple(one)) if plan.calls else plan
 
 
 def _assign_inputs(new: Sequence[tuple[str, ast.expr]]) -> list[ast.stmt]:

@@ -20,8 +20,13 @@ from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.model.versions import PACKAGE
 from fuzzcompile.programs.ir.case_text import extract_case, find_bound_names, makes_tensors, only_difference
 from fuzzcompile.programs.scripts.clean_process import FinishedProcess, run_alone
-from fuzzcompile.programs.scripts.eager_probe import is_flat, probe_case
-from fuzzcompile.programs.scripts.script_plan import ScriptPlan, choose_comparison, find_alias_difference
+from fuzzcompile.programs.scripts.script_plan import (
+    ScriptPlan,
+    choose_comparison,
+    find_alias_difference,
+    is_flat,
+    probe_case,
+)
 from fuzzcompile.programs.shrink.search import same_bug
 from fuzzcompile.run.case_program import RUN_SEED
 from fuzzcompile.run.observation import COTANGENT_SEED

@@ -27,7 +27,6 @@ from fuzzcompile.programs.shrink.search import (
     SearchBudget,
     SearchProgress,
     bisect_last,
-    is_smaller,
     same_bug,
 )
 
@@ -220,26 +219,25 @@ def minimize(
     that was compiled, ends the search like a spent budget; any other exception propagates.
     """
     questions = CandidateTests(tools, budget, tally or SearchTally(), on_progress=on_progress)
-    return _Minimiser(job, tools, questions, job.source, job.report).run()
+    found = MinimizeResult(job.source, job.report, tally=questions.tally, original=job.source)
+    _Minimiser(job, tools, questions, found).run()
+    return found
 
 
 @dataclass
 class _Minimiser:
+    """Makes ``found`` smaller step by step; ``program`` is its program, if it was written from one."""
+
     job: MinimizeJob
     tools: MinimizerTools
     questions: CandidateTests
-    best: str
-    report: ReportJson
-    how: str = "as found"
+    found: MinimizeResult
     program: Program | None = None
-    finished: bool = True
-    note: str = ""
     screened: bool = False
-    interrupted: bool = False
     drawn: dict[str, DrawnSource] = field(default_factory=dict)
     captured: dict[Capture, list[Program]] = field(default_factory=dict)
 
-    def run(self) -> MinimizeResult:
+    def run(self) -> None:
         start = time.monotonic()
         if self.questions.tally.thorough:
             self.tools.become_thorough()
@@ -248,10 +246,11 @@ class _Minimiser:
             if not self._reduce_graph():
                 self._reduce_text()
         except OutOfBudget:
-            self.finished = False
+            self.found.finished = False
         except KeyboardInterrupt:
-            self.finished, self.interrupted = False, True
-        return self._build_outcome(start)
+            self.found.finished, self.found.interrupted = False, True
+        self._conclude()
+        self.found.seconds = time.monotonic() - start
 
     def _reduce_recipe(self) -> None:
         recipe, questions, best = self.job.recipe, self.questions, list[DrawnSource]()
@@ -270,7 +269,7 @@ class _Minimiser:
                 ends = questions.budget.deadline
                 smallest = recipe.shrink(ask, max_tests=most, deadline=ends, on_test=best.append)
             except (OutOfBudget, KeyboardInterrupt) as ending:
-                self.interrupted = isinstance(ending, KeyboardInterrupt)
+                self.found.interrupted = isinstance(ending, KeyboardInterrupt)
                 if best:
                     self._take(best[-1].source, "recipe")
                 raise
@@ -283,20 +282,20 @@ class _Minimiser:
         reduced = self._reduce()
         if reduced is None:
             return False
-        self.finished &= reduced.finished
-        self.screened, self.interrupted = reduced.screen, reduced.interrupted
+        self.found.finished &= reduced.finished
+        self.screened, self.found.interrupted = reduced.screen, reduced.interrupted
         if reduced.comes_and_goes is not None:
             self._note_times(*reduced.comes_and_goes)
         if reduced.best.is_recorded:
-            self.note = "the bug needs more recorded values than fit in a script: the case is kept as it was"
-        elif not self._is_smaller(write_source(reduced.best), reduced.best):
+            self.found.note = "the bug needs more recorded values than fit in a script: the case is kept as it was"
+        elif not self._is_smaller(source := write_source(reduced.best), reduced.best):
             self.program = reduced.best
-        elif not self._take(write_source(reduced.best), "graph", program=reduced.best):
+        elif not self._take(source, "graph", program=reduced.best):
             self._step_back_on(reduced.path)
         return True
 
     def _note_times(self, shown: int, of: int) -> None:
-        self.note = f"the bug comes and goes: it showed in {shown} of {of} compiles"
+        self.found.note = f"the bug comes and goes: it showed in {shown} of {of} compiles"
 
     def _step_back_on(self, path: Sequence[Program]) -> None:
         """Take the last program of ``path`` that triage confirms, by bisection.
@@ -323,7 +322,7 @@ class _Minimiser:
             self.questions.tally.answers.clear()
             if attempt == "thorough":
                 self.questions.reducer = "repetition"
-                shown = self.questions.times(CaseText(self.best, {}), REPEATS)
+                shown = self.questions.times(CaseText(self.found.source, {}), REPEATS)
                 if not 0 < shown < REPEATS:
                     self.questions.repeats = 1
                     break
@@ -331,36 +330,34 @@ class _Minimiser:
         return None
 
     def _reduce_capture(self, capture: Capture, *, note: bool) -> ProgramSearch | None:
-        """The reduced graph of one kind of capture; None if no graph of that kind shows the bug."""
         if capture not in self.captured:
-            self.captured[capture] = list(self.tools.programs(self.best, capture))
+            self.captured[capture] = list(self.tools.programs(self.found.source, capture))
             self.questions.tally.screens += capture == "aten"  # a functional capture takes a compile
-        programs, refuses = self.captured[capture], self.report["verdict"] == Verdict.ACCEPTS_INVALID
+        programs, refuses = self.captured[capture], self.found.report["verdict"] == Verdict.ACCEPTS_INVALID
         try:
             return reduce_programs(programs, self.questions, screens=self.job.screens, refuses=refuses)
         except LostBug as lost:
             if note and programs:
-                self.note = str(lost)
+                self.found.note = str(lost)
         return None
 
     def _reduce_text(self) -> None:
         self.questions.reducer = "text"
-        kept = self.best
+        kept = text = extract_case(self.found.source) if self.job.is_case else self.found.source
 
-        def holds(text: str) -> bool:
+        def holds(candidate: str) -> bool:
             nonlocal kept
-            answer = self.questions.ask(CaseText(text, {}), screen=False)
-            kept = text if answer else kept
+            answer = self.questions.ask(CaseText(candidate, {}), screen=False)
+            kept = candidate if answer else kept
             return answer
 
-        text = extract_case(self.best) if self.job.is_case else self.best
         try:
             if not holds(text):
-                self.note = "a probe of the case does not show the bug again: it is kept as it is"
+                self.found.note = "a probe of the case does not show the bug again: it is kept as it is"
                 return
             reduce_text(text, holds)
         except KeyboardInterrupt:
-            self.interrupted = True
+            self.found.interrupted = True
             raise
         finally:
             if (count_model_lines(kept), len(kept)) < (count_model_lines(text), len(text)):
@@ -371,17 +368,17 @@ class _Minimiser:
 
         After an interrupt the source is taken without triage: a probe has shown the bug in it.
         """
-        if source == self.best:
+        found = self.found
+        if source == found.source:
             self.program = program
             return True
-        if self.interrupted:
-            report: ReportJson = {**self.job.report, "evidence": {"outputs": []}}
-        else:
+        report: ReportJson = {**self.job.report, "evidence": {"outputs": []}}
+        if not found.interrupted:
             report = self._judge_twice(source)
             if not same_bug(self.job.report, report, self.job.keeps):
                 self._refuse(source, how, report)
                 return False
-        self.best, self.report, self.how, self.program = source, report, how, program
+        found.source, found.report, found.how, self.program = source, report, how, program
         return True
 
     def _judge_twice(self, source: str) -> ReportJson:
@@ -397,52 +394,49 @@ class _Minimiser:
 
     def _refuse(self, source: str, how: str, report: ReportJson) -> None:
         if not report.get("is_bug"):
-            self.note = f"the reduction by {how} lost the bug: triage says {report['verdict']}, twice"
+            self.found.note = f"the reduction by {how} lost the bug: triage says {report['verdict']}, twice"
         elif report["verdict"] == Verdict.NONDETERMINISTIC:
-            self.note = f"the result of the reduction by {how} comes and goes from compile to compile"
+            self.found.note = f"the result of the reduction by {how} comes and goes from compile to compile"
         else:
-            self.note = f"the reduction by {how} led to another bug ({report.get('signature') or report['verdict']})"
+            other = report.get("signature") or report["verdict"]
+            self.found.note = f"the reduction by {how} led to another bug ({other})"
             self.questions.tally.others.setdefault(CaseText(source, {}).digest, source)
 
     def _is_smaller(self, source: str, program: Program) -> bool:
-        return is_smaller(source, program, self.best, self.captured.get("static", []))
+        """Return whether a program, written as ``source``, is smaller than the text of its graphs."""
+        try:
+            before = extract_case(self.found.source)
+        except SyntaxError:
+            return True
+        if source.split() == before.split():
+            return False
+        captured = self.captured.get("static", [])
+        same_work = len(captured) == 1 and program.size >= captured[0].size
+        return not (same_work and count_model_lines(source) >= count_model_lines(before))
 
-    def _build_outcome(self, start: float) -> MinimizeResult:
+    def _conclude(self) -> None:
+        """Build and confirm the reproducer of what was found, and count what it took."""
+        found, job = self.found, self.job
         graphs = (self.captured.get(capture, []) for capture in ("static", "aten"))
-        before = next((n for programs in graphs if (n := sum(program.size[0] for program in programs))), None)
-        if self.how == "text" and self.job.is_case and try_reproducer(self.best, self.report) is None:
-            self.best, self.report, self.how = self.job.source, self.job.report, "as found"
-            self.note = "the reduced text cannot be run as a script"
-        neighbour = None
-        if self.program is not None and self.how == "graph" and self.finished:
+        found.operators_before = next((n for programs in graphs if (n := sum(p.size[0] for p in programs))), None)
+        if found.how == "text" and job.is_case and try_reproducer(found.source, found.report) is None:
+            found.source, found.report, found.how = job.source, job.report, "as found"
+            found.note = "the reduced text cannot be run as a script"
+        written = self.program if found.how == "graph" else None
+        found.operators = found.operators_before if written is None else written.size[0]
+        if written is not None and found.finished:
             self.questions.reducer = "neighbour"
-            neighbour = find_neighbour(self.program, self.questions, screen=self.screened)
-        if self.how in ("as found", "text") and not self.job.is_case:
-            shown = ReproducerResult(self.best, False, "a script is kept as a script")
-        elif self.interrupted:
-            reproducer = try_reproducer(self.best, self.report) or self.best
+            found.neighbour = find_neighbour(written, self.questions, screen=self.screened)
+        if found.how in ("as found", "text") and not job.is_case:
+            shown = ReproducerResult(found.source, False, "a script is kept as a script")
+        elif found.interrupted:
+            reproducer = try_reproducer(found.source, found.report) or found.source
             shown = ReproducerResult(reproducer, False, "the search was interrupted")
         else:
-            shown = show(self.best, self.report, neighbour, for_issue=self.job.for_issue, ends=self.job.ends)
-        others = [self.drawn[digest] for digest in self.questions.tally.others if digest in self.drawn]
-        return MinimizeResult(
-            source=self.best,
-            report=self.report,
-            reproducer=shown.reproducer,
-            confirmed=shown.confirmed,
-            confirmation=shown.said,
-            neighbour=neighbour,
-            how=self.how,
-            changed=self.best != self.job.source and self.how != "as found",
-            note=shown.note or self.note,
-            tally=self.questions.tally,
-            seconds=time.monotonic() - start,
-            finished=self.finished,
-            operators_before=before,
-            operators=self.program.size[0] if self.program is not None and self.how == "graph" else before,
-            others=tuple(others[:_MOST_OTHERS]),
-            interrupted=self.interrupted,
-            shown=shown.plain,
-            program_key=program_key(self.best),
-            original=self.job.source,
-        )
+            shown = show(found.source, found.report, found.neighbour, for_issue=job.for_issue, ends=job.ends)
+        found.reproducer, found.confirmed, found.confirmation = shown.reproducer, shown.confirmed, shown.said
+        found.shown, found.note = shown.plain, shown.note or found.note
+        found.changed = found.source != job.source and found.how != "as found"
+        found.program_key = program_key(found.source)
+        others = [self.drawn[digest] for digest in found.tally.others if digest in self.drawn]
+        found.others = tuple(others[:_MOST_OTHERS])

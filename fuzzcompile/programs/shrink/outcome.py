@@ -78,7 +78,7 @@ class SearchTally:
         return self.compiles + self.screens
 
 
-@dataclass(frozen=True)
+@dataclass
 class MinimizeResult:
     """A small case made of ``original``, its own report, and the reproducer built from it.
 
@@ -91,18 +91,18 @@ class MinimizeResult:
 
     source: str
     report: ReportJson
-    reproducer: str
-    confirmed: bool
-    confirmation: str
-    neighbour: str | None
-    how: str
-    changed: bool
-    note: str
-    tally: SearchTally
-    seconds: float
-    finished: bool
-    operators_before: int | None
-    operators: int | None
+    reproducer: str = ""
+    confirmed: bool = False
+    confirmation: str = ""
+    neighbour: str | None = None
+    how: str = "as found"
+    changed: bool = False
+    note: str = ""
+    tally: SearchTally = field(default_factory=SearchTally)
+    seconds: float = 0.0
+    finished: bool = True
+    operators_before: int | None = None
+    operators: int | None = None
     others: tuple[DrawnSource, ...] = ()
     interrupted: bool = False
     shown: ShownJson | None = None

@@ -18,7 +18,6 @@ from fuzzcompile.model.contract import COMPILE, ReportJson
 from fuzzcompile.model.signatures import agree, drop_fingerprint, find_error, is_unproved, raise_alike
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.ir.case_source import CaseText, count_model_lines, write_program
-from fuzzcompile.programs.ir.case_text import extract_case
 from fuzzcompile.programs.ir.evaluation import Evaluation, evaluate, without_sizes
 from fuzzcompile.programs.ir.program import Program
 from fuzzcompile.programs.ir.tracing import Untranslatable, translate_graph
@@ -136,8 +135,8 @@ class ProgramSearch:
     """The best program so far, and the test for candidates.
 
     ``refuses``: the bug is that eager raises and compiled does not, so candidates must raise the same error in eager;
-    otherwise none. ``path`` holds the best programs in the order in which they were found. ``comes_and_goes`` is set if
-    only some compiles show the bug: in how many, of how many.
+    otherwise none. ``path`` holds the best programs in the order in which they were found. ``comes_and_goes`` says
+    in how many compiles of how many the bug shows, if only in some.
     """
 
     best: Program
@@ -253,18 +252,6 @@ def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") ->
     guessed = "low" in (wanted.get("confidence"), reached.get("confidence"))
     stages = [(report.get("culprit") or {}).get("stage") for report in (wanted, reached)]
     return guessed and (stages[0] == stages[1] or None in stages)
-
-
-def is_smaller(source: str, program: Program, original: str, captured: Sequence[Program]) -> bool:
-    """Return whether a program, written as ``source``, is smaller than the ``original`` text of its graphs."""
-    try:
-        before = extract_case(original)
-    except SyntaxError:
-        return True
-    if source.split() == before.split():
-        return False
-    same_work = len(captured) == 1 and program.size >= captured[0].size
-    return not (same_work and count_model_lines(source) >= count_model_lines(before))
 
 
 # Captured graphs as programs, and programs as files.
