@@ -31,7 +31,8 @@ import torch
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.probe import SignatureLock
 from fuzzcompile.diagnosis.worker.judge import prepare
-from fuzzcompile.diagnosis.worker.minimization import CandidateTools, LocalAsker, judge_source, make_job
+from fuzzcompile.diagnosis.worker.minimization import CandidateTools, judge_source, make_job
+from fuzzcompile.diagnosis.worker.minimize_task import LocalAsker
 from fuzzcompile.fuzz.campaign.leftovers import load_case
 from fuzzcompile.fuzz.recipe import GeneratedRecipe, read_recipe
 from fuzzcompile.model.conditions import Conditions

@@ -16,8 +16,8 @@ from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.probe import Keep, SignatureLock
 from fuzzcompile.diagnosis.worker.file_triage import triage_files, triage_sources
 from fuzzcompile.diagnosis.worker.local_pool import LEAST_THREADS, open_pool
-from fuzzcompile.diagnosis.worker.minimization import Answer, CandidateLost, CandidateTools, make_job, run_eagerly
-from fuzzcompile.diagnosis.worker.minimize_task import CONCLUDING, CONFIRMING, LEAST_SEARCH
+from fuzzcompile.diagnosis.worker.minimization import CandidateTools, make_job, run_eagerly
+from fuzzcompile.diagnosis.worker.minimize_task import CONCLUDING, CONFIRMING, LEAST_SEARCH, Answer, CandidateLost
 from fuzzcompile.diagnosis.worker.worker_loss import choose_loss_verdict, make_start_error, read_left
 from fuzzcompile.fuzz.recipe import read_recipe
 from fuzzcompile.model import hints

@@ -6,9 +6,9 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 
@@ -18,7 +18,7 @@ from fuzzcompile.diagnosis.causes.search import add_cause
 from fuzzcompile.diagnosis.engine import TriageProgress, triage
 from fuzzcompile.diagnosis.probe import Keep, SignatureLock, probe_case
 from fuzzcompile.diagnosis.worker.judge import isolate_process
-from fuzzcompile.diagnosis.worker.minimize_task import MinimizeTask, ResumableState
+from fuzzcompile.diagnosis.worker.minimize_task import Answer, CandidateLost, LocalAsker, MinimizeTask
 from fuzzcompile.diagnosis.worker.worker_loss import leave_eager, leave_report
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.errors import FuzzcompileError
@@ -27,7 +27,7 @@ from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.programs.casefiles.case_file import defines_make
-from fuzzcompile.programs.ir.case_source import CaseText, write_source
+from fuzzcompile.programs.ir.case_source import CaseText
 from fuzzcompile.programs.ir.evaluation import evaluate, guard_runs
 from fuzzcompile.programs.ir.program import Program
 from fuzzcompile.programs.shrink.minimize import minimize as reduce_case
@@ -37,8 +37,6 @@ from fuzzcompile.run.pool.worker import get_current_device
 
 # Compiling a candidate of one of these would take this worker down too.
 _LOST = (Verdict.CRASH, Verdict.TIMEOUT)
-_CRASHED = str(Verdict.CRASH)
-Answer = TypeVar("Answer")
 # Words in sources whose graphs may be compiled with dynamic shapes.
 _RESIZED = re.compile(r"\b(DYNAMIC|CALLS|dynamic|mark_dynamic)\b")
 
@@ -49,13 +47,13 @@ def minimize(task: MinimizeTask) -> MinimizeResult:
     With ``task.left``, the search goes on where a lost worker stopped, without what that worker was asking; after
     several losses it ends there.
     """
-    asked = ResumableState.resume(task.left)
-    tools = CandidateTools(LocalAsker(asked), SignatureLock.of(task.report), task.report, task.vetoes)
+    asked = LocalAsker.resume(task.left)
+    tools = CandidateTools(asked, SignatureLock.of(task.report), task.report, task.vetoes)
     budget = SearchBudget(task.tests, time.monotonic() + task.seconds)
     if task.report["verdict"] in _LOST or asked.is_over:
         budget = SearchBudget(0)
     job = make_job(task.source, task.report, task.recipe, for_issue=True)
-    with guard_runs(tools.asker.guard_eager):
+    with guard_runs(asked.guard_eager):
         return reduce_case(job, tools, budget, tally=asked.tally)
 
 
@@ -80,20 +78,6 @@ def make_job(
     )
 
 
-class CandidateLost(Exception):
-    """A step that took its process down, or that was not run because it did so before.
-
-    ``verdict`` names what happened. ``compiling``: eager had finished, so that the compiler is to blame. ``report`` is
-    the one that the process left behind, if it had come so far.
-    """
-
-    def __init__(
-        self, verdict: str, detail: str, *, compiling: bool = False, report: ReportJson | None = None, ran: bool = True
-    ) -> None:
-        super().__init__(detail)
-        self.verdict, self.compiling, self.report, self.ran = verdict, compiling, report, ran
-
-
 class Asker(Protocol):
     """The place where a minimization compiles: this process, or a worker of a pool."""
 
@@ -112,24 +96,6 @@ class Asker(Protocol):
 
     def guard_eager(self, program: Program) -> AbstractContextManager[bool]:
         """Whether a process survives the eager run of a program, as far as is known."""
-
-
-@dataclass
-class LocalAsker:
-    """Compiles in this process: a crash ends it, and ``asked`` keeps the state of the search for the next one."""
-
-    asked: ResumableState = field(default_factory=ResumableState)
-
-    def ask(self, step: Callable[[], Answer], *, name: str, source: str, limited: bool = False) -> Answer:
-        """Run a step here, unless it killed a worker before (`Asker.ask`)."""
-        with self.asked.guard(name) as survives:
-            if not survives:
-                raise CandidateLost(_CRASHED, "it took a worker down", ran=False)
-            return step()
-
-    def guard_eager(self, program: Program) -> AbstractContextManager[bool]:
-        """Whether this process survives the eager run of a program, as far as is known."""
-        return self.asked.guard_eager(write_source(program))
 
 
 @dataclass

@@ -7,13 +7,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.judge_task import NamedFunction
 from fuzzcompile.model.signatures import hash_source
+from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.shrink.outcome import MinimizeResult, Recipe, SearchTally
 from fuzzcompile.run.pool.worker import leave
+
+if TYPE_CHECKING:
+    from fuzzcompile.programs.ir.program import Program
 
 # The answers of a minimizing worker, kept in case it dies: a candidate that killed it is not tried again.
 
@@ -22,9 +26,27 @@ _MOST_LOST = 3
 _STATE, ASKING = "state", "asking"
 
 
+_CRASHED = str(Verdict.CRASH)
+Answer = TypeVar("Answer")
+
+
+class CandidateLost(Exception):
+    """A step that took its process down, or that was not run because it did so before.
+
+    ``verdict`` names what happened. ``compiling``: eager had finished, so that the compiler is to blame. ``report`` is
+    the one that the process left behind, if it had come so far.
+    """
+
+    def __init__(
+        self, verdict: str, detail: str, *, compiling: bool = False, report: ReportJson | None = None, ran: bool = True
+    ) -> None:
+        super().__init__(detail)
+        self.verdict, self.compiling, self.report, self.ran = verdict, compiling, report, ran
+
+
 @dataclass
-class ResumableState:
-    """The answers so far, and the candidates that killed a worker (``fatal``).
+class LocalAsker:
+    """Compiles in this process, which a crash ends: the answers so far, and the candidates that killed a worker.
 
     Both are left for another worker (:func:`fuzzcompile.run.pool.worker.leave`) if this one ``keeps`` them.
     """
@@ -46,6 +68,19 @@ class ResumableState:
         """Return whether so many workers were lost that the search ends with the best program so far."""
         return len(self.fatal) >= _MOST_LOST
 
+    def ask(self, step: Callable[[], Answer], *, name: str, source: str, limited: bool = False) -> Answer:
+        """Run a step here, unless it killed a worker before (`Asker.ask`)."""
+        with self.guard(name) as survives:
+            if not survives:
+                raise CandidateLost(_CRASHED, "it took a worker down", ran=False)
+            return step()
+
+    def guard_eager(self, program: Program) -> AbstractContextManager[bool]:
+        """Return whether this process survives the eager run of a program, as far as is known."""
+        from fuzzcompile.programs.ir.case_source import write_source  # with torch, which a program needs too
+
+        return self.guard(f"eager {hash_source(write_source(program))}", kept=False)
+
     @contextlib.contextmanager
     def guard(self, question: str, *, kept: bool = True) -> Iterator[bool]:
         """Yield whether the block may ask: not if that killed a worker before. ``kept`` leaves the answers so far."""
@@ -59,10 +94,6 @@ class ResumableState:
             yield True
         finally:
             self._announce("")
-
-    def guard_eager(self, source: str) -> AbstractContextManager[bool]:
-        """Return whether this process survives the eager run of a source, as far as is known."""
-        return self.guard(f"eager {hash_source(source)}", kept=False)
 
     def _keep(self) -> None:
         if self.keeps:

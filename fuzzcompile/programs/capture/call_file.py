@@ -138,7 +138,6 @@ class _Globals:
 
 
 def _make_globals(name: str, file: str | None) -> dict[str, object]:
-    """The globals of a fresh module; the functions that go by value fill it."""
     module = types.ModuleType(name)
     module.__file__ = file
     sys.modules[name] = module
@@ -159,7 +158,6 @@ def _modules_by_value() -> Iterator[None]:
 
 
 def _origin(name: str) -> Path | None:
-    """The file that another process would import as ``name``."""
     parent = sys.modules.get(name.rpartition(".")[0])
     where = getattr(parent, "__path__", None) if "." in name else None
     if "." in name and where is None:

@@ -271,7 +271,7 @@ def submodule_case(case: Case, path: str, device: torch.device) -> Case:
         with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
             calls.append(record_call(called, Arguments(args, kwargs), calls))
         if len(calls) > len(case.calls or ()):
-            raise _AllRecorded
+            raise CallReached
         handles.append(called.register_forward_pre_hook(record, prepend=True, with_kwargs=True))
 
     handles.append(module.register_forward_pre_hook(record, prepend=True, with_kwargs=True))
@@ -293,10 +293,6 @@ def submodule_case(case: Case, path: str, device: torch.device) -> Case:
         backward=case.backward and ambients[0].grad == "enabled",
         notes=(*case.notes, f"judged: module {path} alone, on the inputs that it gets in {case.name}"),
     )
-
-
-class _AllRecorded(BaseException):
-    """Unwinds the run once every wanted call is recorded. Not an ``Exception``, because programs catch those."""
 
 
 _PLAIN = (torch.Tensor, type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
@@ -330,11 +326,9 @@ def _closest(path: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(path, names, n=_NAMES_SHOWN, cutoff=0.5)
     # The same last part under another parent is more likely than a similar spelling.
     alike = [name for name in names if path and name.rpartition(".")[2] == path.rpartition(".")[2]]
-    shown = list(dict.fromkeys([*close, *alike]))[:_NAMES_SHOWN]
-    if shown:
+    if shown := list(dict.fromkeys([*close, *alike]))[:_NAMES_SHOWN]:
         return f"close to it are {', '.join(shown)}."
-    more = " ..." if len(names) > _NAMES_SHOWN else ""
-    return f"it has {', '.join(names[:_NAMES_SHOWN])}{more}"
+    return f"it has {', '.join(names[:_NAMES_SHOWN])}{' ...' if len(names) > _NAMES_SHOWN else ''}"
 
 
 # Load a case: a case file, a call of a script, or a submodule of either.

@@ -8,6 +8,7 @@ import textwrap
 import types
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -141,25 +142,17 @@ def restore_after(invocation: Invocation) -> Iterator[None]:
         with before.enter(), warnings.catch_warnings(), contextlib.ExitStack() as stack:
             # Reading every entry of a config to restore it reads the deprecated ones, too.
             warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.utils\._config_module")
-            for context in (preserve_config(), _plain_modes(), run_parts_uncompiled(invocation.target)):
+            # Autograd on and autocast off, as in a worker: each run enters the modes of the call itself.
+            entered = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+            regions = [torch.autocast(device, enabled=False) for device in entered]
+            modes: list[AbstractContextManager[object]] = [torch.inference_mode(False), torch.enable_grad(), *regions]
+            for context in (preserve_config(), *modes, run_parts_uncompiled(invocation.target)):
                 stack.enter_context(context)
             compile_in_process()
             yield
     finally:
         originals.put_back()
         before.random.restore()
-
-
-@contextlib.contextmanager
-def _plain_modes() -> Iterator[None]:
-    """Autograd on and autocast off, as in a worker: each run enters the modes of the call itself."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        for device in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        yield
 
 
 def _find_modules(target: AnyCallable) -> Iterator[nn.Module]:
@@ -173,7 +166,6 @@ def _find_modules(target: AnyCallable) -> Iterator[nn.Module]:
 
 
 def _build_source(target: AnyCallable, arguments: Arguments) -> str:
-    """The user's classes and functions, torch's modules by their text, and the form of the inputs."""
     owner = getattr(target, "__self__", target)
     reached = ReachedObjects({"": target}).objects
     written = [value for value in (target, *reached) if isinstance(value, types.FunctionType | type)]

@@ -19,6 +19,8 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 
@@ -135,18 +137,8 @@ def imitate_cuda() -> Iterator[None]:
     if torch.cuda.is_available():
         yield
         return
-    with _replace_names(vars(torch.cuda), _IMITATED), _replace_names(vars(torch.cuda.amp), _CPU_AMP):
+    with mock.patch.multiple(torch.cuda, **_IMITATED), mock.patch.multiple(torch.cuda.amp, **_CPU_AMP):
         yield
-
-
-@contextlib.contextmanager
-def _replace_names(namespace: dict[str, object], replacements: Mapping[str, object]) -> Iterator[None]:
-    kept = {name: namespace[name] for name in replacements if name in namespace}
-    namespace.update((name, replacements[name]) for name in kept)
-    try:
-        yield
-    finally:
-        namespace.update(kept)
 
 
 def _nothing(*_: object, **__: object) -> None:
@@ -161,7 +153,7 @@ def _value(value: object) -> Callable[..., object]:
 _MADE = {"__init__": _nothing, "synchronize": _nothing}
 _Event = type("Event", (), {**_MADE, "record": _nothing, "elapsed_time": _value(0.0)})
 _Stream = type("Stream", (), {**_MADE, "wait_stream": _nothing})
-_IMITATED: Mapping[str, object] = {
+_IMITATED: Mapping[str, Any] = {
     "is_available": _value(True),
     "device_count": _value(1),
     "current_device": _value(0),
@@ -179,7 +171,7 @@ _IMITATED: Mapping[str, object] = {
     "Event": _Event,
     **{name: getattr(torch, name) for name in ("FloatTensor", "HalfTensor", "LongTensor", "DoubleTensor")},
 }
-_CPU_AMP: Mapping[str, object] = {
+_CPU_AMP: Mapping[str, Any] = {
     "autocast": lambda enabled=True, dtype=None, cache_enabled=None: torch.autocast(
         "cpu", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled
     ),

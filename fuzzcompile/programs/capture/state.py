@@ -43,15 +43,14 @@ from fuzzcompile.run.tensors import KnownCopies, StorageCopier, measure_storages
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
-def _read_deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
 # Reads and writes of switches of the process that are none of its numerics.
 _SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_num_threads, torch.set_num_threads),
-    (_read_deterministic, lambda modes: torch.use_deterministic_algorithms(modes[0], warn_only=modes[1])),
+    (
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda modes: torch.use_deterministic_algorithms(modes[0], warn_only=modes[1]),
+    ),
     (lambda: torch.backends.mkldnn.enabled, partial(setattr, torch.backends.mkldnn, "enabled")),
 )
 
@@ -132,7 +131,6 @@ class Ambient:
 
 
 def _precision_groups() -> list[Any]:
-    """The groups of torch's newer API for precision: whole backends, then single operators."""
     owners = [torch.backends, torch.backends.mkldnn, torch.backends.cudnn]
     parts = [getattr(owner, name, None) for owner in owners[1:] for name in ("matmul", "conv", "rnn")]
     return [group for group in (*owners, *parts) if hasattr(group, "fp32_precision")]
@@ -197,19 +195,9 @@ def _undo_items(value: object) -> Undo | None:
     if isinstance(value, dict):
         return _undo_dict(value)
     if isinstance(value, collections.deque | set):
-        return _undo_refilled(value)
+        kept, refill = list(value), value.update if isinstance(value, set) else value.extend
+        return lambda: [value.clear(), refill(kept)]
     return None
-
-
-def _undo_refilled(members: collections.deque[object] | set[object]) -> Undo:
-    kept = list(members)
-    refill: Callable[[list[object]], None] = members.update if isinstance(members, set) else members.extend
-
-    def undo() -> None:
-        members.clear()
-        refill(kept)
-
-    return undo
 
 
 def _undo_dict(contents: dict[Any, Any]) -> Undo:
@@ -247,8 +235,6 @@ def _undo_function(function: types.FunctionType) -> Undo:
 
 
 class _Kept(NamedTuple):
-    """What a tensor holds, to be written back."""
-
     tensor: torch.Tensor
     values: torch.Tensor
     gradient: torch.Tensor | None

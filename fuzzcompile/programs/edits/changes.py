@@ -102,7 +102,6 @@ def _group_changes(program: Program, offered: Sequence[Change]) -> Iterator[Chan
 
 
 def _format_call(statement: Statement) -> str:
-    """The right-hand side of a statement, its operands by name."""
     return Writer(set()).expression(statement)[0]
 
 
@@ -286,7 +285,6 @@ def _change_sizes(program: Program, evaluation: Evaluation) -> Iterator[Change]:
 
 
 def _change_made_sizes(program: Program) -> Iterator[Change]:
-    """Another size for a tensor that a statement makes."""
     for statement in program.statements:
         shape = statement.args[0] if name_operation(statement) in _MAKING and statement.args else None
         if not isinstance(shape, tuple | list) or not all(type(size) is int for size in shape):
@@ -304,7 +302,6 @@ def _change_shape(program: Program, before: Input, after: Input, fingerprint: st
 
 
 def _grow_size(program: Program, size: int, wanted: int) -> Program:
-    """The program with another size for one size in all inputs."""
 
     def grow(input_: Input) -> Input:
         shape = tuple(wanted if n == size else n for n in input_.shape)
@@ -362,8 +359,6 @@ def _name_arguments(program: Program) -> Iterator[Change]:
 
 
 class _Statement:
-    """A statement with the program around it."""
-
     def __init__(self, program: Program, statement: Statement, evaluation: Evaluation) -> None:
         self.program, self.statement, self.evaluation = program, statement, evaluation
         plain = statement.form not in ("getitem", "setitem", "attribute", "enter", "exit")
@@ -379,11 +374,9 @@ class _Statement:
                 yield self._with(argument, argument.default)
 
     def last_dimension(self) -> Iterator[Change]:
-        """The last dimension for any before it."""
         yield from self._move_dimension(-1, lambda dimensions, _: dimensions != [-1] * len(dimensions))
 
     def first_dimension(self) -> Iterator[Change]:
-        """The first dimension for the last."""
         yield from self._move_dimension(0, lambda dimensions, rank: rank > 1 and dimensions == [-1])
 
     def order(self) -> Iterator[Change]:
@@ -415,7 +408,6 @@ class _Statement:
                 yield self._with(argument, type(value)(2 if value == 1 else 1), kind="value")
 
     def flags(self) -> Iterator[Change]:
-        """The opposite of each flag that has its default."""
         for argument in self.arguments:
             if isinstance(argument.value, bool):
                 yield self._with(argument, not argument.value)
@@ -435,7 +427,6 @@ class _Statement:
                 yield self._with(argument, type(value)([wanted]) if isinstance(value, tuple | list) else wanted)
 
     def _find_permutation(self) -> list[int] | None:
-        """The order of dimensions that the statement makes; None if it makes none."""
         refs = self.statement.refs()
         known = self.evaluation.get_shape(refs[0]) if len(refs) == 1 else None
         if name_operation(self.statement) != "permute" or known is None:

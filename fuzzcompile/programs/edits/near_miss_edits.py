@@ -108,7 +108,6 @@ def _change_rank(program: PatternProgram) -> Edits:
 
 
 def _change_dtypes(program: PatternProgram) -> Edits:
-    """All floating operands have another dtype."""
     present = {operand.dtype for operand in program.operands if operand.floating}
     for dtype in _DTYPES:
         if present and present != {dtype}:
@@ -117,7 +116,6 @@ def _change_dtypes(program: PatternProgram) -> Edits:
 
 
 def _mix_dtypes(program: PatternProgram) -> Edits:
-    """One operand has another dtype than the others."""
     for operand in program.operands:
         for dtype in _DTYPES + _INTEGERS if operand.floating else _INTEGERS:
             if dtype != operand.dtype:

@@ -109,7 +109,6 @@ def program_key(source: str) -> str:
 
 
 def _collect_imports(tree: ast.Module) -> dict[str, str]:
-    """Return the full name behind each imported name: ``torch.nn.functional`` for ``F``."""
     meanings: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -206,7 +206,6 @@ def _value(statement: ast.stmt) -> str:
 
 
 def _find_statement(pieces: Pieces, source: str, site: str) -> int | None:
-    """The number of the compiled function's statement at a site; None if it is not in that function."""
     line, lines, function = _LINE.search(site), source.splitlines(), unwrap_module(pieces).function
     if line is None or function is None or not 0 < int(line[1]) <= len(lines):
         return None

@@ -108,7 +108,6 @@ class _Call:
         return made
 
     def call(self, function: str, replaced: Mapping[str, str] | None = None) -> str:
-        """A call of ``function``; ``replaced`` are other expressions for arguments."""
         arguments = [(replaced or {}).get(name, name) for name in self.arguments]
         if self.plan.probe.case.run is None:
             return f"{function}({self.star.strip()}{', '.join(arguments)})"
@@ -129,7 +128,6 @@ class _Call:
         return _OBSERVABLE.sub(put, expression)
 
     def observe(self, target: ComparedValue, function: str, replaced: Mapping[str, str] | None = None) -> str:
-        """What is compared of a call of ``function``."""
         return self.reach(target.expression, self.call(function, replaced))
 
     def outputs(self, function: str) -> str:
@@ -141,7 +139,6 @@ class _Call:
         return self.observe(targets[0], function, self.clones)
 
     def shares(self, target: ComparedValue, result: str) -> str:
-        """Whether two tensors of a result are in the same memory."""
         parts = (self.reach(part, result) for part in (target.expression, target.partner))
         return " == ".join(f"{part}.untyped_storage().data_ptr()" for part in parts)
 
@@ -253,7 +250,6 @@ class PlainScript:
         return "\n".join([*self._imports([*definitions, *body]), *moved, *definitions, "", *body]) + "\n"
 
     def _format_compile(self, backend: str) -> tuple[list[str], str]:
-        """The call of ``torch.compile``, and the lines that it needs before it."""
         settings, lines = self.chosen.probe.case.settings, []
         arguments = [self.callee]
         if backend != "inductor":
@@ -364,7 +360,6 @@ def _compare_one_call(plan: ScriptPlan) -> ScriptPlan:
 
 
 def _assign_inputs(new: Sequence[tuple[str, ast.expr]]) -> list[ast.stmt]:
-    """Assignments of some inputs: on one line if that is short."""
     names, values = ", ".join(name for name, _ in new), [ast.unparse(value) for _, value in new]
     line = f"{names} = {', '.join(values)}"
     if len(line) > _ASSIGNED_WIDTH and len(set(values)) == 1:

@@ -164,7 +164,6 @@ def confirm_for_target(source: str, report: ReportJson, *, timeout: float = 240)
 
 
 def _summarize(report: ReportJson, plan: ScriptPlan) -> str:
-    """One line: the symptom, the culprit, the version of torch."""
     verdict, where = report.get("verdict"), f"torch {report.get('torch') or torch.__version__}"
     device, target = str(report.get("device") or "cpu"), read_target(report)
     if target is not None:
@@ -190,7 +189,6 @@ def _summarize(report: ReportJson, plan: ScriptPlan) -> str:
 
 
 def _clean(text: str) -> str:
-    """Text fit for a docstring, without absolute paths."""
     return re.sub(r"(?<!\w)/\S+/", "", " ".join(text.split())).replace("\\", "/").replace('"', "'")
 
 
@@ -213,8 +211,6 @@ def write_reproducer(plan: ScriptPlan, report: ReportJson) -> str:
 
 
 class _Texts:
-    """Expressions and statements that run the case of a plan, and compare what it shows."""
-
     seed = RUN_SEED
 
     def __init__(self, plan: ScriptPlan) -> None:
@@ -329,7 +325,6 @@ class _Texts:
 
     @property
     def wide(self) -> str:
-        """The conversion to the widest dtype of what is compared."""
         dtypes = [target.observable.dtype for target in self.plan.targets]
         return ".to(torch.complex128)" if any(dtype and dtype.is_complex for dtype in dtypes) else ".double()"
 

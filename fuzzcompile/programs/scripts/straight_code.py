@@ -99,7 +99,6 @@ def _find_returned_pair(made: ast.FunctionDef) -> tuple[ast.expr, ast.expr] | No
 
 
 def _walk_own(statement: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a statement without the bodies of functions and classes in it."""
     yield statement
     if not isinstance(statement, Function | ast.ClassDef | ast.Lambda):
         for child in ast.iter_child_nodes(statement):
@@ -224,8 +223,6 @@ def unwrap_module(pieces: Pieces) -> Pieces:
 
 
 class _Unbinding(ast.NodeTransformer):
-    """``self.name`` becomes ``name``."""
-
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         return ast.Name(node.attr, node.ctx) if _is(node.value, "self") else self.generic_visit(node)
 

@@ -31,12 +31,11 @@ def reduce_text(source: str, holds: Test) -> str:
     before = None
     while before != source:
         before = source
-        source = _drive_plainly(source, test)
-        source = _leave_out_unused(source, test)
+        for candidates in (without_run, leave_out_calls, _leave_out_unused):
+            source = _while_any_holds(source, test, candidates)
         source = _leave_out_statements(source, test)
-        source = _leave_out_unused(source, test)
-        source = _while_any_holds(source, test, _simplify_expressions)
-        source = _while_any_holds(source, test, _leave_out_keywords)
+        for candidates in (_leave_out_unused, _simplify_expressions, _leave_out_keywords):
+            source = _while_any_holds(source, test, candidates)
         source = _lower_numbers(source, test)
     return source
 
@@ -49,24 +48,25 @@ def _parses(text: str) -> bool:
     return True
 
 
-# The way a case is driven: a custom ``run``, further ``CALLS``.
-
-
-def _drive_plainly(source: str, test: Test) -> str:
-    plain = without_run(source)
-    if plain is not None and test(plain):
-        source = plain
-    while (fewer := next((text for text in leave_out_calls(source) if test(text)), None)) is not None:
-        source = fewer
+def _while_any_holds(source: str, test: Test, candidates: Callable[[str], Iterator[str]]) -> str:
+    """The text after every candidate that holds, each made of the one before."""
+    position = 0
+    while (candidate := next(itertools.islice(candidates(source), position, None), None)) is not None:
+        if candidate != source and test(candidate):
+            source = candidate
+        else:
+            position += 1
     return source
 
 
-def without_run(source: str) -> str | None:
-    """The source without its ``run``; None if it has none."""
+# The way a case is driven: a custom ``run``, further ``CALLS``.
+
+
+def without_run(source: str) -> Iterator[str]:
+    """The source without its ``run``, if it has one."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef) and node.name == "run":
-            return _replace_lines(source, node, [])
-    return None
+            yield _replace_lines(source, node, [])
 
 
 def leave_out_calls(source: str) -> Iterator[str]:
@@ -131,13 +131,9 @@ def _is_idle(target: ast.expr, read: set[str], loaded: set[str]) -> bool:
     return isinstance(target, ast.Name) and target.id not in loaded and not target.id.isupper()
 
 
-def _leave_out_unused(source: str, test: Test) -> str:
-    while True:
-        unused = find_unused_statements(source)
-        candidate = _cut(source, unused) if unused else source
-        if candidate == source or not test(candidate):
-            return source
-        source = candidate
+def _leave_out_unused(source: str) -> Iterator[str]:
+    if unused := find_unused_statements(source):
+        yield _cut(source, unused)
 
 
 def _leave_out_statements(source: str, test: Test) -> str:
@@ -190,25 +186,12 @@ def _cut(source: str, statements: Sequence[ast.stmt]) -> str:
 # Expressions, arguments and numbers.
 
 
-def _while_any_holds(source: str, test: Test, candidates: Callable[[str], Iterator[str | None]]) -> str:
-    position = 0
-    while True:
-        try:
-            candidate = next(itertools.islice(candidates(source), position, None))
-        except StopIteration:
-            return source
-        if candidate is not None and candidate != source and test(candidate):
-            source = candidate
-        else:
-            position += 1
-
-
-def _simplify_expressions(source: str) -> Iterator[str | None]:
-    for node in ast.walk(ast.parse(source)):
-        for whole, part in _list_parts(node):
+def _simplify_expressions(source: str) -> Iterator[str]:
+    for whole, part in (pair for node in ast.walk(ast.parse(source)) for pair in _list_parts(node)):
+        if whole.lineno == whole.end_lineno:
             inner = ast.get_source_segment(source, part) or ""
             inner = f"({inner})" if isinstance(part, ast.BinOp | ast.GeneratorExp) else inner
-            yield _replace_span(source, whole, inner) if whole.lineno == whole.end_lineno else None
+            yield _replace_span(source, whole, inner)
 
 
 def _list_parts(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -224,13 +207,13 @@ def _list_parts(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
             yield node, node.func.value
 
 
-def _leave_out_keywords(source: str) -> Iterator[str | None]:
+def _leave_out_keywords(source: str) -> Iterator[str]:
     """Leave out a keyword argument and the comma before it, if they stand on one line."""
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
     for keyword in (keyword for call in calls for keyword in call.keywords if keyword.arg):
         before = source.splitlines()[keyword.lineno - 1].encode()[: keyword.col_offset].rstrip()
-        one_line = keyword.lineno == keyword.end_lineno and before.endswith(b",")
-        yield _replace_span(source, keyword, "", start=len(before) - 1) if one_line else None
+        if keyword.lineno == keyword.end_lineno and before.endswith(b","):
+            yield _replace_span(source, keyword, "", start=len(before) - 1)
 
 
 def _replace_span(source: str, node: ast.expr | ast.keyword, text: str, *, start: int | None = None) -> str:

@@ -415,7 +415,6 @@ class _Minimiser:
         return not (same_work and count_model_lines(source) >= count_model_lines(before))
 
     def _conclude(self) -> None:
-        """Build and confirm the reproducer of what was found, and count what it took."""
         found, job = self.found, self.job
         graphs = (self.captured.get(capture, []) for capture in ("static", "aten"))
         found.operators_before = next((n for programs in graphs if (n := sum(p.size[0] for p in programs))), None)

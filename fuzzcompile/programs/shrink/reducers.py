@@ -210,7 +210,6 @@ def bypass_modules(search: ProgramSearch) -> None:
 
 
 def _bypass(search: ProgramSearch, name: str, sources: Sequence[str]) -> bool:
-    """Replace a value by one of the sources of its shape; whether it worked."""
     return any(
         search.attempt(search.best.substitute(name, Ref(source)))
         for source in dict.fromkeys(sources)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from fuzzcompile.corpus.records import Campaign, CaseRecord
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.diagnosis.worker.minimize_task import ResumableState
+from fuzzcompile.diagnosis.worker.minimize_task import LocalAsker
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.campaign.campaign_display import print_summary
 from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
@@ -295,7 +295,7 @@ def test_a_candidate_that_takes_its_worker_down_does_not_end_the_minimization(tm
     class Fragile(Buggy):
         def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
             (task,) = args
-            if isinstance(task, JudgeTask) or (asked := ResumableState.resume(task.left)).fatal:
+            if isinstance(task, JudgeTask) or (asked := LocalAsker.resume(task.left)).fatal:
                 return super().submit(function, *args, **kwargs)
             self.asking = asked.guard("compile x")
             self.asking.__enter__()  # and never comes back

@@ -16,7 +16,7 @@ from test_reducers import given, search
 
 from fuzzcompile.diagnosis.probe import SignatureLock
 from fuzzcompile.diagnosis.worker.minimization import CandidateTools
-from fuzzcompile.diagnosis.worker.minimize_task import ResumableState, can_resume
+from fuzzcompile.diagnosis.worker.minimize_task import LocalAsker, can_resume
 from fuzzcompile.front.minimize_case import PoolAsker
 from fuzzcompile.programs.ir.case_source import CaseText
 from fuzzcompile.programs.ir.evaluation import evaluate, guard_runs
@@ -95,21 +95,21 @@ never: list[object] = []  # a block that is collected is left
 def test_what_took_a_worker_down_is_not_asked_again(monkeypatch):
     state: dict[str, str] = {}
     monkeypatch.setattr("fuzzcompile.diagnosis.worker.minimize_task.leave", state.__setitem__)
-    first = ResumableState.resume(state)
+    first = LocalAsker.resume(state)
     first.tally.answers["a"] = True
     with first.guard("compile b"):
         pass
     left(first.guard("compile c"))
     assert can_resume(state)
-    second = ResumableState.resume(state)
+    second = LocalAsker.resume(state)
     assert second.tally == SearchTally(answers={"a": True})
     with second.guard("compile c") as asked_again, second.guard("compile b") as another:
         assert (asked_again, another) == (False, True)
-    left(second.guard_eager("x = 1"))
-    third = ResumableState.resume(state)
-    assert len(third.fatal) == 2
     program = Program(given(("x", torch.ones(1))), (), Ref("x"))
-    with guard_runs(lambda program: third.guard_eager("x = 1")):
+    left(second.guard_eager(program))
+    third = LocalAsker.resume(state)
+    assert len(third.fatal) == 2
+    with guard_runs(third.guard_eager):
         assert evaluate(program).failed == 0
 
 
@@ -118,7 +118,7 @@ def test_too_many_lost_workers_end_it(monkeypatch):
     monkeypatch.setattr("fuzzcompile.diagnosis.worker.minimize_task.leave", state.__setitem__)
     over, goes_on = [], []
     for number in range(4):
-        asked = ResumableState.resume(state)
+        asked = LocalAsker.resume(state)
         left(asked.guard(f"compile {number}"))
         over.append(asked.is_over)
         goes_on.append(can_resume(state))

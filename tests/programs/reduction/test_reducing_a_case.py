@@ -12,7 +12,8 @@ import torch
 
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.probe import SignatureLock
-from fuzzcompile.diagnosis.worker.minimization import CandidateTools, LocalAsker, capture_programs, make_job
+from fuzzcompile.diagnosis.worker.minimization import CandidateTools, capture_programs, make_job
+from fuzzcompile.diagnosis.worker.minimize_task import LocalAsker
 from fuzzcompile.front.minimize_case import MinimizeSubject, read_state, write_state
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.fuzz.recipe import GeneratedRecipe

@@ -10,7 +10,8 @@ import torch
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.probe import SignatureLock
 from fuzzcompile.diagnosis.worker.judge import isolate_process
-from fuzzcompile.diagnosis.worker.minimization import CandidateTools, LocalAsker, capture_programs, make_job
+from fuzzcompile.diagnosis.worker.minimization import CandidateTools, capture_programs, make_job
+from fuzzcompile.diagnosis.worker.minimize_task import LocalAsker
 from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.programs.ir.case_source import CaseText, count_model_lines
 from fuzzcompile.programs.ir.evaluation import evaluate
