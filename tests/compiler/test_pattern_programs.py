@@ -30,7 +30,7 @@ from fuzzcompile.fuzz.rules.rule_programs import (
 from fuzzcompile.fuzz.rules.skeleton import fill_skeleton
 from fuzzcompile.fuzz.rules.skeleton_sources import PatternReader, record_calls
 from fuzzcompile.model.facts import facts
-from fuzzcompile.programs.edits.near_miss_edits import apply_edit
+from fuzzcompile.programs.edits.pattern_program import apply_edit
 from fuzzcompile.programs.ir.tracing import Untranslatable
 
 aten = torch.ops.aten

@@ -238,7 +238,7 @@ def _judge_path(path: Path, progress: CaseProgress, device: torch.device) -> Jud
     # Outside of the block, so that the modules that a call imports are there for the next one.
     called = None
     if file.kind == "call":
-        from fuzzcompile.programs.capture.call_file import receive  # most workers never need a pickler
+        from fuzzcompile.programs.capture.invocation import receive  # most workers never need a pickler
 
         called = receive(file.path, device)
     with isolate_process():

@@ -26,8 +26,7 @@ from fuzzcompile.front.known_bugs import Baseline
 from fuzzcompile.model.conditions import Conditions, Contract, Limits, Question, choose_running_device
 from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, UsageError
 from fuzzcompile.model.judge_task import JudgeTask
-from fuzzcompile.programs.capture.call_file import Unsendable, send
-from fuzzcompile.programs.capture.invocation import Invocation, capture_invocation, restore_after
+from fuzzcompile.programs.capture.invocation import Invocation, Unsendable, capture_invocation, restore_after, send
 from fuzzcompile.programs.casefiles.case_file import SENT_SUFFIX
 from fuzzcompile.run.case import Arguments, CompileSettings
 from fuzzcompile.run.device import resolve_device

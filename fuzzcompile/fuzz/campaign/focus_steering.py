@@ -15,8 +15,7 @@ from fuzzcompile.fuzz.campaign.steering import Item, PlaceOutcome, StreamSteerin
 from fuzzcompile.fuzz.focus.focus_request import FOCUS
 from fuzzcompile.model.focus_plan import FocusAim, FocusPlan
 from fuzzcompile.model.inductor_toggles import Settings, merge_settings
-from fuzzcompile.programs.edits.near_miss_edits import draw_near_miss
-from fuzzcompile.programs.edits.pattern_program import PatternProgram, render_pattern_program
+from fuzzcompile.programs.edits.pattern_program import PatternProgram, draw_near_miss, render_pattern_program
 
 # A case file put under settings of the compiler.
 

@@ -33,12 +33,13 @@ from fuzzcompile.fuzz.rules.skeleton_sources import draw_skeleton, draw_variant,
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.model.stages import LOWERING
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.programs.edits.near_miss_edits import apply_edit, list_edits
 from fuzzcompile.programs.edits.pattern_program import (
     Operand,
     Origin,
     PatternEdit,
     PatternProgram,
+    apply_edit,
+    list_edits,
     render_pattern_program,
 )
 from fuzzcompile.programs.ir.case_source import Writer

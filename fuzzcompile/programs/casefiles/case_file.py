@@ -18,7 +18,7 @@ from fuzzcompile.model.errors import CaseError, format_message
 
 Kind = Literal["case", "script", "notebook", "call"]
 SENT_SUFFIX = ".call"
-"""How the name of a file ends that holds a call of another process (:mod:`fuzzcompile.programs.capture.call_file`)."""
+"""How the name of a file ends that holds a call of another process (:mod:`fuzzcompile.programs.capture.invocation`)."""
 Report = TypeVar("Report")
 
 

@@ -13,6 +13,7 @@ from itertools import islice
 from fuzzcompile.compiler.custom_code import has_custom_code
 from fuzzcompile.model.contract import COMPILE, ReportJson, RungJson, ShownJson, read_target
 from fuzzcompile.model.culprit_contract import read_details
+from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.scripts.clean_process import FinishedProcess, collect_environment
@@ -25,7 +26,6 @@ from fuzzcompile.programs.scripts.ladder import (
 )
 from fuzzcompile.programs.scripts.plain_script import choose_input_kinds, generate_plain_scripts, may_show_on_cuda
 from fuzzcompile.programs.scripts.reproducer import (
-    blames_custom,
     build_reproducer,
     choose_script,
     confirm_for_target,
@@ -82,7 +82,7 @@ def show(
         CaseError, UsageError: no reproducer can be built.
     """
     custom, script = has_custom_code(), None
-    if custom and not blames_custom(report):
+    if custom and not is_custom((report.get("culprit") or {}).get("pass")):
         bare = choose_script(source, report, neighbour=neighbour, custom=False)
         if confirm_reproducer(write_reproducer(bare, report)).confirmed:
             custom, script = False, bare  # a bug of PyTorch that needs nothing of the user's own

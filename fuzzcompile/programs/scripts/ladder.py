@@ -50,7 +50,7 @@ _WARNING = re.compile(r":\d+:\d+: warning: ")
 _QUOTED = re.compile(r"\s*\d*\s*\|| +[\^~]")
 
 
-def split_error(output: str) -> tuple[str, str, str]:
+def _split_error(output: str) -> tuple[str, str, str]:
     """Split an output into the text before the final traceback, the traceback's frames, and the error with its text.
 
     The last two are empty if no error ended it.
@@ -69,7 +69,7 @@ def classify_output(check: str, output: str, status: int) -> str:
     ``check`` says how it shows the bug: "asserts", "views" (a view that only compiled results refuse), "raises",
     "accepts" (prints what compiled code returns, and raises after that), "dies".
     """
-    _, frames, error = split_error(output)
+    _, frames, error = _split_error(output)
     if check == "dies":
         return "right" if status == 0 else "raises"
     if status != 0 and not error:
@@ -91,7 +91,7 @@ def shows_bug(check: str, result: str) -> bool:
 
 def shorten_output(output: str) -> str:
     """Return the output of a script in a few lines, without the frames of a traceback."""
-    before, _, error = split_error(output)
+    before, _, error = _split_error(output)
     lines = [line.rstrip() for line in (*before.splitlines(), *error.splitlines())]
     lines = [line for line in lines if line and not _HINTS.match(line)]
     if len(lines) > _MOST_LINES:  # a compiler's message: what it calls errors
@@ -102,7 +102,7 @@ def shorten_output(output: str) -> str:
 
 def choose_line(output: str) -> str:
     """Return the most informative line of an output."""
-    _, _, error = split_error(output)
+    _, _, error = _split_error(output)
     lines = [line.strip() for line in (error or output).splitlines() if line.strip() and not _HINTS.match(line)]
     if not lines or not error:
         return lines[-1][:_MOST_CHARACTERS] if lines else ""
@@ -158,8 +158,7 @@ class _Rung(NamedTuple):
     output: str
 
 
-def find_time(ends: float) -> float | None:
-    """Seconds for one more process before ``ends`` on the clock of `time.monotonic`; None if there is no time."""
+def _find_time(ends: float) -> float | None:
     left = min(_LIMIT, ends - time.monotonic())
     return left if left >= _LEAST else None
 
@@ -185,7 +184,7 @@ def climb_ladder(candidates: Sequence[PlainScript], ends: float) -> LadderResult
 
 
 def _try_candidates(candidates: Sequence[PlainScript], ends: float) -> dict[int, dict[str, _Rung]]:
-    limit = find_time(ends)
+    limit = _find_time(ends)
     if limit is None:
         return {}
     asked = [(plain.check.kind, {backend: plain.text(backend) for backend in _TRIED}) for plain in candidates]
@@ -199,13 +198,12 @@ def _try_candidates(candidates: Sequence[PlainScript], ends: float) -> dict[int,
 
 
 def _run_rung_alone(plain: PlainScript, backend: str, ends: float) -> _Rung:
-    limit = find_time(ends)
-    if limit is None:
+    if (limit := _find_time(ends)) is None:
         return _Rung(_NOT_RUN, "no time was left")
     ran = run_alone(plain.text(backend), timeout=limit)
     died = plain.check.kind == "dies" and ran.status != 0
-    output = _describe_death(ran) if died else ran.output
-    return _Rung(classify_output(plain.check.kind, ran.output, ran.status), output)
+    result = classify_output(plain.check.kind, ran.output, ran.status)
+    return _Rung(result, _describe_death(ran) if died else ran.output)
 
 
 def _describe_death(ran: FinishedProcess) -> str:
@@ -267,15 +265,15 @@ def find_eager_script(
     kernel = read_details(report.get("culprit")).get("aten_kernel")
     named = [kernel["operator"]] if kernel is not None and kernel["operator"] else []
     early = any(rung["result"] in ("wrong", "raises") for rung in ladder[1:3])
-    limit = find_time(ends)
+    limit = _find_time(ends)
     if report.get("verdict") not in _VALUES or not (early or named) or limit is None:
         return None
     command = ("-m", "fuzzcompile.programs.scripts.kernels")
     ran = run_alone(source, command=command, arguments=named, environment=_OWN_PACKAGE, timeout=limit)
     line = next((line for line in ran.output.splitlines() if line.startswith('{"operator"')), None)
     for script in json.loads(line)["scripts"] if line is not None else ():
-        alone = run_alone(script, timeout=find_time(ends) or 1)
-        if split_error(alone.output)[2] or alone.status not in (0, 1):
+        alone = run_alone(script, timeout=_find_time(ends) or 1)
+        if _split_error(alone.output)[2] or alone.status not in (0, 1):
             return replace(alone, files={"script": script})
     return None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -13,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from fuzzcompile.compiler.custom_code import describe_backend, has_custom_code, list_passes
 from fuzzcompile.compiler.custom_imports import find_root, get_module_name
 from fuzzcompile.model.contract import AOTI, COMPILE, ReportJson, read_target
-from fuzzcompile.model.custom import ObjectPath, is_custom
+from fuzzcompile.model.custom import ObjectPath
 from fuzzcompile.model.errors import CaseError, UsageError
 from fuzzcompile.model.templates import get_environment
 from fuzzcompile.model.verdicts import Verdict
@@ -46,7 +45,11 @@ def with_custom(source: str) -> str:
         return source
     passes, backend = list_passes(), describe_backend()
     targets = [*(each.custom.target for each in passes), *([backend] if isinstance(backend, ObjectPath) else [])]
-    lines = [f"{_MARK}{', '.join(str(target.name) for target in targets) or backend}.", *_imports(targets)]
+    lines = [f"{_MARK}{', '.join(str(target.name) for target in targets) or backend}."]
+    if targets:
+        roots = list(dict.fromkeys(str(root) for target in targets if (root := find_root(target)) is not None))
+        lines += ["import importlib", *["import sys"] * bool(roots), "import torch._inductor.config"]
+        lines += [f"sys.path.insert(0, {folder!r})" for folder in roots]
     for setting in dict.fromkeys(each.setting for each in passes):
         held = [f"{_expression(each.custom.target)}{each.ending}" for each in passes if each.setting == setting]
         value = held[0] if len(held) == 1 else f"[{', '.join(held)}]"
@@ -54,23 +57,6 @@ def with_custom(source: str) -> str:
     if backend is not None:
         lines.append(f"BACKEND = {_expression(backend) if isinstance(backend, ObjectPath) else repr(backend)}")
     return f"{source}\n" + "\n".join(lines) + "\n"
-
-
-def blames_custom(report: ReportJson) -> bool:
-    """Return whether the culprit is one of the user's own passes or backends."""
-    return is_custom((report.get("culprit") or {}).get("pass"))
-
-
-def _imports(targets: list[ObjectPath]) -> Iterator[str]:
-    if not targets:
-        return
-    yield "import importlib"
-    roots = list(dict.fromkeys(str(root) for target in targets if (root := find_root(target)) is not None))
-    if roots:
-        yield "import sys"
-    yield "import torch._inductor.config"
-    for folder in roots:
-        yield f"sys.path.insert(0, {folder!r})"
 
 
 def _expression(target: ObjectPath) -> str:
@@ -81,7 +67,7 @@ _SUMMARY_WIDTH = 110
 _BUG = "BUG: "
 # For these verdicts eager and compiled differ, but neither is wrong.
 _NOTHING_TO_SHOW = (Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdict.INVALID)
-_PHRASES = {
+_PHRASES: dict[str, str] = {
     Verdict.MISCOMPILE: "Wrong values",
     Verdict.WRONG_GRADIENT: "Wrong gradients",
     Verdict.NONFINITE: "NaN or infinity in other elements than in eager,",
@@ -170,7 +156,7 @@ def _summarize(report: ReportJson, plan: ScriptPlan) -> str:
         where += f" told of {target}, on no GPU"
     elif device != "cpu":
         where += f" on {device.split(':')[0]}"
-    phrase = next((text for name, text in _PHRASES.items() if name == verdict), None)
+    phrase = _PHRASES.get(str(verdict))
     if plan.form == "memory":
         gained = any((difference := find_alias_difference(t)) and difference.gained for t in plan.targets)
         phrase = "Memory shared that eager does not share" if gained else "A copy where eager shares memory,"

@@ -38,7 +38,6 @@ OTHER_MEANINGS = {
     "programs/capture/case_loader.py": {"dynamo"},  # the key of the settings
     "programs/casefiles/case_module.py": {"dynamo"},  # the key of the settings
     "programs/casefiles/case_file.py": {"dynamo"},  # a part of the names by which a program reaches the compiler
-    "programs/edits/near_miss_edits.py": {"freezing"},  # the entry
     "programs/edits/pattern_program.py": {"dynamo", "freezing"},  # the key of the settings, and the entry
     "programs/shrink/search.py": {"freezing"},  # the entry
     # Words that titles of PyTorch's issues have.

@@ -14,8 +14,7 @@ from torch import nn
 
 from fuzzcompile.front.api.triage import triage
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.programs.capture.call_file import Unsendable, receive, send
-from fuzzcompile.programs.capture.invocation import capture_invocation, run_parts_uncompiled
+from fuzzcompile.programs.capture.invocation import Unsendable, capture_invocation, receive, run_parts_uncompiled, send
 from fuzzcompile.run.case import Arguments
 
 CPU = torch.device("cpu")
