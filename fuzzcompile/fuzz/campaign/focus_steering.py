@@ -158,8 +158,8 @@ class FocusSource(CaseSource):
             program = rng.choice(firing if rng.random() < 0.8 else programs)
             if arm == "program":
                 return self._make_case(aim, arm, render_pattern_program(program), "program", ())
-            case = draw_near_miss(program, rng)
-            return self._make_case(aim, arm, case.source, "near_miss", case.operators)
+            edited = draw_near_miss(program, rng)
+            return self._make_case(aim, arm, render_pattern_program(edited), "near_miss", edited.edited)
         return self.apply_settings(aim, "grammar", self.generator.at(seed, index))
 
     def draw_sweep(self, aim: FocusAim, number: int, seed: int) -> DrawnCase | None:

@@ -68,10 +68,7 @@ def load_script(file: CaseFile, device: torch.device, *, call: int | None = None
     """Run the script up to its ``call``-th call (or the first) of a compiled callable, and make that call a case.
 
     Nothing is compiled while it runs. Its output is discarded; ``sys.argv`` holds only its path. A script that names
-    another kind of device is rewritten.
-
-    Raises:
-        CaseError: the script raises or ends before that call, or never compiles anything.
+    another kind of device is rewritten. CaseError if it raises or ends before that call, or never compiles anything.
     """
     run = _Run(file, device, call or 1)
     run.execute()
@@ -249,10 +246,8 @@ def submodule_case(case: Case, path: str, device: torch.device) -> Case:
     """The submodule at ``path`` (in ``named_modules``) as a case: its state and inputs at its first call in eager.
 
     Inputs of later calls are kept up to the number of calls that the case has. Settings are the case's; grad mode,
-    autocast and random state are those in force around the submodule's call.
-
-    Raises:
-        CaseError: the callable is no module, has no such submodule, or never calls it.
+    autocast and random state are those in force around the submodule's call. CaseError if the callable is no module,
+    has no such submodule, or never calls it.
     """
     program = build(case, device)
     whole = getattr(program.model, "__self__", program.model)  # of a bound method, such as model.forward
@@ -340,10 +335,7 @@ def load(path: Path | CaseFile, device: torch.device, *, call: int | None = None
     It is a case file, a script or notebook that calls ``torch.compile``, or one that was read already. A script written
     for another kind of device is retargeted, and so is a case file in a process that compiles for a target. ``call`` is
     that of a script's compiled callable (1 is the first and the default), ``module`` the path of a submodule that is
-    judged on the inputs it gets, in place of the whole.
-
-    Raises:
-        CaseError: the file is no case and no such script, or has no such call or module.
+    judged on the inputs it gets, in place of the whole. CaseError if it is neither, or has no such call or module.
     """
     file = path if isinstance(path, CaseFile) else read_case_file(path)
     if file.kind != "case":

@@ -94,10 +94,7 @@ def capture_invocation(model: object, arguments: Arguments) -> Invocation:
 
     Of a compiled callable, the call of its original under the arguments that ``torch.compile`` got. Gradients are
     compared where autograd records and either the callable is a module in training mode, or an input requires a
-    gradient.
-
-    Raises:
-        UsageError: ``model`` cannot be called.
+    gradient. UsageError if ``model`` cannot be called.
     """
     if not callable(model) or isinstance(model, type):
         raise UsageError(f"triage() takes a module or a function and its arguments, not {model!r:.80}.")
@@ -216,12 +213,7 @@ class Unsendable(Exception):
 
 
 def send(invocation: Invocation, path: Path) -> None:
-    """Write the call to ``path``.
-
-    Raises:
-        Unsendable: something that it reaches cannot be pickled.
-        OSError: the file cannot be written.
-    """
+    """Write the call to ``path``; Unsendable if something that it reaches cannot be pickled."""
     # A tensor is pickled without its gradient, and what is a result of an operator would arrive as a leaf.
     gradients = [(tensor, tensor.grad) for tensor in invocation.tensors if tensor.is_leaf and tensor.grad is not None]
     leaves = pytree.tree_leaves(invocation.arguments)
@@ -242,11 +234,7 @@ def send(invocation: Invocation, path: Path) -> None:
 
 
 def receive(path: Path, device: torch.device) -> Invocation:
-    """The call in a file that :func:`send` wrote, its tensors on ``device``.
-
-    Raises:
-        CaseError: this process cannot rebuild it.
-    """
+    """The call in a file that :func:`send` wrote, its tensors on ``device``; CaseError if it cannot be rebuilt."""
     try:
         invocation, gradients, results, texts = torch.load(path, map_location=device, weights_only=False)
     except MemoryError:

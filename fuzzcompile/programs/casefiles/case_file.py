@@ -73,9 +73,8 @@ def defines_make(source: str) -> bool:
 def read_case_file(path: Path) -> CaseFile:
     """Read a case file, script or notebook. Nothing of it runs, and torch is not imported.
 
-    Raises:
-        CaseError: it does not exist, is no Python or no notebook, holds tests for pytest, or can reach
-            ``torch.compile`` nowhere; the message says what to do.
+    CaseError, which says what to do, if it does not exist, is no Python or no notebook, holds tests for pytest, or can
+    reach ``torch.compile`` nowhere.
     """
     if path.suffix == SENT_SUFFIX:
         return CaseFile(path, "call", "")
@@ -110,11 +109,7 @@ _LARGEST = 32 * 2**20
 
 
 def read_source(path: Path) -> str:
-    """The text of a case file, script or notebook, decoded as Python decodes it: UTF-8 or as its first lines declare.
-
-    Raises:
-        CaseError: there is no such file, it cannot be read, or it is not text.
-    """
+    """The text of a file that a user names, decoded as Python decodes it; CaseError if it cannot be had."""
     try:
         if path.is_dir():
             raise CaseError(f"{path} is a folder; name a file in it.")

@@ -29,10 +29,8 @@ def load_case(path: str | Path | CaseFile, rewrite: Callable[[ast.Module], ast.M
     """Execute the case file at ``path`` and return the case that it defines.
 
     The file becomes a module in ``sys.modules``, where dynamo resolves the globals of the code that it traces.
-    ``rewrite`` changes its syntax tree before it is executed; lines must stay.
-
-    Raises:
-        CaseError: the file cannot be read, is not Python, raises while it is loaded, or has no ``make()``.
+    ``rewrite`` changes its syntax tree before it is executed; lines must stay. CaseError if it cannot be read, is not
+    Python, raises while it is loaded, or has no ``make()``.
     """
     path, source = (path.path, path.source) if isinstance(path, CaseFile) else (Path(path), read_source(Path(path)))
     namespace = _execute(path, source, rewrite)

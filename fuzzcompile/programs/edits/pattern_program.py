@@ -472,23 +472,14 @@ _MOST_EDITS = 3
 _UNCHANGED = 0.1
 
 
-@dataclass(frozen=True)
-class PatternCase:
-    """A case file drawn of a program, and the names of the near misses in it (none: the program itself)."""
-
-    source: str
-    operators: tuple[str, ...]
-
-
-def draw_near_miss(program: PatternProgram, rng: random.Random) -> PatternCase:
+def draw_near_miss(program: PatternProgram, rng: random.Random) -> PatternProgram:
     """Draw a near miss of a program: up to three edits of different kinds; equal states of ``rng`` give equal cases.
 
-    Each edit alone leaves a program that runs in eager mode; several together may not.
+    Each edit alone leaves a program that runs in eager mode; several together may not. A tenth has none.
     """
     wanted = 0 if rng.random() < _UNCHANGED else rng.choice(range(1, _MOST_EDITS + 1))
     kinds = sorted({edit.name for edit in program.edits})
-    edited = program
     for kind in rng.sample(kinds, min(wanted, len(kinds))):
         edit = rng.choice([edit for edit in program.edits if edit.name == kind])
-        edited = apply_edit(edited, edit) or edited
-    return PatternCase(render_pattern_program(edited), edited.edited)
+        program = apply_edit(program, edit) or program
+    return program

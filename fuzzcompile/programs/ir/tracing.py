@@ -146,11 +146,7 @@ _INLINED = ("wrap", "tag_activation_checkpoint", "inline_asm")
 def translate_graph(
     module: fx.GraphModule, inputs: Sequence[object], parameters: Sequence[bool], settings: Mapping[str, object]
 ) -> Program:
-    """The graph as a program, with ``inputs`` as recorded values.
-
-    Raises:
-        Untranslatable: naming the node.
-    """
+    """The graph as a program, with ``inputs`` as recorded values; Untranslatable names the node that forbids it."""
     translation = _Translation(find_size_inputs(module.graph))
     given = iter(zip(inputs, parameters, strict=True))
     outputs: object = None
@@ -348,11 +344,7 @@ class _Translation:
 
 
 def find_public_name(target: Callable[..., object]) -> str:
-    """The text by which a user reaches a function.
-
-    Raises:
-        Untranslatable: torch has no public name for it.
-    """
+    """The text by which a user reaches a function; Untranslatable if torch has no public name for it."""
     name = str(getattr(target, "__name__", ""))
     if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return f"torch.ops.{str(target).replace('::', '.')}"

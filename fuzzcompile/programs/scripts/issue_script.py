@@ -77,9 +77,7 @@ def show(
     whose culprit is PyTorch's is tried without them first; where it needs them, no script for an issue is made.
     With ``for_issue`` what an issue shows is made too, if the bug is confirmed: in the time until ``ends``, a value of
     ``time.monotonic()``, or ten seconds. An interrupt ends the runs; the reproducer is returned unconfirmed.
-
-    Raises:
-        CaseError, UsageError: no reproducer can be built.
+    CaseError or UsageError if none can be built.
     """
     custom, script = has_custom_code(), None
     if custom and not is_custom((report.get("culprit") or {}).get("pass")):

@@ -250,22 +250,23 @@ class PlainScript:
         return "\n".join([*self._imports([*definitions, *body]), *moved, *definitions, "", *body]) + "\n"
 
     def _format_compile(self, backend: str) -> tuple[list[str], str]:
-        settings, lines = self.chosen.probe.case.settings, []
-        arguments = [self.callee]
-        if backend != "inductor":
-            arguments.append("disable=True" if backend == "off" else f'backend="{backend}"')
-        elif settings.mode:
-            arguments.append(f'mode="{settings.mode}"')
-        if settings.options and backend == "inductor":
-            options = format_literal(dict(settings.options)).replace("'", '"')
-            wide = len(options) + 30 > _WIDTH
-            lines = [f"options = {options}"] if wide else []
-            arguments.append("options=options" if wide else f"options={options}")
-        if settings.dynamic is not None:
-            arguments.append(f"dynamic={settings.dynamic}")
-        if settings.fullgraph:
-            arguments.append("fullgraph=True")
-        return lines, f"torch.compile({', '.join(arguments)})"
+        """The call of ``torch.compile``, and the lines that it needs before it."""
+        settings, whole = self.chosen.probe.case.settings, backend == "inductor"
+        options = format_literal(dict(settings.options)).replace("'", '"')
+        wide = len(options) + 30 > _WIDTH
+        arguments = {
+            "disable=True": backend == "off",
+            f'backend="{backend}"': not whole and backend != "off",
+            f'mode="{settings.mode}"': whole and settings.mode,
+            "options=options" if wide else f"options={options}": whole and settings.options,
+            f"dynamic={settings.dynamic}": settings.dynamic is not None,
+            "fullgraph=True": settings.fullgraph,
+        }
+        lines = [f"options = {options}"] if wide and whole else []
+        return (
+            lines,
+            f"torch.compile({', '.join([self.callee, *(text for text, given in arguments.items() if given)])})",
+        )
 
     def _enclose(self, check: Sequence[str]) -> list[str]:
         probe, grad = self.chosen.probe, self.chosen.probe.case.grad

@@ -90,11 +90,8 @@ def build_reproducer(source: str, report: ReportJson, *, neighbour: str | None =
     Its docstring and ``__main__`` part are replaced, so a reproducer of a reproducer is the same
     text. The case runs eagerly in this process, which decides how short the script can be. A script for a GPU, or for a
     target, which is a GPU too, exits with 3 where there is none. If the source of a program that passes, ``neighbour``,
-    differs in one line only, that line is quoted.
-
-    Raises:
-        CaseError: the source is no case.
-        UsageError: the verdict is not a bug of the compiler.
+    differs in one line only, that line is quoted. CaseError if the source is no case, UsageError if the verdict is no
+    bug of the compiler.
     """
     return write_reproducer(choose_script(source, report, neighbour=neighbour), report)
 

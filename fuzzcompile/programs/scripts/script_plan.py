@@ -89,9 +89,7 @@ def probe_case(source: str, device: torch.device) -> EagerProbe:
     """Run the case eagerly, twice on the same state and once in float64.
 
     The probe of a case that raises in eager covers the part that ran. The global random state is left as it was.
-
-    Raises:
-        CaseError: the source is no case.
+    CaseError if the source is no case.
     """
     with torch.random.fork_rng(), tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
         path = Path(folder, "case.py")

@@ -81,10 +81,8 @@ def reduce_programs(
 
     The best program of the search is confirmed by a full compile. An interrupt ends the search; its best program is
     then the smallest so far that fits in a script, unconfirmed. With ``screens`` the bug may show without code
-    generation, which is then tried first; with ``refuses`` it is that compiled accepts what eager refuses.
-
-    Raises:
-        LostBug: none of the programs shows the bug.
+    generation, which is then tried first; with ``refuses`` it is that compiled accepts what eager refuses. LostBug if
+    none of the programs shows the bug.
     """
     search = _start_search(candidates, questions, screens=screens, refuses=refuses)
     kept = search.best

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -286,12 +287,8 @@ def drop_blocks(search: ProgramSearch) -> None:
 
 
 def _find_module_paths(program: Program) -> list[str]:
-    counts: dict[str, int] = {}
-    for statement in program.statements:
-        parts = statement.module.split(".")
-        for length in range(2, len(parts) + 1):
-            path = ".".join(parts[:length])
-            counts[path] = counts.get(path, 0) + 1
+    modules = [statement.module.split(".") for statement in program.statements]
+    counts = Counter(".".join(parts[:length]) for parts in modules for length in range(2, len(parts) + 1))
     return sorted(counts, key=lambda path: (-counts[path], path))
 
 

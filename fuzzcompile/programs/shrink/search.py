@@ -83,11 +83,7 @@ class CandidateTests:
     _now: tuple[int | None, int] = (None, 0)
 
     def ask(self, text: CaseText, *, screen: bool, operators: int | None = None) -> bool:
-        """Return whether a candidate shows the bug; from the tally if it was probed before.
-
-        Raises:
-            OutOfBudget: the budget is spent.
-        """
+        """Return whether a candidate shows the bug; from the tally if it was probed before, else within the budget."""
         key = f"{text.digest}{' screened' if screen else ''}"
         if key in self.tally.answers:
             return self.tally.answers[key]
@@ -109,11 +105,7 @@ class CandidateTests:
         return shown
 
     def probe(self, text: CaseText, *, screen: bool) -> ProbeResult:
-        """Probe a text once.
-
-        Raises:
-            OutOfBudget: the budget is spent.
-        """
+        """Probe a text once; OutOfBudget if the budget is spent."""
         if self.budget.spent(self.tally.tests):
             raise OutOfBudget
         probed = self.prober.probe(text, screen=screen)
@@ -157,11 +149,7 @@ class ProgramSearch:
         return self._evaluation[1]
 
     def attempt(self, candidate: Program | None) -> bool:
-        """Make the candidate, if there is one, the best program if it shows the bug; whether it did.
-
-        Raises:
-            OutOfBudget: the budget is spent.
-        """
+        """Make the candidate, if there is one, the best program if it shows the bug; whether it did."""
         if candidate is None:
             return False
         candidate = candidate.without_dead_code()
@@ -260,11 +248,7 @@ _MOST_GRAPHS = 6
 
 
 def capture_graph_programs(case: Case, device: torch.device, capture: Capture = "static") -> list[Program]:
-    """The graphs of a case as programs, the largest first; those that cannot be written as torch code are left out.
-
-    Raises:
-        CaseError: ``make()`` fails.
-    """
+    """The graphs of a case as programs, the largest first; those that cannot be written as torch code are left out."""
     dynamic = capture == "dynamic"
     graphs = capture_functional(case, device) if capture == "aten" else capture_graphs(case, device, dynamic=dynamic)
     if dynamic:  # as dynamo makes sizes dynamic that change between calls
