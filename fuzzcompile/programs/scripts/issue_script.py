@@ -1,14 +1,28 @@
-"""What is shown of a reduced case: its reproducer, and for an issue its plain script with ladder and environment."""
+"""What is shown of a reduced case: its reproducer, and for an issue its plain script with ladder and environment.
+
+``python -m fuzzcompile.programs.scripts.issue_script FILE`` runs the plain scripts in a JSON file one after the other
+in one process, and leaves what each showed in ``seen.jsonl``.
+"""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
+import json
 import math
 import re
+import runpy
+import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
 
 from fuzzcompile.compiler.custom_code import has_custom_code
 from fuzzcompile.model.contract import COMPILE, ReportJson, RungJson, ShownJson, read_target
@@ -16,15 +30,15 @@ from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.verdicts import Verdict
-from fuzzcompile.programs.scripts.clean_process import FinishedProcess, collect_environment
-from fuzzcompile.programs.scripts.ladder import (
-    BACKENDS,
-    climb_ladder,
-    find_eager_script,
-    shorten_error,
-    shorten_output,
+from fuzzcompile.model.versions import PACKAGE
+from fuzzcompile.programs.scripts.clean_process import FinishedProcess, collect_environment, run_alone
+from fuzzcompile.programs.scripts.plain_script import (
+    ACCEPTED,
+    PlainScript,
+    choose_input_kinds,
+    generate_plain_scripts,
+    may_show_on_cuda,
 )
-from fuzzcompile.programs.scripts.plain_script import choose_input_kinds, generate_plain_scripts, may_show_on_cuda
 from fuzzcompile.programs.scripts.reproducer import (
     build_reproducer,
     choose_script,
@@ -213,3 +227,257 @@ def _find_statement(pieces: Pieces, source: str, site: str) -> int | None:
         return None
     texts = [ast.unparse(statement).replace("self.", "") for statement in function.body]
     return texts.index(wanted) if wanted in texts else None
+
+
+# The output of a script: what it says of the bug, and the lines that a reader needs.
+
+# The last line of a traceback: the type of an error and its message.
+_ERROR = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?::|$)")
+_HEAD = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line \d+', re.MULTILINE)
+# Where an assertion of the script itself is raised.
+_OWN_FILES = ("repro.py", "rung.py", "torch/testing/_comparison.py")
+# Lines of an error that say how to get more output, or are empty.
+_HINTS = re.compile(
+    r"^(Set TORCH|For even more developer|You can suppress|    import torch\._dynamo|    torch\._dynamo\.config)"
+)
+_COMPILER_ERROR = re.compile(r"\b(fatal )?error: ")
+_MOST_LINES = 12
+_MOST_CHARACTERS = 160
+# Lines of an error's text.
+_MOST_LOGGED = 200
+# A warning, and the lines of source that g++ and clang quote below it.
+_WARNING = re.compile(r":\d+:\d+: warning: ")
+_QUOTED = re.compile(r"\s*\d*\s*\|| +[\^~]")
+
+
+def _split_error(output: str) -> tuple[str, str, str]:
+    """Split an output into the text before the final traceback, the traceback's frames, and the error with its text.
+
+    The last two are empty if no error ended it.
+    """
+    before, head, rest = output.rpartition(f"\n{_HEAD}\n") if not output.startswith(f"{_HEAD}\n") else ("", "x", output)
+    if not head:
+        return output, "", ""
+    lines = rest.splitlines()
+    number = next((n for n, line in enumerate(lines) if line != _HEAD and _ERROR.match(line)), len(lines))
+    return before.split(_HEAD)[0], "\n".join(lines[:number]), "\n".join(lines[number:])
+
+
+def classify_output(check: str, output: str, status: int) -> str:
+    """Return the result of a script, from its output and exit status: "right", "wrong" or "raises".
+
+    ``check`` says how it shows the bug: "asserts", "views" (a view that only compiled results refuse), "raises",
+    "accepts" (prints what compiled code returns, and raises after that), "dies".
+    """
+    _, frames, error = _split_error(output)
+    if check == "dies":
+        return "right" if status == 0 else "raises"
+    if status != 0 and not error:
+        return "raises"
+    if check == "accepts":
+        return "wrong" if error and any(line.startswith(ACCEPTED) for line in output.splitlines()) else "right"
+    if not error:
+        return "right"
+    wrong = {"asserts": "AssertionError", "views": "RuntimeError: view "}.get(check)
+    files = _FRAME.findall(frames)
+    own = bool(files) and files[-1].endswith(_OWN_FILES)
+    return "wrong" if wrong is not None and own and error.startswith(wrong) else "raises"
+
+
+def shows_bug(check: str, result: str) -> bool:
+    """Return whether a script that showed ``result`` under Inductor shows the bug."""
+    return result == ("raises" if check in ("raises", "dies") else "wrong")
+
+
+def shorten_output(output: str) -> str:
+    """Return the output of a script in a few lines, without the frames of a traceback."""
+    before, _, error = _split_error(output)
+    lines = [line.rstrip() for line in (*before.splitlines(), *error.splitlines())]
+    lines = [line for line in lines if line and not _HINTS.match(line)]
+    if len(lines) > _MOST_LINES:  # a compiler's message: what it calls errors
+        errors = [line for line in lines[1:] if _COMPILER_ERROR.search(line)]
+        lines = [lines[0], *(errors or lines[1:])[: _MOST_LINES - 2], "..."]
+    return "\n".join(line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..." for line in lines)
+
+
+def choose_line(output: str) -> str:
+    """Return the most informative line of an output."""
+    _, _, error = _split_error(output)
+    lines = [line.strip() for line in (error or output).splitlines() if line.strip() and not _HINTS.match(line)]
+    if not lines or not error:
+        return lines[-1][:_MOST_CHARACTERS] if lines else ""
+    apart = next((line for line in lines if line.startswith("Greatest absolute")), "")
+    first = lines[0].removeprefix("AssertionError: ").removeprefix("AssertionError")
+    if not first:
+        printed = [line for line in output.splitlines() if line.strip()]
+        first = printed[0] if printed and not printed[0].startswith("Traceback") else "the assertion fails"
+    text = " ".join(part for part in (first, re.sub(r" \(up to.*", "", apart)) if part)
+    return re.sub(r"\d+\.\d{4,}(e[-+]\d+)?", lambda number: f"{float(number[0]):.3g}", text)[:_MOST_CHARACTERS]
+
+
+def shorten_error(output: str) -> str:
+    """The text of an error without a C++ compiler's warnings, with the middle left out of a very long one."""
+    kept: list[str] = []
+    warned = False
+    for line in output.splitlines():
+        warned = _WARNING.search(line) is not None or (warned and _QUOTED.match(line) is not None)
+        if not warned:
+            kept.append(line)
+    if len(kept) > _MOST_LOGGED:
+        left_out = len(kept) - _MOST_LOGGED
+        kept[_MOST_LOGGED // 2 : -_MOST_LOGGED // 2] = [f"... {left_out} lines left out ..."]
+    return "\n".join(kept) + "\n"
+
+
+# The ladder: a script under each backend, from the one that compiles least.
+
+BACKENDS = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
+# No backend: `torch.compile` switched off, so that a script that shows anything there shows no bug of the compiler.
+_OFF = "off"
+_NOT_RUN = "not run"
+# The order of trying: whether the script shows the bug, and whether it is silent without a compiler.
+_TRIED = ("inductor", _OFF, "eager", "aot_eager", "aot_eager_decomp_partition")
+# Seconds for one process, and least seconds that are worth starting one for.
+_LIMIT = 90.0
+_LEAST = 5.0
+# A clean process does not find a package that PYTHONPATH alone leads to.
+_OWN_PACKAGE = {"PYTHONPATH": str(PACKAGE.parent)}
+
+
+class LadderResult(NamedTuple):
+    """The results of a plain script: its ladder, whether it shows the bug, and its output when run alone."""
+
+    plain: PlainScript
+    shows: bool
+    output: str
+    ladder: Sequence[RungJson]
+
+
+class _Rung(NamedTuple):
+    result: str
+    output: str
+
+
+def _find_time(ends: float) -> float | None:
+    left = min(_LIMIT, ends - time.monotonic())
+    return left if left >= _LEAST else None
+
+
+def climb_ladder(candidates: Sequence[PlainScript], ends: float) -> LadderResult:
+    """Try plain scripts until one shows the bug and is silent without a compiler; run that one alone.
+
+    All of it takes two processes, and one more for each rung behind a crash. What there is no time for is not run. Of a
+    script that takes its process down, each rung is run alone.
+    """
+    dies = next((plain for plain in candidates if plain.check.kind == "dies"), None)
+    seen = _try_candidates(candidates, ends) if dies is None else {}
+    silent = [number for number, rungs in seen.items() if _OFF in rungs and rungs[_OFF].result == "right"]
+    honest = [n for n in silent if shows_bug(candidates[n].check.kind, seen[n]["inductor"].result)]
+    number = honest[0] if honest else 0
+    plain = dies or candidates[number]
+    found = {**seen.get(number, {}), "inductor": _run_rung_alone(plain, "inductor", ends)}
+    rungs = {backend: found.get(backend) or _run_rung_alone(plain, backend, ends) for backend in BACKENDS}
+    shows = shows_bug(plain.check.kind, rungs["inductor"].result)
+    shows &= bool(honest) if dies is None else rungs["eager"].result == "right"
+    ladder = [_rung_as_json(backend, rung, plain) for backend, rung in rungs.items()]
+    return LadderResult(plain, shows, rungs["inductor"].output, ladder)
+
+
+def _try_candidates(candidates: Sequence[PlainScript], ends: float) -> dict[int, dict[str, _Rung]]:
+    limit = _find_time(ends)
+    if limit is None:
+        return {}
+    asked = [(plain.check.kind, {backend: plain.text(backend) for backend in _TRIED}) for plain in candidates]
+    command = ("-m", "fuzzcompile.programs.scripts.issue_script")
+    ran = run_alone(json.dumps(asked), command=command, environment=_OWN_PACKAGE, timeout=limit, wanted=["seen.jsonl"])
+    found: dict[int, dict[str, _Rung]] = {}
+    for line in ran.files.get("seen.jsonl", "").splitlines():
+        number, backend, *answer = json.loads(line)
+        found.setdefault(number, {})[backend] = _Rung(*answer) if answer else _Rung("raises", _describe_death(ran))
+    return found
+
+
+def _run_rung_alone(plain: PlainScript, backend: str, ends: float) -> _Rung:
+    if (limit := _find_time(ends)) is None:
+        return _Rung(_NOT_RUN, "no time was left")
+    ran = run_alone(plain.text(backend), timeout=limit)
+    died = plain.check.kind == "dies" and ran.status != 0
+    result = classify_output(plain.check.kind, ran.output, ran.status)
+    return _Rung(result, _describe_death(ran) if died else ran.output)
+
+
+def _describe_death(ran: FinishedProcess) -> str:
+    return f"{ran.output}\nthe process ended with status {ran.status}"
+
+
+def _rung_as_json(backend: str, rung: _Rung, plain: PlainScript) -> RungJson:
+    says = "" if rung.result == "right" else choose_line(rung.output)
+    if plain.check.kind == "accepts" and rung.result != _NOT_RUN:
+        raises = f"raises as eager does: {choose_line(rung.output)}"
+        says = "accepts what eager refuses" if rung.result == "wrong" else raises
+    return RungJson(backend=backend, result=rung.result, says=says)
+
+
+def _run(script: str) -> tuple[str, int]:
+    """Run a script in this process; return its output, and the exit status that it would have."""
+    torch._dynamo.reset()
+    Path("rung.py").write_text(script, encoding="utf-8")
+    printed, status = io.StringIO(), 0
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            runpy.run_path("rung.py", run_name="__main__")
+        except BaseException:  # the script is a candidate: whatever it raises is what it shows
+            status = 1
+            traceback.print_exc()
+    return printed.getvalue(), status
+
+
+def main(path: str) -> None:
+    """Run scripts in this process until one shows the bug and is silent without a compiler."""
+    with Path("seen.jsonl").open("w", encoding="utf-8") as seen:
+        for number, (check, scripts) in enumerate(json.loads(Path(path).read_text(encoding="utf-8"))):
+            for backend, script in scripts.items():
+                print(json.dumps([number, backend]), file=seen, flush=True)  # it may end this process
+                output, status = _run(script)
+                result = classify_output(check, output, status)
+                print(json.dumps([number, backend, result, output]), file=seen, flush=True)
+                wanted = {"inductor": shows_bug(check, result), _OFF: result == "right"}
+                if not wanted.get(backend, True):
+                    break
+            else:
+                return
+
+
+# Scripts that need no compiler: an ATen kernel that is wrong on the inputs that compiled programs give it.
+
+_VALUES = (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.RUNTIME_ERROR, Verdict.CRASH)
+
+
+def find_eager_script(
+    source: str, report: ReportJson, ladder: Sequence[RungJson], ends: float
+) -> FinishedProcess | None:
+    """A script that shows the fault of a kernel in eager mode, and what it printed; None if no kernel is at fault.
+
+    It is looked for where a backend of the ``ladder`` that only runs ATen operators differs from eager already, or
+    where the culprit of ``report`` says that a kernel is at fault, as long as there is time until ``ends``. The kernel
+    may be the one that eager mode calls: then the compiled program is right.
+    """
+    kernel = read_details(report.get("culprit")).get("aten_kernel")
+    named = [kernel["operator"]] if kernel is not None and kernel["operator"] else []
+    early = any(rung["result"] in ("wrong", "raises") for rung in ladder[1:3])
+    limit = _find_time(ends)
+    if report.get("verdict") not in _VALUES or not (early or named) or limit is None:
+        return None
+    command = ("-m", "fuzzcompile.programs.scripts.kernels")
+    ran = run_alone(source, command=command, arguments=named, environment=_OWN_PACKAGE, timeout=limit)
+    line = next((line for line in ran.output.splitlines() if line.startswith('{"operator"')), None)
+    for script in json.loads(line)["scripts"] if line is not None else ():
+        alone = run_alone(script, timeout=_find_time(ends) or 1)
+        if _split_error(alone.output)[2] or alone.status not in (0, 1):
+            return replace(alone, files={"script": script})
+    return None
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -67,9 +67,9 @@ _OBSERVABLE = re.compile(r"(?<![\w.\"'])(?:out|model(?:\.(?P<attribute>\w+))?|in
 class ScriptCheck:
     """The way a script shows the bug.
 
-    ``kind`` is one of those of `fuzzcompile.programs.scripts.ladder.classify_output`, or "dies" if its process does.
-    ``lines`` use ``compiled`` and the names of the program and its inputs; ``setup`` are lines before the program is
-    compiled. ``seeded`` is whether the values of the inputs matter.
+    ``kind`` is one of those of `fuzzcompile.programs.scripts.issue_script.classify_output`. ``lines`` use ``compiled``
+    and the names of the program and its inputs; ``setup`` are lines before the program is compiled. ``seeded`` is
+    whether the values of the inputs matter.
     """
 
     kind: str

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fuzzcompile.programs.scripts import issue_script, ladder
+from fuzzcompile.programs.scripts import issue_script
 from fuzzcompile.programs.scripts.clean_process import FinishedProcess
 from fuzzcompile.programs.scripts.issue_script import find_faulty_expression
 from fuzzcompile.programs.scripts.plain_script import PlainScript, generate_plain_scripts
@@ -70,7 +70,7 @@ def what_shows(plain: PlainScript, monkeypatch, tmp_path, compiled=lambda functi
         except Exception:
             status = 1
             print(traceback.format_exc())
-    return ladder.classify_output(plain.check.kind, printed.getvalue(), status)
+    return issue_script.classify_output(plain.check.kind, printed.getvalue(), status)
 
 
 def off_by_one(function, **_):
@@ -226,7 +226,7 @@ CASES = {
 def test_the_script_shows_the_bug_and_nothing_without_it(name, monkeypatch, tmp_path):
     source, verdict, outputs, broken = CASES[name]
     plain = scripts(source, verdict, **outputs)[0]
-    assert ladder.shows_bug(plain.check.kind, what_shows(plain, monkeypatch, tmp_path, broken)), plain.text()
+    assert issue_script.shows_bug(plain.check.kind, what_shows(plain, monkeypatch, tmp_path, broken)), plain.text()
     assert what_shows(plain, monkeypatch, tmp_path) == "right", plain.text()
     assert sum(1 for line in plain.text().splitlines() if line.strip()) <= 12
     assert "make" not in plain.text() and "SystemExit" not in plain.text()
@@ -351,7 +351,7 @@ IN_TORCH = 'Traceback (most recent call last):\n  File "a/torch/_ops.py", line 9
     ],
 )
 def test_what_a_script_showed_is_read_off_its_output(check, output, status, result):
-    assert ladder.classify_output(check, output, status) == result
+    assert issue_script.classify_output(check, output, status) == result
 
 
 def test_a_case_of_which_no_script_can_be_made_keeps_its_reproducer(monkeypatch):
@@ -368,11 +368,11 @@ def test_an_errors_text_is_kept_without_the_warnings_of_its_compiler():
     warning = "a.h:12:3: warning: overflow [-Woverflow]\n   12 |   0xff,\n      |   ^~~~\n"
     error = "main.cpp:30:51: error: no matching function\n   30 |   auto tmp1 = f(x);\n      |   ~~~\n"
     output = f"{HERE}torch._inductor.exc.InductorError: CppCompileError: C++ compile error\n\n{warning * 30}{error}"
-    log = ladder.shorten_error(output)
+    log = issue_script.shorten_error(output)
     assert "warning" not in log and "0xff" not in log and log.endswith(error)
-    assert ladder.shorten_output(output).splitlines() == [
+    assert issue_script.shorten_output(output).splitlines() == [
         "torch._inductor.exc.InductorError: CppCompileError: C++ compile error",
         "main.cpp:30:51: error: no matching function",
         "...",
     ]
-    assert ladder.choose_line(output) == "torch._inductor.exc.InductorError: CppCompileError: C++ compile error"
+    assert issue_script.choose_line(output) == "torch._inductor.exc.InductorError: CppCompileError: C++ compile error"
