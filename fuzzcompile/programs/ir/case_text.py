@@ -21,11 +21,11 @@ def extract_case(source: str) -> str:
 
     The text within statements stays as it is. Applied twice, it gives the same text as once.
     """
-    body = ast.parse(source).body
-    gone, inside = set[int](), set[int]()
+    tree = ast.parse(source)
+    body, gone, inside = tree.body, set[int](), set[int]()
     for node in body:
         first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
-        dropped = _is_main(node) or (node is body[0] and _is_docstring(node))
+        dropped = _is_main(node) or (node is body[0] and ast.get_docstring(tree, clean=False) is not None)
         (gone if dropped else inside).update(range(first, (node.end_lineno or node.lineno) + 1))
     result: list[str] = []
     for number, line in enumerate(source.splitlines(), start=1):
@@ -75,11 +75,6 @@ def makes_tensors(source: str) -> bool:
     return any(isinstance(call.func, ast.Attribute) and call.func.attr in _MAKES for call in undecided)
 
 
-def _is_docstring(node: ast.stmt) -> bool:
-    value = node.value if isinstance(node, ast.Expr) else None
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
-
-
 def _is_main(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) in _MAIN
 
@@ -99,13 +94,35 @@ def program_key(source: str) -> str:
     """
     with contextlib.suppress(SyntaxError, ValueError):  # ValueError: null characters
         tree = ast.parse(extract_case(source))
-        tree = _ImportExpander(_collect_imports(tree)).visit(tree)
+        meanings = _collect_imports(tree)
+        _drop_what_computes_nothing(tree)
+        tree = _ImportExpander(meanings).visit(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 node.body = _nest_values(node.body)
         attributes = {name: f"a{number}" for number, name in enumerate(dict.fromkeys(_find_own_attributes(tree)))}
         source = ast.unparse(ast.fix_missing_locations(_ScopeRenamer(attributes).visit(tree)))
     return hashlib.sha256(source.encode()).hexdigest()
+
+
+def _drop_what_computes_nothing(tree: ast.Module) -> None:
+    """Drop imports, docstrings and annotations, and the order of keywords."""
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            if isinstance(statements := getattr(node, name, None), list):
+                kept = [s for s in statements if not isinstance(s, ast.Import | ast.ImportFrom) and not _is_constant(s)]
+                defines = name == "body" and isinstance(node, ast.FunctionDef | ast.ClassDef)
+                setattr(node, name, kept or [ast.Pass()] * defines)
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.Call):
+            node.keywords.sort(key=lambda keyword: keyword.arg or "")
+
+
+def _is_constant(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _collect_imports(tree: ast.Module) -> dict[str, str]:
@@ -121,7 +138,7 @@ def _collect_imports(tree: ast.Module) -> dict[str, str]:
 
 
 class _ImportExpander(ast.NodeTransformer):
-    """Writes imported names in full, and drops imports, docstrings and annotations."""
+    """Writes imported names in full, and annotated assignments plainly."""
 
     def __init__(self, meanings: Mapping[str, str]) -> None:
         self.meanings = meanings
@@ -129,40 +146,10 @@ class _ImportExpander(ast.NodeTransformer):
         parts = [meaning.split(".") for meaning in meanings.values()]
         self.paths = {".".join(path[: length + 1]) for path in parts for length in range(len(path))}
 
-    def visit_Import(self, node: ast.Import) -> None:
-        return None
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        return None
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         """Without the annotation; a field of a class keeps its own."""
         self.generic_visit(node)
-        if node.value is None:
-            return node
-        return ast.copy_location(ast.Assign([node.target], node.value), node)
-
-    def visit_arg(self, node: ast.arg) -> ast.arg:
-        return ast.arg(node.arg)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        self.generic_visit(node)
-        node.returns = None
-        node.body = node.body or [ast.Pass()]
-        return node
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        self.generic_visit(node)
-        node.body = node.body or [ast.Pass()]
-        return node
-
-    def visit_Call(self, node: ast.Call) -> ast.Call:
-        self.generic_visit(node)
-        node.keywords.sort(key=lambda keyword: keyword.arg or "")
-        return node
+        return node if node.value is None else ast.copy_location(ast.Assign([node.target], node.value), node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         """One name for a whole path into a module: ``torch.nn.functional.gelu``."""
@@ -259,7 +246,7 @@ class _ScopeRenamer(ast.NodeTransformer):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
         node.name = self._name(node.name)
-        node.bases = [self._expression(base) for base in node.bases]
+        node.bases = [self.visit(base) for base in node.bases]
         for part in node.body:
             if isinstance(part, ast.FunctionDef):
                 part.name = self.attributes.get(part.name, part.name)
@@ -287,18 +274,13 @@ class _ScopeRenamer(ast.NodeTransformer):
 
     def _function(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """The body before the parameters, which are then numbered in the order of their use."""
-        node.decorator_list = [self._expression(decorator) for decorator in node.decorator_list]
+        node.decorator_list = [self.visit(decorator) for decorator in node.decorator_list]
         self.scopes.append(dict.fromkeys([*_find_bindings(node.body), *_walk_arguments(node.args)]))
         for statement in node.body:
             self.visit(statement)
         self.visit(node.args)
         self.scopes.pop()
         return node
-
-    def _expression(self, node: ast.expr) -> ast.expr:
-        renamed = self.visit(node)
-        assert isinstance(renamed, ast.expr)
-        return renamed
 
     def _name(self, name: str) -> str:
         """The name's number in the innermost scope that binds it; a name that none binds is kept."""
