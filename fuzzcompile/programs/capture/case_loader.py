@@ -37,12 +37,7 @@ from fuzzcompile.programs.capture.interception import (
     make_captured_case,
     record_call,
 )
-from fuzzcompile.programs.capture.script_process import (
-    imitate_cuda,
-    retarget_script,
-    set_too_late,
-    silence_output,
-)
+from fuzzcompile.programs.capture.script_process import imitate_cuda, retarget_script, set_too_late, silence_output
 from fuzzcompile.programs.capture.state import Ambient
 from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
 from fuzzcompile.programs.casefiles.case_module import load_case

@@ -15,13 +15,7 @@ from itertools import chain
 
 import torch
 
-from fuzzcompile.programs.ir.case_source import (
-    Writer,
-    input_expression,
-    is_contiguous,
-    make_contiguous,
-    resize_input,
-)
+from fuzzcompile.programs.ir.case_source import Writer, input_expression, is_contiguous, make_contiguous, resize_input
 from fuzzcompile.programs.ir.evaluation import Evaluation, evaluate
 from fuzzcompile.programs.ir.program import Input, Program, Ref, Statement, find_refs, map_leaves
 from fuzzcompile.programs.ir.tracing import OPERATORS

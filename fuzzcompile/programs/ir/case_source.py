@@ -65,11 +65,10 @@ def is_contiguous(input_: Input) -> bool:
 def make_contiguous(input_: Input) -> Input:
     """The same input, freshly laid out."""
     values = input_.values.contiguous() if input_.values is not None else None
-    return replace(input_, stride=contiguous_strides(input_.shape), values=values)
+    return replace(input_, stride=_contiguous_strides(input_.shape), values=values)
 
 
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides, in elements, of a fresh tensor of that shape."""
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return torch.empty(shape, device="meta").stride()
 
 
@@ -121,7 +120,7 @@ def resize_input(input_: Input, shape: tuple[int, ...]) -> Input:
         return input_
     expanded = [size > 1 and step == 0 for size, step in zip(input_.shape, input_.stride, strict=True)]
     order = sorted(range(len(shape)), key=lambda d: (-input_.stride[d], d))
-    dense = contiguous_strides(tuple(1 if expanded[d] else shape[d] for d in order))
+    dense = _contiguous_strides(tuple(1 if expanded[d] else shape[d] for d in order))
     stride = tuple(0 if expanded[d] else dense[order.index(d)] for d in range(len(shape)))
     if input_.values is None:
         return replace(input_, shape=shape, stride=stride)
@@ -172,7 +171,7 @@ def write_program(program: Program) -> CaseText:
     """The program as a case file, with the values that are still recorded ones."""
     # Named once: the text must read the values by the names under which they are kept.
     program = use_plain_names(program)
-    body, result = write_body(program)
+    body, result = _write_body(program)
     lines = ["from pathlib import Path\n"] if program.is_recorded else []
     lines.append("import torch")
     if any("F." in line for line in [*body, result]):
@@ -229,8 +228,7 @@ def _list_make(program: Program) -> list[str]:
 # -- statements -------------------------------------------------------------------------------------
 
 
-def write_body(program: Program) -> tuple[list[str], str]:
-    """The statements, a line each or within the expression that uses them, and the expression of what is returned."""
+def _write_body(program: Program) -> tuple[list[str], str]:
     holders = {input_.name for input_ in program.inputs if program.as_module and input_.parameter}
     writer = Writer(holders)
     lines: list[str] = []
@@ -244,7 +242,8 @@ def write_body(program: Program) -> tuple[list[str], str]:
         text = writer.line(statement, used=program.count_uses(statement.name) > 0)
         lines.append("    " * depth + text)
         depth += statement.form == "enter"
-    return lines, writer.result(program.outputs)
+    text, several = writer.text(program.outputs), isinstance(program.outputs, tuple) and len(program.outputs) > 1
+    return lines, text[1:-1] if several else text
 
 
 class Writer:
@@ -260,7 +259,7 @@ class Writer:
             return f"with {statement.target}:"
         if statement.form == "setitem":
             target, index, value = statement.args
-            return f"{self.atom(target)}[{self.index(index)}] = {self.text(value)}"
+            return f"{self._atom(target)}[{self._index(index)}] = {self.text(value)}"
         if statement.writes and statement.form == "operator":
             first, second = statement.args
             text = f"{self.text(first)} {statement.target} {self.text(second)}"
@@ -276,43 +275,40 @@ class Writer:
         """The statement's right-hand side and how strongly it binds."""
         form, target, args = statement.form, statement.target, statement.args
         if form == "operator" and target in ("-x", "~x", "+x"):
-            return f"{target[0]}{self.at(args[0], _UNARY)}", _UNARY
+            return f"{target[0]}{self._at(args[0], _UNARY)}", _UNARY
         if form == "operator":
             strength = _STRENGTH.get(target, _LOOSE)
-            left, right = self.at(args[0], strength), self.at(args[1], strength + 1)
+            left, right = self._at(args[0], strength), self._at(args[1], strength + 1)
             return f"{left} {target} {right}", strength
         if form == "attribute":
-            return f"{self.atom(args[0])}.{target}", _ATOM
+            return f"{self._atom(args[0])}.{target}", _ATOM
         if form == "getitem":
-            return f"{self.atom(args[0])}[{self.index(args[1])}]", _ATOM
+            return f"{self._atom(args[0])}[{self._index(args[1])}]", _ATOM
         if form == "method":
-            return f"{self.atom(args[0])}.{target}({self.arguments(args[1:], statement.kwargs)})", _ATOM
-        return f"{target}({self.arguments(args, statement.kwargs)})", _ATOM
+            return f"{self._atom(args[0])}.{target}({self._arguments(args[1:], statement.kwargs)})", _ATOM
+        return f"{target}({self._arguments(args, statement.kwargs)})", _ATOM
 
-    def arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-        """The text between the parentheses of a call."""
+    def _arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
         return ", ".join([*(self.text(a) for a in args), *(f"{key}={self.text(v)}" for key, v in kwargs.items())])
 
-    def atom(self, value: object) -> str:
+    def _atom(self, value: object) -> str:
         """A value that an attribute or an index can follow."""
-        text = self.at(value, _ATOM)
+        text = self._at(value, _ATOM)
         return f"({text})" if text[:1] in "-0123456789" else text
 
-    def at(self, value: object, strength: int) -> str:
+    def _at(self, value: object, strength: int) -> str:
         """A value in an expression that binds with ``strength``."""
-        text, own = self.ref(value) if isinstance(value, Ref) else (self.text(value), _ATOM)
+        text, own = self._ref(value) if isinstance(value, Ref) else (self.text(value), _ATOM)
         return text if own >= strength else f"({text})"
 
-    def ref(self, ref: Ref) -> tuple[str, int]:
-        """The expression for a name, and how strongly it binds."""
+    def _ref(self, ref: Ref) -> tuple[str, int]:
         if ref.name in self.holders:
             return f"self.{ref.name}", _ATOM
         return self.inline.get(ref.name, (ref.name, _ATOM))
 
-    def index(self, value: object) -> str:
-        """The text between the brackets of an index."""
+    def _index(self, value: object) -> str:
         if isinstance(value, tuple) and value:
-            return ", ".join(self.index(part) for part in value) + ("," if len(value) == 1 else "")
+            return ", ".join(self._index(part) for part in value) + ("," if len(value) == 1 else "")
         if isinstance(value, slice):
             parts = ["" if part is None else self.text(part) for part in (value.start, value.stop, value.step)]
             return ":".join(parts if parts[2] else parts[:2])
@@ -321,13 +317,8 @@ class Writer:
     def text(self, value: object) -> str:
         """A value as an argument."""
         if isinstance(value, Ref):
-            return self.ref(value)[0]
+            return self._ref(value)[0]
         return format_literal(value, self.text)
-
-    def result(self, outputs: object) -> str:
-        """The expression that is returned."""
-        text = self.text(outputs)
-        return text[1:-1] if isinstance(outputs, tuple) and len(outputs) > 1 else text
 
 
 def format_literal(value: object, inner: Callable[[object], str] | None = None) -> str:

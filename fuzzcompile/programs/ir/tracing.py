@@ -35,7 +35,7 @@ _PLAIN = ("layout", "device", "pin_memory", "memory_format", "implicit", "non_bl
 _END = sys.maxsize
 
 
-def public_form(operator: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
+def _public_form(operator: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
     """The call of an operator by torch's public names; with an empty name if it has none."""
     name = operator._schema.name.partition("::")[2]
     kept = {key: value for key, value in kwargs.items() if key not in _PLAIN and value is not None}
@@ -102,7 +102,7 @@ def _slice(args: Sequence[object]) -> Call:
 # Graph inputs that are sizes of other inputs.
 
 
-def find_size_inputs(graph: fx.Graph) -> dict[fx.Node, tuple[fx.Node, int]]:
+def _find_size_inputs(graph: fx.Graph) -> dict[fx.Node, tuple[fx.Node, int]]:
     """For each input that is a symbolic size, the tensor input and dimension that have this size."""
     places = [node for node in graph.nodes if node.op == "placeholder"]
     values = {node: node.meta.get("example_value", node.meta.get("val")) for node in places}
@@ -147,7 +147,7 @@ def translate_graph(
     module: fx.GraphModule, inputs: Sequence[object], parameters: Sequence[bool], settings: Mapping[str, object]
 ) -> Program:
     """The graph as a program, with ``inputs`` as recorded values; Untranslatable names the node that forbids it."""
-    translation = _Translation(find_size_inputs(module.graph))
+    translation = _Translation(_find_size_inputs(module.graph))
     given = iter(zip(inputs, parameters, strict=True))
     outputs: object = None
     for node in module.graph.nodes:
@@ -237,7 +237,7 @@ class _Translation:
         ):
             self._inline(node, module)
         elif isinstance(target, torch._ops.OpOverload):
-            form, text, args, kwargs = public_form(target, node.args, node.kwargs)
+            form, text, args, kwargs = _public_form(target, node.args, node.kwargs)
             self._add(node, form, text or find_public_name(target), args, kwargs)
         else:
             self._add(node, "function", find_public_name(target), node.args, node.kwargs)

@@ -138,7 +138,8 @@ def _step_back(search: ProgramSearch, start: Program, steps: int) -> None:
 def _finish_early(search: ProgramSearch, kept: Program) -> Program:
     """The best program of a search that was cut short, with plain values and confirmed; ``kept`` if that fails."""
     questions = search.questions
-    questions.budget = questions.budget.beyond(questions.tally.tests, _LAST_TESTS, _LAST_SECONDS)
+    ends = None if questions.budget.deadline is None else time.monotonic() + _LAST_SECONDS
+    questions.budget = SearchBudget(questions.tally.tests + _LAST_TESTS, ends)
     questions.reducer = "values"
     try:
         reduce.plain_values(search)

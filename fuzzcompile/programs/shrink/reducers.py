@@ -129,16 +129,16 @@ def drop_outputs(search: ProgramSearch) -> None:
 def cut_tail(search: ProgramSearch) -> None:
     """Find the shortest beginning that shows the bug, by bisection."""
     base = search.best
-    bisect_last(0, len(base.statements), lambda count: not search.attempt(take_head(base, count)))
+    bisect_last(0, len(base.statements), lambda count: not search.attempt(_take_head(base, count)))
 
 
 def cut_head(search: ProgramSearch) -> None:
     """Find the shortest end that shows the bug with the earlier values as inputs, by bisection."""
     base, evaluation = search.best, search.evaluation
-    bisect_last(0, len(base.statements), lambda start: search.attempt(take_tail(base, start, evaluation)))
+    bisect_last(0, len(base.statements), lambda start: search.attempt(_take_tail(base, start, evaluation)))
 
 
-def take_head(program: Program, count: int) -> Program | None:
+def _take_head(program: Program, count: int) -> Program | None:
     """The first ``count`` statements, returning the values that later ones use."""
     kept, rest = program.statements[:count], program.statements[count:]
     made = [statement.name for statement in kept if statement.form not in ("enter", "exit", "setitem")]
@@ -151,7 +151,7 @@ def take_head(program: Program, count: int) -> Program | None:
     return replace(program, statements=kept + closing, outputs=returned).without_dead_code()
 
 
-def take_tail(program: Program, start: int, evaluation: Evaluation) -> Program | None:
+def _take_tail(program: Program, start: int, evaluation: Evaluation) -> Program | None:
     """The statements from ``start`` on, with earlier values as inputs; None if one cannot be an input."""
     gone, kept = program.statements[:start], program.statements[start:]
     result = replace(program, statements=(*_find_open_blocks(gone), *kept))

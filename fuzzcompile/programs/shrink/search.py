@@ -46,10 +46,6 @@ class SearchBudget:
         """Return whether ``used`` compiles and screens, or the time, reach a bound."""
         return used >= self.compiles or (self.deadline is not None and time.monotonic() >= self.deadline)
 
-    def beyond(self, used: int, compiles: int, seconds: float) -> SearchBudget:
-        """A budget with so many compiles and seconds from now on, for the last steps of a search."""
-        return SearchBudget(used + compiles, None if self.deadline is None else time.monotonic() + seconds)
-
 
 class OutOfBudget(Exception):
     """Ends the search: its best program so far is the result."""
