@@ -92,6 +92,13 @@ def _settings(path: Path, namespace: Mapping[str, Any], *, backward: bool) -> Co
     backend = namespace.get("BACKEND", "inductor")
     if not (isinstance(backend, str) or callable(backend)):
         raise CaseError(f"{path}: BACKEND is a {type(backend).__name__}; make it a registered name or a function.")
+    wanted = namespace.get("PATH", COMPILE)
+    if wanted not in PATHS:
+        raise CaseError(f"{path}: PATH is {wanted!r}; use one of {', '.join(PATHS)}.")
+    if wanted != COMPILE and any(namespace.get(name) for name in ("BACKEND", "MODE", "FULLGRAPH")):
+        raise CaseError(f"{path}: BACKEND, MODE, FULLGRAPH are torch.compile's; remove them, or PATH = {wanted!r}.")
+    if wanted == AOTI and backward:
+        raise CaseError(f"{path}: AOTInductor computes no gradients; remove BACKWARD, or use PATH = 'export'.")
     return CompileSettings(
         backend=backend,
         options=dict(options),
@@ -101,19 +108,8 @@ def _settings(path: Path, namespace: Mapping[str, Any], *, backward: bool) -> Co
         mode=namespace.get("MODE"),
         dynamic=namespace.get("DYNAMIC"),
         fullgraph=bool(namespace.get("FULLGRAPH", False)),
-        path=_path(path, namespace, backward=backward),
+        path=str(wanted),
     )
-
-
-def _path(path: Path, namespace: Mapping[str, Any], *, backward: bool) -> str:
-    wanted = namespace.get("PATH", COMPILE)
-    if wanted not in PATHS:
-        raise CaseError(f"{path}: PATH is {wanted!r}; use one of {', '.join(PATHS)}.")
-    if wanted != COMPILE and any(namespace.get(name) for name in ("BACKEND", "MODE", "FULLGRAPH")):
-        raise CaseError(f"{path}: BACKEND, MODE, FULLGRAPH are torch.compile's; remove them, or PATH = {wanted!r}.")
-    if wanted == AOTI and backward:
-        raise CaseError(f"{path}: AOTInductor computes no gradients; remove BACKWARD, or use PATH = 'export'.")
-    return str(wanted)
 
 
 def _one_line(error: BaseException) -> str:

@@ -147,10 +147,6 @@ class _Call:
         return self.plan.probe.outputs[0] if self.plan.probe.outputs else None
 
     @property
-    def target(self) -> ComparedValue | None:
-        return self.plan.targets[0] if self.plan.targets else None
-
-    @property
     def kinds(self) -> dict[str, ComparedValue]:
         """The first value of each kind that is compared."""
         return {target.kind: target for target in reversed(self.plan.targets)}
@@ -176,10 +172,6 @@ class _Call:
             return ""
         kind = "" if output.dtype is torch.get_default_dtype() else f", dtype={output.dtype}"
         return (", ".join(map(str, output.shape)) or "()") + kind
-
-    @property
-    def equal_nan(self) -> str:
-        return ", equal_nan=True" if self.plan.probe.nonfinite else ""
 
     @property
     def share(self) -> str:
