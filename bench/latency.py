@@ -269,7 +269,7 @@ def print_phases(script: Path) -> None:
 
 def _watched() -> dict[str, tuple[float, float]]:
     """Sums of the time in the functions that judging consists of, without those that they call of each other."""
-    from fuzzcompile.diagnosis import attributor, engine
+    from fuzzcompile.diagnosis import engine
     from fuzzcompile.diagnosis.trials.experiments import Experiments
     from fuzzcompile.diagnosis.worker import judge
     from fuzzcompile.run import runs
@@ -301,7 +301,7 @@ def _watched() -> dict[str, tuple[float, float]]:
     timed(Experiments, "trial", "compiles and their judgement")
     timed(engine, "measure_steps", "replays")
     timed(engine, "decide", "decision")
-    timed(attributor.Attributor, "run", "attribution apart from its compiles")
+    timed(engine, "attribute", "attribution apart from its compiles")
     return totals
 
 

@@ -20,7 +20,7 @@ import torch
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, open_plain_session, open_session
 from fuzzcompile.compiler.watch.ledger import Ledger
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount, measure_steps
+from fuzzcompile.diagnosis.attribution.steps import measure_steps
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import runs
 from fuzzcompile.run.case import Case
@@ -64,7 +64,7 @@ def measure(case: Case, device: torch.device, pairs: int) -> None:
     for _ in range(_REPLAYED):  # apart: a compile after replays, or with a ledger held, takes a few percent longer
         ledger = _watched(case, device)[1]
         start = time.perf_counter()
-        measure_steps(ledger, ReplayCount())
+        measure_steps(ledger)
         replays.append(time.perf_counter() - start)
         rewrites = len(ledger.list_rewrites())
     print(f"{case.name}: {pairs} pairs, {rewrites} rewrites")

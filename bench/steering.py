@@ -26,9 +26,9 @@ import torch
 
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.rule_labels import get_family
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount, measure_steps, rank_suspects
-from fuzzcompile.diagnosis.attribution.veto_proof import find_failing_rewrite
+from fuzzcompile.diagnosis.attribution.steps import measure_steps, rank_suspects
 from fuzzcompile.diagnosis.decision import decide
+from fuzzcompile.diagnosis.stages.graph_passes import find_failing_rewrite
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.diagnosis.worker.judge import isolate_process, prepare
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, GeneratorSource, fit_installed_torch
@@ -195,7 +195,7 @@ def _screen(drawn: DrawnCase, folder: Path) -> Screened:
                 Compilation(screen=True), quick=True
             )
             trial = looking.trial()
-            steps = measure_steps(trial.ledger, ReplayCount())
+            steps = measure_steps(trial.ledger)
             decision = decide(looking, trial, steps)
     except Exception as error:  # a case that cannot be judged brings nothing
         print(f"  {path.name}: {type(error).__name__}: {str(error)[:80]}")

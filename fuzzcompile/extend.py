@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings
     from fuzzcompile.compiler.graph_replay import replay_graph
     from fuzzcompile.compiler.session import Compilation
-    from fuzzcompile.diagnosis.attribution.ablation import Divergence
-    from fuzzcompile.diagnosis.attribution.culprit import Culprit
+    from fuzzcompile.diagnosis.attribution.culprit import Culprit, Divergence
     from fuzzcompile.diagnosis.attribution.steps import find_inputs
     from fuzzcompile.diagnosis.stages.stage_table import get_stage
     from fuzzcompile.diagnosis.stages.ways import (
@@ -98,8 +97,7 @@ _ROOMS = {
     "fuzzcompile.programs.ir.program": ("Input", "Program", "Ref", "Statement"),
     "fuzzcompile.programs.shrink.outcome": ("ProbeResult",),
     "fuzzcompile.programs.shrink.search": ("CandidateTests", "ProgramSearch", "SearchBudget"),
-    "fuzzcompile.diagnosis.attribution.ablation": ("Divergence",),
-    "fuzzcompile.diagnosis.attribution.culprit": ("Culprit",),
+    "fuzzcompile.diagnosis.attribution.culprit": ("Culprit", "Divergence"),
     "fuzzcompile.diagnosis.attribution.steps": ("find_inputs",),
     "fuzzcompile.diagnosis.stages.stage_table": ("get_stage",),
     "fuzzcompile.diagnosis.stages.ways": (

@@ -25,7 +25,7 @@ from fuzzcompile.compiler.compile_changes import (
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.compiler.watch.ledger import Ledger, Rewrite
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount, Step, measure_steps
+from fuzzcompile.diagnosis.attribution.steps import Step, measure_steps
 from fuzzcompile.run.case import CompileSettings
 from fuzzcompile.run.device import seed_everything
 
@@ -43,7 +43,7 @@ class Watched:
     @functools.cached_property
     def steps(self) -> list[Step]:
         """Every rewrite, replayed."""
-        return measure_steps(self.ledger, ReplayCount())
+        return measure_steps(self.ledger)
 
     @property
     def fired(self) -> list[str]:

@@ -8,7 +8,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 from torch import fx, nn
@@ -222,7 +222,7 @@ def _enter_modes(double: bool, noise_seed: int | None) -> Iterator[None]:
 def interpret_graph(snapshot: Snapshot, inputs: Sequence[object], *, double: bool = False) -> object:
     """Run ``snapshot`` on ``inputs`` themselves, as a compiled graph would: it may mutate them, unless ``double``."""
     with torch.no_grad(), _enter_modes(double, None):
-        return GraphReplayer(snapshot).run(*inputs)
+        return fx.Interpreter.run(GraphReplayer(snapshot), *inputs)  # it is the compiled graph, and no replay
 
 
 def list_random_calls(snapshot: Snapshot) -> list[str]:
@@ -273,8 +273,10 @@ class GraphReplayer(fx.Interpreter):
     """Interprets a snapshot; a lowering pattern's opaque node runs what the pattern replaced.
 
     With ``keep``, :attr:`values` has the value of each node. ``on_node`` is called in place of each node, with a
-    function that runs it; what it returns is the node's value.
+    function that runs it; what it returns is the node's value. ``replays`` are the runs in this process.
     """
+
+    replays: ClassVar[int] = 0
 
     def __init__(self, snapshot: Snapshot, *, keep: bool = False, on_node: OnNode | None = None) -> None:
         root = nn.Module()
@@ -287,6 +289,11 @@ class GraphReplayer(fx.Interpreter):
         self.node: fx.Node | None = None  # the one under way
         self._on_cpu = current_target() is not None
         self.values: NodeValues = {}
+
+    def run(self, *args: Any, **options: Any) -> Any:
+        """Run the graph, and count that."""
+        GraphReplayer.replays += 1
+        return super().run(*args, **options)
 
     def run_node(self, n: fx.Node) -> object:
         """Run one node; its value is kept where that was asked for."""

@@ -27,7 +27,7 @@ from fuzzcompile.compiler.compile_changes import (
 from fuzzcompile.compiler.export import ExportedCallable, ExportError
 from fuzzcompile.compiler.kernels.kernel_patches import LoweringWatch
 from fuzzcompile.compiler.kernels.lowering_control import UNCHANGED
-from fuzzcompile.compiler.operators import operator_paths
+from fuzzcompile.compiler.operators import operator_crossref
 from fuzzcompile.compiler.target import target_process
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
 from fuzzcompile.compiler.target.target_process import current_target, explain_unfit_kernels, interpret_kernels
@@ -249,7 +249,7 @@ class CompileSession:
             options, mode = {key: value for key, value in options.items() if key not in given}, None
         bypassed = self.how.get(BypassedNodes)
         if bypassed is not None:
-            return torch.compile(target, backend=operator_paths.bypass_nodes(bypassed.names, backend), **arguments)
+            return torch.compile(target, backend=operator_crossref.bypass_nodes(bypassed.names, backend), **arguments)
         if options:
             arguments["options"] = options
         if mode and mode != "default":

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 from torch import fx
 
@@ -25,23 +24,36 @@ from fuzzcompile.compiler.functional_run import find_identity_nodes
 from fuzzcompile.compiler.graph_breaks import find_captured_calls, is_function
 from fuzzcompile.compiler.session import find_path
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
+from fuzzcompile.compiler.watch.aot_autograd import AS_THEY_COME
 from fuzzcompile.compiler.watch.rule_labels import make_family_veto
-from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence, OutOfTime
-from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Attribution, Culprit, Workaround, frames_to_json
-from fuzzcompile.diagnosis.attribution.steps import Step, find_inputs, measure_steps, select_semantic_steps
-from fuzzcompile.diagnosis.attribution.veto_proof import Prover, find_failing_rewrite
+from fuzzcompile.diagnosis.attribution.culprit import (
+    UNKNOWN,
+    Ablator,
+    Attribution,
+    Culprit,
+    Divergence,
+    OutOfTime,
+    Workaround,
+    frames_to_json,
+)
+from fuzzcompile.diagnosis.attribution.steps import find_inputs, measure_steps, select_semantic_steps
 from fuzzcompile.diagnosis.oracle.judgement import largest_error
 from fuzzcompile.diagnosis.stages.backend_stages import with_asserted_layout
-from fuzzcompile.diagnosis.stages.graph_passes import list_blamed_rewrites, make_rewrite_culprit
+from fuzzcompile.diagnosis.stages.graph_passes import (
+    Prover,
+    find_failing_rewrite,
+    list_blamed_rewrites,
+    make_rewrite_culprit,
+)
 from fuzzcompile.diagnosis.stages.stage_table import (
     LADDER,
+    Shows,
     get_stage,
     look_around_rewrites,
-    look_at_rewrites,
     look_at_sides,
+    look_in_order,
 )
 from fuzzcompile.diagnosis.stages.ways import attempt_backend
-from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT, PATHS
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.signatures import drop_fingerprint
@@ -114,9 +126,8 @@ def _iter_candidates(culprit: Culprit, ablator: Ablator) -> Iterator[CompileChan
         yield OmittedPass(left_out, str(culprit.pass_name))
         return
     yield from map(InductorSettings, _iter_settings(culprit, ablator))
-    tracing = get_stage(culprit.stage).tracing_settings(culprit)
-    if tracing:
-        yield TracingSettings(tracing)
+    if culprit.details.get("kind") == "tangent":
+        yield TracingSettings(AS_THEY_COME)
     if culprit.stage not in GRAPH_STAGES:
         calls = find_captured_calls(ablator.trial.ledger, culprit.site, culprit.nodes)
         functions = tuple((name, call) for name, call in calls.items() if is_function(call))
@@ -145,165 +156,126 @@ def _iter_settings(culprit: Culprit, ablator: Ablator) -> Iterator[dict[str, obj
 _EARLIER = (DYNAMO, FUNCTIONALIZATION)
 
 
-@dataclass(frozen=True)
-class Attributor:
-    """Attributes the failing trial of an ablator, whose rewrites moved the result by ``steps``.
+def attribute(ablator: Ablator, *, thorough: bool = False) -> Attribution:
+    """Look where the table of the stages says, in its order; out of time, name the first suspect as it stands.
 
     ``thorough`` tries every backend of the ladder that PyTorch's issue form asks for, whatever is at fault.
     """
-
-    ablator: Ablator
-    steps: Sequence[Step]
-    thorough: bool = False
-
-    @property
-    def experiments(self) -> Experiments:
-        """The runs and compiles of the case."""
-        return self.ablator.experiments
-
-    @functools.cached_property
-    def divergence(self) -> Divergence:
-        """Divergence of the failing trial, as the stages read it."""
-        return Divergence.from_ablator(self.ablator, self.steps)
-
-    def run(self) -> Attribution:
-        """Look where the table of the stages says, in its order; out of time, name the first suspect as it stands."""
-        attribution: Attribution | None = None
-        try:
-            attribution = self._attribute_to_rewrites() or self._attribute_around_rewrites()
-            if attribution.culprit is not None:
-                attribution.workaround = find_workaround(self.ablator, attribution.culprit)
-            if self.thorough:
-                self._try_ladder()
-        except OutOfTime:
-            attribution = attribution or Attribution(find_first_rewrite(self.divergence), cut_off=True)
-        attribution = with_asserted_layout(attribution, self.ablator.trial)
-        attribution.ablations = self.ablator.ablations
-        attribution.culprit = self._with_frames(attribution.culprit)
-        return attribution
-
-    def _with_frames(self, culprit: Culprit | None) -> Culprit | None:
-        """The culprit of an error with the compiler's code that raised it, which places a culprit without a place."""
-        failure = self.ablator.trial.observation.failure
-        if culprit is None or failure is None or not failure.raised:
-            return culprit
-        culprit = replace(culprit, details={**culprit.details, "raised": frames_to_json(failure.raised)})
-        if culprit.source is not None or culprit.necessary:
-            return culprit
-        # What a compile without it did not repair only handed the error on.
-        cleared = {ablation.toggle for ablation in self.ablator.ablations if not ablation.repairs}
-        frame = next((frame for frame in failure.raised if f"veto {frame[2]}" not in cleared), failure.raised[0])
-        return _place_culprit(culprit, frame)
-
-    def _attribute_to_rewrites(self) -> Attribution | None:
-        """The rewrite at fault, and what else is where the result stays wrong without it."""
-        attribution = look_at_rewrites(self.ablator, self.divergence)
-        if attribution is None or attribution.culprit is None or attribution.culprit.necessary is not False:
-            return attribution
-        trial = self.ablator.trial
-        if trial.observation.failure is not None and find_failing_rewrite(trial) is None:
-            return None  # it moves values, and what raises was not under way in it and raises without it
-        prover = Prover(self.ablator, self.steps)
-        refused = prover.names([step.label for step in select_semantic_steps(self.steps)])
-        experiments = self.experiments.under(self.experiments.how.under(Veto(tuple(refused))))
-        trial = self.ablator.run_trial(experiments.how)
-        if self.ablator.repairs(trial):
-            return attribution
-        ablator = replace(self.ablator, experiments=experiments, trial=trial)  # the table of ablations is one
-        second = look_at_sides(ablator, Divergence.from_ablator(ablator, self.steps))
-        if second is None or second.culprit is None:
-            return attribution
-        return replace(attribution, contributors=[second.culprit, *second.contributors])
-
-    def _attribute_around_rewrites(self) -> Attribution:
-        """Look around the graph passes; else take the first backend of the ladder that shows the divergence."""
-        if self._own_backend or self._path == EXPORT:
-            return self._attribute_by_ladder()
-        shared = self._attribute_to_compile() if self._path == AOTI else None
-        if shared is not None:
-            return shared
-        return look_around_rewrites(self.ablator, self.divergence) or self._attribute_by_ladder()
-
-    @property
-    def _path(self) -> str:
-        return find_path(self.experiments.case.settings, self.experiments.how)
-
-    def _try_ladder(self) -> None:
-        """The backends, each of which adds a part of the compiler, as far as they were not tried yet."""
-        tried = {ablation.toggle for ablation in self.ablator.ablations}
-        if self.ablator.replays or self._own_backend or self._path != COMPILE:
-            return
-        for backend, _ in LADDER:
-            if not tried & {Backend(backend).text, Backend(backend).workaround}:
-                attempt_backend(self.ablator, Backend(backend))
-
-    def _attribute_by_ladder(self) -> Attribution:
-        """The first backend that shows the divergence names the stage; else it lies behind the graphs.
-
-        Where that is not Inductor but a backend of the case's own, it is at fault if Inductor alone is right.
-        """
-        if self._path != COMPILE:
-            return self._attribute_to_export()
-        stage = LOWERING
-        for backend, name in LADDER:
-            if not attempt_backend(self.ablator, Backend(backend)):
-                stage = name
-                break
-        else:
-            if self._own_backend and attempt_backend(self.ablator, Backend("inductor")):
-                label = make_backend_label(self.experiments.case.settings.backend)
-                return Attribution(Culprit.from_label(label, necessary=True))
-        family = self._find_operator()  # tells bugs apart, though it need not be at fault
-        details: DetailsJson = {"output of": family} if family else {}
-        return Attribution(Culprit(stage, None, None, family or UNKNOWN, confidence="low", details=details))
-
-    def _attribute_to_compile(self) -> Attribution | None:
-        experiments = self.experiments.under(self.experiments.how.under(CompilePath(COMPILE)))
-        trial, repaired = self.ablator.attempt(experiments.how, CompilePath(COMPILE).text)
-        if repaired or not self.ablator.fails_alike(trial):
-            return None
-        ablator = replace(self.ablator, experiments=experiments, trial=trial)  # the table of ablations is one
-        attributor = Attributor(ablator, measure_steps(trial.ledger, ablator.count))
-        return attributor._attribute_to_rewrites() or attributor._attribute_around_rewrites()
-
-    def _attribute_to_export(self) -> Attribution:
-        """Attribute to the capture by export, or to AOTInductor if the exported program alone is right."""
-        stage = DYNAMO
-        if self._path == AOTI and attempt_backend(self.ablator, CompilePath(EXPORT)):
-            stage = CODEGEN
-        return Attribution(Culprit(stage, None, None, UNKNOWN, confidence="low", details={"path": self._path}))
-
-    @property
-    def _own_backend(self) -> bool:
-        return self.experiments.how.backend is None and self.experiments.case.settings.backend != "inductor"
-
-    def _find_operator(self) -> str | None:
-        """The operator that computes the diverging output, as the user's program calls it; that in which it failed."""
-        worst = self.ablator.trial.judgement.worst
-        failed = self.ablator.trial.ledger.failed_in
-        if worst is None:
-            return failed.rewrite if failed is not None and failed.rewrite != failed.stage else None
-        for frame in self.ablator.trial.ledger.frames:
-            record = frame.find_record(PRE_GRAD)
-            if record is not None and record.snapshots:
-                inputs = find_inputs(frame, record)
-                passing = find_identity_nodes(record.snapshots[0], inputs) if inputs is not None else ()
-                return find_producer(record.snapshots[0].graph, worst.name, passing)
-        return None
+    attribution: Attribution | None = None
+    try:
+        attribution = _attribute_to_rewrites(ablator) or _attribute_around_rewrites(ablator)
+        if attribution.culprit is not None:
+            attribution.workaround = find_workaround(ablator, attribution.culprit)
+        tried = {ablation.toggle for ablation in ablator.ablations}
+        whole = not (ablator.replays or _has_own_backend(ablator)) and _find_path(ablator) == COMPILE
+        for backend in (Backend(name) for name, _ in LADDER if thorough and whole):
+            if not tried & {backend.text, backend.workaround}:
+                attempt_backend(ablator, backend)
+    except OutOfTime:
+        attribution = attribution or Attribution(find_first_rewrite(ablator), cut_off=True)
+    attribution = with_asserted_layout(attribution, ablator.trial)
+    attribution.ablations = ablator.ablations
+    attribution.culprit = _with_frames(ablator, attribution.culprit)
+    return attribution
 
 
-def _place_culprit(culprit: Culprit, frame: tuple[str, int, str]) -> Culprit:
-    """The culprit in the file that raised, unless that complains about what a later stage gave it.
-
-    Ahead of functionalization, decompositions compute fake tensors alone.
-    """
-    file, line, _ = frame
+def _with_frames(ablator: Ablator, culprit: Culprit | None) -> Culprit | None:
+    """The culprit of an error with the compiler's code that raised it, which places a culprit without a place."""
+    failure = ablator.trial.observation.failure
+    if culprit is None or failure is None or not failure.raised:
+        return culprit
+    culprit = replace(culprit, details={**culprit.details, "raised": frames_to_json(failure.raised)})
+    if culprit.source is not None or culprit.necessary:
+        return culprit
+    # What a compile without it did not repair only handed the error on.
+    cleared = {ablation.toggle for ablation in ablator.ablations if not ablation.repairs}
+    file, line, _ = next((frame for frame in failure.raised if f"veto {frame[2]}" not in cleared), failure.raised[0])
     stage = find_file_stage(file) or culprit.stage
+    # It may complain about what a later stage gave it.
     if stage in _EARLIER and culprit.stage not in _EARLIER[: _EARLIER.index(stage) + 1]:
         return culprit
     if culprit.stage == DYNAMO and stage == DECOMPOSITION:
-        stage = FAKE_TENSOR
+        stage = FAKE_TENSOR  # ahead of functionalization, decompositions compute fake tensors alone
     return replace(culprit, stage=stage, source=file, line=line)
+
+
+def _attribute_to_rewrites(ablator: Ablator) -> Attribution | None:
+    """The rewrite at fault, and what else is where the result stays wrong without it."""
+    attribution = look_in_order(ablator, Shows.ANYWHERE)
+    if attribution is None or attribution.culprit is None or attribution.culprit.necessary is not False:
+        return attribution
+    if ablator.trial.observation.failure is not None and find_failing_rewrite(ablator.trial) is None:
+        return None  # it moves values, and what raises was not under way in it and raises without it
+    refused = Prover(ablator).names([step.label for step in select_semantic_steps(ablator.steps)])
+    experiments = ablator.experiments.under(ablator.how.under(Veto(tuple(refused))))
+    trial = ablator.run_trial(experiments.how)
+    if ablator.repairs(trial):
+        return attribution
+    second = look_at_sides(replace(ablator, experiments=experiments, trial=trial))  # the table of ablations is one
+    if second is None or second.culprit is None:
+        return attribution
+    return replace(attribution, contributors=[second.culprit, *second.contributors])
+
+
+def _attribute_around_rewrites(ablator: Ablator) -> Attribution:
+    """Look around the graph passes; else take the first backend of the ladder that shows the divergence."""
+    path = _find_path(ablator)
+    if _has_own_backend(ablator) or path == EXPORT:
+        return _attribute_by_ladder(ablator)
+    shared = _attribute_to_compile(ablator) if path == AOTI else None
+    return shared or look_around_rewrites(ablator) or _attribute_by_ladder(ablator)
+
+
+def _find_path(ablator: Ablator) -> str:
+    return find_path(ablator.experiments.case.settings, ablator.how)
+
+
+def _has_own_backend(ablator: Ablator) -> bool:
+    return ablator.how.backend is None and ablator.experiments.case.settings.backend != "inductor"
+
+
+def _attribute_by_ladder(ablator: Ablator) -> Attribution:
+    """The first backend that shows the divergence names the stage; else it lies behind the graphs.
+
+    Where that is not Inductor but a backend of the case's own, it is at fault if Inductor alone is right. Of a program
+    captured by export, the capture is at fault, or AOTInductor if the exported program alone is right.
+    """
+    path = _find_path(ablator)
+    if path != COMPILE:
+        compiled = path == AOTI and attempt_backend(ablator, CompilePath(EXPORT))
+        stage = CODEGEN if compiled else DYNAMO
+        return Attribution(Culprit(stage, None, None, UNKNOWN, confidence="low", details={"path": path}))
+    stage = next((name for backend, name in LADDER if not attempt_backend(ablator, Backend(backend))), LOWERING)
+    if stage == LOWERING and _has_own_backend(ablator) and attempt_backend(ablator, Backend("inductor")):
+        label = make_backend_label(ablator.experiments.case.settings.backend)
+        return Attribution(Culprit.from_label(label, necessary=True))
+    family = _find_operator(ablator)  # tells bugs apart, though it need not be at fault
+    details: DetailsJson = {"output of": family} if family else {}
+    return Attribution(Culprit(stage, None, None, family or UNKNOWN, confidence="low", details=details))
+
+
+def _attribute_to_compile(ablator: Ablator) -> Attribution | None:
+    experiments = ablator.experiments.under(ablator.how.under(CompilePath(COMPILE)))
+    trial, repaired = ablator.attempt(experiments.how, CompilePath(COMPILE).text)
+    if repaired or not ablator.fails_alike(trial):
+        return None
+    steps = measure_steps(trial.ledger)
+    ablator = replace(ablator, experiments=experiments, trial=trial, steps=steps)  # the table of ablations is one
+    return _attribute_to_rewrites(ablator) or _attribute_around_rewrites(ablator)
+
+
+def _find_operator(ablator: Ablator) -> str | None:
+    """The operator that computes the diverging output, as the user's program calls it; that in which it failed."""
+    worst, failed = ablator.trial.judgement.worst, ablator.trial.ledger.failed_in
+    if worst is None:
+        return failed.rewrite if failed is not None and failed.rewrite != failed.stage else None
+    for frame in ablator.trial.ledger.frames:
+        record = frame.find_record(PRE_GRAD)
+        if record is not None and record.snapshots:
+            inputs = find_inputs(frame, record)
+            passing = find_identity_nodes(record.snapshots[0], inputs) if inputs is not None else ()
+            return find_producer(record.snapshots[0].graph, worst.name, passing)
+    return None
 
 
 def find_first_rewrite(divergence: Divergence) -> Culprit | None:
@@ -327,9 +299,6 @@ def find_producer(graph: fx.Graph, output: str, passing: Collection[str] = ()) -
     return target if isinstance(target, str) else getattr(target, "__name__", None)
 
 
-# Hits of bugs that are known: recognised by their first suspect, and proved by a veto without code generation.
-
-
 def find_known_culprit(divergence: Divergence, verdict: Verdict, known: Collection[tuple[str, str]]) -> Culprit | None:
     """The first suspect, if what it would be reported as is known already.
 
@@ -346,10 +315,8 @@ def prove_again(ablator: Ablator, culprit: Culprit) -> Culprit | None:
     """The culprit with its proof: a compile without its family, whose graphs are interpreted, is right.
 
     The family is refused as a whole, because its members take each other's place and the signature is that of them all.
-
-    Returns:
-        None if something stays wrong, so that the case shows another bug too; if the bug needs generated code to show;
-        or if there is no time.
+    None if something stays wrong, so that the case shows another bug too; if the bug needs generated code to show; or
+    if there is no time.
     """
     how = ablator.how.under(Veto((make_family_veto(culprit.stage, culprit.rewrite or ""),)))
     how = replace(how, screen=True, record=ablator.replays)

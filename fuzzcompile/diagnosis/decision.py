@@ -14,8 +14,8 @@ from fuzzcompile.compiler.target import target_process
 from fuzzcompile.compiler.target.interpreter import TEMPLATES
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
 from fuzzcompile.compiler.target.target_process import current_target, explain_unfit_kernels
-from fuzzcompile.diagnosis.attribution.ablation import REPLAY, SUSPICION, VALUES, Evidence
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount, Step, select_semantic_steps
+from fuzzcompile.diagnosis.attribution.culprit import REPLAY, SUSPICION, VALUES, Evidence
+from fuzzcompile.diagnosis.attribution.steps import Step, select_semantic_steps
 from fuzzcompile.diagnosis.oracle import random_streams
 from fuzzcompile.diagnosis.oracle.judgement import Judgement, choose_wrong_values_verdict, have_same_bits
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
@@ -139,7 +139,7 @@ def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Se
         )
     boundary = None  # the largest change of meaning between dynamo's graphs and those that the passes get
     if first.verdict is not Verdict.EQUAL and not experiments.compares_modes:
-        found = find_boundaries(trial.ledger, ReplayCount())
+        found = find_boundaries(trial.ledger)
         boundary = max(found, key=lambda boundary: boundary.step, default=None)
     if boundary is not None and _has_other_kernel(experiments, trial, boundary):
         return Decision(
@@ -254,7 +254,7 @@ def confirm(experiments: Experiments, trial: Trial, decision: Decision) -> Decis
     evidence = decision.evidence
     second = experiments.trial(replace(experiments.how, record=evidence.replays, timed=True))
     if evidence.replays:
-        again = evidence.shows(second, ReplayCount())
+        again = evidence.shows(second)
     else:
         again = second.judgement.verdict.is_bug or bool(second.judgement.suspicious)
     if again or have_same_bits(trial.observation, second.observation):

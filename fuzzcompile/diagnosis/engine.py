@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fuzzcompile.compiler.compile_changes import Backend, CompilePath, InductorSettings, Veto
+from fuzzcompile.compiler.graph_replay import GraphReplayer
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, find_path
 from fuzzcompile.compiler.torch_api import check_torch_same
 from fuzzcompile.compiler.watch.conformance import probe_unknown_torch
 from fuzzcompile.compiler.watch.ledger import Label, Ledger, Unseen, format_unseen, gather_unseen, get_gathered
 from fuzzcompile.diagnosis import decision as promises
-from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
-from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount, Step, measure_steps
-from fuzzcompile.diagnosis.attributor import Attributor, find_known_culprit, prove_again
+from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
+from fuzzcompile.diagnosis.attribution.steps import Step, measure_steps
+from fuzzcompile.diagnosis.attributor import attribute, find_known_culprit, prove_again
 from fuzzcompile.diagnosis.decision import (
     Decision,
     confirm,
@@ -146,7 +146,7 @@ class JudgedTrial:
         cls, experiments: Experiments, trial: Trial, spent: Spending, known: Collection[tuple[str, str]] = ()
     ) -> JudgedTrial:
         """The decision on one compile, and whether that is a hit of a bug that is ``known``."""
-        steps = measure_steps(trial.ledger, spent.count)
+        steps = measure_steps(trial.ledger)
         decision = limit_claims(experiments, decide(experiments, trial, steps))
         answer = cls(experiments, trial, spent, steps, decision)
         return replace(answer, hit=answer._find_hit(known))
@@ -169,13 +169,12 @@ class JudgedTrial:
             return unproved
         if self.hit is not None:
             return self.hit
-        attribution = Attributor(self._make_ablator(), self.steps, thorough=thorough).run()
+        attribution = attribute(self._make_ablator(), thorough=thorough)
         return replace(attribution, changed_bits=unproved.changed_bits)
 
     def _find_hit(self, known: Collection[tuple[str, str]]) -> Attribution | None:
-        divergence = Divergence(self.experiments, self.trial, self.steps, self.spent.count)
-        suspect = find_known_culprit(divergence, self.decision.verdict, known)
         ablator = self._make_ablator()
+        suspect = find_known_culprit(ablator, self.decision.verdict, known)
         hit = None if suspect is None else prove_again(ablator, suspect)
         if hit is None:
             return None
@@ -187,7 +186,7 @@ class JudgedTrial:
         return replace(self, decision=replace(self.decision, detail=detail))
 
     def _make_ablator(self) -> Ablator:
-        return Ablator(self.experiments, self.trial, self.spent.count, self.decision.evidence, self.spent.deadline)
+        return Ablator(self.experiments, self.trial, self.steps, self.spent.deadline, self.decision.evidence)
 
     def _make_unproved(self) -> Attribution:
         moved = (step for step in self.steps if step.changed_bits and not step.random)
@@ -196,14 +195,14 @@ class JudgedTrial:
 
 @dataclass(frozen=True)
 class Spending:
-    """When a triage began (``time.perf_counter()``), and the replays of graphs so far.
+    """When a triage began (``time.perf_counter()``), and the replays of graphs that this process had made by then.
 
     After its ``deadline``, a value of ``time.monotonic()``, attribution begins no further compile.
     """
 
     deadline: float | None = None
     started: float = field(default_factory=time.perf_counter)
-    count: ReplayCount = field(default_factory=ReplayCount)
+    replays_before: int = field(default_factory=lambda: GraphReplayer.replays)
 
     @property
     def is_late(self) -> bool:
@@ -238,7 +237,7 @@ def _make_report(answer: JudgedTrial, attribution: Attribution) -> TriageReport:
         # Of a program that was never captured, dynamo lists errors and no breaks.
         graph_breaks=trial.ledger.graph_breaks if trial.ledger.graphs else (),
         warnings=compare_warnings(experiments.runs.eager, trial.observation),
-        cost=Cost(counts.compiles, answer.spent.count.replays, seconds, counts.screens),
+        cost=Cost(counts.compiles, GraphReplayer.replays - answer.spent.replays_before, seconds, counts.screens),
         survives_float64=answer.survives,
         promise=promises.find_broken_promise(experiments, trial, decision.verdict),
         randomness=describe_randomness(experiments, trial, own_stream=answer.own_stream),
@@ -413,7 +412,7 @@ def _screen(looking: Experiments, known: Collection[tuple[str, str]], spent: Spe
     trial = looking.trial()
     if trial.observation.failure is None:
         refuse_unfit(looking.case, trial)
-    answer = JudgedTrial.decide(looking, trial, replace(spent, count=ReplayCount()), known)
+    answer = JudgedTrial.decide(looking, trial, spent, known)
     hit = answer.hit
     if answer.decision.verdict.is_bug and hit is None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,8 +13,8 @@ from fuzzcompile.compiler.compile_changes import Veto
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.rule_labels import get_family
-from fuzzcompile.diagnosis.attribution.ablation import Divergence
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount, measure_steps, rank_suspects, select_semantic_steps
+from fuzzcompile.diagnosis.attribution.culprit import Divergence
+from fuzzcompile.diagnosis.attribution.steps import measure_steps, rank_suspects, select_semantic_steps
 from fuzzcompile.diagnosis.decision import confirm, decide
 from fuzzcompile.diagnosis.oracle.judgement import choose_wrong_values_verdict
 from fuzzcompile.diagnosis.stages.graph_passes import list_visible_rewrites
@@ -181,7 +182,7 @@ def probe_case(
         return CaseProbe(Verdict.INVALID, False, compiles=0)
     on_eager()
     trial = experiments.trial()
-    steps = measure_steps(trial.ledger, ReplayCount())
+    steps = measure_steps(trial.ledger)
     verdict = trial.judgement.verdict
     if thorough:
         decision = decide(experiments, trial, steps)
@@ -190,7 +191,7 @@ def probe_case(
         verdict = decision.verdict
     elif verdict is Verdict.ROUNDING and select_semantic_steps(steps):
         verdict = choose_wrong_values_verdict(trial.judgement)
-    divergence = Divergence(experiments, trial, steps, ReplayCount(), _SECONDS)
+    divergence = Divergence(experiments, trial, steps, time.monotonic() + _SECONDS)
     suspects = tuple(_list_suspects(looks, divergence)) if verdict.is_bug else ()
     failure = trial.observation.failure
     return CaseProbe(

@@ -18,7 +18,6 @@ from watching import watch
 from fuzzcompile.compiler.functional_run import load_functional_tools, run_eagerly
 from fuzzcompile.compiler.operators.decompositions import (
     ChosenOperators,
-    can_take_out,
     find_functional_form,
     find_operator,
     get_operator_family,
@@ -29,7 +28,6 @@ from fuzzcompile.compiler.operators.operator_application import forget_metadata,
 from fuzzcompile.compiler.watch import patch_table
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.torch_patch import install_patches
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount
 from fuzzcompile.diagnosis.operators.operator_ways import OperatorCheck, check_operators
 from fuzzcompile.diagnosis.stages.graph_ways import METADATA
 from fuzzcompile.diagnosis.stages.ways import Pair, Sides
@@ -45,10 +43,10 @@ def drop_strides(metadata: object) -> str:
 def checked(target: Callable[..., Any], *inputs: torch.Tensor, backward: bool = False) -> OperatorCheck:
     watched = watch(target, inputs, backward=backward, screen=True)
     assert watched.ledger.unseen == []
-    (found,) = check_operators(watched.ledger, ReplayCount())
+    (found,) = check_operators(watched.ledger)
     assert found.watched.raised is None
     assert found.watched.unseen == []
-    divergence: Any = SimpleNamespace(trial=SimpleNamespace(ledger=watched.ledger), count=ReplayCount())
+    divergence: Any = SimpleNamespace(trial=SimpleNamespace(ledger=watched.ledger))
     pairs: list[Pair[Any]] = []
     for sides in METADATA.sides(divergence):
         assert isinstance(sides, Sides)
@@ -170,7 +168,7 @@ def test_names():
 
 
 def test_without_takes_out_and_puts_back():
-    assert can_take_out()
+    assert read_decomposition_table()
     before, lowered = read_decomposition_table(), set(lowering.lowerings)
     kernels = dict(aten.dropout.default.py_kernels)
     removal = ChosenOperators(["aten.gelu_.default", "aten.dropout.default", "aten.no_such_operator.default"], Ledger())

@@ -17,7 +17,6 @@ from fuzzcompile.compiler.kernels.lowering_control import Control
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.compiler.watch.compiler_errors import find_raise_place, list_raise_frames
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount
 from fuzzcompile.diagnosis.kernels.watched_graph import watch_graphs
 from fuzzcompile.run.case import CompileSettings
 
@@ -74,7 +73,7 @@ SLOW = ("block", "block trained")  # the others have all that these have
 )
 def clean(request):
     ledger, results = CLEAN[request.param]()
-    return ledger, results, watch_graphs(ledger, ReplayCount())
+    return ledger, results, watch_graphs(ledger)
 
 
 def test_nothing_is_wrong_with_a_clean_program(clean):
@@ -84,7 +83,7 @@ def test_nothing_is_wrong_with_a_clean_program(clean):
     for look in looks:
         assert look.find_first_refused() is None
         assert look.find_wrong_operators() == []
-        assert look.as_run.find_wrong_kernels() == []
+        assert look.find_wrong_kernel() is None
         assert look.find_wrong_outputs() == []
 
 
@@ -116,7 +115,7 @@ def value_of(ir: GraphEvaluation, name: str):
 
 def test_bits_are_evaluated():
     ledger, _ = watched(bits())
-    (look,) = watch_graphs(ledger, ReplayCount())
+    (look,) = watch_graphs(ledger)
     read = [name for name, label in look.lowered.labels.items() if "view.dtype" in label]
     assert len(read) == 3
     for name in read:

@@ -7,7 +7,7 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import fx
@@ -26,13 +26,33 @@ NOT_FOLLOWED = (NotEvaluable, AttributeError, RuntimeError, TypeError, KeyError)
 """Errors of the evaluation: a value that is not known. NotImplementedError is one of RuntimeError."""
 
 
+@dataclass(frozen=True)
+class StoredBuffer:
+    """A buffer that kernel number ``kernel`` wrote, beside its loop's result on the inputs that the kernel had.
+
+    ``meant`` is what the loop gives, in the program's own dtypes; None where the kernel is a library's. ``node`` is the
+    FX node whose value it holds, if known. ``reads_unknown``: the loop reads a value that no kernel stored.
+    """
+
+    kernel: int
+    buffer: str
+    node: str | None
+    written: torch.Tensor
+    meant: torch.Tensor | None
+    reads_unknown: bool
+
+
 class GraphEvaluation:
     """Evaluates buffers of a graph on first use, in the order in which Inductor writes them.
 
-    ``given`` are values of the graph's nodes from an interpreter; the results of library kernels are taken from there.
-    ``ran`` are values that buffers had when the compiled graph ran, for those that nothing else gives, or (``as_run``)
-    before ``given``, where the graph draws random numbers that the interpreter does not. With ``noise_seed`` every
-    operator's result is moved by up to one ulp. What cannot be followed raises :class:`NotEvaluable`.
+    ``given`` are values of the graph's nodes from an interpreter; the results of library kernels are taken from there,
+    and what nothing else gives from ``call``, one execution of the compiled graph, or (``as_run``) from there first,
+    where the graph draws random numbers that the interpreter does not. With ``noise_seed`` every operator's result is
+    moved by up to one ulp. What cannot be followed raises :class:`NotEvaluable`.
+
+    With ``inexact`` the execution is followed: what a kernel stored takes the place of what its loop gives, so that
+    each computation is repeated on what it really read, and both are kept in ``stored``. It says, by buffer, whether
+    the operators of its loop leave its bits open: a sum may take any order.
     """
 
     def __init__(
@@ -40,17 +60,21 @@ class GraphEvaluation:
         lowered: LoweredGraph,
         inputs: Sequence[object],
         given: NodeValues,
-        ran: Mapping[str, torch.Tensor],
+        call: GraphCall,
         *,
-        double: bool,
+        double: bool = False,
         noise_seed: int | None = None,
         as_run: bool = False,
+        inexact: Mapping[str, bool] | None = None,
     ) -> None:
-        self._anew = functools.partial(GraphEvaluation, lowered, inputs, given, ran, double=double, as_run=as_run)
+        self._anew = functools.partial(GraphEvaluation, lowered, inputs, given, call, double=double, as_run=as_run)
         self.lowered, self.graph, self.double = lowered, lowered.graph, double
-        self._given, self._ran, self._as_run = given, ran, as_run
+        self._given, self._as_run, self._inexact = given, as_run, inexact
+        self._written = {name: (number, value.cpu()) for (number, name), value in call.written.items()}
         self.generator = None if noise_seed is None else torch.Generator().manual_seed(noise_seed)
-        self._symbols: dict[object, object] = {}
+        self.stored: dict[str, StoredBuffer] = {}
+        self._open: set[str] = set()  # buffers that no kernel stored, and whose bits are open
+        self.symbols: dict[object, object] = {}
         self._flat: dict[str, torch.Tensor] = {}
         self._unknown: dict[str, str] = {}
         self._done: set[int] = set()
@@ -73,10 +97,14 @@ class GraphEvaluation:
             raise NotEvaluable(f"{name} is no tensor of the IR")
         self._advance(self.lowered.marks.get(name, 0))
         with self._install_handlers():
-            result = run_loop(value.make_loader(), self._evaluate_sizes(value.get_size()), (), self, self._symbols)
+            result = run_loop(value.make_loader(), self._evaluate_sizes(value.get_size()), (), self)
         if not isinstance(result, torch.Tensor):
             raise NotEvaluable(f"{name} gives {type(result).__name__}")
         return result.to(self._find_storage_dtype(value.get_dtype())) if rounded else result
+
+    def find_stored(self, node: str) -> StoredBuffer | None:
+        """The buffer that holds a node's value, if a kernel stored it."""
+        return next((stored for stored in self.stored.values() if stored.node == node), None)
 
     def evaluate_buffer(self, name: str) -> torch.Tensor:
         """The value of a buffer in its own shape and strides, once everything is written."""
@@ -108,7 +136,7 @@ class GraphEvaluation:
         before._done.update(self._by_buffer[name] for name in buffers)
         with before._install_handlers():
             sizes = [before._evaluate_sizes(each) for each in body.sizes]
-            run_loop(body, sizes[0], sizes[1], before, before._symbols, nested=True)
+            run_loop(body, sizes[0], sizes[1], before, nested=True)
         return {name: before._view_buffer(before.flat(name), name) for name in buffers}
 
     # -- memory of the loops --------------------------------------------------------------------
@@ -139,6 +167,14 @@ class GraphEvaluation:
         self._done.add(number)
         operation = self._operations[number]
         names = [buffer.get_name() for buffer in operation.get_outputs()]
+        reads_unknown = True
+        with contextlib.suppress(*NOT_FOLLOWED):
+            reads_unknown = any(name in self._open for name in operation.get_read_names())
+        self._compute(operation, names)
+        for name in names if self._inexact is not None else ():
+            self._follow(name, loop=type(operation).__name__ == "ComputedBuffer", reads_unknown=reads_unknown)
+
+    def _compute(self, operation: Operation, names: Sequence[str]) -> None:
         try:
             if self._run(operation):
                 return
@@ -148,6 +184,22 @@ class GraphEvaluation:
         mutated = [str(name) for name in getattr(operation, "get_mutation_names", list)()]
         for name in dict.fromkeys([*names, *mutated]):
             self._take(name, reason, replaced=name in mutated)
+
+    def _follow(self, name: str, *, loop: bool, reads_unknown: bool) -> None:
+        """Go on with what a kernel stored in a buffer."""
+        place = self._written.get(name)
+        if place is None or self._find_root(name) != name or self._is_part(name):
+            if reads_unknown or (self._inexact or {}).get(name, True):
+                self._open.add(name)
+            return
+        number, written = place
+        meant = None
+        with contextlib.suppress(*NOT_FOLLOWED):
+            held = self._view_buffer(self.flat(name), name)
+            meant = held.clone() if loop else None
+            if held.shape == written.shape:
+                held.copy_(written)
+        self.stored[name] = StoredBuffer(number, name, self._nodes.get(name), written, meant, reads_unknown)
 
     def _run(self, operation: Operation) -> bool:
         from torch._inductor.ir import ComputedBuffer, NopKernel
@@ -161,14 +213,14 @@ class GraphEvaluation:
         with self._install_handlers():
             data, store = operation.data, operation.get_store_function()
             outer, reduced = map(self._evaluate_sizes, (data.get_pointwise_size(), data.get_reduction_size()))
-            run_loop(store, outer, reduced, self, self._symbols, nested=bool(data.get_reduction_type()))
+            run_loop(store, outer, reduced, self, nested=bool(data.get_reduction_type()))
         return True
 
     def _take(self, name: str, reason: str, *, replaced: bool) -> None:
         root = self._find_root(name)
         value = self._given.get(self._nodes.get(name, ""))
-        if replaced or not isinstance(value, torch.Tensor) or (self._as_run and name in self._ran):
-            value = self._ran.get(name)
+        if replaced or not isinstance(value, torch.Tensor) or (self._as_run and name in self._written):
+            value = self._written.get(name, (0, None))[1]
         if not isinstance(value, torch.Tensor):
             self._unknown[root] = reason or f"what {name} holds is not known"
             return
@@ -242,13 +294,13 @@ class GraphEvaluation:
                 if value.layout == torch.strided:
                     self._flat[name] = self._load_elements(value)
                 sizes = zip(place.get_size() if hasattr(place, "get_size") else (), value.shape, strict=False)
-                self._symbols.update((size, int(known)) for size, known in sizes if isinstance(size, sympy.Symbol))
+                self.symbols.update((size, int(known)) for size, known in sizes if isinstance(size, sympy.Symbol))
             elif isinstance(place, sympy.Symbol):
-                self._symbols[place] = value
+                self.symbols[place] = value
 
     def _evaluate_size(self, size: Any) -> int:
         sympy = importlib.import_module("sympy")
-        return int(size.subs(self._symbols)) if isinstance(size, sympy.Expr) else int(size)
+        return int(size.subs(self.symbols)) if isinstance(size, sympy.Expr) else int(size)
 
     def _evaluate_sizes(self, sizes: Sequence[Any]) -> list[int]:
         return [self._evaluate_size(size) for size in sizes]
@@ -289,24 +341,7 @@ def _measure_span(sizes: Sequence[int], strides: Sequence[int]) -> int:
 _SEED = 11
 
 
-@dataclass(frozen=True)
-class StoredBuffer:
-    """A buffer that kernel number ``kernel`` wrote, beside its loop's result on the inputs that the kernel had.
-
-    ``meant`` is what the loop gives, in the program's own dtypes; None where the kernel is a library's. ``node`` is the
-    FX node whose value it holds, if known. ``reads_unknown``: the loop reads a value that no kernel stored.
-    """
-
-    kernel: int
-    buffer: str
-    node: str | None
-    written: torch.Tensor
-    meant: torch.Tensor | None
-    reads_unknown: bool
-
-
-@dataclass(frozen=True)
-class AppliedOperator:
+class AppliedOperator(NamedTuple):
     """An operator of the graph, computed by ATen and by its lowering on the same inputs.
 
     ``lowered`` is before it is rounded to the dtype of the result; where a library computes it, what the kernel wrote.
@@ -319,65 +354,10 @@ class AppliedOperator:
     reads_unrounded: bool
 
 
-class ExecutionEvaluation(GraphEvaluation):
-    """The IR of one graph in the program's own dtypes, along one execution, ``call``.
-
-    ``given`` stand in for the values of libraries that were not watched. ``inexact`` says, by buffer, whether the
-    operators of its loop leave its bits open: a sum may take any order.
-    """
-
-    def __init__(
-        self,
-        lowered: LoweredGraph,
-        inputs: Sequence[object],
-        given: NodeValues,
-        call: GraphCall,
-        inexact: Mapping[str, bool],
-    ) -> None:
-        self._written = {name: (number, value.cpu()) for (number, name), value in call.written.items()}
-        self._inexact = inexact
-        self._open: set[str] = set()  # buffers that no kernel stored, and whose bits are open
-        self.stored: dict[str, StoredBuffer] = {}
-        super().__init__(
-            lowered, inputs, given, {name: value for name, (_, value) in self._written.items()}, double=False
-        )
-
-    def find_stored(self, node: str) -> StoredBuffer | None:
-        """The buffer that holds a node's value, if a kernel stored it."""
-        return next((stored for stored in self.stored.values() if stored.node == node), None)
-
-    def _evaluate(self, number: int) -> None:
-        operation = self._operations[number]
-        names = [buffer.get_name() for buffer in operation.get_outputs()]
-        try:
-            reads_unknown = any(name in self._open for name in operation.get_read_names())
-        except NOT_FOLLOWED:
-            reads_unknown = True
-        super()._evaluate(number)
-        for name in names:
-            self._follow(name, loop=type(operation).__name__ == "ComputedBuffer", reads_unknown=reads_unknown)
-
-    def _follow(self, name: str, *, loop: bool, reads_unknown: bool) -> None:
-        place = self._written.get(name)
-        if place is None or self._find_root(name) != name or self._is_part(name):
-            if reads_unknown or self._inexact.get(name, True):
-                self._open.add(name)
-            return
-        number, written = place
-        meant = None
-        with contextlib.suppress(*NOT_FOLLOWED):
-            held = self._view_buffer(self.flat(name), name)
-            meant = held.clone() if loop else None
-            if held.shape == written.shape:
-                held.copy_(written)
-        self.stored[name] = StoredBuffer(number, name, self._nodes.get(name), written, meant, reads_unknown)
-
-
-def compare_operators(followed: ExecutionEvaluation, inputs: Sequence[object]) -> list[AppliedOperator]:
+def compare_operators(followed: GraphEvaluation, inputs: Sequence[object]) -> list[AppliedOperator]:
     """Every operator whose lowering can be followed, in the order of the graph, on the inputs that it really had.
 
-    Raises:
-        Exception: of an operator that does not run on the values of the execution.
+    An operator that does not run on the values of the execution raises what it raises.
     """
     applied: list[AppliedOperator] = []
     unrounded: set[str] = set()
@@ -400,7 +380,8 @@ def compare_operators(followed: ExecutionEvaluation, inputs: Sequence[object]) -
         rounded = lowered.to(aten.dtype)
         again = rounded.to(lowered.dtype)
         changed = lowered.is_floating_point() and bool(((again != lowered) & (lowered == lowered)).any())
-        if changed or (tainted and stored is None and _is_view_node(node)):
+        returned = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
+        if changed or (tainted and stored is None and any(result.alias_info is not None for result in returned)):
             unrounded.add(node.name)
         compiled = stored.written if stored is not None and stored.written.shape == aten.shape else rounded
         return torch.empty_strided(aten.size(), aten.stride(), dtype=aten.dtype).copy_(compiled)
@@ -409,10 +390,3 @@ def compare_operators(followed: ExecutionEvaluation, inputs: Sequence[object]) -
     with torch.no_grad():
         GraphReplayer(followed.lowered.snapshot, on_node=follow).run(*copy_tree(list(inputs)))
     return applied
-
-
-def _is_view_node(node: fx.Node) -> bool:
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and any(
-        result.alias_info is not None for result in target._schema.returns
-    )

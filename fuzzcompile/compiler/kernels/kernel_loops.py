@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsInt, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
@@ -104,26 +103,7 @@ def find_definition(place: str) -> tuple[str | None, int | None]:
         return None, None
     for attribute in attributes.split("."):
         target = getattr(target, attribute, None)
-    return find_source(_unwrap_generator(target))
-
-
-def _unwrap_generator(function: Any) -> object:
-    """The function that writes the code, behind the wrappers of the Triton code generator.
-
-    ``TritonOverrides`` decorates with ``maybe_upcast_float32``, whose closure holds the function as ``func``, and
-    ``TritonKernelOverrides`` routes float64 by partials that hold it as ``_original_impl``.
-    """
-    while True:
-        code = getattr(function, "__code__", None)
-        if isinstance(function, functools.partial) and "_original_impl" in function.keywords:
-            function = function.keywords["_original_impl"]
-        elif code is not None and code.co_name == "wrapped" and "func" in code.co_freevars:
-            function = function.__closure__[code.co_freevars.index("func")].cell_contents
-        else:
-            return function
-
-
-# The loops of a kernel that write one buffer: their operators, in loops and in the graph.
+    return find_source(target)
 
 
 def list_loop_operators(kernel: Kernel, buffer: str) -> list[str]:
@@ -159,12 +139,6 @@ def find_loop_nodes(kernel: Kernel, buffer: str) -> set[str]:
 Dependences = Literal["broken", "kept", "unknown"]
 
 
-class _Access(Protocol):
-    index: object
-    var_names: Sequence[object]
-    size: Sequence[SupportsInt]
-
-
 def check_dependences(lowered: LoweredGraph, scheduled: Sequence[LoopNode]) -> Dependences:
     """Judge from the elements that fused loops read and write in an iteration whether they keep their dependences."""
     renamed = getattr(lowered.scheduler, "mutation_real_name", {})
@@ -177,7 +151,7 @@ def check_dependences(lowered: LoweredGraph, scheduled: Sequence[LoopNode]) -> D
     return "unknown" if unknown else "kept"
 
 
-def _is_crossed(first: _Access, second: _Access) -> bool | None:
+def _is_crossed(first: Any, second: Any) -> bool | None:
     try:
         if (first.index, first.var_names, first.size) == (second.index, second.var_names, second.size):
             return False
@@ -195,7 +169,7 @@ def _is_crossed(first: _Access, second: _Access) -> bool | None:
     return None if crossed and counts[0] != counts[1] else crossed  # unless the shared loops were not the first
 
 
-def _compute_places(access: _Access) -> torch.Tensor:
+def _compute_places(access: Any) -> torch.Tensor:
     from torch.utils._sympy.interp import sympy_interp
 
     sizes = [int(size) for size in access.size]
@@ -208,17 +182,17 @@ def _compute_places(access: _Access) -> torch.Tensor:
 
 def _iterate_accesses(
     lowered: LoweredGraph, scheduled: Sequence[LoopNode], renamed: Mapping[str, str]
-) -> Iterator[tuple[_Access, _Access]]:
+) -> Iterator[tuple[Any, Any]]:
     """Pairs of accesses to one buffer, of two loops of one loop nest, of which at least one writes.
 
     Nests that share their outer loops only are passed over, and so are dependences that only order loops.
     """
     inside = {id(loop) for node in scheduled for loop in (node.get_nodes() if hasattr(node, "get_nodes") else ())}
 
-    def list_accesses(loop: LoopNode, kind: str) -> list[tuple[str, _Access]]:
+    def list_accesses(loop: LoopNode, kind: str) -> list[tuple[str, Any]]:
         found = getattr(getattr(loop, "read_writes", None), kind, ())
         named = [(str(each.name), each) for each in found if type(each).__name__ in ("MemoryDep", "StarDep")]
-        return [(renamed.get(name, name), cast("_Access", each)) for name, each in named]
+        return [(renamed.get(name, name), each) for name, each in named]
 
     for nest in getattr(lowered.scheduler, "nodes", ()):
         loops = [loop for loop in nest.get_nodes() if id(loop) in inside]

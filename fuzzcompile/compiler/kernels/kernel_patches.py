@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,22 +37,8 @@ if TYPE_CHECKING:
 
 # Callbacks of the wrapper of a watched compile: before and after every kernel, and once the graph returned.
 
-Note = Callable[[Exception], None]
-_watched_graphs: dict[int, tuple[LoweredGraph, Note]] = {}
+_watched_graphs: dict[int, tuple[LoweredGraph, Callable[[Exception], None]]] = {}
 _keys = itertools.count(1)
-
-
-def register_graph(lowered: LoweredGraph, note: Note) -> int:
-    """A key under which the generated wrapper calls back; ``note`` writes down errors of the watching."""
-    key = next(_keys)
-    _watched_graphs[key] = lowered, note
-    return key
-
-
-def format_callback(key: int, function: str, number: int) -> str:
-    """A line of a generated wrapper that calls ``before_kernel`` or ``after_kernel`` here."""
-    package, _, rest = __name__.partition(".")
-    return f"__import__('{package}.{rest}').{rest}.{function}({key}, {number}, locals())"
 
 
 def before_kernel(key: int, number: int, variables: dict[str, object]) -> None:
@@ -161,27 +147,14 @@ class LoweringWatch:
 
         return self.find_lowered(V.graph)
 
-    @contextlib.contextmanager
-    def write_operator(self, operator: str) -> Iterator[None]:
-        """Code for an operator of a loop is written in this block; they may be nested."""
-        self.operators.append(operator)
-        try:
-            yield
-        except Exception:  # re-raised: only noted here
-            self.raised_in = self.raised_in or operator
-            raise
-        finally:
-            self.operators.pop()
-
     def record_unseen(self, unseen: Unseen, error: BaseException | None = None) -> None:
         """Record a missed observation."""
         self.recorder.record_unseen(unseen, error)
 
     def note(self, error: Exception) -> None:
         """Write down an error of the watching, which the compile is kept from."""
-        self.record_unseen(
-            Unseen("kernels", format_reason(error), (LOWERING, SCHEDULER, CODEGEN), "values of kernels"), error
-        )
+        missed = Unseen("kernels", format_reason(error), (LOWERING, SCHEDULER, CODEGEN), "values of kernels")
+        self.record_unseen(missed, error)
 
     def close(self) -> None:
         """Keep nothing of further calls."""
@@ -189,15 +162,14 @@ class LoweringWatch:
             _watched_graphs.pop(key, None)
 
 
-def list_operator_names(nodes: Sequence[BaseSchedulerNode]) -> tuple[str, ...]:
+def list_operator_names(nodes: Sequence[Any]) -> tuple[str, ...]:
     """Names of the FX nodes behind scheduler nodes, in the order of their graph."""
-    origins: dict[fx.Node, None] = {}
-    for scheduled in nodes:
-        for part in scheduled.get_nodes() if hasattr(scheduled, "get_nodes") else ():
-            for origin in getattr(getattr(part, "node", None), "origins", ()):
-                if origin.op == "call_function":
-                    origins[origin] = None
-    return tuple(node.name for node in sorted(origins))
+    parts = (part for scheduled in nodes if hasattr(scheduled, "get_nodes") for part in scheduled.get_nodes())
+    return _list_calls(origin for part in parts for origin in getattr(getattr(part, "node", None), "origins", ()))
+
+
+def _list_calls(origins: Iterable[fx.Node]) -> tuple[str, ...]:
+    return tuple(node.name for node in sorted(set(origins)) if node.op == "call_function")
 
 
 CPP = "torch._inductor.codegen.cpp"
@@ -229,9 +201,6 @@ def _note_failure(
         raise
 
 
-# -- lowering ---------------------------------------------------------------------------------------
-
-
 @_with_call
 def wrap_run(watch: LoweringWatch, call: Function, graph: GraphLowering) -> object:
     """A graph is lowered: keep a copy of it, and a key for the calls of its kernels."""
@@ -243,7 +212,8 @@ def wrap_run(watch: LoweringWatch, call: Function, graph: GraphLowering) -> obje
         labels = label_operators(module.graph, recorder.direction)
         lowered = LoweredGraph(recorder.frame.index, recorder.direction, graph, snapshot, labels)
         recorder.ledger.lowered.append(lowered)
-        watch.keys[id(graph)] = register_graph(lowered, watch.note)
+        watch.keys[id(graph)] = key = next(_keys)
+        _watched_graphs[key] = lowered, watch.note
     return call()
 
 
@@ -273,9 +243,6 @@ def wrap_call_function(
 
     handler = cast(Function, fallback_handler(target, add_to_fallback_set=False))  # type: ignore[no-untyped-call]
     return handler(*args, **kwargs)
-
-
-# -- scheduling and code generation -----------------------------------------------------------------
 
 
 @_with_call
@@ -309,23 +276,16 @@ def wrap_scheduler_init(watch: LoweringWatch, call: Function, scheduler: Schedul
 @_with_call
 def wrap_scheduler_node(watch: LoweringWatch, call: Function, scheduler: Any, node: Any) -> object:
     """Note the operators of a node that cannot be scheduled."""
-
-    def find_nodes() -> tuple[str, ...]:
-        return tuple(origin.name for origin in sorted(node.get_origins()) if origin.op == "call_function")
-
-    with _note_failure(watch, watch.find_current(), SCHEDULER, find_nodes):
+    with _note_failure(watch, watch.find_current(), SCHEDULER, lambda: _list_calls(node.get_origins())):
         return call()
 
 
 @_with_call
 def wrap_codegen(watch: LoweringWatch, call: Function, scheduler: Scheduler) -> object:
     """Note the operators of the kernel whose code cannot be generated."""
-
-    def find_nodes() -> tuple[str, ...]:
-        node = getattr(scheduler, "current_node", None)
-        return list_operator_names([node] if node is not None else [])
-
-    with _note_failure(watch, watch.find_current(), CODEGEN, find_nodes):
+    with _note_failure(
+        watch, watch.find_current(), CODEGEN, lambda: list_operator_names([getattr(scheduler, "current_node", None)])
+    ):
         return call()
 
 
@@ -390,12 +350,14 @@ def _generate_watched(
     number, key = len(lowered.kernels), watch.keys[id(lowered.graph)]
     try:
         lowered.kernels.append(make(number))
-        wrapper.writeline(format_callback(key, "before_kernel", number))
+        package, _, rest = __name__.partition(".")
+        callback = f"__import__('{package}.{rest}').{rest}.{{}}({key}, {number}, locals())"
+        wrapper.writeline(callback.format("before_kernel"))
     except Exception as error:  # the recorder never fails the compile that it watches
         watch.note(error)
         return generate()
     result = generate()
-    wrapper.writeline(format_callback(key, "after_kernel", number))
+    wrapper.writeline(callback.format("after_kernel"))
     return result
 
 
@@ -509,8 +471,14 @@ def _wrap_writing(find_name: Callable[..., str]) -> Function:
     """Record that code is written for the operator that the arguments of the call name."""
 
     def replacement(watch: LoweringWatch, original: Function, *args: Any, **kwargs: Any) -> object:
-        with watch.write_operator(find_name(*args, **kwargs)):
+        watch.operators.append(find_name(*args, **kwargs))  # they may be nested
+        try:
             return original(*args, **kwargs)
+        except Exception:  # re-raised: only noted here
+            watch.raised_in = watch.raised_in or watch.operators[-1]
+            raise
+        finally:
+            watch.operators.pop()
 
     return replacement
 

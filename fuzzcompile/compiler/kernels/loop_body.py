@@ -6,11 +6,14 @@ import functools
 import importlib
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from fuzzcompile.compiler.kernels.ir_evaluation import GraphEvaluation
 
 # Arithmetic of the index expressions of Inductor's loops.
 
@@ -77,22 +80,6 @@ _OWN: dict[str, Operator] = {
     "polygamma": lambda n, x: torch.polygamma(int(n.reshape(-1)[0]), x),
     "frexp": lambda x: tuple(torch.frexp(x)),
 }
-
-
-def find_loop_operator(name: str) -> Operator | None:
-    """The function that computes operator ``name`` of a loop on tensors; None if none is known."""
-    if name in _OWN:
-        return _OWN[name]
-    places = (getattr(place, _RENAMED.get(name, name), None) for place in (torch, torch.special))
-    function = next((place for place in places if callable(place) and not name.startswith("_")), None)
-
-    def call(*args: object, **kwargs: object) -> object:
-        assert function is not None
-        return function(
-            *(torch.as_tensor(each) if isinstance(each, (bool, int, float)) else each for each in args), **kwargs
-        )
-
-    return call if function is not None else None
 
 
 def find_compute_dtype(dtype: torch.dtype, *, double: bool) -> torch.dtype:
@@ -170,37 +157,17 @@ class NotEvaluable(Exception):
     """The loop holds an operator that this package does not evaluate, or needs a value that is not known."""
 
 
-class LoopMemory(Protocol):
-    """Memory that loops load from and store to: flat storages, by the name of the buffer."""
-
-    double: bool
-    generator: torch.Generator | None
-
-    def flat(self, name: str) -> torch.Tensor:
-        """The elements of the storage behind buffer ``name``, in a row."""
-        ...
-
-
 Body = Callable[..., object]
 Combine = Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]], Sequence[object]]
 
 
 def run_loop(
-    body: Body,
-    sizes: Sequence[int],
-    reduced: Sequence[int],
-    memory: LoopMemory,
-    symbols: Mapping[object, object],
-    *,
-    nested: bool = False,
+    body: Body, sizes: Sequence[int], reduced: Sequence[int], memory: GraphEvaluation, *, nested: bool = False
 ) -> object:
     """Run ``body`` over an index space of ``sizes``, and of the dimensions that a reduction runs over; what it returns.
 
     It takes the indices as sympy expressions: one list, and a second one if there are ``reduced`` dimensions, or always
-    if it is ``nested``, as one of the scheduler's. ``symbols`` are values of the sizes that are symbols.
-
-    Raises:
-        NotEvaluable: for anything that cannot be evaluated.
+    if it is ``nested``, as one of the scheduler's. NotEvaluable is raised for anything that cannot be evaluated.
     """
     from torch._inductor.virtualized import V
 
@@ -209,7 +176,7 @@ def run_loop(
         raise NotEvaluable(f"{math.prod(shape)} elements")
     sympy = importlib.import_module("sympy")  # which has no types
     indices: list[object] = []
-    values: dict[object, object] = dict(symbols)
+    values = dict(memory.symbols)
     for dimension, size in enumerate(shape):
         if size == 1:  # as Inductor writes it: an index that is always 0
             indices.append(sympy.Integer(0))
@@ -245,20 +212,24 @@ def _as_tensor(value: object) -> torch.Tensor:
 
 
 class _LoopHandler:
-    def __init__(self, memory: LoopMemory, shape: Sequence[int], reduced: int, values: dict[object, object]) -> None:
-        self.memory, self.shape, self.reduced, self.values = memory, list(shape), reduced, values
+    def __init__(
+        self, memory: GraphEvaluation, shape: Sequence[int], reduced: int, values: dict[object, object]
+    ) -> None:
+        self.memory, self.shape, self.reduced, self.values = memory, shape, reduced, values
         self._masked = 0
 
     def __getattr__(self, name: str) -> Callable[..., object]:
-        if name.startswith("__"):
+        if name.startswith("_"):
             raise AttributeError(name)
-        function = find_loop_operator(name)
+        places = (getattr(place, _RENAMED.get(name, name), None) for place in (torch, torch.special))
+        function: Operator | None = _OWN.get(name) or next(filter(callable, places), None)
         if function is None:
             raise NotEvaluable(f"operator {name}")
 
         def call(*args: object, **kwargs: object) -> object:
-            named = {key: _unwrap(value) for key, value in kwargs.items()}
-            return self._add_noise(function(*map(_unwrap, args), **named))
+            plain = map(_unwrap, args)
+            values = [torch.as_tensor(each) if isinstance(each, (bool, int, float)) else each for each in plain]
+            return self._add_noise(function(*values, **{key: _unwrap(value) for key, value in kwargs.items()}))
 
         return call
 
@@ -282,19 +253,14 @@ class _LoopHandler:
         flat = self.memory.flat(name)
         place = torch.as_tensor(self._evaluate_index(index))
         written = _as_tensor(value).to(flat.dtype)
-        shape = torch.broadcast_shapes(place.shape, written.shape, self._outer)  # type: ignore[no-untyped-call]
+        outer = [*self.shape[: len(self.shape) - self.reduced], *[1] * self.reduced]
+        shape = torch.broadcast_shapes(place.shape, written.shape, outer)  # type: ignore[no-untyped-call]
         place, written = place.expand(shape).reshape(-1), written.expand(shape).reshape(-1)
         if place.numel() and (int(place.min()) < 0 or int(place.max()) >= flat.numel()):
             raise NotEvaluable(f"{name} is written out of bounds")
         flat.index_put_((place,), written, accumulate=mode is not None and "add" in mode)
 
-    def store_reduction(self, name: str, index: object, value: object) -> None:
-        self.store(name, index, value)
-
-    @property
-    def _outer(self) -> list[int]:
-        split = len(self.shape) - self.reduced
-        return [*self.shape[:split], *[1] * self.reduced] if self.reduced else self.shape
+    store_reduction = store
 
     # -- indices --------------------------------------------------------------------------------
 

@@ -59,8 +59,6 @@ def find_lowering_source(target: Callable[..., object] | str) -> tuple[str | Non
     return find_source(lowerings.get(target))
 
 
-# Changes to a compile behind the graph passes, which prove a fault there.
-
 EVERYTHING = "*"
 
 

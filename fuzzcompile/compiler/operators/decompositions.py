@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from fuzzcompile.compiler.torch_config import patch_config
 from fuzzcompile.compiler.watch.ledger import Ledger, Unseen
 from fuzzcompile.compiler.watch.torch_patch import Function
 
@@ -28,26 +27,10 @@ if TYPE_CHECKING:
 _KEYS = ("CompositeImplicitAutograd", "Autograd")
 
 
-def can_take_out() -> bool:
-    """Return whether this torch has the table that decompositions can be left out of."""
-    return _find_table_maker() is not None
-
-
 def read_decomposition_table() -> Mapping[OpOverload, Function]:
     """The table that Inductor hands to AOTAutograd under its present config; empty where this torch has none."""
-    make = _find_table_maker()
-    return dict(cast("Mapping[OpOverload, Function]", make())) if make is not None else {}
-
-
-def _find_table_maker() -> Function | None:
-    with contextlib.suppress(ImportError):
-        return getattr(importlib.import_module("torch._inductor.compile_fx"), "select_decomp_table", None)
-    return None
-
-
-def apply_config(config: Mapping[str, object]) -> contextlib.AbstractContextManager[object]:
-    """Entries of Inductor's config in force, as far as this torch has them: decompositions read them."""
-    return patch_config("inductor", config)
+    make = getattr(importlib.import_module("torch._inductor.compile_fx"), "select_decomp_table", dict)
+    return dict(cast("Mapping[OpOverload, Function]", make()))
 
 
 def list_dispatcher_kernels() -> list[tuple[OpOverload, DispatchKey, Function]]:

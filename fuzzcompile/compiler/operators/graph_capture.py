@@ -38,29 +38,25 @@ def capture_graphs(case: Case, device: torch.device, *, dynamic: bool | None = F
     A graph comes with the inputs of its first call, or of the call that it refused, which ends the case. ``dynamic`` is
     as ``torch.compile`` takes it; False captures each shape as it is.
     """
-    seen: list[CapturedGraph] = []
+    seen: dict[int, CapturedGraph] = {}  # by module
 
     def backend(module: fx.GraphModule, example_inputs: object) -> Callable[..., object]:
-        place: int | None = None
-
         def run(*inputs: object) -> object:
-            nonlocal place
-            if place is None:
-                place = len(seen)
-                seen.append(_copy_call(module, inputs))
+            if id(module) not in seen:
+                seen[id(module)] = _copy_call(module, inputs)
                 return module(*inputs)
             try:
                 return module(*inputs)
             except Exception:  # the case may be one of a call that eager refuses, whatever it raises
                 # Copied after the call: a copy before each call would be for nothing in all other cases.
-                seen[place] = _copy_call(module, inputs)
+                seen[id(module)] = _copy_call(module, inputs)
                 raise
 
         return run
 
     settings = replace(case.settings, backend=backend, options={}, mode=None, dynamic=dynamic)
     _compile_and_run(case, device, settings, Compilation(record=False))
-    return seen
+    return list(seen.values())
 
 
 def _compile_and_run(case: Case, device: torch.device, settings: CompileSettings, how: Compilation) -> Ledger:
@@ -96,9 +92,6 @@ def capture_functional(case: Case, device: torch.device) -> list[CapturedGraph]:
     return found
 
 
-# The ATen operators that a compiled program calls, with the inputs that they really get, strides and all.
-
-
 @dataclass(frozen=True)
 class AtenCall:
     """One call of an ATen operator: copies of its arguments, with their strides."""
@@ -121,7 +114,10 @@ def record_operator_calls(case: Case, device: torch.device, *, decomposed: bool)
     calls: list[AtenCall] = []
 
     def record(operator: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        if isinstance(operator, torch._ops.OpOverload) and _is_repeatable(operator):
+        returned = operator._schema.returns if isinstance(operator, torch._ops.OpOverload) else ()
+        views = any(result.alias_info is not None for result in returned)
+        random = torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+        if operator.namespace == "aten" and not (views or random or operator._schema.is_mutable):
             calls.append(AtenCall(operator, *copy_tree((list(args), dict(kwargs)))))
         return operator(*args, **kwargs)
 
@@ -138,9 +134,3 @@ def record_operator_calls(case: Case, device: torch.device, *, decomposed: bool)
     settings = replace(case.settings, backend=backend, options={}, mode=None)
     _compile_and_run(case, device, settings, Compilation(record=False))
     return calls
-
-
-def _is_repeatable(operator: torch._ops.OpOverload) -> bool:
-    views = any(result.alias_info is not None for result in operator._schema.returns)
-    random = torch.Tag.nondeterministic_seeded in operator.tags
-    return operator.namespace == "aten" and not (views or random or operator._schema.is_mutable)

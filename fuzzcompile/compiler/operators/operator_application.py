@@ -24,7 +24,6 @@ from fuzzcompile.run.tensors import copy_tree, list_significant_strides, map_tre
 if TYPE_CHECKING:
     from torch._ops import OpOverload
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-    from torch.utils._pytree import TreeSpec
 
 
 _EPS = torch.finfo(torch.float64).eps
@@ -373,9 +372,23 @@ def _compute_kernel_metadata(
     sizes = [size for tensor in tensors for size in (*tensor.size(), *tensor.stride())]
     if not tensors or any(isinstance(value, torch.SymInt) for value in (*flat, *sizes)):
         return None
+    fake = importlib.import_module(FAKE_TENSOR_MODULE).FakeTensor
+
+    def make_filled(value: FakeTensor, fill: int) -> torch.Tensor:
+        made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.fake_device)
+        return made.fill_(fill)
+
+    def run(fill: int) -> tuple[object, Exception | None]:
+        filled = [make_filled(value, fill) if isinstance(value, fake) else value for value in flat]
+        args, kwargs = pytree.tree_unflatten(filled, spec)
+        try:
+            return func(*args, **kwargs), None
+        except Exception as error:  # of the kernel: it is the answer
+            return None, error
+
     with no_dispatch():
-        result, error = _run_on_values(func, flat, spec, 0)
-        if error is not None and str(_run_on_values(func, flat, spec, 1)[1]) == str(error):
+        result, error = run(0)
+        if error is not None and str(run(1)[1]) == str(error):
             raise IntendedError(error)
         if error is not None:
             return None
@@ -383,21 +396,3 @@ def _compute_kernel_metadata(
         torch.Tensor, lambda tensor: mode.fake_tensor_converter.from_real_tensor(mode, tensor), result
     )
     return converted
-
-
-def _run_on_values(
-    func: OpOverload, flat: Sequence[object], spec: TreeSpec, fill: int
-) -> tuple[object, Exception | None]:
-    fake = importlib.import_module(FAKE_TENSOR_MODULE).FakeTensor
-    args, kwargs = pytree.tree_unflatten(
-        [_fill_tensor(value, fill) if isinstance(value, fake) else value for value in flat], spec
-    )
-    try:
-        return func(*args, **kwargs), None
-    except Exception as error:  # of the kernel: it is the answer
-        return None, error
-
-
-def _fill_tensor(value: FakeTensor, fill: int) -> torch.Tensor:
-    made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.fake_device)
-    return made.fill_(fill)

@@ -156,8 +156,12 @@ def _find_partial(function: Any) -> Any:
 
 def _unwrap_function(function: Any) -> Any:
     while True:
+        code = getattr(function, "__code__", None)
         if isinstance(function, functools.partial):
-            function = function.func
+            # Inductor's Triton code generator routes float64 by partials that hold the function for other dtypes.
+            function = function.keywords.get("_original_impl", function.func)
+        elif code is not None and code.co_name == "wrapped" and "func" in code.co_freevars:  # its upcasting decorator
+            function = function.__closure__[code.co_freevars.index("func")].cell_contents
         elif hasattr(function, "__wrapped__"):
             function = function.__wrapped__
         elif hasattr(function, "__func__"):

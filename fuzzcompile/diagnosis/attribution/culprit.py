@@ -1,32 +1,38 @@
-"""Culprits, ablations and workarounds: the result of an attribution."""
+"""Divergences, culprits, and the compiles that prove them (ablations): the result of an attribution."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
+from fuzzcompile.compiler.compile_changes import CompileChange
 from fuzzcompile.compiler.graph_text import diff_graphs, find_changed_nodes, list_user_lines
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
+from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.ledger import Label
 from fuzzcompile.compiler.watch.rule_labels import get_family
-from fuzzcompile.diagnosis.attribution.steps import Step
+from fuzzcompile.diagnosis.attribution.steps import Step, measure_steps, select_semantic_steps
+from fuzzcompile.diagnosis.oracle.judgement import largest_error
+from fuzzcompile.diagnosis.trials.case_runs import Trial
+from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.culprit_contract import AblationJson, CulpritJson, DetailsJson, FrameJson, WorkaroundJson
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.run.pool.worker import say
 
 UNKNOWN = "unknown"
 """The family of a culprit of which the place alone is known."""
 
 
-class Proof(TypedDict, total=False):
-    """Fields of a culprit that say how sure it is (:class:`Culprit`)."""
-
-    necessary: bool | None
-    sufficient: bool | None
-    siblings: tuple[str, ...]
-    confidence: str
+Place = tuple[str | None, int | None]
+"""File and line of a function of the compiler, as far as they are known."""
 
 
-class CulpritFields(Proof, total=False):
+class CulpritFields(TypedDict, total=False):
     """Fields of a culprit beside its stage and its names (:class:`Culprit`)."""
 
     nodes: tuple[str, ...]
@@ -34,6 +40,10 @@ class CulpritFields(Proof, total=False):
     line: int | None
     site: str | None
     step: float | None
+    necessary: bool | None
+    sufficient: bool | None
+    siblings: tuple[str, ...]
+    confidence: str
     details: DetailsJson
 
 
@@ -62,37 +72,30 @@ class Culprit:
     details: DetailsJson = field(default_factory=lambda: DetailsJson())
 
     @classmethod
-    def from_step(cls, step: Step, **proof: Unpack[Proof]) -> Culprit:
+    def from_step(cls, step: Step, /, **known: Unpack[CulpritFields]) -> Culprit:
         """The rewrite behind a step."""
-        return replace(
-            cls.from_label(step.label, nodes=step.rewrite.nodes, details=_describe_step(step), **proof),
-            site=str(step.rewrite.site) if step.rewrite.site else None,
-            step=step.float64 if step.float64 is not None else step.native,
-        )
+        known["site"] = str(step.rewrite.site) if step.rewrite.site else None
+        known["step"] = step.float64 if step.float64 is not None else step.native
+        known["nodes"], known["details"] = step.rewrite.nodes, _describe_step(step)
+        return cls.from_label(step.label, **known)
 
     @classmethod
-    def from_label(
-        cls, label: Label, *, nodes: tuple[str, ...] = (), details: DetailsJson | None = None, **proof: Unpack[Proof]
-    ) -> Culprit:
+    def from_label(cls, label: Label, **known: Unpack[CulpritFields]) -> Culprit:
         """A rewrite of which no application could be measured (it raised, or was refused)."""
-        return cls(
-            label.stage,
-            label.pass_name,
-            label.rewrite,
-            get_family(label.rewrite),
-            nodes=nodes,
-            source=label.source,
-            line=label.line,
-            details=details or {},
-            **proof,
-        )
+        family = get_family(label.rewrite)
+        known["source"], known["line"] = label.source, label.line
+        return cls(label.stage, label.pass_name, label.rewrite, family, **known)
 
     @classmethod
-    def from_operator(cls, stage: str, operator: str | None, **known: Unpack[CulpritFields]) -> Culprit:
+    def from_operator(
+        cls, stage: str, operator: str | None, place: Place = (None, None), **known: Unpack[CulpritFields]
+    ) -> Culprit:
         """An operator at fault in a stage; its family is its name without namespace and overload.
 
-        ``operator`` is its name with both, None if no operator could be singled out.
+        ``operator`` is its name with both, None if no operator could be singled out; ``place`` is the file and line of
+        the compiler's code for it.
         """
+        known["source"], known["line"] = place
         return cls(stage, None, operator, get_operator_family(operator) if operator else UNKNOWN, **known)
 
     @property
@@ -183,6 +186,11 @@ class Attribution:
     known: bool = False
     cut_off: bool = False
 
+    @property
+    def is_proved(self) -> bool:
+        """Return whether a compile without the culprit showed that it is at fault."""
+        return self.culprit is not None and bool(self.culprit.necessary)
+
 
 def frames_to_json(frames: Sequence[tuple[str, int, str]]) -> list[FrameJson]:
     """Frames of the compiler (file, line and function) as ``details`` of a culprit hold them."""
@@ -205,3 +213,160 @@ def _describe_step(step: Step) -> DetailsJson:
         "matched": list_user_lines(before, step.rewrite.nodes or find_changed_nodes(before, after)),
         "diff": "\n".join(diff_graphs(before, after)),
     }
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Test that finds a bug in a compile whose verdict alone does not show it.
+
+    ``replays`` says that it takes a ledger with snapshots.
+    """
+
+    shows: Callable[[Trial], bool]
+    replays: bool = False
+
+
+VALUES = Evidence(lambda trial: False)
+"""Wrong values, or an error: the verdict says it all."""
+REPLAY = Evidence(lambda trial: bool(select_semantic_steps(measure_steps(trial.ledger))), replays=True)
+"""A rewrite that moves the float64 result, where native values are within rounding."""
+SUSPICION = Evidence(lambda trial: bool(trial.judgement.suspicious))
+"""Values beyond rounding and within default tolerances, which float64 proves wrong."""
+
+
+class OutOfTime(Exception):
+    """No further compile may be begun."""
+
+
+T = TypeVar("T")
+# How long operators are compared, at most, where nothing else limits the time.
+_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A failing compile, and what replaying its ledger showed: the input of every stage.
+
+    Stages behind the graph passes see something only if the kernels of ``trial`` were watched. ``steps`` say how much
+    each rewrite moved the result of its graph; ``deadline`` is the value of ``time.monotonic()`` after which no compile
+    is begun.
+    """
+
+    experiments: Experiments
+    trial: Trial
+    steps: Sequence[Step] = ()
+    deadline: float | None = None
+    _made: dict[object, object] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @property
+    def how(self) -> Compilation:
+        """Compilation of the failing trial, which every ablation changes."""
+        return self.experiments.how
+
+    @property
+    def seconds(self) -> float:
+        """How long operators may be compared: what needs no compile is looked at for a second all the same."""
+        left = math.inf if self.deadline is None else self.deadline - time.monotonic()
+        return min(_SECONDS, max(1.0, left))
+
+    @property
+    def verdict(self) -> Verdict:
+        """The judge's verdict on the failing compile; benign where only float64 shows the divergence."""
+        return self.trial.judgement.verdict
+
+    @property
+    def is_of_values(self) -> bool:
+        """Return whether values are wrong, if only in float64."""
+        return self.verdict.kind == "values" or not self.verdict.is_bug
+
+    @property
+    def config(self) -> Mapping[str, object]:
+        """Entries of Inductor's config that the failing compile ran under."""
+        how, settings = self.trial.how, self.experiments.case.settings
+        return {**settings.inductor, "fallback_random": True, **how.config}
+
+    def once(self, make: Callable[[Divergence], T]) -> T:
+        """``make`` of this divergence, computed on the first call and kept: several stages read the same findings."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        return self._made[make]  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Ablator(Divergence):
+    """Compiles the case in other ways, checks whether that repairs the divergence, and keeps the table.
+
+    ``evidence`` shows the bug. Every compile raises OutOfTime once the deadline has passed.
+    """
+
+    evidence: Evidence = VALUES
+    ablations: list[Ablation] = field(default_factory=list)
+
+    @property
+    def replays(self) -> bool:
+        """Return whether replays alone show the divergence, so that every compile needs a ledger with snapshots."""
+        return self.evidence.replays
+
+    def attempt(self, how: Compilation, toggle: str) -> tuple[Trial, bool]:
+        """Compile as ``how`` says; the trial, and whether it repairs the divergence. Noted under ``toggle``."""
+        say(f"attributing: change {len(self.ablations) + 1}, {toggle}")
+        trial = self.run_trial(how)
+        repaired = self.repairs(trial)
+        self.note(toggle, trial, repaired)
+        return trial, repaired
+
+    def attempt_under(self, *changes: CompileChange, toggle: str = "", watched: bool = False) -> tuple[Trial, bool]:
+        """Compile under further changes; the trial, and whether they repair the divergence together.
+
+        ``toggle`` is what the table calls them (their own texts by default); a ``watched`` compile keeps the ledger,
+        the IR of every graph and what its kernels write.
+        """
+        how = self.how.under(*changes)
+        if watched:
+            how = replace(how, kernels=True, record=True)
+        return self.attempt(how, toggle or ", ".join(change.text for change in changes))
+
+    def attempt_in_eager(self, change: contextlib.AbstractContextManager[object], toggle: str) -> bool:
+        """Return whether a change of eager mode alone, under which its runs are made again, removes the divergence."""
+        self._check_time()
+        with change:
+            judgement = self.experiments.judge_anew(self.trial.observation)
+        trial = replace(self.trial, judgement=judgement)
+        repaired = self.repairs(trial)
+        self.note(toggle, trial, repaired)
+        return repaired
+
+    def run_trial(self, how: Compilation) -> Trial:
+        """Compile as ``how`` says, and note nothing."""
+        self._check_time()
+        return self.experiments.trial(how)
+
+    def _check_time(self) -> None:
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise OutOfTime
+
+    def note(self, toggle: str, trial: Trial, repaired: bool) -> None:
+        """Write a line of the table of ablations: what a compile changed, and whether it repaired the divergence."""
+        if trial.how.screen:
+            toggle += " (graphs interpreted)"
+        self.ablations.append(Ablation(toggle, repaired, largest_error(trial.judgement)))
+
+    def repairs(self, trial: Trial) -> bool:
+        """Return whether the divergence is gone in ``trial`` (another error is no repair)."""
+        verdict, failing = trial.judgement.verdict, self.trial.judgement.verdict
+        if failing is Verdict.ACCEPTS_INVALID:
+            return verdict is Verdict.INVALID
+        if verdict.is_bug:
+            # A layout that differs besides is another matter than wrong values.
+            return verdict is Verdict.METADATA and failing.kind == "values"
+        return not self.evidence.shows(trial)
+
+    def fails_alike(self, trial: Trial) -> bool:
+        """Return whether ``trial`` fails in the way that the failing one does."""
+        return trial.judgement.verdict.kind == self.trial.judgement.verdict.kind
+
+    @functools.cached_property
+    def screens(self) -> bool:
+        """Return whether the divergence shows without code generation."""
+        trial = self.run_trial(replace(self.how, screen=True))
+        return not self.repairs(trial) and self.fails_alike(trial)

@@ -119,18 +119,11 @@ _KEPT_BYTES = 256 * 2**20
 _FEWEST_KEPT = 4
 
 
-@dataclass
-class ReplayCount:
-    """Number of graph replays run so far, for the cost table."""
-
-    replays: int = 0
-
-
 class SnapshotReplays:
     """Replays of snapshots, each done once unless they take too much memory to be kept."""
 
-    def __init__(self, snapshots: Sequence[Snapshot], inputs: Sequence[object], count: ReplayCount) -> None:
-        self.snapshots, self.inputs, self.count = snapshots, inputs, count
+    def __init__(self, snapshots: Sequence[Snapshot], inputs: Sequence[object]) -> None:
+        self.snapshots, self.inputs = snapshots, inputs
         self._done: dict[tuple[int, bool], tuple[ReplayResult, int]] = {}  # the latest to be asked for comes last
         self._captured = set(measure_storages(inputs))
 
@@ -143,7 +136,6 @@ class SnapshotReplays:
             # Forget what was asked for longest ago; a comparison needs the remaining runs of its pair.
             while len(self._done) >= _FEWEST_KEPT and sum(size for _, size in self._done.values()) > _KEPT_BYTES:
                 del self._done[next(iter(self._done))]
-            self.count.replays += 1
             run = replay_graph(self.snapshots[index], self.inputs, double=double)
             sizes = measure_storages(_results(run))
             self._done[key] = run, sum(size for storage, size in sizes.items() if storage not in self._captured)
@@ -155,7 +147,7 @@ class SnapshotReplays:
             before, after = self.at(first, double=double), self.at(last, double=double)
             if before.error is not None or after.error is not None or measure_change(before, after) != 0.0:
                 return False
-            if not double and any(find(before, after) for find in _FORM_CHANGES):
+            if not double and describe_changes(before, after):
                 return False
         return True
 
@@ -216,40 +208,29 @@ def list_constants(snapshot: Snapshot) -> set[str]:
     }
 
 
-def _output_pairs(before: ReplayResult, after: ReplayResult) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    if before.error is None and after.error is None:
-        for index, (was, now) in enumerate(zip(before.outputs, after.outputs, strict=False)):
-            if isinstance(was, torch.Tensor) and isinstance(now, torch.Tensor):
-                yield index, was, now
+def describe_changes(before: ReplayResult, after: ReplayResult) -> dict[str, str]:
+    """What else changed than values: ``metadata`` (dtype or shape), ``stride`` and ``alias``, each of the first output.
 
-
-def find_metadata_change(before: ReplayResult, after: ReplayResult) -> str | None:
-    """The first output of another dtype or shape; None if there is none, or one of the graphs does not run."""
-    for index, was, now in _output_pairs(before, after):
-        if was.dtype != now.dtype or was.shape != now.shape:
-            return f"output {index}: {was.dtype} {tuple(was.shape)} became {now.dtype} {tuple(now.shape)}"
-    return None
-
-
-def find_stride_change(before: ReplayResult, after: ReplayResult) -> str | None:
-    """The first output whose layout is another; None if there is none, or one of the graphs does not run."""
-    for index, was, now in _output_pairs(before, after):
-        strides = list_significant_strides(was), list_significant_strides(now)
-        if was.shape == now.shape and strides[0] != strides[1]:
-            return f"output {index}: stride {strides[0]} became {strides[1]}"
-    return None
-
-
-def find_alias_change(before: ReplayResult, after: ReplayResult) -> str | None:
-    """The first output that shares memory with other inputs or outputs than before."""
+    Nothing if one of the graphs does not run.
+    """
+    changes: dict[str, str] = {}
     if before.error is not None or after.error is not None:
-        return None
+        return changes
+    for index, (was, now) in enumerate(zip(before.outputs, after.outputs, strict=False)):
+        if not isinstance(was, torch.Tensor) or not isinstance(now, torch.Tensor):
+            continue
+        strides = list_significant_strides(was), list_significant_strides(now)
+        forms = [f"{value.dtype} {tuple(value.shape)}" for value in (was, now)]
+        if forms[0] != forms[1]:
+            changes.setdefault("metadata", f"output {index}: {forms[0]} became {forms[1]}")
+        if was.shape == now.shape and strides[0] != strides[1]:
+            changes.setdefault("stride", f"output {index}: stride {strides[0]} became {strides[1]}")
     memory = find_shared_memory(before), find_shared_memory(after)
     for name in dict.fromkeys((*memory[0], *memory[1])):
         if memory[0].get(name) != memory[1].get(name):
             owners = [f"memory of {', '.join(shared[name])}" if name in shared else "its own" for shared in memory]
-            return f"{name}: {owners[0]} became {owners[1]}"
-    return None
+            changes.setdefault("alias", f"{name}: {owners[0]} became {owners[1]}")
+    return changes
 
 
 def find_shared_memory(run: ReplayResult | NodeRun) -> dict[str, tuple[str, ...]]:
@@ -259,7 +240,6 @@ def find_shared_memory(run: ReplayResult | NodeRun) -> dict[str, tuple[str, ...]
     return {name: owners for name, owners in find_aliases(named).items() if name.startswith("output")}
 
 
-_FORM_CHANGES = (find_metadata_change, find_stride_change, find_alias_change)
 _AFTER_CAPTURE = (JOINT_GRAPH, FREEZING, POST_GRAD)
 
 # Changes that no value shows: of an output's layout, of what shares memory, of an error that a graph raises.
@@ -332,14 +312,14 @@ class Step:
         return self.native > max(ROUNDING_FACTOR * self.native_noise, LEAST_NATIVE_STEP)
 
 
-def measure_steps(ledger: Ledger, count: ReplayCount) -> list[Step]:
+def measure_steps(ledger: Ledger) -> list[Step]:
     """Replay every snapshot of the ledger on the captured inputs and measure every rewrite's step."""
     steps: list[Step] = []
     for frame in ledger.frames:
         for record in frame.records:
             if record.rewrites and record.snapshots:
-                steps += _merge_calls(frame, record, count)
-        steps += _measure_boundaries(frame, count)
+                steps += _merge_calls(frame, record)
+        steps += _measure_boundaries(frame)
     return steps
 
 
@@ -360,14 +340,14 @@ def select_semantic_steps(steps: Sequence[Step]) -> list[Step]:
     return [step for step in rank_suspects(steps) if not step.random and step.moves_float64]
 
 
-def _merge_calls(frame: Frame, record: GraphRecord, count: ReplayCount) -> list[Step]:
+def _merge_calls(frame: Frame, record: GraphRecord) -> list[Step]:
     """One step per rewrite: a rewrite may be right on the values of one call and wrong on those of another."""
     most: list[Step] = []
     for number in range(CAPTURED_CALLS):
         inputs = find_inputs(frame, record, number)
         if inputs is None:
             break
-        steps = list(_measure_record(frame.index, record, inputs, count))
+        steps = list(_measure_record(frame.index, record, inputs))
         most = [max(same, key=_rank) for same in zip(most, steps, strict=True)] if most else steps
         if any(step.is_semantic or step.moves_natively for step in most):
             break
@@ -378,13 +358,13 @@ def _rank(step: Step) -> tuple[bool, bool, float]:
     return step.is_semantic, step.moves_natively, step.float64 or 0.0
 
 
-def _measure_record(frame: int, record: GraphRecord, inputs: Sequence[Any], count: ReplayCount) -> Iterator[Step]:
+def _measure_record(frame: int, record: GraphRecord, inputs: Sequence[Any]) -> Iterator[Step]:
     """One step per rewrite, in order.
 
     Most rewrites change nothing that can be observed, so whole runs of them are settled by comparing the
     graphs at their two ends, and only where these differ is there a look inside.
     """
-    runs = SnapshotReplays(record.snapshots, inputs, count)
+    runs = SnapshotReplays(record.snapshots, inputs)
 
     def find_moved(first: int, last: int) -> Iterator[int]:
         if first >= last or runs.have_same_result(first, last):
@@ -404,7 +384,7 @@ def _measure_record(frame: int, record: GraphRecord, inputs: Sequence[Any], coun
             yield Step(frame, record, rewrite, 0.0, 0.0, 0.0, changed_bits=False)
 
 
-def _measure_boundaries(frame: Frame, count: ReplayCount) -> Iterator[Step]:
+def _measure_boundaries(frame: Frame) -> Iterator[Step]:
     """Between the stages of an inference graph nothing may change its meaning; parameters may become constants."""
     stages = [r for r in frame.records if r.stage in _AFTER_CAPTURE and r.direction == "inference" and r.snapshots]
     for before, after in itertools.pairwise(stages):
@@ -414,7 +394,7 @@ def _measure_boundaries(frame: Frame, count: ReplayCount) -> Iterator[Step]:
             continue
         rewrite = Rewrite(Label(after.stage, None, "before the passes"), (), None, 0, 1)
         between = GraphRecord(after.stage, "inference", pair, [rewrite])
-        step = _measure_step(frame.index, between, rewrite, SnapshotReplays(pair, inputs, count))
+        step = _measure_step(frame.index, between, rewrite, SnapshotReplays(pair, inputs))
         if step.is_semantic or step.changed_bits:
             yield step
 
@@ -430,7 +410,7 @@ def _measure_step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: Snaps
     step = measure_change(exact_before, exact_after, units)
     amplified = 0.0
     if step is not None and step > SEMANTIC_STEP:
-        runs.count.replays += 1  # one ulp of noise per operator
+        # One ulp of noise per operator.
         perturbed = replay_graph(runs.snapshots[before], runs.inputs, double=True, noise_seed=1)
         amplified = measure_change(exact_before, perturbed, units) or 0.0
     return Step(
@@ -441,9 +421,7 @@ def _measure_step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: Snaps
         native=native,
         native_noise=coarsest_epsilon(native_before) if noise is None else noise,
         changed_bits=bool(native) or (native_before.error is None) != (native_after.error is None),
-        metadata=find_metadata_change(native_before, native_after),
-        stride=find_stride_change(native_before, native_after),
-        alias=find_alias_change(native_before, native_after),
+        **describe_changes(native_before, native_after),
         raised=describe_raised(native_after) if native_before.error is None else None,
         silenced=describe_raised(native_before) if native_after.error is None else None,
         random=random,

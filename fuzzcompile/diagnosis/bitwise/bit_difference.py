@@ -5,21 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import fx
 
 from fuzzcompile.compiler.kernels import ir_evaluation
-from fuzzcompile.compiler.kernels.kernel_loops import find_loop_nodes, list_loop_operators
+from fuzzcompile.compiler.kernels.kernel_loops import find_loop_nodes, list_loop_operators, list_operators_behind
 from fuzzcompile.compiler.kernels.lowering_control import find_lowering_source, get_operator_name, parse_operator
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.watch.ledger import GraphCall, Kernel, LoweredGraph, Unseen, UnseenLog, format_reason
-from fuzzcompile.diagnosis.attribution.culprit import Culprit
-from fuzzcompile.diagnosis.bitwise.execution import BitwiseOutOfTime
+from fuzzcompile.diagnosis.attribution.culprit import Culprit, OutOfTime
 from fuzzcompile.diagnosis.kernels.code_generators import find_generator
 from fuzzcompile.diagnosis.kernels.watched_graph import WatchedGraph, find_kernel, find_site
-from fuzzcompile.diagnosis.stages.ways import At, Pair, PartedStep, Sides, walk_pairs
 from fuzzcompile.model.contract import PartingJson, PromiseJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import CODEGEN, LOWERING, RUNTIME
@@ -85,12 +82,10 @@ def compare_bits(name: str, first: torch.Tensor, second: torch.Tensor) -> BitDif
     return BitDifference(name, left.numel(), count, ulps, int(zeros.sum()), int(payloads.sum()))
 
 
-def measure_bits(pair: Pair[At]) -> PartedStep[At] | None:
-    """Tell a step whose tensors have other bits, payloads of NaN apart."""
-    if not isinstance(pair.left, torch.Tensor) or not isinstance(pair.right, torch.Tensor):
-        return None
-    apart = compare_bits("", pair.left, pair.right)
-    return None if apart is None or apart.only_payloads else PartedStep(pair, "bits", got=str(apart))
+def find_significant(name: str, first: torch.Tensor, second: torch.Tensor) -> BitDifference | None:
+    """As :func:`compare_bits`; None if nothing but payloads of NaN differs."""
+    apart = compare_bits(name, first, second)
+    return None if apart is None or apart.only_payloads else apart
 
 
 def compare_runs(first: Observation, second: Observation) -> list[BitDifference]:
@@ -123,9 +118,6 @@ def _count_ulps(left: torch.Tensor, right: torch.Tensor, bits: torch.dtype) -> i
         return torch.where(wide < 0, torch.iinfo(bits).min - wide, wide)
 
     return int((order(left) - order(right)).abs().max())
-
-
-# Partings: the graph, operator and kernel from which on bits differ, and torch's promise for that place.
 
 
 @dataclass(frozen=True)
@@ -182,11 +174,6 @@ class Parting:
             "elements": self.difference.elements,
             "max_ulps": self.difference.max_ulps,
         }
-
-    def prove(self, *, necessary: bool | None) -> Culprit:
-        """The culprit, and whether it was proved."""
-        details = {"kernel": self.kernel, "graph": self.direction, "parting": self.detail}
-        return replace(self.culprit, necessary=necessary, details=details)  # type: ignore[arg-type]
 
 
 def sort_partings(partings: Iterable[Parting]) -> list[Parting]:
@@ -295,26 +282,19 @@ def why_open_cast(node: fx.Node) -> str | None:
     return "torch promises casts after pointwise operators only"
 
 
-def why_open_code(
-    operators: Sequence[str],
-    nodes: Iterable[fx.Node],
-    difference: BitDifference,
-    dtype: torch.dtype,
-    *,
-    reads_unknown: bool,
+def _why_open_code(
+    lowered: LoweredGraph, kernel: Kernel, stored: ir_evaluation.StoredBuffer, difference: BitDifference
 ) -> str | None:
-    """Return why a kernel may give other bits than its loop evaluated on the same inputs.
-
-    ``operators`` are those of the loop, as Inductor calls them, ``nodes`` those of the graph. ``reads_unknown``: the
-    loop reads what no kernel stored.
-    """
+    """Return why a kernel may give other bits than its loop evaluated on the same inputs."""
+    operators, dtype = list_loop_operators(kernel, stored.buffer), stored.written.dtype
     if difference.only_payloads:
         return _PAYLOAD
     if _accumulates(operators):
         return _ACCUMULATES
-    if reads_unknown:
+    if stored.reads_unknown:
         return "it reads a reduction or an approximation that no kernel stores, whose bits are open"
-    if dtype in _LOW and any(_has_number(node, dtype) for node in nodes):
+    names = find_loop_nodes(kernel, stored.buffer)
+    if dtype in _LOW and any(_has_number(node, dtype) for node in lowered.snapshot.graph.nodes if node.name in names):
         return _SCALAR
     if is_exact(operators):
         choosing = {"maximum", "minimum", "relu"} & set(operators)
@@ -322,8 +302,11 @@ def why_open_code(
     return _FUNCTION if dtype not in _LOW or difference.is_rare else None
 
 
-def why_open_batch(operators: Sequence[str], difference: BitDifference) -> str | None:
-    """Return why a kernel with these operators, as Inductor calls them, may give a row other bits in another batch."""
+def why_open_batch(kernel: Kernel, buffer: str, known: Collection[str], difference: BitDifference) -> str | None:
+    """Return why a kernel may give a row other bits in another batch, though the ``known`` buffers have the same."""
+    if kernel.extern:
+        return "a library computes it, and torch promises nothing of libraries"
+    operators = list_operators_behind(kernel, buffer, known)
     if _accumulates(operators):
         steered = torch.cuda.is_available()
         return None if steered else "batch_invariant steers the reductions of Triton kernels, not of C++"
@@ -389,7 +372,8 @@ def find_call_partings(look: WatchedGraph) -> list[Parting]:
         for kernel in lowered.kernels
         for buffer in kernel.writes
     }
-    followed = ir_evaluation.ExecutionEvaluation(lowered, inputs, look.interpret(double=False), look.call, inexact)
+    given = look.interpret(double=False)
+    followed = ir_evaluation.GraphEvaluation(lowered, inputs, given, look.call, inexact=inexact)
     found: list[Parting | None] = []
     try:
         found += [_compare_lowering(lowered, each) for each in ir_evaluation.compare_operators(followed, inputs)]
@@ -414,11 +398,11 @@ def _compare_lowering(lowered: LoweredGraph, applied: ir_evaluation.AppliedOpera
             if applied.reads_unrounded and why is not None:
                 return None
             what = f"its result is not rounded to {str(aten.dtype).removeprefix('torch.')}"
-            return make_parting(lowered, LOWERING, node, left, what, why)
+            return make_parting(lowered, node, left, what, why)
     apart = None if applied.reads_unrounded else compare_bits(node.name, aten, rounded)
     if apart is None:
         return None
-    return make_parting(lowered, LOWERING, node, apart, "not what ATen gives", why_open_bits(node, aten, apart))
+    return make_parting(lowered, node, apart, "not what ATen gives", why_open_bits(node, aten, apart))
 
 
 def _compare_kernel(lowered: LoweredGraph, stored: ir_evaluation.StoredBuffer) -> Parting | None:
@@ -430,14 +414,11 @@ def _compare_kernel(lowered: LoweredGraph, stored: ir_evaluation.StoredBuffer) -
     node = lowered.find_node(name) if name is not None else None
     if apart is None or node is None:
         return None
-    operators, names = list_loop_operators(kernel, stored.buffer), find_loop_nodes(kernel, stored.buffer)
-    nodes = [node for node in lowered.snapshot.graph.nodes if node.name in names]
-    why = why_open_code(operators, nodes, apart, stored.written.dtype, reads_unknown=stored.reads_unknown)
     what = "the kernel writes something else than a loop that the lowering wrote"
-    return make_parting(lowered, CODEGEN, node, apart, what, why, kernel)
+    return make_parting(lowered, node, apart, what, _why_open_code(lowered, kernel, stored, apart), kernel)
 
 
-def _compare_outputs(look: WatchedGraph, followed: ir_evaluation.ExecutionEvaluation) -> Iterator[Parting]:
+def _compare_outputs(look: WatchedGraph, followed: ir_evaluation.GraphEvaluation) -> Iterator[Parting]:
     lowered = look.lowered
     renamed = getattr(lowered.scheduler, "mutation_real_name", {})
     for node, value in zip(lowered.snapshot.results, look.call.outputs or (), strict=False):
@@ -461,25 +442,18 @@ def _find_position(lowered: LoweredGraph, node: fx.Node) -> int:
 
 
 def make_parting(
-    lowered: LoweredGraph,
-    stage: str,
-    node: fx.Node,
-    apart: BitDifference,
-    what: str,
-    why: str | None,
-    kernel: Kernel | None = None,
+    lowered: LoweredGraph, node: fx.Node, apart: BitDifference, what: str, why: str | None, kernel: Kernel | None = None
 ) -> Parting:
-    """A parting at a node of a lowered graph; its kernel is the first that computes the node, if none is given."""
-    position = _find_position(lowered, node)
+    """A parting at a node of a lowered graph: in its lowering, or in the code that was generated for a ``kernel``."""
+    stage, position = LOWERING if kernel is None or kernel.extern else CODEGEN, _find_position(lowered, node)
     node = lowered.find_node(lowered.find_producer(node.name)) or node  # of several results, the operator
     kernel = kernel or find_kernel(lowered, node.name)
     label = lowered.labels.get(node.name)
-    source, line = find_lowering_source(node.target)
-    if stage == CODEGEN and kernel is not None and not kernel.extern:
-        code = find_generator(lowered, kernel.name).find_fusion_code()
-        source, line = code.source, code.line
+    place = find_lowering_source(node.target)
+    if stage == CODEGEN and kernel is not None:
+        place = find_generator(lowered, kernel.name).find_fusion_code()[1:]
     operator, site = parse_operator(label) if label else None, find_site(lowered, node.name)
-    culprit = Culprit.from_operator(stage, operator, nodes=(node.name,), source=source, line=line, site=site)
+    culprit = Culprit.from_operator(stage, operator, place, nodes=(node.name,), site=site)
     name = kernel.name if kernel is not None else None
     return Parting(lowered.frame, lowered.direction, culprit, apart, f"{what}: {apart}", name, why, position)
 
@@ -493,81 +467,47 @@ Why = Callable[[Kernel, str, Collection[str], BitDifference], str | None]
 Project = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
 
 
-class _Written(NamedTuple):
-    """A value that a kernel wrote to a buffer, for a node or else the last operator of the kernel; or an output."""
-
-    name: str
-    node: str = ""
-    kernel: Kernel | None = None
-
-
-def take_whole(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor | None:
-    """All of the first value, if the second has its form."""
-    return first if first.shape == second.shape else None
-
-
 def find_first_parting(
     first: LoweredGraph,
-    others: Iterable[LoweredGraph],
-    calls: Callable[[LoweredGraph], Iterable[tuple[GraphCall, GraphCall]]],
+    second: LoweredGraph,
+    calls: Iterable[tuple[GraphCall, GraphCall]],
     why: Why,
-    project: Project = take_whole,
+    project: Project = lambda value, seen: value if value.shape == seen.shape else None,
 ) -> Parting | None:
-    """The first operator whose values differ between calls of a graph and of the same graph among ``others``.
+    """The first operator whose values differ between calls of a graph and of the same graph in another execution.
 
     Else the graph, where its kernels give the same bits and its outputs do not. ``why`` says why nothing is promised of
     a difference, and ``project`` which part of the first value the second is.
     """
-    second = next((each for each in others if (each.frame, each.direction) == (first.frame, first.direction)), None)
-    for before, after in calls(second) if second is not None else ():
-        compared: set[str] = set()
-        pairs = _pair_values(first, before, second or first, after, project, compared)
-        parting = Sides(walk_pairs(pairs), lambda parting: None, measure_bits).find_parting()
-        if parting is not None:
-            return _word_parting(first, parting, why, compared)
-    return None
-
-
-def _word_parting(
-    lowered: LoweredGraph, parting: PartedStep[_Written], why: Why, compared: Collection[str]
-) -> Parting | None:
-    at, left, right = parting.pair.at, parting.pair.left, parting.pair.right
-    assert isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
-    apart, node = compare_bits(at.name, left, right), lowered.find_node(at.node)
-    assert apart is not None, "these bits part"
-    if at.kernel is None:
-        return _make_runtime_parting(lowered, apart, f"{at.name} of the graph, behind its kernels: {apart}")
-    stage, unpromised = LOWERING if at.kernel.extern else CODEGEN, why(at.kernel, at.name, compared, apart)
-    what = "the kernel's values differ"
-    return make_parting(lowered, stage, node, apart, what, unpromised, at.kernel) if node is not None else None
-
-
-def _pair_values(
-    first: LoweredGraph,
-    before: GraphCall,
-    second: LoweredGraph,
-    after: GraphCall,
-    project: Project,
-    compared: set[str],
-) -> Iterator[Pair[_Written]]:
-    """What kernels wrote in two calls, then what the graphs returned; ``compared`` are the buffers that were paired."""
-
-    def label(graph: LoweredGraph, nodes: dict[str, str], buffer: str) -> str | None:
-        """What means the same operator in another compile; in the same compile, the buffer itself."""
-        return buffer if first is second else graph.labels.get(nodes.get(buffer, ""))
-
     nodes, others = ir_evaluation.map_buffers_to_nodes(first), ir_evaluation.map_buffers_to_nodes(second)
-    there = {label(second, others, buffer): value for (_, buffer), value in after.written.items()}
-    for (number, buffer), value in before.written.items():
-        kernel, name = first.kernels[number], label(first, nodes, buffer)
-        seen = there.get(name) if name is not None else None
-        part = project(value, seen) if seen is not None else None
-        if part is not None:
-            yield Pair(_Written(buffer, nodes.get(buffer) or next(reversed(kernel.nodes), ""), kernel), part, seen)
+    for before, after in calls:
+        # By what means the same operator in another compile; in the same compile, by the buffer itself.
+        there = {
+            buffer if first is second else second.labels.get(others.get(buffer, ""), buffer): value
+            for (_, buffer), value in after.written.items()
+        }
+        compared: set[str] = set()
+        for (number, buffer), value in before.written.items():
+            kernel, node = first.kernels[number], nodes.get(buffer, "")
+            seen = there.get(buffer if first is second else first.labels.get(node, ""))
+            part = project(value, seen) if seen is not None else None
+            if seen is None or part is None:
+                continue
+            apart = find_significant(buffer, part, seen)
+            if apart is not None:
+                at = first.find_node(node or next(reversed(kernel.nodes), ""))
+                what, unpromised = "the kernel's values differ", why(kernel, buffer, compared, apart)
+                return None if at is None else make_parting(first, at, apart, what, unpromised, kernel)
             compared.add(buffer)
-    for number, (output, returned) in enumerate(zip(before.outputs or (), after.outputs or (), strict=False)):
-        if isinstance(output, torch.Tensor) and isinstance(returned, torch.Tensor):
-            yield Pair(_Written(f"output {number}"), project(output, returned), returned)
+        for number, (output, returned) in enumerate(zip(before.outputs or (), after.outputs or (), strict=False)):
+            if isinstance(output, torch.Tensor) and isinstance(returned, torch.Tensor):
+                part = project(output, returned)
+                apart = find_significant(f"output {number}", part, returned) if part is not None else None
+                if apart is not None:
+                    return _make_runtime_parting(
+                        first, apart, f"{apart.name} of the graph, behind its kernels: {apart}"
+                    )
+    return None
 
 
 def single_out(parting: Parting, finer: Callable[[], list[Parting]]) -> Parting:
@@ -580,7 +520,7 @@ def single_out(parting: Parting, finer: Callable[[], list[Parting]]) -> Parting:
         return parting
     try:
         partings = finer()
-    except BitwiseOutOfTime:
+    except OutOfTime:
         return parting
     same = (each for each in partings if each.place == parting.place and each.culprit.rewrite is not None)
     named = next(same, None)

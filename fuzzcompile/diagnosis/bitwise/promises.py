@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,24 +10,26 @@ from typing import NamedTuple
 
 import torch
 
+from fuzzcompile.compiler.graph_replay import GraphReplayer
 from fuzzcompile.compiler.graph_text import find_changed_nodes
 from fuzzcompile.compiler.kernels.lowering_control import Control, get_operator_name
-from fuzzcompile.compiler.operators.decompositions import apply_config, get_operator_family
+from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.operators.operator_application import CONTIGUOUS, Application
-from fuzzcompile.compiler.operators.operator_crossref import watch_operators
+from fuzzcompile.compiler.operators.operator_crossref import Crossref
+from fuzzcompile.compiler.torch_config import patch_config
 from fuzzcompile.compiler.watch import ledger as ledgers
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
-from fuzzcompile.diagnosis.attribution.culprit import Ablation, Culprit
+from fuzzcompile.diagnosis.attribution.culprit import Ablation, Culprit, OutOfTime
 from fuzzcompile.diagnosis.attribution.steps import Step, measure_steps
 from fuzzcompile.diagnosis.bitwise import bit_difference as bits
 from fuzzcompile.diagnosis.bitwise import execution as executions
-from fuzzcompile.diagnosis.bitwise import invariance
-from fuzzcompile.diagnosis.bitwise.execution import SHOWN, Execution, StrictCompiler, StrictRuns
+from fuzzcompile.diagnosis.bitwise.execution import SHOWN, Execution, StrictCompiler
 from fuzzcompile.diagnosis.decision import asks_for_casts, describe_promise
-from fuzzcompile.diagnosis.kernels.watched_graph import find_kernel
+from fuzzcompile.diagnosis.kernels.watched_graph import find_kernel, watch_graphs
 from fuzzcompile.diagnosis.stages.ways import iter_captured
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.model.contract import ContractJson
+from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import CODEGEN, DECOMPOSITION, POST_GRAD
 from fuzzcompile.model.verdicts import Verdict
@@ -38,9 +41,9 @@ _REWRITTEN = "torch promises nothing of rewrites that reorder arithmetic"
 _SECONDS = 15.0  # for the comparison of operators with their decompositions
 
 
-def _find_graph_partings(compiler: StrictCompiler, ledger: ledgers.Ledger) -> list[bits.Parting]:
-    found = [_make_rewrite_parting(step) for step in measure_steps(ledger, compiler.count)]
-    with apply_config(executions.strict_settings()):
+def _find_graph_partings(ledger: ledgers.Ledger) -> list[bits.Parting]:
+    found = [_make_rewrite_parting(step) for step in measure_steps(ledger)]
+    with patch_config("inductor", executions.strict_settings()):
         for frame, record, inputs in iter_captured(ledger):
 
             def judge(application: Application, frame: ledgers.Frame = frame) -> None:
@@ -48,7 +51,7 @@ def _find_graph_partings(compiler: StrictCompiler, ledger: ledgers.Ledger) -> li
 
             trained = frame.find_record(POST_GRAD, "backward") is not None
             tangents: list[object] | None = [] if trained else None
-            watch_operators(record.snapshots[-1], inputs, judge, tangents=tangents, seconds=_SECONDS)
+            Crossref(judge, seconds=_SECONDS).run_graph(record.snapshots[-1], inputs, tangents)
     return [parting for parting in found if parting is not None]
 
 
@@ -65,8 +68,8 @@ def _make_rewrite_parting(step: Step) -> bits.Parting | None:
     }
     exact = bool(families) and families <= facts().bitwise.covered.exactly_rounded
     label, site = step.label, str(step.rewrite.site) if step.rewrite.site else None
-    culprit = Culprit.from_operator(label.stage, label.rewrite, nodes=step.rewrite.nodes[:1], site=site)
-    culprit = replace(culprit, source=label.source, line=label.line)
+    place, nodes = (label.source, label.line), step.rewrite.nodes[:1]
+    culprit = Culprit.from_operator(label.stage, label.rewrite, place, nodes=nodes, site=site)
     apart = bits.BitDifference(label.rewrite, 0, 0, detail=f"results move by {step.native:.1e} of their size")
     what, why = "the rewrite changes bits of its graph", None if exact else _REWRITTEN
     return bits.Parting(step.frame, step.record.direction, culprit, apart, what, unpromised=why)
@@ -85,10 +88,8 @@ def _make_decomposition_parting(frame: ledgers.Frame, application: Application) 
     apart = next((each for each in differences if each is not None), None)
     if apart is None:
         return None
-    source, line = find_source(application.function)
-    culprit = Culprit.from_operator(
-        DECOMPOSITION, application.name, nodes=place.nodes, source=source, line=line, site=place.site
-    )
+    code = find_source(application.function)
+    culprit = Culprit.from_operator(DECOMPOSITION, application.name, code, nodes=place.nodes, site=place.site)
     # The position of the first node of the user's line in the graph that was lowered.
     records = [record for record in frame.records if record.stage == POST_GRAD and record.snapshots]
     wanted = [record for record in records if (record.direction == "backward") == place.backward] or records
@@ -99,38 +100,37 @@ def _make_decomposition_parting(frame: ledgers.Frame, application: Application) 
     return bits.Parting(frame.index, direction, culprit, apart, what, unpromised=why, position=position)
 
 
-# The promise that compiled equals eager bit for bit.
-
 EAGER = "eager"
 
 
-def _judge_eager(runs: StrictRuns) -> bits.PromiseAnswer:
-    compiler, execution = runs.compiler, runs.compiled
-    outputs = tuple(bits.compare_runs(runs.eager, execution.first))
+def _judge_eager(compiler: StrictCompiler) -> bits.PromiseAnswer:
+    (eager, again), execution = compiler.eager, compiler.compiled
+    outputs = tuple(bits.compare_runs(eager, execution.first))
     if not outputs:
         return bits.PromiseAnswer(EAGER, True, "every output has the bits of eager's")
-    if bits.compare_runs(runs.eager, runs.again):
+    if bits.compare_runs(eager, again):
         return bits.PromiseAnswer(EAGER, None, "eager itself gives other bits in its second run", outputs=outputs)
     if all(output.only_payloads for output in outputs):
         why = "nothing but payloads of NaN differs, which IEEE 754 leaves open"
         return bits.PromiseAnswer(EAGER, None, why, outputs=outputs)
-    local = _find_local_partings(compiler, execution)
+    local = _find_local_partings(execution)
     if any(parting.culprit.stage == CODEGEN for parting in local) and not compiler.is_late:
         local = _refine(compiler, execution, local)
-    partings = bits.sort_partings((*local, *_find_graph_partings(compiler, execution.ledger)))
+    partings = bits.sort_partings((*local, *_find_graph_partings(execution.ledger)))
     return bits.answer_partings(EAGER, "bits part", partings, outputs)
 
 
-def _differs_from_eager(runs: StrictRuns, control: Control) -> bool:
-    execution = runs.compiler.execute(control=control)
-    if execution.first.failure or not bits.compare_runs(runs.eager, execution.first):
+def _differs_from_eager(compiler: StrictCompiler, control: Control) -> bool:
+    execution = compiler.execute(control=control)
+    if execution.first.failure or not bits.compare_runs(compiler.eager[0], execution.first):
         return bool(execution.first.failure)
-    return any(parting.is_promised for parting in _find_local_partings(runs.compiler, execution))
+    return any(parting.is_promised for parting in _find_local_partings(execution))
 
 
-def _find_local_partings(compiler: StrictCompiler, execution: Execution) -> list[bits.Parting]:
+def _find_local_partings(execution: Execution) -> list[bits.Parting]:
+    """The partings of lowerings and kernels in the calls of the first run, each place once."""
     found: dict[object, bits.Parting] = {}
-    for look in compiler.list_watched_graphs(execution):
+    for look in watch_graphs(execution.ledger, execution.calls):
         for parting in bits.find_call_partings(look):
             found.setdefault((parting.place, parting.culprit.stage, parting.culprit.nodes), parting)
     return list(found.values())
@@ -142,7 +142,7 @@ def _is_of_promised_kernel(parting: bits.Parting) -> bool:
 
 def _find_kernel_partings(compiler: StrictCompiler, control: Control) -> list[bits.Parting]:
     execution = compiler.execute(control=control)
-    partings = _find_local_partings(compiler, execution) if not execution.first.failure else []
+    partings = _find_local_partings(execution) if not execution.first.failure else []
     return list(filter(_is_of_promised_kernel, partings))
 
 
@@ -182,57 +182,43 @@ def _find_kept_operator(compiler: StrictCompiler, lowered: ledgers.LoweredGraph,
     if node is None:
         return hidden
     what = "the kernel goes on with another value than it would store"
-    parting = bits.make_parting(lowered, CODEGEN, node, hidden.difference, what, None, kernel)
+    parting = bits.make_parting(lowered, node, hidden.difference, what, None, kernel)
     return replace(parting, position=hidden.position)
 
 
-# The promises, each judged on the same runs, and the gravest broken one proved by a compile.
-
-
 class _Promise(NamedTuple):
-    judge: Callable[[StrictRuns], bits.PromiseAnswer]
-    differs: Callable[[StrictRuns, Control], bool]
+    judge: Callable[[StrictCompiler], bits.PromiseAnswer]
+    differs: Callable[[StrictCompiler, Control], bool]
     verdict: Verdict
 
 
 _PROMISES = {
     EAGER: _Promise(_judge_eager, _differs_from_eager, Verdict.PRECISION_LOSS),
-    invariance.BATCH: _Promise(invariance.judge_batch, invariance.rows_differ, Verdict.PRECISION_LOSS),
-    invariance.RUN_TO_RUN: _Promise(invariance.judge_run_to_run, invariance.repeats_differ, Verdict.NONDETERMINISTIC),
+    executions.BATCH: _Promise(executions.judge_batch, executions.rows_differ, Verdict.PRECISION_LOSS),
+    executions.RUN_TO_RUN: _Promise(executions.judge_run_to_run, executions.repeats_differ, Verdict.NONDETERMINISTIC),
 }
 # A program that differs from run to run differs from eager too, so that this comes first.
-_GRAVEST = (invariance.RUN_TO_RUN, EAGER, invariance.BATCH)
-_LATE = "out of time; raise --timeout"
+_GRAVEST = (executions.RUN_TO_RUN, EAGER, executions.BATCH)
 
 
-def _judge_promises(
-    compiler: StrictCompiler, names: Sequence[str] = tuple(_PROMISES)
-) -> tuple[list[bits.PromiseAnswer], StrictRuns | None]:
-    """The promises, judged one after the other, and the runs that they were judged on, if these could be made."""
+def _judge_promises(compiler: StrictCompiler, names: Sequence[str] = tuple(_PROMISES)) -> list[bits.PromiseAnswer]:
+    return [_judge_promise(name, compiler) for name in _PROMISES if name in names]
 
-    def leave(why: str, *, unsure: bool = False) -> tuple[list[bits.PromiseAnswer], None]:
-        return [_leave_promise(name, why, unsure=unsure) for name in names], None
 
+def _judge_promise(name: str, compiler: StrictCompiler) -> bits.PromiseAnswer:
     backend = compiler.case.settings.backend
-    if backend != "inductor":
-        return leave(f"the settings are Inductor's, and {backend} compiles")
-    plain, again = compiler.run_eager()[0], compiler.run_eager()[0]
-    if plain.failure:
-        return leave(f"eager raises {plain.failure}")
     try:
-        runs = StrictRuns(compiler, plain, again, compiler.execute(runs=2))
-    except executions.BitwiseOutOfTime:
-        return leave(_LATE, unsure=True)
-    if runs.compiled.first.failure:
-        return leave(f"compiled raises {runs.compiled.first.failure}")
-    return [_judge_promise(name, runs) for name in _PROMISES if name in names], runs
-
-
-def _judge_promise(name: str, runs: StrictRuns) -> bits.PromiseAnswer:
-    try:
-        return _PROMISES[name].judge(runs)
-    except executions.BitwiseOutOfTime:
-        return _leave_promise(name, _LATE)
+        if backend != "inductor":
+            why = f"the settings are Inductor's, and {backend} compiles"
+        elif failure := compiler.eager[0].failure:
+            why = f"eager raises {failure}"
+        elif failure := compiler.compiled.first.failure:
+            why = f"compiled raises {failure}"
+        else:
+            return _PROMISES[name].judge(compiler)
+        return _leave_promise(name, why, unsure=False)
+    except OutOfTime:
+        return _leave_promise(name, "out of time; raise --timeout")
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception as error:  # of a program run in other ways, or of the looking: the other promises still stand
@@ -255,30 +241,29 @@ def _judge(
 
     A compile in which ATen computes the operator where bits part first proves it.
     """
-    started, cost = time.perf_counter(), report.cost
-    promises, runs = _judge_promises(compiler, names)
+    started, replays, cost = time.perf_counter(), GraphReplayer.replays, report.cost
+    promises = _judge_promises(compiler, names)
     broken = _select_gravest(promises)
     first, ablations, necessary = broken.first if broken is not None else None, list[Ablation](), None
     operator = first.culprit.rewrite if first is not None else None
-    if broken is not None and runs is not None and operator is not None and not compiler.is_late:
-        try:
-            necessary = not _PROMISES[broken.name].differs(runs, Control(fallbacks=(operator,)))
+    if broken is not None and operator is not None:
+        with contextlib.suppress(OutOfTime):
+            necessary = not _PROMISES[broken.name].differs(compiler, Control(fallbacks=(operator,)))
             ablations.append(Ablation(f"ATen computes {operator}", necessary, None))
-        except executions.BitwiseOutOfTime:
-            pass
-    compiles, replays = cost.compiles + compiler.compiles, cost.replays + compiler.count.replays
+    compiles, replays = cost.compiles + compiler.compiles, cost.replays + GraphReplayer.replays - replays
     seconds = cost.seconds + time.perf_counter() - started
     report = replace(report, cost=replace(cost, compiles=compiles, replays=replays, seconds=seconds))
     if broken is None:
         return report, promises, report
-    culprit = first.prove(necessary=necessary) if first is not None else None
+    culprit = None
+    if first is not None:
+        details: DetailsJson = {"kernel": first.kernel, "graph": first.direction, "parting": first.detail}
+        culprit = replace(first.culprit, necessary=necessary, details=details)
     attribution = replace(report.attribution, culprit=culprit, ablations=[*report.attribution.ablations, *ablations])
     sure = "high" if necessary and not broken.unsure else "low"
     judged = replace(report, verdict=_PROMISES[broken.name].verdict, confidence=sure, attribution=attribution)
     return report, promises, replace(judged, detail=f"{broken.name}: {broken.why}")
 
-
-# The contract that is asked for by name: all promises, under the settings that make them.
 
 BITWISE = "bitwise"
 
@@ -315,10 +300,11 @@ def _missed_something() -> bool:
 
 
 def _make_contract_json(promises: Sequence[bits.PromiseAnswer]) -> ContractJson:
+    settings = executions.strict_settings()
     return {
         "name": BITWISE,
-        "settings": executions.strict_settings(),
-        "promised": executions.describe_promises(),
+        "settings": settings,
+        "promised": {entry: words for entry, words in facts().bitwise.promises.items() if entry in settings},
         "compared": "bits; payloads of NaN are counted apart and never a broken promise, signs of zeros count",
         "promises": [promise.to_json() for promise in promises],
     }
@@ -354,11 +340,11 @@ def find_promises(case: Case, device: torch.device, *, rounding: bool) -> dict[s
     if rounding and as_eager and asks_for_casts(settings):
         promises[EAGER] = describe_promise("emulate_precision_casts")
     if own.get("batch_invariant") is True:
-        promises[invariance.BATCH] = describe_promise("batch_invariant")
+        promises[executions.BATCH] = describe_promise("batch_invariant")
     if own.get("deterministic") is True:
-        promises[invariance.RUN_TO_RUN] = describe_promise("deterministic")
+        promises[executions.RUN_TO_RUN] = describe_promise("deterministic")
     if torch.are_deterministic_algorithms_enabled():
-        promises[invariance.RUN_TO_RUN] = DETERMINISTIC
+        promises[executions.RUN_TO_RUN] = DETERMINISTIC
     return promises
 
 
@@ -368,7 +354,7 @@ def find_broken_bits(
     """The promise of equal bits that reports call ``wanted``, if a case asks for it and breaks it; and the compiles."""
     names = tuple(name for name, words in find_promises(case, device, rounding=True).items() if words == wanted)
     compiler = StrictCompiler(case, device, tuple(vetoes))
-    return _select_gravest(_judge_promises(compiler, names)[0]) if names else None, compiler.compiles
+    return _select_gravest(_judge_promises(compiler, names)) if names else None, compiler.compiles
 
 
 @ledgers.gather_unseen()

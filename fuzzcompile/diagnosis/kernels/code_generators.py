@@ -28,10 +28,6 @@ class CodeSource(NamedTuple):
     line: int | None = None
 
 
-def _find_nothing(message: str) -> Iterator[str]:
-    return iter(())
-
-
 @dataclass(frozen=True)
 class CodeGenerator:
     """One code generator of Inductor: how to recognise its kernels, read them, and change what it generates.
@@ -63,7 +59,7 @@ class CodeGenerator:
     store: str | None = None
     template: str | None = None
     assignment: re.Pattern[str] = re.compile(r"^\s*(\w+) = (.*?)\s*$")
-    refused_lines: Callable[[str], Iterator[str]] = _find_nothing
+    refused_lines: Callable[[str], Iterator[str]] = lambda message: iter(())
     complaint: re.Pattern[str] | None = None
 
     def is_vectorised(self, source: str) -> bool:

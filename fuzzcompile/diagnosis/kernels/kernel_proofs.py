@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fuzzcompile.compiler.compile_changes import InductorSettings, Lowered
@@ -17,8 +17,7 @@ from fuzzcompile.compiler.kernels.lowering_control import (
 )
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.watch.ledger import LoweringFailure
-from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
-from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
+from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
 from fuzzcompile.diagnosis.kernels.code_generators import LOOPS, CodeGenerator, CodeSource
 from fuzzcompile.diagnosis.kernels.watched_graph import LoweredStep, find_first_wrong_kernels, find_site
 from fuzzcompile.diagnosis.stages.ways import Stage, Suspect
@@ -31,21 +30,17 @@ from fuzzcompile.model.verdicts import Verdict
 _MAX_BISECTION = 6  # halvings, and tries one by one
 
 
-# The search: one watched compile, then the stages in a fixed order.
-
-
 def search_behind_graphs(stages: Sequence[Stage], ablator: Ablator) -> Attribution | None:
     """Find the culprit behind the graph passes, in one of ``stages``, in their order; None if there is none."""
     if ablator.screens:
         return None
     # If the kernels were not watched, only a setting that decides about a whole stage is evidence.
     trial = _compile_watched(ablator) or ablator.trial
-    divergence = Divergence(ablator.experiments, trial, (), ablator.count)
+    divergence = Divergence(ablator.experiments, trial)
     doubtful: Attribution | None = None
     for stage in stages:
         attribution = stage.prove(ablator, stage.suspects(divergence))
-        proved = attribution is not None and attribution.culprit is not None and attribution.culprit.necessary
-        if attribution is not None and (stage.name != LOWERING or attribution.contributors or proved):
+        if attribution is not None and (stage.name != LOWERING or attribution.contributors or attribution.is_proved):
             # An operator that looks wrong and is not proved wrong is a better answer than the wrapper alone.
             return doubtful if stage.name == RUNTIME and doubtful is not None else attribution
         doubtful = attribution or doubtful
@@ -69,19 +64,14 @@ def list_kernel_suspects(stage: str, divergence: Divergence, *, overwritten: tup
         return list_failed_suspects(stage, trial)
     if divergence.verdict is Verdict.ACCEPTS_INVALID:
         return []
-    return [
-        Suspect(stage, family, finding=wrong)
-        for wrong in divergence.once(find_first_wrong_kernels)
-        for family in (_iter_families(wrong) if wrong.overwritten is None else overwritten)
-    ]
-
-
-def _iter_families(wrong: LoweredStep) -> Iterator[str]:
-    """The families of possible faults in a kernel whose arguments are right, as signatures name them."""
-    if wrong.kernel is not None and not wrong.kernel.extern:
-        operators = wrong.list_code_operators(wrong.buffer, *wrong.kernel.writes)
-        names = [*operators, *map(wrong.find_family, wrong.kernel.nodes), "fusion", "loop", "kernel call"]
-        yield from dict.fromkeys(names)
+    suspects: list[Suspect] = []
+    for wrong in divergence.once(find_first_wrong_kernels):
+        families = overwritten if wrong.overwritten is not None else ()
+        if wrong.overwritten is None and wrong.kernel is not None and not wrong.kernel.extern:
+            operators = wrong.list_code_operators(wrong.buffer, *wrong.kernel.writes)
+            families = (*operators, *map(wrong.find_family, wrong.kernel.nodes), "fusion", "loop", "kernel call")
+        suspects += [Suspect(stage, family, finding=wrong) for family in dict.fromkeys(families)]
+    return suspects
 
 
 # Compiles with some operators or templates changed, and the bisection for the one that repairs the divergence.
@@ -158,21 +148,15 @@ _LIBRARY: dict[str, object] = {"max_autotune": False, "max_autotune_gemm": False
 _FILES = {"CppGemmTemplate": "cpp_gemm_template", "CppBmmTemplate": "cpp_bmm_template"}
 
 
-def prove_templates(ablator: Ablator, divergence: Divergence) -> Attribution | None:
+def prove_templates(ablator: Ablator) -> Attribution | None:
     """The C++ template whose kernels the divergence needs; None if there is none, or it stays without."""
-    reached = divergence.trial.ledger.reached
+    reached = ablator.trial.ledger.reached
     named = sorted({name for part in reached if part.stage == SCHEDULER for name in _TEMPLATE.findall(part.name)})
     if not named or not ablator.attempt_under(InductorSettings(_LIBRARY, needs_code=True))[1]:
         return None
     module, family = _FILES.get(named[0]), "+".join(named)
-    source, line = find_definition(f"torch._inductor.codegen.{module}:{named[0]}.render") if module else (None, None)
-    return Attribution(Culprit(CODEGEN, None, family, family, source=source, line=line, necessary=True))
-
-
-# Errors that rose behind the graph passes.
-
-# Where loops are built from the IR: by the lowering, or later when the scheduler asks for them.
-_LOWERING_FILES = facts().lowering_files
+    place = find_definition(f"torch._inductor.codegen.{module}:{named[0]}.render") if module else (None, None)
+    return Attribution(Culprit(CODEGEN, None, family, family, (), *place, necessary=True))
 
 
 def find_failure(trial: Trial) -> LoweredStep | None:
@@ -200,14 +184,9 @@ def list_failed_suspects(stage: str, trial: Trial) -> list[Suspect]:
     failure = find_failure(trial)
     if failure is None:
         return []
-    families = [*_get_failed(failure).operators, *map(failure.find_family, reversed(failure.nodes))]
+    families = [*failure.raised.operators, *map(failure.find_family, reversed(failure.nodes))]
     families += _list_last_operators(failure)
     return [Suspect(stage, family, finding=failure) for family in dict.fromkeys(families or ["unknown"])]
-
-
-def _get_failed(failure: LoweredStep) -> LoweringFailure:
-    assert failure.failed is not None, "it is an error that rose"
-    return failure.failed
 
 
 def _list_last_operators(failure: LoweredStep) -> list[str]:
@@ -215,9 +194,9 @@ def _list_last_operators(failure: LoweredStep) -> list[str]:
     return failure.list_code_operators(writes[-1]) if writes else []
 
 
-def find_failed_stage(failure: LoweredStep) -> str:
+def _find_failed_stage(failure: LoweredStep) -> str:
     """The stage of what raised: loops are built by the lowering's code, whatever asks for them."""
-    failed, files = _get_failed(failure), _LOWERING_FILES
+    failed, files = failure.raised, facts().lowering_files
     if failed.place == RUNTIME:
         return CODEGEN
     if failed.source in files.always or (failed.place == SCHEDULER and failed.source in files.when_scheduling):
@@ -239,26 +218,22 @@ def find_omission(failure: LoweredStep) -> Culprit | None:
     replacing = facts().passes.replacing.get(name)
     if replacing is None or find_lowering_source(node.target) != (None, None):
         return None
-    source, line = find_definition(f"{facts().stages[POST_GRAD].tables}:{replacing}")
-    details: DetailsJson = {
-        "left": name,
-        "error": _get_failed(failure).message,
-        "operator": get_operator_family(name),
-    }
+    place = find_definition(f"{facts().stages[POST_GRAD].tables}:{replacing}")
+    details: DetailsJson = {"left": name, "error": failure.raised.message, "operator": get_operator_family(name)}
     site = find_site(failure.lowered, node.name)
-    culprit = Culprit(
-        POST_GRAD, replacing, replacing, replacing, failure.nodes, source, line, site=site, details=details
-    )
-    return culprit if source is not None else None
+    culprit = Culprit(POST_GRAD, replacing, replacing, replacing, failure.nodes, *place, site=site, details=details)
+    return culprit if culprit.source is not None else None
 
 
-def prove_failure(ablator: Ablator, failure: LoweredStep) -> Attribution:
-    """Name what raised, and prove it.
+def prove_failure(ablator: Ablator, failure: LoweredStep, stage: str) -> Attribution | None:
+    """Name what raised in a stage, and prove it; None if it did so in another.
 
     The stage may turn out to be another than that in which the error rose: a kernel that fails only fused is a fault
     of the scheduler.
     """
-    failed = _get_failed(failure)
+    if _find_failed_stage(failure) != stage:
+        return None
+    failed = failure.raised
     # The nodes that are called as the operators of the code are.
     wanted = [operator.rpartition(":")[2] for operator in failed.operators]
     computing = tuple(name for name in failure.nodes if failure.find_family(name) in wanted)
@@ -275,7 +250,7 @@ def prove_failure(ablator: Ablator, failure: LoweredStep) -> Attribution:
 
 def _prove_refused(ablator: Ablator, failure: LoweredStep, nodes: tuple[str, ...]) -> Attribution:
     """A kernel that does not compile: the operator whose statement the compiler of the generated code refused."""
-    operators, generator = _get_failed(failure).operators, failure.generator
+    operators, generator = failure.raised.operators, failure.generator
     operator = operators[0]
     vectorised = proved = failure.is_vectorised and is_right_without_vectors(ablator, generator)
     narrowings: list[Lowered] = []  # without the operator whose code was refused, then without the fusion
@@ -285,18 +260,14 @@ def _prove_refused(ablator: Ablator, failure: LoweredStep, nodes: tuple[str, ...
     elif ":" not in operator and operator not in LOOPS:
         control = generator.scalarise((operator,))
         narrowings = [Lowered(control, f"{operator} in scalars")] if control is not None else []
-    narrow = None  # whether changing what was named is enough
-    for without in narrowings:
-        narrow = ablator.attempt_under(without)[1]
-        proved = proved or narrow
-        if narrow:
-            narrow = not without.control.apart
-            break
+    helping = next((change for change in narrowings if ablator.attempt_under(change)[1]), None)
+    proved = proved or helping is not None
+    # Is changing what was named enough?
+    narrow = not narrowings or (helping is not None and not helping.control.apart)
+    details: DetailsJson = {"operators": list(operators), "vectorised": vectorised}
     code = generator.find_code(operator, vectorised=vectorised)
-    culprit = _make_failure_culprit(replace(failure, nodes=nodes or failure.nodes), CODEGEN, code.name)
-    details: DetailsJson = {**culprit.details, "operators": list(operators), "vectorised": vectorised}
-    culprit = replace(culprit, family=operator, source=code.source, line=code.line, details=details)
-    return attribute(culprit, proved, sure=proved and narrow is not False)
+    culprit = failure.make_culprit(CODEGEN, code, operator, nodes=nodes or failure.nodes, details=details)
+    return attribute(culprit, proved, sure=proved and narrow)
 
 
 def _prove_fusion_failure(ablator: Ablator, failure: LoweredStep) -> Attribution:
@@ -304,14 +275,11 @@ def _prove_fusion_failure(ablator: Ablator, failure: LoweredStep) -> Attribution
     repaired = ablator.attempt_under(without_fusion(failure.labels))[1]
     kernel = failure.kernel
     allowed = kernel is not None and check_dependences(failure.lowered, kernel.scheduled) == "kept"
-    stage = CODEGEN if allowed or _get_failed(failure).place == CODEGEN else SCHEDULER
+    stage = CODEGEN if allowed or failure.raised.place == CODEGEN else SCHEDULER
     families = sorted({failure.find_family(name) for name in failure.nodes if name in failure.lowered.labels})
-    culprit = _make_failure_culprit(failure, stage, "fusion")
-    if culprit.source is None:
-        code = find_fusion_source(stage, failure.generator, "fusion")
-        culprit = replace(culprit, source=code.source, line=code.line)
-    details: DetailsJson = {**culprit.details, "operators": families or [""]}
-    return attribute(replace(culprit, family="+".join(families) or "fusion", details=details), repaired)
+    code = find_fusion_source(stage, failure.generator, "fusion")
+    details: DetailsJson = {"operators": families or [""]}
+    return attribute(failure.make_culprit(stage, code, "+".join(families) or "fusion", details=details), repaired)
 
 
 def find_fusion_source(stage: str, generator: CodeGenerator, name: str) -> CodeSource:
@@ -322,16 +290,24 @@ def find_fusion_source(stage: str, generator: CodeGenerator, name: str) -> CodeS
 
 
 def _prove_raised(ablator: Ablator, failure: LoweredStep) -> Attribution:
-    stage = find_failed_stage(failure)
+    stage, names = _find_failed_stage(failure), failure.list_operator_names()
     undone = find_omission(failure) if stage == LOWERING else None
     if undone is not None:
         return Attribution(undone)
-    culprit = _make_failure_culprit(failure, stage, failure.name)
-    if stage == CODEGEN:
-        culprit, proved = _with_code(ablator, failure, culprit)
-        if proved:
-            return Attribution(replace(culprit, necessary=True))
-    names = failure.list_operator_names()
+    code, family, details, vectorised = CodeSource(failure.name), "", DetailsJson(), False
+    node = failure.lowered.find_node(failure.nodes[-1]) if failure.nodes else None
+    if stage == LOWERING and node is not None:
+        code = CodeSource(failure.name, *find_lowering_source(node.target))
+    elif stage == CODEGEN:
+        generator, operators = failure.generator, _list_last_operators(failure)
+        vectorised = failure.is_vectorised and is_right_without_vectors(ablator, generator)
+        named = find_right_in_scalars(ablator, generator, operators)[0] if vectorised else None
+        family = named or (operators[0] if len(operators) == 1 else "")
+        code = generator.find_code(family, vectorised=vectorised) if family else code
+        details = {"operators": operators, "vectorised": vectorised}
+    culprit = failure.make_culprit(stage, code, family, details=details)
+    if vectorised:
+        return Attribution(replace(culprit, necessary=True))
     return attribute(culprit, bool(names) and ablator.attempt_under(with_aten(names))[1])
 
 
@@ -339,26 +315,3 @@ def attribute(culprit: Culprit, repaired: bool, *, sure: bool | None = None) -> 
     """The culprit, necessary if a compile without it repairs the divergence; ``sure`` by default if one does."""
     confidence = "high" if (repaired if sure is None else sure) else "low"
     return Attribution(replace(culprit, necessary=True if repaired else None, confidence=confidence))
-
-
-def _with_code(ablator: Ablator, failure: LoweredStep, culprit: Culprit) -> tuple[Culprit, bool]:
-    generator, operators = failure.generator, _list_last_operators(failure)
-    vectorised = failure.is_vectorised and is_right_without_vectors(ablator, generator)
-    named = find_right_in_scalars(ablator, generator, operators)[0] if vectorised else None
-    operator = named or (operators[0] if len(operators) == 1 else None)
-    culprit = replace(culprit, details={**culprit.details, "operators": operators, "vectorised": vectorised})
-    if operator is not None:
-        code = generator.find_code(operator, vectorised=vectorised)
-        culprit = replace(culprit, rewrite=code.name, family=operator)
-        if _get_failed(failure).source is None:
-            culprit = replace(culprit, source=code.source, line=code.line)
-    return culprit, vectorised
-
-
-def _make_failure_culprit(failure: LoweredStep, stage: str, rewrite: str) -> Culprit:
-    failed = _get_failed(failure)
-    node = failure.lowered.find_node(failure.nodes[-1]) if failure.nodes else None
-    source, line = failed.source, failed.line  # of what raised, where that is known
-    if source is None and node is not None and stage == LOWERING:
-        source, line = find_lowering_source(node.target)
-    return failure.make_culprit(stage, CodeSource(rewrite, source, line), details={"error": failed.message})

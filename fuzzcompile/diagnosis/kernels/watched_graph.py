@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import torch
 from torch import fx
@@ -24,9 +23,8 @@ from fuzzcompile.compiler.watch.ledger import (
     LoweringFailure,
     OverwrittenBuffer,
 )
-from fuzzcompile.diagnosis.attribution.ablation import Divergence
-from fuzzcompile.diagnosis.attribution.culprit import Culprit, CulpritFields
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_inputs
+from fuzzcompile.diagnosis.attribution.culprit import Culprit, CulpritFields, Divergence
+from fuzzcompile.diagnosis.attribution.steps import find_inputs
 from fuzzcompile.diagnosis.kernels.code_generators import CodeGenerator, CodeSource, find_generator
 from fuzzcompile.diagnosis.oracle.comparison import compare
 from fuzzcompile.diagnosis.oracle.rounding import changes_meaning, relative_change
@@ -103,8 +101,17 @@ class LoweredStep:
         scheduled = self.kernel.scheduled if self.kernel is not None else ()
         return list(dict.fromkeys(name for buffer in written for name in generator.list_operators(scheduled, buffer)))
 
+    @property
+    def raised(self) -> LoweringFailure:
+        """The error of a step that raised."""
+        assert self.failed is not None, "it is an error that rose"
+        return self.failed
+
     def make_culprit(self, stage: str, code: CodeSource, family: str = "", **known: Unpack[CulpritFields]) -> Culprit:
-        """What is at fault there as a culprit: the kernel and its wrong values are details beside those known."""
+        """What is at fault there as a culprit; details beside those known are its kernel, wrong values and error.
+
+        ``code`` is at fault, unless it is known what raised the error.
+        """
         nodes = known.setdefault("nodes", self.nodes)
         sites = (site for name in reversed(nodes) if (site := find_site(self.lowered, name)))
         known.setdefault("site", next(sites, None))
@@ -112,6 +119,9 @@ class LoweredStep:
         known.setdefault("step", step)
         kernel = self.kernel or (find_kernel(self.lowered, nodes[-1]) if nodes else None)
         shown = {**describe_kernel(self.lowered, kernel), **describe_values(self.comparison)}
+        if self.failed is not None:
+            shown["error"] = self.failed.message
+            code = code if self.failed.source is None else CodeSource(code.name, self.failed.source, self.failed.line)
         known["details"] = {**shown, **known.get("details", {})}  # type: ignore[typeddict-item]
         known["source"], known["line"] = code.source, code.line
         return Culprit(stage, None, code.name, family or get_operator_family(code.name), **known)
@@ -169,8 +179,8 @@ class WatchedGraph:
     else than its IR says is one of the scheduler or the code generator.
     """
 
-    def __init__(self, ledger: Ledger, lowered: LoweredGraph, count: ReplayCount, number: int = 0) -> None:
-        self.lowered, self._count, self._as_run = lowered, count, False
+    def __init__(self, ledger: Ledger, lowered: LoweredGraph, number: int = 0) -> None:
+        self.lowered = lowered
         frame = next((frame for frame in ledger.frames if frame.index == lowered.frame), None)
         record = frame.find_record(POST_GRAD, lowered.direction) if frame is not None else None
         self.inputs: Sequence[object] | None = None
@@ -178,44 +188,28 @@ class WatchedGraph:
             self.inputs = find_inputs(frame, record, number)
         self.call = lowered.calls[number] if number < len(lowered.calls) else GraphCall()
         self._values: dict[tuple[bool, int | None], NodeValues] = {}
-        self._evaluations: dict[tuple[bool, int | None], GraphEvaluation] = {}
+        self._evaluations: dict[tuple[bool, int | None, bool], GraphEvaluation] = {}
 
     def interpret(self, *, double: bool, noise_seed: int | None = None) -> NodeValues:
         """Every node's value, in float64 or the program's own dtypes, with noise of an ulp for each result."""
         if (double, noise_seed) not in self._values:
-            self._count.replays += 1
             values = compute_values(self.lowered.snapshot, self.inputs or (), double=double, noise_seed=noise_seed)
             self._values[double, noise_seed] = values
         return self._values[double, noise_seed]
 
-    def evaluate(self, *, double: bool, noise_seed: int | None = None) -> GraphEvaluation:
-        """The IR, in the same ways."""
-        if (double, noise_seed) not in self._evaluations:
+    def evaluate(self, *, double: bool, noise_seed: int | None = None, as_run: bool = False) -> GraphEvaluation:
+        """The IR, in the same ways; ``as_run``: on the random numbers that the compiled graph drew, if it draws any."""
+        key = (double, noise_seed, as_run and self.draws)
+        if key not in self._evaluations:
             given = self.interpret(double=double, noise_seed=noise_seed)
-            ran = {name: value for (_, name), value in self.call.written.items()}
-            self._evaluations[double, noise_seed] = GraphEvaluation(
-                self.lowered, self.inputs or (), given, ran, double=double, noise_seed=noise_seed, as_run=self._as_run
-            )
-        return self._evaluations[double, noise_seed]
-
-    @property
-    def is_usable(self) -> bool:
-        """Return whether there are inputs to evaluate the graph on."""
-        return self.inputs is not None
+            how: dict[str, Any] = {"double": double, "noise_seed": noise_seed, "as_run": key[-1]}
+            self._evaluations[key] = GraphEvaluation(self.lowered, self.inputs or (), given, self.call, **how)
+        return self._evaluations[key]
 
     @property
     def draws(self) -> bool:
         """Return whether the graph draws random numbers, which differ from run to run."""
         return bool(list_random_calls(self.lowered.snapshot))
-
-    @functools.cached_property
-    def as_run(self) -> WatchedGraph:
-        """The same graph on the random numbers that the compiled one drew."""
-        if not self.draws:
-            return self
-        clone = copy.copy(self)
-        clone._evaluations, clone._as_run = {}, True
-        return clone
 
     def find_first_refused(self) -> str | None:
         """The first node at which the interpreted graph raises; None if it runs."""
@@ -270,8 +264,8 @@ class WatchedGraph:
 
     # -- kernels --------------------------------------------------------------------------------
 
-    def find_wrong_kernels(self) -> list[LoweredStep]:
-        """Kernels that wrote something wrong, in the order in which they ran; beyond default tolerances first."""
+    def find_wrong_kernel(self) -> LoweredStep | None:
+        """The first kernel that wrote something wrong, beyond default tolerances if there is one."""
         nodes = map_buffers_to_nodes(self.lowered)
         wrong: list[tuple[Comparison, LoweredStep]] = []
         for (number, name), value in self.call.written.items():
@@ -284,7 +278,7 @@ class WatchedGraph:
                 wrong.append((comparison, step))
         gross = [step for comparison, step in wrong if not comparison.within_default_tolerance]
         chosen = gross or [step for comparison, step in wrong if _is_beyond_rounding(comparison)]
-        return [*map(self._with_schedule, chosen[:1]), *chosen[1:]]
+        return self._with_schedule(chosen[0]) if chosen else None
 
     def _compare_written(self, number: int, name: str, value: torch.Tensor) -> Comparison | None:
         # The IR is evaluated to its end: nothing may write into the same buffer afterwards.
@@ -293,18 +287,19 @@ class WatchedGraph:
         if any(renamed.get(written, written) == renamed.get(name, name) for written in later):
             return None
         right, exact = (
-            _evaluate_or_none(self.evaluate(double=double).evaluate_buffer, name) for double in (False, True)
+            _evaluate_or_none(self.evaluate(double=double, as_run=True).evaluate_buffer, name)
+            for double in (False, True)
         )
         if right is None or exact is None or right.shape != value.shape:
             return None
         if metrics.have_same_values(right, value.cpu()):
             return None
-        runs = (self.evaluate(double=False, noise_seed=seed) for seed in NOISE_SEEDS)
+        runs = (self.evaluate(double=False, noise_seed=seed, as_run=True) for seed in NOISE_SEEDS)
         samples = [each for run in runs if (each := _evaluate_or_none(run.evaluate_buffer, name)) is not None]
         return _find_error(name, right, value.cpu(), exact, samples)
 
     def _with_schedule(self, wrong: LoweredStep) -> LoweredStep:
-        ir = self.evaluate(double=True)
+        ir = self.evaluate(double=True, as_run=True)
         right = _evaluate_or_none(ir.evaluate_buffer, wrong.buffer)
         parts = wrong.kernel.scheduled if wrong.kernel is not None and right is not None else ()
         for loop in (loop for scheduled in parts for loop in scheduled.get_nodes()):
@@ -320,7 +315,6 @@ class WatchedGraph:
         """Outputs of the compiled graph that differ from the interpreted graph's, and inputs that it wrote to."""
         if self.call.outputs is None or self.draws or self.inputs is None:
             return []
-        self._count.replays += 2
         native, exact = (replay_graph(self.lowered.snapshot, self.inputs, double=double) for double in (False, True))
         values: dict[str, tuple[object, object, object]] = {
             f"output {number}": triple
@@ -368,19 +362,20 @@ def _evaluate_or_none(evaluate: Callable[..., T], *args: object) -> T | None:
         return None
 
 
-def watch_graphs(ledger: Ledger, count: ReplayCount) -> list[WatchedGraph]:
-    """Every lowered graph of a watched compile on the inputs of each call that was kept, as far as that can be."""
-    numbered = ((lowered, number) for lowered in ledger.lowered for number in range(max(len(lowered.calls), 1)))
-    looks = [WatchedGraph(ledger, lowered, count, number) for lowered, number in numbered]
-    return [look for look in looks if look.is_usable]
+def watch_graphs(ledger: Ledger, calls: Sequence[int] | None = None) -> list[WatchedGraph]:
+    """Every lowered graph of a watched compile on the inputs of each call that was kept, or of so many calls."""
+    kept = [max(len(lowered.calls), 1) for lowered in ledger.lowered] if calls is None else calls
+    numbered = ((lowered, n) for lowered, made in zip(ledger.lowered, kept, strict=False) for n in range(made))
+    looks = [WatchedGraph(ledger, lowered, number) for lowered, number in numbered]
+    return [look for look in looks if look.inputs is not None]
 
 
 def find_watched_graphs(divergence: Divergence) -> list[WatchedGraph]:
     """The lowered graphs of the failing compile."""
-    return watch_graphs(divergence.trial.ledger, divergence.count)
+    return watch_graphs(divergence.trial.ledger)
 
 
 def find_first_wrong_kernels(divergence: Divergence) -> list[LoweredStep]:
     """The first wrong kernel in each call of each graph."""
     graphs = divergence.once(find_watched_graphs)
-    return [wrong for look in graphs for wrong in look.as_run.find_wrong_kernels()[:1]]
+    return [wrong for look in graphs if (wrong := look.find_wrong_kernel()) is not None]

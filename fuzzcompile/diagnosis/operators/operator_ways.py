@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -15,8 +15,6 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.compile_changes import CompileChange, ContiguousOperands, MetadataFromKernel, Undecomposed
 from fuzzcompile.compiler.operators.decompositions import (
-    apply_config,
-    can_take_out,
     find_functional_form,
     read_decomposition_table,
 )
@@ -28,19 +26,14 @@ from fuzzcompile.compiler.operators.operator_application import (
     find_fake_function,
     use_contiguous_operands,
 )
-from fuzzcompile.compiler.operators.operator_crossref import (
-    ApplicationJudge,
-    CrossrefRun,
-    watch_operators,
-    watch_program,
-)
+from fuzzcompile.compiler.operators.operator_crossref import Crossref, Where
+from fuzzcompile.compiler.torch_config import patch_config
 from fuzzcompile.compiler.watch.compiler_errors import list_raise_frames
 from fuzzcompile.compiler.watch.ledger import Frame, Ledger
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS
 from fuzzcompile.compiler.watch.rule_labels import find_source
-from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
-from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit, frames_to_json
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_inputs, list_placeholders
+from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence, frames_to_json
+from fuzzcompile.diagnosis.attribution.steps import find_inputs, list_placeholders
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.stages.ways import Found, Pair, PartedStep, Way, iter_captured, prove_at_call, prove_in_turn
 from fuzzcompile.model.culprit_contract import AtenKernelJson, DetailsJson, KernelInputJson
@@ -57,6 +50,7 @@ from fuzzcompile.run.tensors import have_same_values, list_significant_strides
 # both draw from one state and draw other random numbers.
 Kind = Literal["values", "numbers", "dtype", "shape", "device", "stride", "alias", "mutation", "check", "raises"]
 OperatorStep = PartedStep[Application]
+Noise = Callable[[Outcomes], float]
 
 
 def measure_operator(pair: Pair[Application]) -> OperatorStep | None:
@@ -87,10 +81,9 @@ def word_operator(parting: OperatorStep) -> Found:
     function = find_fake_function(application.operator) if fake else application.function
     stage, without = FAKE_TENSOR, cast("CompileChange | None", MetadataFromKernel((application.name,)))
     if not fake:
-        stage, without = DECOMPOSITION, Undecomposed((application.name,)) if can_take_out() else None
+        stage, without = DECOMPOSITION, Undecomposed((application.name,))
     elif parting.kind == "mutation":
         stage, without = FUNCTIONALIZATION, None
-    source, line = find_source(function) if function is not None else (None, None)
     details: DetailsJson = {
         "kind": parting.kind,
         "way": application.way,
@@ -101,9 +94,8 @@ def word_operator(parting: OperatorStep) -> Found:
     }
     if parting.kind == "raises" and error is not None:
         details["raised"] = frames_to_json(list_raise_frames(error))
-    culprit = Culprit.from_operator(stage, application.name, nodes=place.nodes, source=source, line=line)
-    culprit = replace(culprit, site=place.site, step=parting.step, details=details)
-    return Found(culprit, without, certain=parting.certain)
+    culprit = Culprit.from_operator(stage, application.name, find_source(function), nodes=place.nodes, site=place.site)
+    return Found(replace(culprit, step=parting.step, details=details), without, certain=parting.certain)
 
 
 def _find_undeclared_write(application: Application) -> int | None:
@@ -190,7 +182,7 @@ def measure_outcomes(
     right: OperatorOutcome,
     other: OperatorOutcome,
     exact: Outcomes | None,
-    noise: Callable[[Outcomes], float] = lambda _: 0.0,
+    noise: Noise = lambda _: 0.0,
 ) -> PartedStep[Any] | None:
     """Tell values that are other ones in one of two ways to compute the same; None where rounding may explain them.
 
@@ -337,20 +329,19 @@ def iter_program_lines() -> Iterator[str]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-# Operators whose decomposition, or whose description by fake tensors, does not do what their kernels do.
-
-
-@dataclass
 class OperatorCheck:
-    """Faults of the operators of one frame, or of the program without one, and of kernels on other layouts."""
+    """Faults of the operators of one frame, or of the program without one, and of kernels on other layouts.
 
-    frame: Frame | None
-    faults: list[Found] = field(default_factory=list)
-    kernels: list[Found] = field(default_factory=list)
-    watched: CrossrefRun = field(default_factory=CrossrefRun)
+    ``watched`` runs the operators for so many ``seconds``.
+    """
 
-    def judge(self, application: Application) -> None:
-        """Keep what is the matter with one application of an operator, if anything is."""
+    def __init__(self, frame: Frame | None, seconds: float, where: Where | None = None) -> None:
+        self.frame = frame
+        self.faults: list[Found] = []
+        self.kernels: list[Found] = []
+        self.watched = Crossref(self._judge, seconds=seconds, where=where)
+
+    def _judge(self, application: Application) -> None:
         pair = Pair(application, application.kernel, application.other)
         if application.way == CONTIGUOUS:
             if (parting := measure_layouts(pair)) is not None:
@@ -361,7 +352,7 @@ class OperatorCheck:
 
 
 def check_operators(
-    ledger: Ledger, count: ReplayCount, config: Mapping[str, Any] | None = None, *, seconds: float = 20.0
+    ledger: Ledger, config: Mapping[str, Any] | None = None, *, seconds: float = 20.0
 ) -> list[OperatorCheck]:
     """Run dynamo's graphs and compare every operator with what the compiler takes in its place.
 
@@ -369,17 +360,13 @@ def check_operators(
     in so many ``seconds`` are not compared.
     """
     end, graphs = time.monotonic() + seconds, list[OperatorCheck]()
-    with apply_config(config if config is not None else {"fallback_random": True}):
+    with patch_config("inductor", config if config is not None else {"fallback_random": True}):
         for frame in ledger.frames:
             for number, (_, record, inputs) in enumerate(iter_captured(Ledger(frames=[frame]), calls=CAPTURED_CALLS)):
                 left = end - time.monotonic()
                 if left > 0:
-                    checked, tangents = OperatorCheck(frame), _find_tangents(frame, number)
-                    count.replays += 1
-                    checked.watched = watch_operators(
-                        record.snapshots[-1], inputs, checked.judge, tangents=tangents, seconds=left
-                    )
-                    graphs.append(checked)
+                    graphs.append(OperatorCheck(frame, left))
+                    graphs[-1].watched.run_graph(record.snapshots[-1], inputs, _find_tangents(frame, number))
     return graphs
 
 
@@ -395,7 +382,7 @@ def _find_tangents(frame: Frame, number: int) -> Sequence[Any] | None:
 
 def check_captured_operators(divergence: Divergence) -> list[OperatorCheck]:
     """The operators of the captured graphs; of a program that cannot be captured, those that it calls in eager mode."""
-    checked = check_operators(divergence.trial.ledger, divergence.count, divergence.config, seconds=divergence.seconds)
+    checked = check_operators(divergence.trial.ledger, divergence.config, seconds=divergence.seconds)
     failure = divergence.trial.observation.failure
     if failure is not None and failure.stage == DYNAMO:
         checked.append(divergence.once(check_eager_program))
@@ -404,15 +391,11 @@ def check_captured_operators(divergence: Divergence) -> list[OperatorCheck]:
 
 def check_eager_program(divergence: Divergence) -> OperatorCheck:
     """The operators that the program calls in eager mode, as it is: one of which there may be no graph."""
-    case, checked = divergence.experiments.case, OperatorCheck(None)
+    case = divergence.experiments.case
     program = build(case, divergence.experiments.device)
-
-    def run() -> None:
-        runs.observe(case, program, program.model)
-
-    with apply_config(divergence.config):
-        where, seconds = iter_program_lines, divergence.seconds
-        checked.watched = watch_program(run, checked.judge, lambda: next(where(), None), seconds=seconds)
+    with patch_config("inductor", divergence.config):
+        checked = OperatorCheck(None, divergence.seconds, lambda: next(iter_program_lines(), None))
+        checked.watched.run_program(partial(runs.observe, case, program, program.model))
     return checked
 
 
@@ -420,12 +403,8 @@ def check_eager_program(divergence: Divergence) -> OperatorCheck:
 _VALUES = ("values", "numbers", "mutation", "shape", "dtype", "alias")
 _ERRORS = ("raises", "shape", "dtype", "device", "stride", "alias")
 _SHOWS = {
-    Verdict.MISCOMPILE: _VALUES,
-    Verdict.WRONG_GRADIENT: _VALUES,
-    Verdict.NONFINITE: _VALUES,
-    Verdict.PRECISION_LOSS: _VALUES,
-    Verdict.EQUAL: _VALUES,
-    Verdict.ROUNDING: _VALUES,
+    **dict.fromkeys((Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.PRECISION_LOSS), _VALUES),
+    **dict.fromkeys((Verdict.EQUAL, Verdict.ROUNDING), _VALUES),
     Verdict.METADATA: ("dtype", "shape", "device", "stride", "values", "mutation", "alias"),
     Verdict.ALIASING: ("alias", "mutation", "values"),
     Verdict.COMPILE_ERROR: _ERRORS,
@@ -472,9 +451,9 @@ def _kind(found: Found) -> str:
 OPERATORS = Way("operators, and what takes their kernels' place", _find_operators, None, lambda _: True, most=None)
 
 
-def prove_operators(ablator: Ablator, divergence: Divergence, *, certain: bool) -> Attribution | None:
+def prove_operators(ablator: Ablator, *, certain: bool) -> Attribution | None:
     """The decomposition or fake tensor at fault, among those that are ``certain``, as all fakes are, or the rest."""
-    found = [each for each in divergence.once(OPERATORS.find) if each.culprit.stage in (DECOMPOSITION, FAKE_TENSOR)]
+    found = [each for each in ablator.once(OPERATORS.find) if each.culprit.stage in (DECOMPOSITION, FAKE_TENSOR)]
     chosen = [each for each in found if (each.certain or each.culprit.stage == FAKE_TENSOR) == certain]
     attribution = prove_in_turn(ablator, chosen)
     if attribution is not None or not certain:
@@ -484,9 +463,9 @@ def prove_operators(ablator: Ablator, divergence: Divergence, *, certain: bool) 
     return prove_at_call(ablator, first) if first is not None else None
 
 
-def doubt_operators(ablator: Ablator, divergence: Divergence) -> Attribution | None:
+def doubt_operators(ablator: Ablator) -> Attribution | None:
     """An operator that is certainly wrong, though something else keeps the result wrong without it."""
-    wrong = (each for each in divergence.once(OPERATORS.find) if each.certain and _kind(each) in _WRONG_ANYWHERE)
+    wrong = (each for each in ablator.once(OPERATORS.find) if each.certain and _kind(each) in _WRONG_ANYWHERE)
     first = next(wrong, None)
     if first is None:
         return None
@@ -538,8 +517,6 @@ LOST_CHECKS = Way(
 )
 
 
-# ATen kernels that are wrong on operands of one layout, and the proof: contiguous copies of them.
-
 _MAX_TRIED = 3
 
 
@@ -547,18 +524,6 @@ def _find_kernels(divergence: Divergence) -> Iterator[Found]:
     checked = divergence.once(check_captured_operators)
     faults = [fault for graph in checked for fault in graph.kernels]
     called = {name for graph in checked for name in graph.watched.called}
-    for _, record, inputs in iter_captured(divergence.trial.ledger, stage=JOINT_GRAPH):
-        divergence.count.replays += 1
-        watch_operators(record.snapshots[-1], inputs, _judge_compiled(called, faults), layouts_only=True)
-    kind = "raises" if divergence.verdict in _FAILED else "values"
-    unique: dict[tuple[str | None, str], Found] = {}
-    for fault in sorted(faults, key=lambda fault: not fault.certain):
-        if _kind(fault) == kind:
-            unique.setdefault((fault.culprit.rewrite, fault.culprit.details["aten_kernel"]["wrong_in"]), fault)
-    yield from unique.values()
-
-
-def _judge_compiled(called: set[str], faults: list[Found]) -> ApplicationJudge:
 
     def judge(application: Application) -> None:
         parting = measure_layouts(Pair(application, application.kernel, application.other))
@@ -566,18 +531,14 @@ def _judge_compiled(called: set[str], faults: list[Found]) -> ApplicationJudge:
             stage = FUNCTIONALIZATION if application.name in called else DECOMPOSITION
             faults.append(word_kernel(stage, "compiled", parting))
 
-    return judge
-
-
-def _prove_contiguous(ablator: Ablator, found: Found) -> Attribution | None:
-    name, side = str(found.culprit.rewrite), found.culprit.details["aten_kernel"]["wrong_in"]
-    toggle = f"{name} on contiguous operands, {side}"
-    if side == "eager":
-        repaired = ablator.attempt_in_eager(use_contiguous_operands([name]), toggle)
-    else:
-        assert found.without is not None
-        repaired = ablator.attempt_under(found.without, toggle=toggle)[1]
-    return Attribution(replace(found.culprit, necessary=True, confidence="high")) if repaired else None
+    for _, record, inputs in iter_captured(divergence.trial.ledger, stage=JOINT_GRAPH):
+        Crossref(judge, layouts_only=True).run_graph(record.snapshots[-1], inputs)
+    kind = "raises" if divergence.verdict in _FAILED else "values"
+    unique: dict[tuple[str | None, str], Found] = {}
+    for fault in sorted(faults, key=lambda fault: not fault.certain):
+        if _kind(fault) == kind:
+            unique.setdefault((fault.culprit.rewrite, fault.culprit.details["aten_kernel"]["wrong_in"]), fault)
+    yield from unique.values()
 
 
 KERNELS = Way(
@@ -589,7 +550,15 @@ KERNELS = Way(
 )
 
 
-def prove_kernels(ablator: Ablator, divergence: Divergence) -> Attribution | None:
+def prove_kernels(ablator: Ablator) -> Attribution | None:
     """The kernel without whose fault both sides agree: it is given contiguous copies of its operands."""
-    found = divergence.once(KERNELS.find)[:_MAX_TRIED]
-    return next((proved for each in found if (proved := _prove_contiguous(ablator, each)) is not None), None)
+    for found in ablator.once(KERNELS.find)[:_MAX_TRIED]:
+        name, side = str(found.culprit.rewrite), found.culprit.details["aten_kernel"]["wrong_in"]
+        toggle = f"{name} on contiguous operands, {side}"
+        if side == "eager":
+            repaired = ablator.attempt_in_eager(use_contiguous_operands([name]), toggle)
+        else:
+            repaired = ablator.attempt_under(ContiguousOperands((name,)), toggle=toggle)[1]
+        if repaired:
+            return Attribution(replace(found.culprit, necessary=True, confidence="high"))
+    return None

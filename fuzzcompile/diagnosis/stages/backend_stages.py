@@ -16,8 +16,7 @@ from fuzzcompile.compiler.operators.operator_application import find_fake_functi
 from fuzzcompile.compiler.session import get_effective_setting
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
 from fuzzcompile.compiler.watch.rule_labels import find_source
-from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
-from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Attribution, Culprit
+from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Ablator, Attribution, Culprit, Divergence
 from fuzzcompile.diagnosis.kernels import kernel_proofs as proofs
 from fuzzcompile.diagnosis.kernels.code_generators import CodeSource, get_generator
 from fuzzcompile.diagnosis.kernels.watched_graph import (
@@ -35,9 +34,6 @@ from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import CODEGEN, CUDAGRAPHS, FAKE_TENSOR, LOWERING, RUNTIME, SCHEDULER
 from fuzzcompile.model.verdicts import Verdict
-
-# Operators of a graph made into Inductor's IR, loops or calls of a library.
-
 
 _MAX_OPERATORS = 3
 
@@ -62,25 +58,28 @@ class Lowering(Stage):
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """The operators that ATen must compute for the divergence to go; unproved, one that is certainly wrong."""
-        steps = [suspect.finding for suspect in suspects if isinstance(suspect.finding, LoweredStep)]
+        steps = _list_steps(suspects)
         operators = [step for step in steps if step.failed is None]
         if ablator.trial.judgement.verdict is Verdict.ACCEPTS_INVALID:
             repaired = bool(operators) and ablator.attempt_under(proofs.with_aten([operators[0].name]))[1]
             culprit = _make_operator_culprit(operators[0], necessary=repaired) if operators else None
             return Attribution(replace(culprit, confidence="high" if repaired else "low")) if culprit else None
         named = _prove_operators(ablator, [wrong for wrong in operators if wrong.kernel is None])
-        if named is not None and (named.contributors or (named.culprit is not None and named.culprit.necessary)):
+        if named is not None and (named.contributors or named.is_proved):
             return named
         if ablator.trial.observation.failure is not None:
             failure = next((step for step in steps if step.failed is not None), None)
-            mine = failure is not None and proofs.find_failed_stage(failure) == self.name
-            return proofs.prove_failure(ablator, failure) if failure is not None and mine else None
+            return proofs.prove_failure(ablator, failure, self.name) if failure is not None else None
         return _prove_operators(ablator, [wrong for wrong in operators if wrong.kernel is not None][:1]) or named
 
     def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
         """Loops that are not vectorised, where the code generator of the culprit's kernel has vectors."""
         generator = get_generator(culprit.details.get("code_generator"))
         yield from [generator.scalars] if generator.scalars else []
+
+
+def _list_steps(suspects: Sequence[Suspect]) -> list[LoweredStep]:
+    return [suspect.finding for suspect in suspects if isinstance(suspect.finding, LoweredStep)]
 
 
 def _iter_operators(divergence: Divergence) -> Iterator[LoweredStep]:
@@ -108,16 +107,13 @@ def _iter_operators(divergence: Divergence) -> Iterator[LoweredStep]:
                 yield replace(each, nodes=each.nodes[-1:])  # the call of a library's kernel is at fault
 
 
-def _can_fall_back(wrong: LoweredStep) -> bool:
-    node = wrong.lowered.find_node(wrong.nodes[-1])
-    return node is not None and can_fall_back(node)
-
-
 def _prove_operators(ablator: Ablator, wrong: list[LoweredStep]) -> Attribution | None:
     """Have ATen compute the first wrong operator wherever it is, and the next ones too until that repairs it."""
     chosen: dict[str, LoweredStep] = {}
     for operator in wrong:
-        if operator.name not in chosen and len(chosen) < _MAX_OPERATORS and _can_fall_back(operator):
+        node = operator.lowered.find_node(operator.nodes[-1])
+        can_do_without = node is not None and can_fall_back(node)
+        if operator.name not in chosen and len(chosen) < _MAX_OPERATORS and can_do_without:
             chosen[operator.name] = operator
             if ablator.attempt_under(proofs.with_aten(list(chosen)))[1]:
                 return _attribute_operators(ablator, list(chosen.values()))
@@ -136,7 +132,12 @@ def _attribute_operators(ablator: Ablator, chosen: list[LoweredStep]) -> Attribu
         trial, repaired = ablator.attempt_under(alone)
         sufficient = False if repaired else True if ablator.fails_alike(trial) else None
         return Attribution(replace(_make_operator_culprit(last, necessary=True), sufficient=sufficient))
-    culprits = [_make_operator_culprit(operator) for operator in _select_needed(ablator, chosen)]
+    needed = list(chosen)
+    for operator in chosen[:-1] if len(chosen) > 2 else ():
+        rest = [other for other in needed if other is not operator]
+        if ablator.attempt_under(proofs.with_aten([other.name for other in rest]))[1]:
+            needed = rest
+    culprits = [_make_operator_culprit(operator) for operator in needed]
     if len({(culprit.source, culprit.line, culprit.family) for culprit in culprits}) == 1:  # one lowering of overloads
         siblings = tuple(str(culprit.rewrite) for culprit in culprits[1:])
         return Attribution(replace(culprits[0], necessary=True, siblings=siblings))
@@ -146,22 +147,10 @@ def _attribute_operators(ablator: Ablator, chosen: list[LoweredStep]) -> Attribu
     return Attribution(independent[0], independent[1:])
 
 
-def _select_needed(ablator: Ablator, chosen: list[LoweredStep]) -> list[LoweredStep]:
-    kept = list(chosen)
-    for operator in chosen[:-1] if len(chosen) > 2 else ():
-        rest = [needed for needed in kept if needed is not operator]
-        if ablator.attempt_under(proofs.with_aten([needed.name for needed in rest]))[1]:
-            kept = rest
-    return kept
-
-
 def _make_operator_culprit(wrong: LoweredStep, *, necessary: bool | None = None) -> Culprit:
     node = wrong.lowered.find_node(wrong.nodes[-1])
     named = CodeSource(wrong.name, *(find_lowering_source(node.target) if node is not None else ()))
     return wrong.make_culprit(LOWERING, named, necessary=necessary, details={"shown_in_float64": wrong.exact})
-
-
-# Which loops become one kernel, in which order and memory, and the kernels' code.
 
 
 _NO_REUSE: dict[str, object] = {"allow_buffer_reuse": False, "inplace_buffers": False}
@@ -185,23 +174,15 @@ class Scheduler(Stage):
 
         Fusion is told from the code of a kernel in the proof of the latter, :class:`Codegen`.
         """
-        for finding in (suspect.finding for suspect in suspects):
-            if isinstance(finding, LoweredStep) and finding.failed is not None:
-                return (
-                    proofs.prove_failure(ablator, finding) if proofs.find_failed_stage(finding) == self.name else None
-                )
-            if isinstance(finding, LoweredStep) and finding.overwritten is not None:
-                return _prove_reuse(ablator, finding)
-        return None
-
-
-def _prove_reuse(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
-    """Arguments were overwritten before the kernel read them: reuse came too early, or the order is wrong."""
-    no_reuse = InductorSettings(_NO_REUSE, "no reuse of buffers", needs_code=True)
-    stale, repaired = wrong.overwritten, ablator.attempt_under(no_reuse)[1]
-    details: DetailsJson = {} if stale is None else {"overwritten": stale.buffer, "written_by": stale.written_by}
-    name = "buffer reuse" if repaired else "order of kernels"
-    return proofs.attribute(wrong.make_culprit(SCHEDULER, CodeSource(name), name, details=details), repaired)
+        wrong = next((step for step in _list_steps(suspects) if step.failed or step.overwritten), None)
+        if wrong is None or wrong.failed is not None:
+            return proofs.prove_failure(ablator, wrong, self.name) if wrong is not None else None
+        # Arguments were overwritten before the kernel read them: reuse came too early, or the order is wrong.
+        no_reuse = InductorSettings(_NO_REUSE, "no reuse of buffers", needs_code=True)
+        stale, repaired = wrong.overwritten, ablator.attempt_under(no_reuse)[1]
+        details: DetailsJson = {} if stale is None else {"overwritten": stale.buffer, "written_by": stale.written_by}
+        name = "buffer reuse" if repaired else "order of kernels"
+        return proofs.attribute(wrong.make_culprit(SCHEDULER, CodeSource(name), name, details=details), repaired)
 
 
 class Codegen(Stage):
@@ -215,11 +196,10 @@ class Codegen(Stage):
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """Compile without vectors, then with nothing fused: wrong code, wrong fusion, or neither."""
-        findings = {id(suspect.finding): suspect.finding for suspect in suspects}
-        for finding in findings.values():
-            if isinstance(finding, LoweredStep) and finding.failed is not None:
-                return proofs.prove_failure(ablator, finding) if proofs.find_failed_stage(finding) == CODEGEN else None
-            named = _prove_kernel(ablator, finding) if isinstance(finding, LoweredStep) else None
+        for step in {id(step): step for step in _list_steps(suspects)}.values():
+            if step.failed is not None:
+                return proofs.prove_failure(ablator, step, self.name)
+            named = _prove_kernel(ablator, step)
             if named is not None:
                 return named
         return None
@@ -236,7 +216,11 @@ def _prove_kernel(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
         return _prove_fusion(ablator, wrong, vectorised=vectorised)
     in_order = ProgramsInOrder(ProgramOrder.FORWARD)
     if ablator.how.order is not ProgramOrder.FORWARD and ablator.attempt_under(in_order)[1]:
-        return _make_race_culprit(single or wrong)
+        # The programs of the kernel touch the same elements.
+        at, programs = single or wrong, "right in ascending order, wrong in descending order"
+        details: DetailsJson = {"operators": at.list_code_operators(), "programs": programs}
+        code = at.generator.find_store_code()
+        return Attribution(at.make_culprit(CODEGEN, code, "race", necessary=True, details=details))
     if single is None and not vectorised:
         return None
     named = _prove_vectorised(ablator, wrong, single) if vectorised else _prove_scalar(ablator, wrong, single)
@@ -257,17 +241,8 @@ def _isolate(ablator: Ablator, wrong: LoweredStep) -> tuple[_Alone, LoweredStep 
         return "right", None
     if trial.observation.failure is not None:
         return "unknown", None
-    looks = watch_graphs(trial.ledger, ablator.count)
-    firsts = (first for look in looks for first in look.as_run.find_wrong_kernels()[:1])
-    return "wrong", next((first for first in firsts if first.kernel is not None and not first.kernel.extern), None)
-
-
-def _make_race_culprit(wrong: LoweredStep) -> Attribution:
-    """Right when the programs of the kernel run in their order: they touch the same elements."""
-    programs = "right in ascending order, wrong in descending order"
-    details: DetailsJson = {"operators": wrong.list_code_operators(), "programs": programs}
-    code = wrong.generator.find_store_code()
-    return Attribution(wrong.make_culprit(CODEGEN, code, "race", necessary=True, details=details))
+    firsts = (look.find_wrong_kernel() for look in watch_graphs(trial.ledger))
+    return "wrong", next((first for first in firsts if first and first.kernel and not first.kernel.extern), None)
 
 
 def _doubt(culprit: Culprit) -> Attribution:
@@ -344,25 +319,15 @@ def _prove_fusion(ablator: Ablator, wrong: LoweredStep, *, vectorised: bool) -> 
     if vectorised and not shown:
         named, _ = proofs.find_right_in_scalars(ablator, wrong.generator, operators)
         details["right_in_scalars"] = named
-    rewritten = _find_right_form(ablator, wrong) if not shown else None
-    if rewritten is not None:
-        return Attribution(rewritten)
+    for operator, control in wrong.generator.forms.items() if not shown else ():
+        if ablator.attempt_under(Lowered(control, f"{operator} in another form"))[1]:
+            whole = replace(wrong, nodes=kernel.nodes)
+            return Attribution(_make_code_culprit(whole, None, operator, vectorised=False, necessary=True))
     stage = CODEGEN if not shown and (vectorised or memory == "kept") else SCHEDULER
     fused = proofs.find_fusion_source(stage, wrong.generator, "loop order" if wrong.scheduled else "fusion")
     family = named or "+".join(sorted(operators)) or "fusion"
     culprit = wrong.make_culprit(stage, fused, family, nodes=kernel.nodes, details=details)
     return proofs.attribute(culprit, repaired, sure=repaired and shown)
-
-
-def _find_right_form(ablator: Ablator, wrong: LoweredStep) -> Culprit | None:
-    for operator, control in wrong.generator.forms.items():
-        if ablator.attempt_under(Lowered(control, f"{operator} in another form"))[1]:
-            whole = replace(wrong, nodes=wrong.kernel.nodes if wrong.kernel is not None else wrong.nodes)
-            return _make_code_culprit(whole, None, operator, vectorised=False, necessary=True)
-    return None
-
-
-# The generated program: its wrapper, and CUDA graphs.
 
 
 _WRAPPER = "wrapper"
@@ -376,31 +341,24 @@ class Runtime(Stage):
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The kernels that may have been handed wrong memory; the wrapper where no kernel is wrong."""
-        failed = divergence.trial.observation.failure is not None
-        shown = _find_miscounted(divergence.trial) if failed else []
+        failed, shown = divergence.trial.observation.failure is not None, list[DetailsJson]()
+        for lowered, call in ((each, call) for each in divergence.trial.ledger.lowered for call in each.calls):
+            wanted, given = len(lowered.snapshot.results), call.outputs
+            if failed and given is not None and len(given) != wanted:
+                shown.append({"finding": "results", "expected": wanted, "got": len(given)})
         if not shown:
             if failed or divergence.verdict is Verdict.ACCEPTS_INVALID or divergence.once(find_first_wrong_kernels):
                 return proofs.list_kernel_suspects(self.name, divergence)
             wrong = [each for look in divergence.once(find_watched_graphs) for each in look.find_wrong_outputs()]
             shown = [{"output": each.buffer, **describe_values(each.comparison)} for each in wrong]
-        source, line = find_definition(facts().places.program_results)
-        culprit = Culprit(self.name, None, _WRAPPER, _WRAPPER, source=source, line=line, confidence="low")
+        place = find_definition(facts().places.program_results)
+        culprit = Culprit(self.name, None, _WRAPPER, _WRAPPER, (), *place, confidence="low")
         return [Suspect(self.name, _WRAPPER, finding=Found(replace(culprit, details=each))) for each in shown]
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """The wrapper, if outputs are wrong and no kernel is; confidence stays low."""
         shown = (suspect.finding for suspect in suspects if isinstance(suspect.finding, Found))
         return next((Attribution(found.culprit) for found in shown), None)
-
-
-def _find_miscounted(trial: Trial) -> list[DetailsJson]:
-    counts = (
-        (len(lowered.snapshot.results), len(call.outputs))
-        for lowered in trial.ledger.lowered
-        for call in lowered.calls
-        if call.outputs is not None
-    )
-    return [{"finding": "results", "expected": expected, "got": got} for expected, got in counts if expected != got]
 
 
 # Programs that raise by themselves: a setting that repairs them, or the statement at which they fail.
@@ -427,15 +385,14 @@ def prove_flawed_program(ablator: Ablator) -> Attribution | None:
     planning = any(function in facts().errors.planning for _, _, function in failure.raised)
     if statement is None and not planning:
         return None
+    shown: DetailsJson = {"statement": statement or ""}
     for decision in facts().decisions.values():
         if ablator.attempt_under(InductorSettings(decision.without, needs_code=True))[1]:
-            source, line = find_definition(decision.place)
-            culprit = Culprit(decision.stage, None, decision.name, decision.name, source=source, line=line)
-            details: DetailsJson = {} if statement is None else {"statement": statement}
-            return Attribution(replace(culprit, necessary=True, details=details))
-    if statement is None:
-        return None
-    return Attribution(Culprit(CODEGEN, None, None, UNKNOWN, confidence="low", details={"statement": statement}))
+            place, details = find_definition(decision.place), DetailsJson() if statement is None else shown
+            culprit = Culprit(decision.stage, None, decision.name, decision.name, (), *place, necessary=True)
+            return Attribution(replace(culprit, details=details))
+    unnamed = Culprit(CODEGEN, None, None, UNKNOWN, confidence="low", details=shown)
+    return Attribution(unnamed) if statement is not None else None
 
 
 def _find_statement(trial: Trial) -> str | None:
@@ -458,18 +415,13 @@ def with_asserted_layout(attribution: Attribution, trial: Trial) -> Attribution:
         return attribution
     name = asserted[2]
     operator = find_operator(name)
-    rule = find_fake_function(operator) if operator is not None else None
-    source, line = find_source(rule) if rule is not None else (None, None)
-    asserting = Culprit.from_operator(
-        FAKE_TENSOR, name, source=source, line=line, confidence="low", details={"statement": statement}
-    )
+    place = find_source(find_fake_function(operator) if operator is not None else None)
+    asserting = Culprit.from_operator(FAKE_TENSOR, name, place, confidence="low", details={"statement": statement})
     if culprit is not None and culprit.necessary:
         return replace(attribution, contributors=[*attribution.contributors, asserting])
     others = [] if culprit is None else [culprit]
     return replace(attribution, culprit=asserting, contributors=[*others, *attribution.contributors])
 
-
-# CUDA graphs: a compiled graph recorded once and replayed, its memory in a pool of its own.
 
 _SETTING = "triton.cudagraphs"
 
@@ -492,7 +444,9 @@ class Cudagraphs(Stage):
         graphs = trial.ledger.lowered
         # Without watched kernels nothing says what Inductor decided; it never records graphs without a CUDA device.
         recorded = any(lowered.cudagraphs for lowered in graphs) if graphs else experiments.device.type == "cuda"
-        source, line = find_definition(facts().places.graph_recording)
-        without = InductorSettings({_SETTING: False}, needs_code=True)
-        found = Found(Culprit(self.name, None, self.name, self.name, source=source, line=line), without)
+        place, without = (
+            find_definition(facts().places.graph_recording),
+            InductorSettings(self.settings[0], needs_code=True),
+        )
+        found = Found(Culprit(self.name, None, self.name, self.name, (), *place), without)
         return [Suspect.from_found(found)] if recorded else []

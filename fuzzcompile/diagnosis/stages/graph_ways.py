@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -30,9 +31,8 @@ from fuzzcompile.compiler.operators.operator_application import find_fake_functi
 from fuzzcompile.compiler.watch.aot_autograd import describe_partitioner, make_plain_partitioning
 from fuzzcompile.compiler.watch.ledger import Frame, GraphRecord, Ledger, Snapshot
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
-from fuzzcompile.diagnosis.attribution.ablation import Divergence, Evidence
-from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Culprit
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount, coarsest_epsilon, find_inputs, list_placeholders
+from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Culprit, Divergence, Evidence
+from fuzzcompile.diagnosis.attribution.steps import coarsest_epsilon, find_inputs, list_placeholders
 from fuzzcompile.diagnosis.operators.operator_ways import OPERATORS, check_operators
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
@@ -52,51 +52,40 @@ from fuzzcompile.model.thresholds import (
 )
 from fuzzcompile.model.verdicts import Verdict
 
-# The boundary between dynamo's graph and that of the passes: functionalization and decompositions.
-
-
 _EPS = torch.finfo(torch.float32).eps
 _RESULT, _GRADIENT = "result", "gradient"
 
 
-@dataclass(frozen=True)
-class Boundary:
+class Boundary(NamedTuple):
     """A change of meaning before the graph passes of a frame, in an output or a gradient.
 
-    The culprit is the first ATen operator whose decomposition is another function; where none is by itself, the first
-    torch-level one whose value differs (unknown where only gradients do). It is shown by replay, proved by no compile.
+    ``step`` is the largest float64 change in units of the value's RMS size. The culprit is the first ATen operator
+    whose decomposition is another function; where none is by itself, the first torch-level one whose value differs
+    (unknown where only gradients do), and ``operator`` its name without namespace and overload. It is shown by replay,
+    proved by no compile.
     """
 
     frame: int
     gradient: bool
+    step: float
+    operator: str | None
     culprit: Culprit
 
-    @property
-    def step(self) -> float:
-        """The largest float64 change in units of the value's RMS size."""
-        return self.culprit.step or 0.0
 
-    @property
-    def operator(self) -> str | None:
-        """The operator's name without namespace and overload; None if none could be singled out."""
-        return self.culprit.family if self.culprit.is_named else None
-
-
-def find_boundaries(ledger: Ledger, count: ReplayCount) -> list[Boundary]:
+def find_boundaries(ledger: Ledger) -> list[Boundary]:
     """The frames whose meaning changed between dynamo's graph and the first graph of Inductor's passes."""
-    calls = _iter_crossings(ledger, count)
-    partings = ((call, call.make_sides().find_parting()) for call in calls)
+    partings = ((call, call.make_sides().find_parting()) for call in _iter_crossings(ledger))
     return [_make_boundary(call, parting) for call, parting in partings if parting is not None]
 
 
-BOUNDARY = Evidence("boundary", lambda trial, count: bool(find_boundaries(trial.ledger, count)), replays=True)
+BOUNDARY = Evidence(lambda trial: bool(find_boundaries(trial.ledger)), replays=True)
 """A float64 result that moves between dynamo's graph and the passes, where native values are within rounding."""
 
 
 def _compare_graphs(divergence: Divergence) -> Iterator[ways.Sides[str]]:
     decomposed = (each for each in divergence.once(OPERATORS.find) if each.culprit.stage == DECOMPOSITION)
     if not any(each.certain for each in decomposed):
-        for call in _iter_crossings(divergence.trial.ledger, divergence.count):
+        for call in _iter_crossings(divergence.trial.ledger):
             yield call.make_sides()
 
 
@@ -105,11 +94,11 @@ class _Crossing:
     """A captured call on both sides: dynamo's graph with its inputs, the first graph of the passes with its own."""
 
     frame: Frame
-    early: GraphRecord
-    late: GraphRecord
+    early: Snapshot
+    late: Snapshot
     given: Sequence[Any]
     inputs: Sequence[Any]
-    count: ReplayCount
+    joint: bool  # whether the late graph computes gradients too
 
     def make_sides(self) -> ways.Sides[str]:
         def word(parting: ways.PartedStep[str]) -> Found:
@@ -117,34 +106,24 @@ class _Crossing:
 
         return ways.Sides(ways.walk_pairs(self.pair_outputs()), word, self.measure)
 
-    def run_early(self, *, double: bool, noise_seed: int | None = None) -> ReplayResult:
-        self.count.replays += 1
-        return replay_graph(self.early.snapshots[-1], self.given, double=double, noise_seed=noise_seed)
-
-    def run_late(self, *, double: bool) -> ReplayResult:
-        self.count.replays += 1
-        return replay_graph(self.late.snapshots[0], self.inputs, double=double)
-
-    def differentiate_early(self, tangents: Sequence[Any], noise_seed: int | None = None) -> Sequence[Any] | None:
-        self.count.replays += 1
-        return differentiate_graph(self.early.snapshots[-1], self.given, tangents, noise_seed=noise_seed)
-
     @functools.cached_property
     def native(self) -> ReplayResult:
-        return self.run_early(double=False)
+        return replay_graph(self.early, self.given, double=False)
 
     def pair_outputs(self) -> Iterator[ways.Pair[str]]:
         """The outputs of both graphs in float64, and where a gradient is computed, that it is to be compared too."""
-        early, late = self.run_early(double=True), self.run_late(double=True)
+        early, late = (
+            replay_graph(self.early, self.given, double=True),
+            replay_graph(self.late, self.inputs, double=True),
+        )
         if early.error is not None or late.error is not None:
             return
         pairs = zip(self.given, early.inputs, strict=True)
         if any(before is not after for before, after in pairs if isinstance(before, torch.Tensor)):
             return  # the graph wrote to an input: AOTAutograd then returns other outputs than replay compares
-        joint = self.late.direction == "joint"
-        if len(early.outputs) == len(late.outputs) or joint:
+        if len(early.outputs) == len(late.outputs) or self.joint:
             yield ways.Pair(_RESULT, early.outputs, late.outputs)
-        if joint:
+        if self.joint:
             yield ways.Pair(_GRADIENT, early.outputs, late.outputs)
 
     def measure(self, pair: ways.Pair[str]) -> ways.PartedStep[str] | None:
@@ -157,20 +136,20 @@ class _Crossing:
         return ways.PartedStep(pair, step=step) if shows and step > _measure_explained(self, early) else None
 
 
-def _iter_crossings(ledger: Ledger, count: ReplayCount) -> Iterator[_Crossing]:
-    for frame, early, given in ways.iter_captured(ledger):
-        late = frame.find_record(JOINT_GRAPH)
-        if late is None or not late.snapshots or not frame.dynamo_calls or is_bound_to_capture(early.snapshots[-1]):
+def _iter_crossings(ledger: Ledger) -> Iterator[_Crossing]:
+    for frame, record, given in ways.iter_captured(ledger):
+        early, passes = record.snapshots[-1], frame.find_record(JOINT_GRAPH)
+        if passes is None or not passes.snapshots or not frame.dynamo_calls or is_bound_to_capture(early):
             continue
-        inputs = find_inputs(frame, late)
-        if inputs is not None and not any(map(list_random_calls, (early.snapshots[-1], late.snapshots[0]))):
-            yield _Crossing(frame, early, late, given, inputs, count)
+        late, inputs = passes.snapshots[0], find_inputs(frame, passes)
+        if inputs is not None and not any(map(list_random_calls, (early, late))):
+            yield _Crossing(frame, early, late, given, inputs, passes.direction == "joint")
 
 
 def _make_boundary(call: _Crossing, parting: ways.PartedStep[str]) -> Boundary:
     gradient = parting.pair.at == _GRADIENT
     # The first ATen operator whose decomposition gives other values by itself.
-    checked = check_operators(Ledger(frames=[call.frame]), call.count)
+    checked = check_operators(Ledger(frames=[call.frame]))
     faults = [fault.culprit for graph in checked for fault in graph.faults if fault.certain]
     faults = [fault for fault in faults if fault.details["kind"] in ("values", "mutation")]
     culprit = min(faults, key=lambda fault: fault.details["backward"] != gradient, default=None)
@@ -181,7 +160,9 @@ def _make_boundary(call: _Crossing, parting: ways.PartedStep[str]) -> Boundary:
             name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
         nodes, site = ((node.name,), find_location([node])) if node is not None else ((), None)
         culprit = Culprit(DECOMPOSITION, None, name, name or UNKNOWN, nodes=nodes, site=site)
-    return Boundary(call.frame.index, gradient, replace(culprit, step=parting.step, confidence="low"))
+    named = culprit.family if culprit.is_named else None
+    culprit = replace(culprit, step=parting.step, confidence="low")
+    return Boundary(call.frame.index, gradient, parting.step or 0.0, named, culprit)
 
 
 def _shows_natively(call: _Crossing, step: float) -> bool:
@@ -190,7 +171,7 @@ def _shows_natively(call: _Crossing, step: float) -> bool:
     One that only float64 has comes of running the graph there: ``x.to(torch.float16)`` is ``x`` itself where that is a
     half tensor, and a copy of one that was doubled, into which later writes do not go.
     """
-    native, late_run = call.native, call.run_late(double=False)
+    native, late_run = call.native, replay_graph(call.late, call.inputs, double=False)
     if native.error is not None or late_run.error is not None:
         return True
     hidden = step < HIDDEN_ULPS * (coarsest_epsilon(native) or _EPS)
@@ -199,7 +180,10 @@ def _shows_natively(call: _Crossing, step: float) -> bool:
 
 def _measure_explained(call: _Crossing, outputs: Sequence[Any]) -> float:
     """The change that float64's rounding explains, or constants in float32: the native error, scaled to that dtype."""
-    native, noisy = call.native, [call.run_early(double=True, noise_seed=seed) for seed in NOISE_SEEDS]
+    native, noisy = (
+        call.native,
+        [replay_graph(call.early, call.given, double=True, noise_seed=seed) for seed in NOISE_SEEDS],
+    )
     noise = max((_measure_change(outputs, run.outputs) for run in noisy if run.error is None), default=0.0)
     error = 0.0 if native.error is not None else _measure_change(outputs, native.outputs)
     return max(AMPLIFIED * noise, CONSTANTS_FACTOR * error * min(1.0, _EPS / (coarsest_epsilon(native) or _EPS)))
@@ -207,7 +191,7 @@ def _measure_explained(call: _Crossing, outputs: Sequence[Any]) -> float:
 
 def _measure_gradient_change(call: _Crossing, joint: Sequence[Any]) -> float:
     """Gradients of dynamo's graph by autograd beside those that the joint graph computes, for the same tangents."""
-    names = (str(node.target) for node in list_placeholders(call.late.snapshots[0]))
+    names = (str(node.target) for node in list_placeholders(call.late))
     named = list(zip(names, call.inputs, strict=True))
     primals = [value for name, value in named if name.startswith("primals")]
     tangents = [value for name, value in named if name.startswith("tangents")]
@@ -215,11 +199,11 @@ def _measure_gradient_change(call: _Crossing, joint: Sequence[Any]) -> float:
     dtypes = [[getattr(each, "dtype", None) for each in values] for values in (primals, call.given)]
     if forms[0] != forms[1] or dtypes[0] != dtypes[1]:
         return 0.0
-    gradients = call.differentiate_early(tangents)
+    gradients = differentiate_graph(call.early, call.given, tangents)
     step = _measure_change(gradients, joint[-len(primals) :], together=True) if gradients is not None else 0.0
     if gradients is None or step <= SEMANTIC_STEP:
         return 0.0
-    moved = call.differentiate_early(tangents, NOISE_SEEDS[0])
+    moved = differentiate_graph(call.early, call.given, tangents, noise_seed=NOISE_SEEDS[0])
     noise = _measure_change(gradients, moved, together=True) if moved is not None else 0.0
     return step if step > AMPLIFIED * noise else 0.0
 
@@ -235,11 +219,9 @@ def _measure_change(before: Sequence[object], after: Sequence[object], *, togeth
 
 
 def _find_operator(call: _Crossing) -> fx.Node | None:
-    call.count.replays += 2
-    early, late = call.early.snapshots[-1], call.late.snapshots[0]
-    early_values, late_values = compute_values(early, call.given), compute_values(late, call.inputs)
+    early_values, late_values = compute_values(call.early, call.given), compute_values(call.late, call.inputs)
     made: dict[str, object] = {}  # the value of the last ATen node that each torch-level node became
-    for node in late.graph.nodes:
+    for node in call.late.graph.nodes:
         origin = node.meta.get("from_node")
         if node.op == "call_function" and origin and not node.meta.get("autograd_backward"):
             made[str(origin[-1].name)] = late_values.get(node.name)
@@ -248,7 +230,7 @@ def _find_operator(call: _Crossing) -> fx.Node | None:
         value, traced = early_values.get(node.name), made.get(node.name)
         return rounding.are_comparable(value, traced) and rounding.relative_change(value, traced) > SEMANTIC_STEP
 
-    return next(filter(differs, early.graph.nodes), None)
+    return next(filter(differs, call.early.graph.nodes), None)
 
 
 GRAPHS = ways.Way(
@@ -273,14 +255,11 @@ def _iter_cuts(ledger: Ledger) -> Iterator[tuple[Frame, Snapshot, Snapshot, Snap
 
 def _compare_parts(divergence: Divergence) -> Iterator[ways.Sides[str]]:
     for frame, *snapshots in _iter_cuts(divergence.trial.ledger):
-        if not any(map(list_random_calls, snapshots)):
-            sides = _run_parts(frame, *snapshots, count=divergence.count)
-            yield from [] if sides is None else [sides]
+        sides = None if any(map(list_random_calls, snapshots)) else _run_parts(frame, *snapshots)
+        yield from [] if sides is None else [sides]
 
 
-def _run_parts(
-    frame: Frame, whole: Snapshot, first: Snapshot, second: Snapshot, *, count: ReplayCount
-) -> ways.Sides[str] | None:
+def _run_parts(frame: Frame, whole: Snapshot, first: Snapshot, second: Snapshot) -> ways.Sides[str] | None:
     joint = frame.find_record(stages.JOINT_GRAPH, "joint")
     inputs = find_inputs(frame, joint) if joint is not None else None
     if inputs is None:
@@ -289,7 +268,6 @@ def _run_parts(
     given = [named.get(str(node.target)) for node in list_placeholders(first)]
     if any(value is None for value in given):
         return None
-    count.replays += 3
     once, before = replay_graph(whole, inputs, double=True), replay_graph(first, given, double=True)
     if once.error is not None or before.error is not None:
         return None
@@ -305,7 +283,15 @@ def _run_parts(
 
     def word(_: ways.PartedStep[str]) -> Found:
         steps = {pair.at: relative_change(pair.left, pair.right) for pair in pairs}
-        wrong = _find_wrongly_saved(compute_values(whole, inputs), saved, list_placeholders(second))
+        # The values that backward takes for those of the joint graph, and gets others for.
+        truths, tensors = compute_values(whole, inputs), [value for value in saved if isinstance(value, torch.Tensor)]
+        wanted = [
+            node.name
+            for node in list_placeholders(second)
+            if not str(node.target).startswith("tangents") and isinstance(node.meta.get("val"), torch.Tensor)
+        ]
+        pairs_saved = ((name, value) for name, value in zip(wanted, tensors, strict=False) if name in truths)
+        wrong = [name for name, value in pairs_saved if relative_change(truths[name], value) > SEMANTIC_STEP]
         differs = [name for name, step in steps.items() if step > SEMANTIC_STEP]
         details: DetailsJson = {"kind": "values", "differs": differs, "saved": wrong}
         return _word(details, nodes=tuple(wrong), step=max(steps.values()))
@@ -316,11 +302,8 @@ def _run_parts(
 def _word(details: DetailsJson, nodes: tuple[str, ...] = (), step: float | None = None) -> Found:
     """The partitioner in use; without it, the plainest one, where this torch lets another take its place."""
     name, function = describe_partitioner()
-    source, line = find_source(function) if function is not None else (None, None)
-    culprit = Culprit(
-        stages.PARTITION, None, name, name, nodes, source, line, step=step, confidence="low", details=details
-    )
-    plain = make_plain_partitioning()
+    culprit = Culprit(stages.PARTITION, None, name, name, nodes, *find_source(function), step=step, details=details)
+    culprit, plain = replace(culprit, confidence="low"), make_plain_partitioning()
     return Found(culprit, InductorSettings(plain, "AOTAutograd's default partition") if plain is not None else None)
 
 
@@ -333,10 +316,9 @@ def _find_draws(divergence: Divergence) -> Iterator[Found]:
                 yield _word({"kind": "numbers", "joint graph draws": dict(wanted), "its parts draw": dict(drawn)})
 
 
-DRAWS = ways.Way(
-    "the random numbers of the joint graph, and of its parts", _find_draws, ways.prove_without, ways.shows_values
-)
-PARTS = ways.Way("the joint graph, and its parts", _compare_parts, ways.prove_without, ways.shows_values)
+_OF_VALUES = attrgetter("is_of_values")
+DRAWS = ways.Way("the random numbers of the joint graph, and of its parts", _find_draws, ways.prove_without, _OF_VALUES)
+PARTS = ways.Way("the joint graph, and its parts", _compare_parts, ways.prove_without, _OF_VALUES)
 
 
 def _order_inputs(saved: Sequence[Any], placeholders: Sequence[fx.Node], named: dict[str, Any]) -> list[Any] | None:
@@ -357,21 +339,6 @@ def _order_inputs(saved: Sequence[Any], placeholders: Sequence[fx.Node], named: 
     return given
 
 
-def _find_wrongly_saved(truths: dict[str, object], saved: Sequence[Any], placeholders: Sequence[fx.Node]) -> list[str]:
-    """Names of the values that backward takes for those of the joint graph, and gets others for."""
-    tensors = [value for value in saved if isinstance(value, torch.Tensor)]
-    wanted = [
-        node.name
-        for node in placeholders
-        if not str(node.target).startswith("tangents") and isinstance(node.meta.get("val"), torch.Tensor)
-    ]
-    return [
-        name
-        for name, value in zip(wanted, tensors, strict=False)
-        if name in truths and relative_change(truths[name], value) > SEMANTIC_STEP
-    ]
-
-
 # Fake tensors: the dtype, shape and strides that a graph records of its values, beside the values.
 
 
@@ -386,15 +353,14 @@ def _compare_metadata(divergence: Divergence) -> Iterator[ways.Sides[_Recorded]]
         for record in frame.records:
             inputs = find_inputs(frame, record) if record.stage != stages.PRE_GRAD and record.snapshots else None
             if inputs is not None:
-                pairs = ways.walk_pairs(_pair_metadata(record, inputs, divergence.count))
+                pairs = ways.walk_pairs(_pair_metadata(record, inputs))
                 yield ways.Sides(pairs, partial(_word_metadata, record), _measure_metadata)
 
 
-def _pair_metadata(record: GraphRecord, inputs: Sequence[Any], count: ReplayCount) -> Iterator[ways.Pair[_Recorded]]:
+def _pair_metadata(record: GraphRecord, inputs: Sequence[Any]) -> Iterator[ways.Pair[_Recorded]]:
     """The metadata of each value, real and recorded, where both are known: before the passes, then behind them."""
     # Strides are propagated anew before lowering: what passes write there is not read.
     for snapshot, given in ((record.snapshots[0], True), (record.snapshots[-1], False)):
-        count.replays += 1
         run = run_eagerly(snapshot, inputs, double=False)
         for node in snapshot.graph.nodes:
             said, value = node.meta.get("val"), run.values.get(node.name)
@@ -414,7 +380,10 @@ def _word_metadata(record: GraphRecord, parting: ways.PartedStep[_Recorded]) -> 
     node = parting.pair.at.node
     details: DetailsJson = {"kind": "metadata", "expected": parting.expected, "got": parting.got, "node": node.name}
     if parting.pair.at.given:
-        return Found(_make_fake_culprit(node, details)) if record.stage == stages.JOINT_GRAPH else None
+        function = find_fake_function(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
+        culprit = Culprit.from_operator(stages.FAKE_TENSOR, str(node.target), find_source(function), details=details)
+        culprit = replace(culprit, nodes=(node.name,), site=find_location([node]), confidence="low")
+        return Found(culprit) if record.stage == stages.JOINT_GRAPH else None
     for rewrite in record.rewrites:
         before, after = (
             {copied.name: copied.target for copied in record.snapshots[index].graph.nodes}
@@ -423,13 +392,6 @@ def _word_metadata(record: GraphRecord, parting: ways.PartedStep[_Recorded]) -> 
         if after.get(node.name) == node.target and before.get(node.name) != node.target:
             return Found(Culprit.from_label(rewrite.label, confidence="low", details=details, nodes=(node.name,)))
     return None
-
-
-def _make_fake_culprit(node: fx.Node, details: DetailsJson) -> Culprit:
-    function = find_fake_function(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
-    source, line = find_source(function) if function is not None else (None, None)
-    culprit = Culprit.from_operator(stages.FAKE_TENSOR, str(node.target), nodes=(node.name,), confidence="low")
-    return replace(culprit, source=source, line=line, site=find_location([node]), details=details)
 
 
 def _describe_metadata(tensor: torch.Tensor, *, strides: bool) -> str | None:

@@ -8,8 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fuzzcompile.compiler.compile_changes import Backend
-from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
-from fuzzcompile.diagnosis.attribution.culprit import Attribution
+from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution
 from fuzzcompile.diagnosis.kernels.kernel_proofs import prove_templates, search_behind_graphs
 from fuzzcompile.diagnosis.operators import operator_ways as operators
 from fuzzcompile.diagnosis.stages import backend_stages, graph_ways, tracing_ways
@@ -20,7 +19,7 @@ from fuzzcompile.model import stages
 # Stages whose input is run beside what they make of it, each way in the order of looking.
 _LOST, _OPERATORS, _KERNELS = operators.LOST_CHECKS, operators.OPERATORS, operators.KERNELS
 DYNAMO = SideBySide(stages.DYNAMO, (_LOST, tracing_ways.CALLS, tracing_ways.BRANCH), cleared_by=Backend("eager"))
-FUNCTIONALIZATION = tracing_ways.Functionalization(
+FUNCTIONALIZATION = SideBySide(
     stages.FUNCTIONALIZATION, (_LOST, *tracing_ways.AOT_AUTOGRAD, _OPERATORS, _KERNELS), Backend("aot_eager")
 )
 DECOMPOSITION = SideBySide(stages.DECOMPOSITION, (_OPERATORS, _KERNELS, graph_ways.GRAPHS))
@@ -45,7 +44,7 @@ STAGES: tuple[Stage, ...] = (
     *(LOWERING, SCHEDULER, CODEGEN, CUDAGRAPHS, RUNTIME),
 )
 
-Prove = Callable[[Ablator, Divergence], Attribution | None]
+Prove = Callable[[Ablator], Attribution | None]
 
 
 class Shows(Enum):
@@ -73,33 +72,28 @@ class SearchStep(NamedTuple):
 
 
 def _prove_stage(stage: Stage) -> Prove:
-    return lambda ablator, divergence: stage.prove(ablator, stage.suspects(divergence))
+    return lambda ablator: stage.prove(ablator, stage.suspects(ablator))
 
 
 def _doubt_way(way: Way) -> Prove:
     """What parts first by a way whose culprits no compile can do without."""
 
-    def doubt_first(ablator: Ablator, divergence: Divergence) -> Attribution | None:
-        found = divergence.once(way.find)
+    def doubt_first(ablator: Ablator) -> Attribution | None:
+        found = ablator.once(way.find)
         return doubt(ablator, found[0]) if found else None
 
     return doubt_first
 
 
-def _prove_rewrites(ground: Ground) -> Prove:
-    return partial(prove_rewrites, ground=ground)
-
-
 # Tuned: what is cheap to look at and rarely wrong comes first. A compile is spent on a suspect only after everything
 # above it in the table has named nothing.
 ORDER: tuple[SearchStep, ...] = (
-    SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.RAISED)),
-    SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.MOVED)),
-    SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.RANDOM)),
-    SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.UNREPLAYED)),
-    SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.OPAQUE)),
-    SearchStep(Shows.ANYWHERE, _prove_rewrites(Ground.MANDATORY)),
-    SearchStep(Shows.IN_PROGRAM, lambda ablator, _: backend_stages.prove_flawed_program(ablator)),
+    *(
+        SearchStep(Shows.ANYWHERE, partial(prove_rewrites, ground=ground))  # the strongest evidence first
+        for ground in Ground
+        if ground is not Ground.SHARED_MEMORY
+    ),
+    SearchStep(Shows.IN_PROGRAM, backend_stages.prove_flawed_program),
     # Of a kernel that is wrong on some layouts, whatever agrees with it or not would be blamed.
     SearchStep(Shows.CERTAINLY, operators.prove_kernels),
     # Code that is generated for a wrong dtype or layout is wrong code: this comes before any search behind the graphs.
@@ -112,8 +106,8 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.IN_GRAPHS, operators.doubt_operators),
     SearchStep(Shows.IN_GRAPHS, _doubt_way(_LOST)),
     SearchStep(Shows.IN_CODE, prove_templates),
-    SearchStep(Shows.IN_CODE, lambda ablator, _: search_behind_graphs(BACKEND_STAGES, ablator)),
-    SearchStep(Shows.UNPROVED, _prove_rewrites(Ground.SHARED_MEMORY)),
+    SearchStep(Shows.IN_CODE, partial(search_behind_graphs, BACKEND_STAGES)),
+    SearchStep(Shows.UNPROVED, partial(prove_rewrites, ground=Ground.SHARED_MEMORY)),
 )
 # The backends of PyTorch's ladder, each of which adds a part of the compiler, and the stage at fault if it is the first
 # that shows the divergence.
@@ -124,38 +118,33 @@ LADDER = (
 )
 
 
-def look_at_rewrites(ablator: Ablator, divergence: Divergence) -> Attribution | None:
-    """The rewrites at fault; None if no rewrite is suspected."""
-    return look_in_order(ablator, divergence, Shows.ANYWHERE)
-
-
-def look_around_rewrites(ablator: Ablator, divergence: Divergence) -> Attribution | None:
+def look_around_rewrites(ablator: Ablator) -> Attribution | None:
     """What is at fault before, between and behind the graph passes; None if nothing is suspected."""
-    flawed = look_in_order(ablator, divergence, Shows.IN_PROGRAM)
+    flawed = look_in_order(ablator, Shows.IN_PROGRAM)
     if flawed is not None:
         return flawed
-    attribution = look_at_sides(ablator, divergence)
-    if _is_proved(attribution):
+    attribution = look_at_sides(ablator)
+    if attribution is not None and attribution.is_proved:
         return attribution
-    return look_in_order(ablator, divergence, Shows.UNPROVED) or attribution
+    return look_in_order(ablator, Shows.UNPROVED) or attribution
 
 
-def look_at_sides(ablator: Ablator, divergence: Divergence) -> Attribution | None:
+def look_at_sides(ablator: Ablator) -> Attribution | None:
     """The side on which the divergence shows first, then the other: a fault may need generated code to show.
 
     Of what nothing proves, that which was not tried comes before that which did not repair, and what goes wrong
     early, which explains what looks wrong later, before the rest.
     """
-    certain = look_in_order(ablator, divergence, Shows.CERTAINLY)
-    if _is_proved(certain):
+    certain = look_in_order(ablator, Shows.CERTAINLY)
+    if certain is not None and certain.is_proved:
         return certain
     unproved: dict[Shows, Attribution] = {}
     sides = (Shows.IN_GRAPHS, Shows.IN_CODE)
     for side in sides if ablator.screens else reversed(sides):
         # Operators that repair it only together stand for their side: nothing later in it is as certain.
         together = certain if side is Shows.IN_GRAPHS else None
-        attribution = together or look_in_order(ablator, divergence, side)
-        if _is_proved(attribution):
+        attribution = together or look_in_order(ablator, side)
+        if attribution is not None and attribution.is_proved:
             return attribution
         if attribution is not None:
             unproved[side] = attribution
@@ -164,13 +153,9 @@ def look_at_sides(ablator: Ablator, divergence: Divergence) -> Attribution | Non
     return next(untried, next(iter(early_first), None))
 
 
-def _is_proved(attribution: Attribution | None) -> bool:
-    return attribution is not None and attribution.culprit is not None and bool(attribution.culprit.necessary)
-
-
-def look_in_order(ablator: Ablator, divergence: Divergence, shows: Shows) -> Attribution | None:
+def look_in_order(ablator: Ablator, shows: Shows) -> Attribution | None:
     """Run the search steps of a group in order; return the first attribution with a culprit, else None."""
-    attributions = (look.prove(ablator, divergence) for look in ORDER if look.shows is shows)
+    attributions = (look.prove(ablator) for look in ORDER if look.shows is shows)
     return next((named for named in attributions if named is not None and named.culprit is not None), None)
 
 

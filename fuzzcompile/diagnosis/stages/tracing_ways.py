@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fuzzcompile.compiler.functional_run import SEEDS, NodeRun, find_lossy_views
 from fuzzcompile.compiler.graph_breaks import find_call_name, find_handler, resolve_call
 from fuzzcompile.compiler.graph_replay import list_drawing_nodes, list_random_calls
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
-from fuzzcompile.compiler.operators.operator_paths import (
+from fuzzcompile.compiler.operators.operator_crossref import (
     ComparedCall,
     compare_paths,
     list_called_operators,
@@ -32,9 +32,8 @@ from fuzzcompile.compiler.watch.aot_autograd import AS_THEY_COME
 from fuzzcompile.compiler.watch.ledger import Snapshot
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
-from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
-from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount, find_shared_memory
+from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
+from fuzzcompile.diagnosis.attribution.steps import find_shared_memory
 from fuzzcompile.diagnosis.operators.operator_ways import (
     Kind,
     find_difference,
@@ -55,9 +54,6 @@ from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.tensors import list_significant_strides
 
-# Faults of dynamo's capture: calls that differ in its graph, and branches taken otherwise than in eager mode.
-
-
 __watches_calls__ = True  # its frames stand between a call and the program that makes it
 
 
@@ -76,8 +72,6 @@ def _run_first_eagerly(experiments: Experiments, context: Callable[[], contextli
     return entered[0] if entered else None
 
 
-# Another way through Python under dynamo than in eager mode.
-
 _FEW = 2
 # Nothing behind dynamo: its graphs run as they were captured.
 _CAPTURE_ONLY = Backend("eager")
@@ -90,7 +84,6 @@ def _find_branch(divergence: Divergence) -> Iterator[Found]:
         snapshot = record.snapshots[0]
         if list_random_calls(snapshot):
             return
-        divergence.count.replays += 1
         heard = _run_first_eagerly(divergence.experiments, profile_operators)
         eager = [name for name, _ in list_profiled_operators(heard, {""})] if heard is not None else []
         captured = list_called_operators(snapshot, inputs)
@@ -105,10 +98,9 @@ def _find_branch(divergence: Divergence) -> Iterator[Found]:
         anywhere = {name for name, _ in captured}
         telling = next((name for name in ours if name not in anywhere), (*theirs, *ours)[0])
         calling = [node for node in snapshot.graph.nodes if node.name in names]
-        source, line = _find_module(calling[0]) if calling else (None, None)
-        where = find_location(calling[:1])
+        place, where = _find_module(calling[0]) if calling else (None, None), find_location(calling[:1])
         nodes, site = tuple(dict.fromkeys(node for _, node in alone)), None if where is None else f"{where} #1"
-        culprit = Culprit.from_operator(DYNAMO, telling, nodes=nodes, source=source, line=line, site=site)
+        culprit = Culprit.from_operator(DYNAMO, telling, place, nodes=nodes, site=site)
         yield Found(replace(culprit, details={"kind": "branch", "eager": ours, "compiled": theirs}))
 
 
@@ -151,11 +143,6 @@ class _EagerCall:
     line: str
     value: torch.Tensor | None
 
-    @property
-    def writes(self) -> bool:
-        dunder = self.name.startswith("__")
-        return self.name.startswith("__i") or self.name == "__setitem__" or (self.name.endswith("_") and not dunder)
-
 
 def _compare_calls(divergence: Divergence) -> Iterator[ways.Sides[tuple[_EagerCall, str]]]:
     captured = _replay_captured(divergence)
@@ -171,7 +158,8 @@ def _compare_calls(divergence: Divergence) -> Iterator[ways.Sides[tuple[_EagerCa
             number, there = seen[call.line], captured.get(call.line)
             seen[call.line] += 1
             if there is None:
-                lost.extend([call] if call.writes else [])
+                in_place = call.name.endswith("_") and not call.name.startswith("__")
+                lost.extend([call] if in_place or call.name.startswith("__i") or call.name == "__setitem__" else [])
                 continue
             last = number == number_at[call.line] - 1
             if len(there) == number_at[call.line] or last:
@@ -182,10 +170,9 @@ def _compare_calls(divergence: Divergence) -> Iterator[ways.Sides[tuple[_EagerCa
         call, node = parting.pair.at
         if lost:  # a write that is in no graph comes before what reads it
             call = lost[-1]
-        source, line = find_source(find_handler(call.function, call.name))
+        place, nodes = find_source(find_handler(call.function, call.name)), () if lost else (node,)
         details: DetailsJson = {"kind": "lost" if lost else "values", "call": call.name}
-        nodes = () if lost else (node,)
-        culprit = Culprit(DYNAMO, None, call.name, call.name, nodes, source, line, site=call.line, details=details)
+        culprit = Culprit(DYNAMO, None, call.name, call.name, nodes, *place, site=call.line, details=details)
         return Found(culprit, GraphBreak(((call.name, resolve_call(call.function)),)))
 
     yield ways.Sides(ways.walk_pairs(pair_calls()), word, _measure_call)
@@ -215,7 +202,6 @@ def _replay_captured(divergence: Divergence) -> dict[str, list[tuple[str, Any]]]
             continue
         if list_random_calls(snapshot):
             return {}
-        divergence.count.replays += 1
         run = run_eagerly(snapshot, inputs, double=False)
         values_here: dict[str, list[tuple[str, Any]]] = defaultdict(list)
         for node in snapshot.graph.nodes:
@@ -251,9 +237,6 @@ CALLS = ways.Way("a program's calls, and the nodes of dynamo's graphs", _compare
 BRANCH = ways.Way("the operators of a program, and those of dynamo's graph", _find_branch, _prove_branch)
 
 
-# Faults of AOTAutograd around its graphs: its analysis of inputs and outputs, its copies of tangents.
-
-
 def _find_tangents(divergence: Divergence) -> Iterator[Found]:
     module, function = aot_autograd.PLACE
     for tangent in divergence.trial.ledger.changed_tangents:
@@ -268,7 +251,6 @@ def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
     for frame, record, inputs in ways.iter_captured(divergence.trial.ledger):
         if frame.analysis is None:
             continue
-        divergence.count.replays += 1
         try:
             shown = list(aot_autograd.find_contradictions(frame.analysis, record.snapshots[-1], inputs, grad=grad))
         except Exception:  # of the program: a graph that does not run by itself contradicts nothing
@@ -302,11 +284,10 @@ def _compare_composites_of(captured: ways.CapturedGraphs, divergence: Divergence
                 ordinals[_name_call(call.node), find_location([call.node])] += 1
                 parted = visit(ways.Pair(call, call.eager, call.traced))
 
-        divergence.count.replays += 1
         compare_paths(captured.record.snapshots[-1], captured.inputs, judge, grad=grad)
 
-    measure = functools.partial(_measure_paths, divergence.verdict)
-    return ways.Sides(walk, functools.partial(_word_composite, ordinals), measure)
+    measure = partial(_measure_paths, divergence.verdict)
+    return ways.Sides(walk, partial(_word_composite, ordinals), measure)
 
 
 def _measure_paths(verdict: Verdict, pair: ways.Pair[ComparedCall]) -> ways.PartedStep[ComparedCall] | None:
@@ -345,7 +326,7 @@ def _word_composite(ordinals: Counter[tuple[str, str | None]], parting: ways.Par
         "composite": {
             "call": name,
             "eager": call.list_eager_operators(),
-            "compiled": call.list_traced_operators(),
+            "compiled": call.traced_operators,
         },
     }
     culprit = Culprit(FUNCTIONALIZATION, None, name, name.rpartition(".")[2], (call.node.name,), site=site)
@@ -360,33 +341,18 @@ def _name_call(node: fx.Node) -> str:
 
 
 def _compare_functional(divergence: Divergence) -> Iterator[ways.Sides[str]]:
-    # In a later call inputs may overlap that did not when the graph was made.
-    for _, record, inputs in ways.iter_captured(divergence.trial.ledger, calls=CAPTURED_CALLS):
-        yield from _compare_functional_runs(record.snapshots[-1], inputs, divergence.count)
-
-
-def _compare_functional_runs(
-    snapshot: Snapshot, inputs: Sequence[Any], count: ReplayCount
-) -> Iterator[ways.Sides[str]]:
     tools = load_functional_tools()
-    for seed in () if tools is None else SEEDS if list_drawing_nodes(snapshot) else SEEDS[:1]:
-        for double in (True, False):
-            run = functools.partial(run_eagerly, snapshot, inputs, double=double, seed=seed)
-            plain, functional = run(), run(tools=tools, by_node=False)
-            count.replays += 2
-            if plain.error is None and functional.error is None:
-                break
-        else:
-            return
-
-        def word(parting: ways.PartedStep[str], plain: NodeRun = plain, run: Any = run) -> Found:
-            count.replays += 2
-            read = run(tools=tools)
-            node = None if read.error else _find_differing_node(snapshot.graph, plain, read)
-            through = _find_lossy_write(snapshot, inputs, plain)
-            return Found(_make_functional_culprit(snapshot.graph, node, plain, parting, through))
-
-        yield ways.Sides(ways.walk_pairs(_pair_results(plain, functional)), word, _measure_result)
+    # In a later call inputs may overlap that did not when the graph was made.
+    for captured in ways.iter_captured(divergence.trial.ledger, calls=CAPTURED_CALLS) if tools else ():
+        snapshot, inputs = captured.record.snapshots[-1], captured.inputs
+        for seed in SEEDS if list_drawing_nodes(snapshot) else SEEDS[:1]:
+            for double in (True, False):
+                run = partial(run_eagerly, snapshot, inputs, double=double, seed=seed)
+                plain, functional = run(), run(tools=tools, by_node=False)
+                if plain.error is None and functional.error is None:
+                    word = partial(_word_functional, captured, plain, partial(run, tools=tools))
+                    yield ways.Sides(ways.walk_pairs(_pair_results(plain, functional)), word, _measure_result)
+                    break
 
 
 def _pair_results(plain: NodeRun, functional: NodeRun) -> Iterator[ways.Pair[str]]:
@@ -434,28 +400,26 @@ def _find_differing_node(graph: fx.Graph, plain: NodeRun, functional: NodeRun) -
     return laid_out
 
 
-def _make_functional_culprit(
-    graph: fx.Graph,
-    read: fx.Node | None,
-    plain: NodeRun,
-    difference: ways.PartedStep[str],
-    through: tuple[fx.Node, fx.Node] | None,
-) -> Culprit:
+def _word_functional(
+    captured: ways.CapturedGraphs, plain: NodeRun, again: Callable[[], NodeRun], parting: ways.PartedStep[str]
+) -> Found:
     """The write at fault or, where a view loses what is not in it, that view at the place of the write."""
-    node = read
+    snapshot, functional = captured.record.snapshots[-1], again()
+    through = _find_lossy_write(snapshot, captured.inputs, plain)
+    node = read = None if functional.error else _find_differing_node(snapshot.graph, plain, functional)
     if through is not None:
         node = through[0]
     elif node is None or not _is_written(node, plain):
         # What reads another value is not at fault, but the write before it; the last, if only late views differ.
-        nodes = list(graph.nodes)
+        nodes = list(snapshot.graph.nodes)
         earlier = nodes[: nodes.index(node)] if node is not None else nodes
         node = next((each for each in reversed(earlier) if _is_written(each, plain)), node)
     named = node if through is None else through[1]
     operators = plain.operators.get(named.name, []) if named is not None else []
     operator = next((op for op in operators if _writes(op)), operators[-1] if operators else None)
     details: DetailsJson = {
-        "kind": "values" if difference.step is not None else "alias",
-        "differs": difference.pair.at,
+        "kind": "values" if parting.step is not None else "alias",
+        "differs": parting.pair.at,
         "read": read.name if read is not None else None,
     }
     if through is not None:
@@ -463,7 +427,7 @@ def _make_functional_culprit(
     culprit = Culprit.from_operator(FUNCTIONALIZATION, str(operator) if operator is not None else None)
     if node is not None:
         culprit = replace(culprit, nodes=(node.name,), site=find_location([node]))
-    return replace(culprit, step=difference.step, confidence="low", details=details)
+    return Found(replace(culprit, step=parting.step, confidence="low", details=details))
 
 
 def _is_written(node: fx.Node, run: NodeRun) -> bool:
@@ -480,11 +444,3 @@ AOT_AUTOGRAD = (
     ways.Way("calls in eager mode, and as they are traced", _compare_composites, prove_at_call, most=4),
     ways.Way("AOTAutograd's analysis, and a run", _find_contradictions, prove_at_call),
 )
-
-
-class Functionalization(ways.SideBySide):
-    """AOTAutograd's graph without in-place writes, and its analysis, tangents and composite operators."""
-
-    def tracing_settings(self, culprit: Culprit) -> Mapping[str, object]:
-        """Tangents that stay in the layout in which they come."""
-        return AS_THEY_COME if culprit.details.get("kind") == "tangent" else {}

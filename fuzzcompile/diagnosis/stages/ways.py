@@ -7,6 +7,7 @@ without it. The ways of a stage stand in :mod:`fuzzcompile.diagnosis.stages.stag
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,11 +19,8 @@ import torch
 from fuzzcompile.compiler.compile_changes import Backend, CompileChange, GraphBreak
 from fuzzcompile.compiler.graph_breaks import find_captured_calls
 from fuzzcompile.compiler.watch.ledger import Frame, GraphRecord, Ledger
-from fuzzcompile.compiler.watch.patch_table import AnyPatch, list_patches
-from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
-from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
+from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
 from fuzzcompile.diagnosis.attribution.steps import find_inputs
-from fuzzcompile.diagnosis.attribution.veto_proof import MAX_SUSPECTS
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import PRE_GRAD
@@ -30,6 +28,8 @@ from fuzzcompile.model.thresholds import SEMANTIC_STEP
 from fuzzcompile.model.verdicts import Verdict
 
 _MAX_CALLS = 2
+MAX_SUSPECTS = 4
+"""Suspects that are tried one by one."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,6 @@ class Stage(ABC):
     settings: tuple[Mapping[str, object], ...] = ()
     """Entries of ``torch._inductor.config`` that work around the whole stage, the narrowest first."""
 
-    @property
-    def patches(self) -> tuple[AnyPatch, ...]:
-        """Hooks that observe this stage, each with its probe."""
-        return list_patches(self.name)
-
     @abstractmethod
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """List the suspects that one compile shows, strongest evidence first; compiles nothing."""
@@ -112,10 +107,6 @@ class Stage(ABC):
         yield from (own[name] for name in list_names(culprit) if name in own)
         yield from self._narrower(culprit, given)
         yield from self.settings
-
-    def tracing_settings(self, culprit: Culprit) -> Mapping[str, object]:
-        """Entries of ``torch._functorch.config`` that may work around the culprit; none by default."""
-        return {}
 
     def _narrower(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
         yield from ()
@@ -213,15 +204,20 @@ class Sides(Generic[At]):
 
     def find_parting(self) -> PartedStep[At] | None:
         """The first step that parts; None if none does."""
-        partings: list[PartedStep[At]] = []
+        first: PartedStep[At] | None = None
 
         def visit(pair: Pair[At]) -> bool:
-            parting = None if partings else self.measure(pair)
-            partings.extend([] if parting is None else [parting])
-            return bool(partings)
+            nonlocal first
+            first = first or self.measure(pair)
+            return first is not None
 
         self.walk(visit)
-        return partings[0] if partings else None
+        return first
+
+    def find(self) -> Found | None:
+        """What is at fault where the sides part; None if they do not."""
+        parting = self.find_parting()
+        return self.word(parting) if parting is not None else None
 
 
 def walk_pairs(pairs: Iterable[Pair[At]]) -> Callable[[Visit[At]], None]:
@@ -266,11 +262,6 @@ def iter_captured(
                 yield CapturedGraphs(frame, record, inputs)
 
 
-def shows_values(divergence: Divergence) -> bool:
-    """Whether values are wrong, if only in float64."""
-    return divergence.is_of_values
-
-
 def shows_forms(divergence: Divergence) -> bool:
     """Whether values are wrong, or a difference in layout or shared memory shows."""
     return divergence.is_of_values or divergence.verdict in (Verdict.METADATA, Verdict.ALIASING)
@@ -309,17 +300,10 @@ class Way:
 
     def find(self, divergence: Divergence) -> list[Found]:
         """What parts first, as many as are asked for."""
-        found: list[Found] = []
-        for sides in self.sides(divergence) if self.shows(divergence) else ():
-            if isinstance(sides, Sides):
-                parting = sides.find_parting()
-                worded = sides.word(parting) if parting is not None else None
-            else:
-                worded = sides
-            found += [] if worded is None else [replace(worded, prove=self.prove)]
-            if len(found) == self.most:
-                break
-        return found
+        sides = self.sides(divergence) if self.shows(divergence) else ()
+        worded = (each.find() if isinstance(each, Sides) else each for each in sides)
+        found = (replace(each, prove=self.prove) for each in worded if each is not None)
+        return list(itertools.islice(found, self.most))
 
 
 class SideBySide(Stage):
@@ -345,7 +329,7 @@ class SideBySide(Stage):
         doubted: Attribution | None = None
         for found in shown:
             attribution = found.prove(ablator, found) if found.prove is not None else None
-            if attribution is not None and attribution.culprit is not None and attribution.culprit.necessary:
+            if attribution is not None and attribution.is_proved:
                 return attribution
             doubted = doubted or attribution
         return doubted or Attribution(replace(shown[0].culprit, confidence="low"))

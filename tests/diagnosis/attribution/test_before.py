@@ -17,9 +17,8 @@ from torch._inductor import compile_fx, decomposition, lowering
 from torch._subclasses import fake_impls
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
-from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
-from fuzzcompile.diagnosis.attribution.culprit import Attribution
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount, measure_steps
+from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution
+from fuzzcompile.diagnosis.attribution.steps import measure_steps
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.stages.stage_table import Shows, look_in_order
 from fuzzcompile.diagnosis.trials.case_runs import Trial
@@ -35,8 +34,7 @@ Plant = Callable[[], AbstractContextManager[Any]]
 
 
 def before_the_graphs(ablator: Ablator) -> Attribution | None:
-    divergence = Divergence.from_ablator(ablator, measure_steps(ablator.trial.ledger, ablator.count))
-    return look_in_order(ablator, divergence, Shows.CERTAINLY) or look_in_order(ablator, divergence, Shows.IN_GRAPHS)
+    return look_in_order(ablator, Shows.CERTAINLY) or look_in_order(ablator, Shows.IN_GRAPHS)
 
 
 def attribute(folder: Path, source: str, plant: Plant = contextlib.nullcontext) -> tuple[Trial, Attribution | None]:
@@ -46,7 +44,7 @@ def attribute(folder: Path, source: str, plant: Plant = contextlib.nullcontext) 
     with plant():
         experiments = Experiments(load_case(path), CPU)
         trial = experiments.trial()
-        ablator = Ablator(experiments, trial, ReplayCount())
+        ablator = Ablator(experiments, trial, measure_steps(trial.ledger))
         found = before_the_graphs(ablator)
         if found is not None:
             found.ablations = ablator.ablations

@@ -18,9 +18,7 @@ from watching import make_compilation
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.diagnosis.attribution.ablation import Ablator
-from fuzzcompile.diagnosis.attribution.culprit import Attribution
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount
+from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.kernels.kernel_proofs import search_behind_graphs
 from fuzzcompile.diagnosis.stages.stage_table import BACKEND_STAGES
@@ -149,7 +147,7 @@ def attributed(folder: Path, fault: Fault) -> tuple[Attribution | None, int]:
         trial = experiments.trial()
         assert trial.judgement.verdict.is_bug
         before = experiments.counts.compiles
-        ablator = Ablator(experiments, trial, ReplayCount())
+        ablator = Ablator(experiments, trial)
         found = search_behind_graphs(BACKEND_STAGES, ablator)
     if found is not None:
         found.ablations = ablator.ablations
@@ -258,7 +256,7 @@ def test_a_fault_of_a_graph_pass_is_left_alone(tmp_path: Path):
         experiments = Experiments(load_case(path), CPU, make_compilation(config=plant.config))
         trial = experiments.trial()
         assert trial.judgement.verdict.is_bug
-        assert search_behind_graphs(BACKEND_STAGES, Ablator(experiments, trial, ReplayCount())) is None
+        assert search_behind_graphs(BACKEND_STAGES, Ablator(experiments, trial)) is None
     assert experiments.counts.compiles == 1
 
 

@@ -12,7 +12,6 @@ import torch
 from torch._inductor import decomposition
 
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.stages.graph_ways import Boundary, find_boundaries
 from fuzzcompile.diagnosis.trials.experiments import Experiments
@@ -71,7 +70,7 @@ def borders(folder: Path, dtype: str, *, backward: bool = False) -> list[Boundar
     experiments = Experiments(load_case(path), torch.device("cpu"))
     trial = experiments.trial(Compilation(screen=True))
     assert trial.ledger.frames
-    return find_boundaries(trial.ledger, ReplayCount())
+    return find_boundaries(trial.ledger)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

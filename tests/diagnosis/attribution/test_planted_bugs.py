@@ -13,10 +13,9 @@ from torch._inductor.fx_passes import joint_graph, post_grad
 from watching import make_compilation
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
-from fuzzcompile.diagnosis.attribution.ablation import REPLAY, VALUES, Ablator
-from fuzzcompile.diagnosis.attribution.culprit import Attribution
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount, measure_steps
-from fuzzcompile.diagnosis.attributor import Attributor
+from fuzzcompile.diagnosis import attributor
+from fuzzcompile.diagnosis.attribution.culprit import REPLAY, VALUES, Ablator, Attribution
+from fuzzcompile.diagnosis.attribution.steps import measure_steps
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.verdicts import Verdict
@@ -37,10 +36,9 @@ def experiments_of(folder: Path, program: Callable, *, backward: bool = False, *
 
 def attribute(experiments: Experiments, *, hidden: bool = False) -> tuple[Trial, Attribution]:
     trial = experiments.trial()
-    count = ReplayCount()
-    steps = measure_steps(trial.ledger, count)
-    ablator = Ablator(experiments, trial, count, REPLAY if hidden else VALUES)
-    return trial, Attributor(ablator, steps).run()
+    steps = measure_steps(trial.ledger)
+    ablator = Ablator(experiments, trial, steps, evidence=REPLAY if hidden else VALUES)
+    return trial, attributor.attribute(ablator)
 
 
 @pytest.fixture(scope="module", params=REPLAYABLE, ids=str)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import fx
 
-from fuzzcompile.compiler.graph_replay import replay_graph
+from fuzzcompile.compiler.graph_replay import GraphReplayer, replay_graph
 from fuzzcompile.compiler.watch.ledger import GraphRecord, Label, Rewrite, take_snapshot
 from fuzzcompile.diagnosis.attribution import steps
 from fuzzcompile.diagnosis.attribution import steps as replays
@@ -30,10 +30,9 @@ def record(moved: tuple[int, ...], length: int = 9) -> GraphRecord:
 
 def measured(kept: int, moved: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> tuple[list[steps.Step], int]:
     monkeypatch.setattr(replays, "_KEPT_BYTES", kept)
-    count = replays.ReplayCount()
-    made = record(moved)
-    measured_steps = list(steps._measure_record(0, made, [torch.arange(6.0), torch.ones(2, 3)], count))
-    return [s for s in measured_steps if s.is_semantic], count.replays
+    made, before = record(moved), GraphReplayer.replays
+    measured_steps = list(steps._measure_record(0, made, [torch.arange(6.0), torch.ones(2, 3)]))
+    return [s for s in measured_steps if s.is_semantic], GraphReplayer.replays - before
 
 
 @pytest.mark.parametrize("moved", [(), (3,), (1, 8), (2, 3, 7)], ids=str)
@@ -47,7 +46,7 @@ def test_what_is_forgotten_changes_no_result(moved: tuple[int, ...], monkeypatch
 
 def test_no_more_than_one_comparison_is_kept_beyond_the_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(replays, "_KEPT_BYTES", 0)
-    runs = replays.SnapshotReplays(record(()).snapshots, [torch.arange(6.0), torch.ones(2, 3)], replays.ReplayCount())
+    runs = replays.SnapshotReplays(record(()).snapshots, [torch.arange(6.0), torch.ones(2, 3)])
     for index in range(6):
         runs.at(index, double=False)
     assert list(runs._done) == [(index, False) for index in range(2, 6)]

@@ -15,10 +15,10 @@ from watching import make_compilation
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.diagnosis.attribution.ablation import Ablator
-from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit, Workaround
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount, measure_steps
-from fuzzcompile.diagnosis.attributor import Attributor, find_workaround
+from fuzzcompile.diagnosis import attributor
+from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Workaround
+from fuzzcompile.diagnosis.attribution.steps import measure_steps
+from fuzzcompile.diagnosis.attributor import find_workaround
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.judge_task import JudgeTask
@@ -35,9 +35,9 @@ def experiments_of(folder: Path, source: str, **how) -> Experiments:
 
 
 def attribute(experiments: Experiments) -> Attribution:
-    trial, count = experiments.trial(), ReplayCount()
+    trial = experiments.trial()
     experiments.trial(replace(experiments.how, record=False, timed=True))
-    return Attributor(Ablator(experiments, trial, count), measure_steps(trial.ledger, count)).run()
+    return attributor.attribute(Ablator(experiments, trial, measure_steps(trial.ledger)))
 
 
 def repairs(experiments: Experiments, workaround: Workaround) -> bool:
@@ -92,7 +92,7 @@ def test_dynamo_is_told_to_leave_a_function_with_a_wrong_lowering(tmp_path: Path
     trial = experiments.trial()
     assert trial.judgement.verdict.is_bug
     culprit = Culprit("lowering", None, "aten.sqrt.default", "aten.sqrt", site="case.py:6 #1")
-    found = find_workaround(Ablator(experiments, trial, ReplayCount()), culprit)
+    found = find_workaround(Ablator(experiments, trial), culprit)
     assert found is not None and found.how == "torch._dynamo.disallow_in_graph(torch.sqrt)"
     assert experiments.trial(Compilation()).judgement.verdict.is_bug, "dynamo is as it was before"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fuzzcompile.diagnosis.bitwise.bit_difference import compare_bits
-from fuzzcompile.diagnosis.bitwise.invariance import take_row_of_value
+from fuzzcompile.diagnosis.bitwise.execution import take_row_of_value
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 

@@ -16,8 +16,7 @@ from triton_on_cpu import triton_on_cpu
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, open_session
-from fuzzcompile.diagnosis.attribution.ablation import Ablator
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount
+from fuzzcompile.diagnosis.attribution.culprit import Ablator
 from fuzzcompile.diagnosis.kernels.code_generators import TRITON, find_generator
 from fuzzcompile.diagnosis.kernels.kernel_proofs import search_behind_graphs
 from fuzzcompile.diagnosis.stages.backend_stages import Codegen
@@ -138,7 +137,7 @@ def attributed(folder: Path, body: str, fault: contextlib.AbstractContextManager
         experiments = Experiments(load_case(path), CPU, Compilation())
         trial = experiments.trial()
         assert trial.judgement.verdict.is_bug
-        ablator = Ablator(experiments, trial, ReplayCount())
+        ablator = Ablator(experiments, trial)
         found = search_behind_graphs(BACKEND_STAGES, ablator)
     assert found is not None
     return found.culprit, ablator.ablations

@@ -13,8 +13,7 @@ import torch._inductor.cudagraph_utils
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount
+from fuzzcompile.diagnosis.attribution.culprit import Ablator, Divergence
 from fuzzcompile.diagnosis.kernels.kernel_proofs import search_behind_graphs
 from fuzzcompile.diagnosis.stages.backend_stages import Cudagraphs
 from fuzzcompile.diagnosis.stages.stage_table import BACKEND_STAGES
@@ -54,7 +53,7 @@ def ablator_of(folder: Path, settings: str) -> Ablator:
     )
     initialise_patterns(CPU)
     experiments = Experiments(load_case(path), CPU, Compilation())
-    return Ablator(experiments, experiments.trial(), ReplayCount())
+    return Ablator(experiments, experiments.trial())
 
 
 @pytest.mark.parametrize("settings", ASKED.values(), ids=ASKED)
@@ -72,9 +71,7 @@ def test_a_wrong_recording_is_named_and_proved_by_the_setting(tmp_path, settings
 
 def test_nothing_is_suspected_where_nothing_is_recorded(tmp_path):
     ablator = ablator_of(tmp_path, ASKED["a mode"])
-    divergence = Divergence(
-        ablator.experiments, ablator.experiments.trial(Compilation(kernels=True)), (), ReplayCount()
-    )
+    divergence = Divergence(ablator.experiments, ablator.experiments.trial(Compilation(kernels=True)), ())
     assert divergence.trial.ledger.lowered
     assert Cudagraphs().suspects(divergence) == []
 
@@ -83,4 +80,4 @@ def test_nothing_is_suspected_where_recording_was_not_asked_for(tmp_path):
     with recording():
         ablator = ablator_of(tmp_path, "")
         assert not ablator.trial.judgement.verdict.is_bug
-        assert Cudagraphs().suspects(Divergence(ablator.experiments, ablator.trial, (), ReplayCount())) == []
+        assert Cudagraphs().suspects(Divergence(ablator.experiments, ablator.trial, ())) == []

@@ -9,8 +9,7 @@ import torch._inductor.fx_passes.post_grad
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.diagnosis.attribution.ablation import Ablator, Divergence
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount
+from fuzzcompile.diagnosis.attribution.culprit import Ablator, Divergence
 from fuzzcompile.diagnosis.kernels.kernel_proofs import search_behind_graphs
 from fuzzcompile.diagnosis.stages.backend_stages import Lowering
 from fuzzcompile.diagnosis.stages.stage_table import BACKEND_STAGES
@@ -50,9 +49,9 @@ def test_an_operator_that_a_pass_left_to_the_lowering(tmp_path):
         experiments = Experiments(load_case(path), CPU, Compilation())
         trial = experiments.trial()
         assert trial.judgement.verdict.value == "compile_error"
-        found = search_behind_graphs(BACKEND_STAGES, Ablator(experiments, trial, ReplayCount()))
+        found = search_behind_graphs(BACKEND_STAGES, Ablator(experiments, trial))
         watched = experiments.trial(Compilation(kernels=True))
-        suspects = Lowering().suspects(Divergence(experiments, watched, (), ReplayCount()))
+        suspects = Lowering().suspects(Divergence(experiments, watched, ()))
     culprit = found.culprit
     assert (culprit.stage, culprit.rewrite, culprit.necessary) == ("post_grad", "decompose_auto_functionalized", None)
     assert culprit.details["left"].startswith("auto_functionalized")

@@ -43,8 +43,7 @@ if broken:
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.diagnosis.attribution.ablation import Ablator
-from fuzzcompile.diagnosis.attribution.steps import ReplayCount
+from fuzzcompile.diagnosis.attribution.culprit import Ablator
 from fuzzcompile.diagnosis.kernels.kernel_proofs import search_behind_graphs
 from fuzzcompile.diagnosis.stages.stage_table import BACKEND_STAGES
 from fuzzcompile.diagnosis.trials.experiments import Experiments
@@ -53,7 +52,7 @@ cpu = torch.device("cpu")
 initialise_patterns(cpu)
 experiments = Experiments(load_case(pathlib.Path(case)), cpu, Compilation())
 trial = experiments.trial()
-ablator = Ablator(experiments, trial, ReplayCount())
+ablator = Ablator(experiments, trial)
 found = search_behind_graphs(BACKEND_STAGES, ablator) if broken else None
 print(json.dumps({
     "verdict": trial.judgement.verdict,
