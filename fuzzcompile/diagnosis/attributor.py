@@ -125,7 +125,13 @@ def _iter_candidates(culprit: Culprit, ablator: Ablator) -> Iterator[CompileChan
     if left_out:
         yield OmittedPass(left_out, str(culprit.pass_name))
         return
-    yield from map(InductorSettings, _iter_settings(culprit, ablator))
+    # The stage's settings, as far as the installed torch has them and they change anything.
+    own = ablator.experiments.case.settings.own_config
+    for settings in get_stage(culprit.stage).workarounds(culprit, own):
+        known = {key: own.get(key, get_setting(key)) for key in settings}
+        changed = {key: value for key, value in settings.items() if known[key] not in (MISSING, value)}
+        if changed:
+            yield InductorSettings(changed)
     if culprit.details.get("kind") == "tangent":
         yield TracingSettings(AS_THEY_COME)
     if culprit.stage not in GRAPH_STAGES:
@@ -137,19 +143,8 @@ def _iter_candidates(culprit: Culprit, ablator: Ablator) -> Iterator[CompileChan
     if path != COMPILE:
         yield from map(CompilePath, PATHS[: PATHS.index(path)])
         return
-    own = ablator.experiments.case.settings.backend != "inductor"
-    yield from map(Backend, ("inductor", *_BACKENDS) if own else _BACKENDS)
-
-
-def _iter_settings(culprit: Culprit, ablator: Ablator) -> Iterator[dict[str, object]]:
-    """The stage's settings, as far as the installed torch has them and they change anything."""
-    own = ablator.experiments.case.settings.own_config
-    for settings in get_stage(culprit.stage).workarounds(culprit, own):
-        changed = {
-            key: value for key, value in settings.items() if own.get(key, get_setting(key)) not in (MISSING, value)
-        }
-        if changed:
-            yield changed
+    inductor = ablator.experiments.case.settings.backend == "inductor"
+    yield from map(Backend, _BACKENDS if inductor else ("inductor", *_BACKENDS))
 
 
 # Stages that the ladder has shown to be right where it names a later one.

@@ -160,12 +160,12 @@ def _unwrap_function(function: Any) -> Any:
         if isinstance(function, functools.partial):
             # Inductor's Triton code generator routes float64 by partials that hold the function for other dtypes.
             function = function.keywords.get("_original_impl", function.func)
-        elif code is not None and code.co_name == "wrapped" and "func" in code.co_freevars:  # its upcasting decorator
-            function = function.__closure__[code.co_freevars.index("func")].cell_contents
         elif hasattr(function, "__wrapped__"):
             function = function.__wrapped__
         elif hasattr(function, "__func__"):
             function = function.__func__
+        elif code is not None and code.co_name == "wrapped" and "func" in code.co_freevars:  # its upcasting decorator
+            function = function.__closure__[code.co_freevars.index("func")].cell_contents
         elif (inside := _find_partial(function)) is not None:
             function = inside
         else:

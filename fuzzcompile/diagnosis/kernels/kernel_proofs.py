@@ -34,8 +34,16 @@ def search_behind_graphs(stages: Sequence[Stage], ablator: Ablator) -> Attributi
     """Find the culprit behind the graph passes, in one of ``stages``, in their order; None if there is none."""
     if ablator.screens:
         return None
-    # If the kernels were not watched, only a setting that decides about a whole stage is evidence.
-    trial = _compile_watched(ablator) or ablator.trial
+    trial = (
+        ablator.trial
+    )  # if the kernels were not watched, only a setting that decides about a whole stage is evidence
+    for separate, name in ((True, "every loop nest a kernel"), (False, "kernels watched")):
+        how = ablator.how.under(Lowered(Control(separate=separate)))
+        watched = ablator.run_trial(replace(how, kernels=True, record=True))
+        if not ablator.repairs(watched):
+            trial = watched
+            break
+        ablator.note(name, watched, True)
     divergence = Divergence(ablator.experiments, trial)
     doubtful: Attribution | None = None
     for stage in stages:
@@ -45,16 +53,6 @@ def search_behind_graphs(stages: Sequence[Stage], ablator: Ablator) -> Attributi
             return doubtful if stage.name == RUNTIME and doubtful is not None else attribution
         doubtful = attribution or doubtful
     return doubtful
-
-
-def _compile_watched(ablator: Ablator) -> Trial | None:
-    for separate, name in ((True, "every loop nest a kernel"), (False, "kernels watched")):
-        how = ablator.how.under(Lowered(Control(separate=separate)))
-        trial = ablator.run_trial(replace(how, kernels=True, record=True))
-        if not ablator.repairs(trial):
-            return trial
-        ablator.note(name, trial, True)
-    return None
 
 
 def list_kernel_suspects(stage: str, divergence: Divergence, *, overwritten: tuple[str, ...] = ()) -> list[Suspect]:

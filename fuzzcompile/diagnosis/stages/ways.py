@@ -28,6 +28,7 @@ from fuzzcompile.model.thresholds import SEMANTIC_STEP
 from fuzzcompile.model.verdicts import Verdict
 
 _MAX_CALLS = 2
+_FORMS = (Verdict.METADATA, Verdict.ALIASING)
 MAX_SUSPECTS = 4
 """Suspects that are tried one by one."""
 
@@ -262,11 +263,6 @@ def iter_captured(
                 yield CapturedGraphs(frame, record, inputs)
 
 
-def shows_forms(divergence: Divergence) -> bool:
-    """Whether values are wrong, or a difference in layout or shared memory shows."""
-    return divergence.is_of_values or divergence.verdict in (Verdict.METADATA, Verdict.ALIASING)
-
-
 def doubt(ablator: Ablator, found: Found) -> Attribution | None:
     """The culprit with low confidence: no compile can do without it."""
     return Attribution(replace(found.culprit, confidence="low"))
@@ -295,7 +291,7 @@ class Way:
     name: str
     sides: Callable[[Divergence], Iterable[Sides[Any] | Found]]
     prove: Proof | None = doubt
-    shows: Callable[[Divergence], bool] = shows_forms
+    shows: Callable[[Divergence], bool] = lambda seen: seen.is_of_values or seen.verdict in _FORMS
     most: int | None = 1
 
     def find(self, divergence: Divergence) -> list[Found]:
