@@ -9,7 +9,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch.utils import _pytree as pytree
@@ -58,28 +58,17 @@ class OperatorOutcome:
 Outcomes = tuple[OperatorOutcome, OperatorOutcome]
 
 
-@dataclass(frozen=True)
-class OperatorPlace:
+class OperatorPlace(NamedTuple):
     """Place of an operator in dynamo's graph: the node (of the forward pass, for gradients too) and its source line.
 
-    ``ordinal`` counts the operators of this name on the line. ``inside`` are the decompositions around it.
+    ``site`` is ``file.py:line #n`` of the user's program, ``inside`` are the decompositions around it.
     """
 
-    node: str | None = None
+    nodes: tuple[str, ...] = ()
     location: str | None = None
-    ordinal: int = 1
+    site: str | None = None
     backward: bool = False
     inside: tuple[str, ...] = ()
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The node, if it is known."""
-        return (self.node,) if self.node else ()
-
-    @property
-    def site(self) -> str | None:
-        """``file.py:line #n`` of the user's program."""
-        return f"{self.location} #{self.ordinal}" if self.location else None
 
 
 @dataclass(frozen=True)
@@ -302,10 +291,7 @@ def run_fake(operator: OpOverload, args: tuple[object, ...], kwargs: dict[str, o
     """An operator on fake tensors made of its arguments; None where these do not say what it gives."""
     if any(tag.name in _FACTS.unknowable_tags for tag in operator.tags) or operator._schema.name in _FACTS.lifts:
         return None
-    try:
-        mode = importlib.import_module(FAKE_TENSOR_MODULE).FakeTensorMode(allow_non_fake_inputs=True)
-    except (ImportError, AttributeError, TypeError):
-        return None
+    mode = importlib.import_module(FAKE_TENSOR_MODULE).FakeTensorMode(allow_non_fake_inputs=True)
     mode.cache_enabled = False  # an answer may have been remembered from before it was patched
     with torch.no_grad(), use_python_dispatcher(True):
         try:
@@ -352,8 +338,7 @@ def wrap_dispatch(
 @contextlib.contextmanager
 def forget_metadata() -> Iterator[None]:
     """Forget what fake tensors said before the block, and what they said in it."""
-    mode = getattr(importlib.import_module(FAKE_TENSOR_MODULE), "FakeTensorMode", None)
-    forget: Function = getattr(mode, "cache_clear", lambda: None)
+    forget: Function = importlib.import_module(FAKE_TENSOR_MODULE).FakeTensorMode.cache_clear
     forget()
     try:
         yield

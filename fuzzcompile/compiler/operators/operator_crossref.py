@@ -273,7 +273,8 @@ class Crossref:
         if not self._inside:
             self._ordinals[key] += 1
         backward |= node is not None and bool(node.meta.get("autograd_backward"))
-        return OperatorPlace(node.name if node else None, where, max(1, self._ordinals[key]), backward, self._inside)
+        nodes, site = (node.name,) if node else (), f"{where} #{max(1, self._ordinals[key])}" if where else None
+        return OperatorPlace(nodes, where, site, backward, self._inside)
 
 
 def _make_argument_key(operator: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:

@@ -504,7 +504,7 @@ def _is_traced(checked: OperatorCheck) -> bool:
     wanted, place = (operator, find_functional_form(operator)), checked.watched.place
     for node in record.snapshots[0].graph.nodes:
         origins = {str(origin.name) for origin in node.meta.get("from_node") or ()}
-        if node.target in wanted or (place is not None and place.node in origins):
+        if node.target in wanted or (place is not None and origins.intersection(place.nodes)):
             return isinstance(node.target, torch._ops.OpOverload)
     return False
 

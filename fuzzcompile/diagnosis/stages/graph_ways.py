@@ -342,10 +342,7 @@ def _order_inputs(saved: Sequence[Any], placeholders: Sequence[fx.Node], named: 
 # Fake tensors: the dtype, shape and strides that a graph records of its values, beside the values.
 
 
-@dataclass(frozen=True)
-class _Recorded:
-    node: fx.Node
-    given: bool
+_Recorded = tuple[fx.Node, bool]  # a node, and whether it was given to the passes
 
 
 def _compare_metadata(divergence: Divergence) -> Iterator[ways.Sides[_Recorded]]:
@@ -367,7 +364,7 @@ def _pair_metadata(record: GraphRecord, inputs: Sequence[Any]) -> Iterator[ways.
             if node.op == "call_function" and isinstance(said, torch.Tensor) and isinstance(value, torch.Tensor):
                 recorded = _describe_metadata(said, strides=given)
                 if recorded is not None:
-                    yield ways.Pair(_Recorded(node, given), str(_describe_metadata(value, strides=given)), recorded)
+                    yield ways.Pair((node, given), str(_describe_metadata(value, strides=given)), recorded)
 
 
 def _measure_metadata(pair: ways.Pair[_Recorded]) -> ways.PartedStep[_Recorded] | None:
@@ -377,9 +374,9 @@ def _measure_metadata(pair: ways.Pair[_Recorded]) -> ways.PartedStep[_Recorded] 
 
 def _word_metadata(record: GraphRecord, parting: ways.PartedStep[_Recorded]) -> Found | None:
     """The operator in the first graph of the passes; later on, the rewrite after which the node was there."""
-    node = parting.pair.at.node
+    node, given = parting.pair.at
     details: DetailsJson = {"kind": "metadata", "expected": parting.expected, "got": parting.got, "node": node.name}
-    if parting.pair.at.given:
+    if given:
         function = find_fake_function(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
         culprit = Culprit.from_operator(stages.FAKE_TENSOR, str(node.target), find_source(function), details=details)
         culprit = replace(culprit, nodes=(node.name,), site=find_location([node]), confidence="low")
