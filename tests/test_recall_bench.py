@@ -11,13 +11,14 @@ import torch
 import torch._inductor.lowering
 from recalling.answers import OUTCOMES, Answer, Attempt, outcome_of, read_answers
 from recalling.calls import around, runs
+from recalling.code_replacement import replace_code
 from recalling.mutation import Mutation
 from recalling.naming import named
 from recalling.operators import mutations_of
 from recalling.sampling import Site, sampled, sites
 from torch._inductor.codegen import cpp_utils
 
-from fuzzcompile.compiler.source_probes import ROOT, replace_code
+from fuzzcompile.compiler.source_probes import ROOT
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.focus_plan import Span
 

@@ -13,7 +13,10 @@ _PLANT = """\
 # Mutant {id} of {file}:{line}, in {function} ({operator}). Use: fuzzcompile triage CASE --plant THIS_FILE
 # - {before}
 # + {after}
-from fuzzcompile.compiler.source_probes import replace_code
+import sys
+
+sys.path.insert(0, {folder!r})
+from recalling.code_replacement import replace_code
 
 REACHED = []
 replace_code({file!r}, {start}, {end}, {after!r}, lambda: REACHED.append(1) if not REACHED else None).install()
@@ -62,7 +65,9 @@ class Mutation:
 
     def plant(self) -> str:
         """A file for ``--plant`` that makes the mutant of the installed torch."""
-        return _PLANT.format(**{**asdict(self), "id": self.id, "line": self.start[0]})
+        return _PLANT.format(
+            **{**asdict(self), "id": self.id, "line": self.start[0], "folder": str(Path(__file__).parents[1])}
+        )
 
     def write(self, folder: Path) -> Path:
         """Write the plant into ``folder``."""

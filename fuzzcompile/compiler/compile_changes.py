@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import ClassVar, Self
 
 from fuzzcompile.compiler import graph_breaks
@@ -51,10 +52,16 @@ class CompileChange:
 class _NameChange(CompileChange):
     name: str
     form: ClassVar[str]
+    said: ClassVar[Mapping[str, str]] = MappingProxyType({})  # what a user writes, by name; the key "" is for any other
 
     @property
     def text(self) -> str:  # type: ignore[override]
         return self.form.format(self.name)
+
+    @property
+    def workaround(self) -> str | None:  # type: ignore[override]
+        said = self.said.get(self.name, self.said.get(""))
+        return None if said is None else said.format(self.name)
 
 
 @dataclass(frozen=True)
@@ -96,17 +103,9 @@ class _EntriesChange(CompileChange):
 
 
 class Backend(_NameChange):
-    """Another backend than the case's own, by its name; it gets neither mode nor options of the case.
+    """Another backend than the case's own, by its name; it gets neither mode nor options of the case."""
 
-    A compile with a backend is one of ``torch.compile``.
-    """
-
-    form = "backend={}"
-
-    @property
-    def workaround(self) -> str | None:  # type: ignore[override]
-        """The call with the backend."""
-        return f'torch.compile(..., backend="{self.name}")'
+    form, said = "backend={}", MappingProxyType({"": 'torch.compile(..., backend="{}")'})
 
 
 class CompileMode(_NameChange):
@@ -119,11 +118,7 @@ class CompilePath(_NameChange):
     """Another path than the case's own (:mod:`fuzzcompile.model.contract`)."""
 
     form = "path={}"
-
-    @property
-    def workaround(self) -> str | None:  # type: ignore[override]
-        """The call that takes this path."""
-        return {COMPILE: "torch.compile(...)", EXPORT: "torch.export.export(...).module()"}.get(self.name)
+    said = MappingProxyType({COMPILE: "torch.compile(...)", EXPORT: "torch.export.export(...).module()"})
 
 
 class BypassedNodes(_ListChange):

@@ -1,36 +1,149 @@
-"""A user's own passes and backend in this process: put into the compiler's settings, and named in reports.
-
-What is installed here acts in every compile of this process.
-"""
+"""A user's own passes and backend in this process: imported, put into the compiler's settings, named in reports."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
+import hashlib
+import importlib
 import inspect
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
-from torch._inductor import custom_graph_pass
+from torch import fx
+from torch._inductor import custom_graph_pass, pattern_matcher
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch._inductor.pattern_matcher import LoweringPatternEntry, PatternMatcherPass
+from torch._inductor.pattern_matcher import LoweringPatternEntry, PatternEntry, PatternMatcherPass
 
-from fuzzcompile.compiler.custom_imports import get_file_name, hash_modules, import_target, record_examples
 from fuzzcompile.compiler.torch_config import load_config
 from fuzzcompile.compiler.watch import rule_labels
 from fuzzcompile.compiler.watch.ledger import Label
 from fuzzcompile.model.custom import Custom, CustomPass, LoadedCustom, ObjectPath
 from fuzzcompile.model.errors import UsageError, format_message
 from fuzzcompile.model.facts import facts
-from fuzzcompile.model.stages import POST_GRAD, PRE_GRAD
+from fuzzcompile.model.stages import LOWERING, POST_GRAD, PRE_GRAD
 from fuzzcompile.run.case import CompileSettings
 
-if TYPE_CHECKING:
-    from torch import fx
-    from torch._inductor.pattern_matcher import PatternEntry
+# Import of what a user's ``module:attribute`` names.
+
+
+def import_target(target: ObjectPath, option: str) -> object:
+    """The object that ``target`` names, for an ``option`` of the command line; UsageError says what is wrong."""
+    try:
+        value: object = _import_module(target)
+    except Exception as error:  # user code: whatever it raises is an error of the module
+        raise UsageError(
+            f"{option} {target} cannot be imported: {type(error).__name__}: {format_message(error, 200)}."
+        ) from error
+    for part in target.attribute.split("."):
+        if not hasattr(value, part):
+            names = [name for name in dir(value) if not name.startswith("_")]
+            near = difflib.get_close_matches(part, names, 3, 0.5)
+            hint = f"; the nearest are {', '.join(near)}" if near else ""
+            raise UsageError(f"{option} {target}: there is no {part!r} in it{hint}.")
+        value = getattr(value, part)
+    return value
+
+
+def _import_module(target: ObjectPath) -> ModuleType:
+    folder = str(Path(target.module).parent) if target.is_file else str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = importlib.import_module(get_module_name(target))
+    if target.is_file and Path(module.__file__ or "").resolve() != Path(target.module):
+        raise ImportError(f"another module is called {get_module_name(target)} already; rename the file")
+    return module
+
+
+def get_module_name(target: ObjectPath) -> str:
+    """The name under which the module is imported."""
+    return Path(target.module).stem if target.is_file else target.module
+
+
+def _find_file(target: ObjectPath) -> Path | None:
+    file = sys.modules[get_module_name(target)].__file__
+    return Path(file) if file else None
+
+
+def find_root(target: ObjectPath) -> Path | None:
+    """The folder from which the module of an imported object is imported; None for one that is installed."""
+    file = _find_file(target)
+    if file is None:
+        return None
+    root = file.resolve().parents[get_module_name(target).count(".") + file.name.startswith("__init__.")]
+    return None if root.name in ("site-packages", "dist-packages") else root
+
+
+def _hash_modules(target: ObjectPath) -> str:
+    file = _find_file(target)
+    if file is None:
+        return ""
+    imported = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    files = sorted({Path(name).resolve() for name in imported if name})
+    texts = (path.read_bytes() for path in files if path.parent == file.resolve().parent and path.is_file())
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:12]
+
+
+# The inputs with which a user's own replacement patterns are registered, noted while their module is imported.
+
+
+@dataclass(frozen=True)
+class PatternExample:
+    """A search function, and what it was traced with."""
+
+    function: Callable[..., object]
+    inputs: Sequence[object]
+    scalars: Mapping[str, object]
+
+
+_examples: dict[int, tuple[object, PatternExample]] = {}  # by the identity of the entry, which is kept alive
+
+
+def find_example(entry: object) -> PatternExample | None:
+    """Return the inputs that the pattern of an entry was traced with; None where they were not noted."""
+    _, example = _examples.get(id(entry), (None, None))
+    return example
+
+
+@contextlib.contextmanager
+def _record_examples() -> Iterator[None]:
+    original = pattern_matcher.register_replacement
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def register(*args: Any, **kwargs: Any) -> object:
+        given = signature.bind(*args, **kwargs).arguments
+        before = set(map(id, _list_table_entries(given.get("pass_dicts"))))
+        result = original(*args, **kwargs)
+        inputs, scalars = given.get("example_inputs"), given.get("scalar_workaround") or {}
+        if isinstance(inputs, (list, tuple)):
+            example = PatternExample(given["search_fn"], tuple(inputs), dict(scalars))
+            new = [entry for entry in _list_table_entries(given.get("pass_dicts")) if id(entry) not in before]
+            _examples.update({id(entry): (entry, example) for entry in new})
+        return result
+
+    vars(pattern_matcher)["register_replacement"] = register
+    try:
+        yield
+    finally:
+        vars(pattern_matcher)["register_replacement"] = original
+
+
+def _list_table_entries(tables: Any) -> list[object]:
+    if isinstance(tables, (list, tuple)):
+        return [entry for table in tables for entry in _list_table_entries(table)]
+    patterns = getattr(tables, "patterns", tables)
+    return [entry for entries in patterns.values() for entry in entries] if isinstance(patterns, Mapping) else []
+
+
+# What this process compiles with.
 
 
 @dataclass
@@ -44,19 +157,15 @@ _custom_code = _CustomCode()
 
 
 def install_custom(custom: Custom) -> None:
-    """Import what the user named and have every compile of this process use it, in place of what was installed before.
-
-    UsageError says what cannot be imported, is no pass or backend, or leaves open which stage is to run it.
-    """
+    """Import what the user named, for every compile of this process from now on; UsageError says what is wrong."""
     for each in _custom_code.passes:
         setattr(load_config("inductor"), each.setting, None)
     _custom_code.passes, _custom_code.backend, _custom_code.target = (), None, None
     if custom.passes:
-        with record_examples():
+        with _record_examples():
             _custom_code.passes = tuple(load_pass(each) for each in custom.passes)
-    for setting in dict.fromkeys(each.setting for each in _custom_code.passes):
-        held = _make_config_value([each for each in _custom_code.passes if each.setting == setting])
-        setattr(load_config("inductor"), setting, held)
+    for each in _custom_code.passes:
+        setattr(load_config("inductor"), each.setting, _make_config_value(each.setting))
     if custom.backend is not None:
         _custom_code.backend = _resolve_backend(custom.backend)
         _custom_code.target = custom.backend if isinstance(custom.backend, ObjectPath) else None
@@ -88,17 +197,14 @@ def list_loaded() -> tuple[LoadedCustom, ...]:
     passes = tuple(each.describe() for each in _custom_code.passes)
     if _custom_code.backend is None:
         return passes
-    if _custom_code.target is None:
-        return (*passes, LoadedCustom(str(_custom_code.backend), "backend"))
-    return (*passes, LoadedCustom(_custom_code.target.name, "backend", digest=hash_modules(_custom_code.target)))
+    name, target = str(_custom_code.backend), _custom_code.target
+    named = LoadedCustom(target.name, "backend", digest=_hash_modules(target)) if target else None
+    return (*passes, named or LoadedCustom(name, "backend"))
 
 
 def apply_backend(settings: CompileSettings) -> CompileSettings:
-    """The settings of a case under the backend in force.
-
-    A backend that takes no options or mode gets neither; as entries of Inductor's config they act where it calls
-    Inductor.
-    """
+    """The settings of a case under the backend in force."""
+    # One that takes no options or mode gets neither: as entries of Inductor's config they act where it calls Inductor.
     backend = _custom_code.backend
     if backend is None:
         return settings
@@ -110,34 +216,32 @@ def apply_backend(settings: CompileSettings) -> CompileSettings:
 
 
 def make_backend_label(backend: str | Callable[..., object]) -> Label:
-    """The label of a backend; that of the user's own says as what it was named."""
-    label = rule_labels.label_backend(backend)
+    """Label of a backend, by its registered name or as the callable that it is; the user's own as it was named."""
+    if isinstance(backend, str):
+        return Label(LOWERING, None, backend, *rule_labels.find_source(torch._dynamo.lookup_backend(backend)))
+    label = rule_labels.make_callable_label(backend, LOWERING, None)
     own = _custom_code.target if backend is _custom_code.backend else None
     return label if own is None else replace(label, pass_name=own.name, rewrite=own.name)
 
 
 def make_config_without(name: str | None) -> dict[str, object]:
     """The entry of Inductor's config that leaves out the pass called ``name``; empty if there is none such."""
-    left_out = next((each for each in _custom_code.passes if each.name == name), None)
-    if left_out is None:
-        return {}
-    rest = [each for each in _custom_code.passes if each.setting == left_out.setting and each is not left_out]
-    return {left_out.setting: _make_config_value(rest)}
+    left_out = [each for each in _custom_code.passes if each.name == name][:1]
+    return {each.setting: _make_config_value(each.setting, each) for each in left_out}
 
 
-def _make_config_value(passes: list[InstalledPass]) -> object:
-    """Return the value that an entry of the config holds for these passes: torch 2.11 takes one alone."""
+def _make_config_value(setting: str, left_out: InstalledPass | None = None) -> object:
+    """Return what an entry of the config holds: torch 2.11 takes one pass alone."""
+    passes = [each for each in _custom_code.passes if each.setting == setting and each is not left_out]
     return passes if len(passes) > 1 else passes[0] if passes else None
 
 
 def _resolve_backend(named: ObjectPath | str) -> str | Callable[..., object]:
     if isinstance(named, ObjectPath):
         given = import_target(named, "--backend")
-        if not callable(given):
-            raise UsageError(
-                f"--backend {named} is a {type(given).__name__}; name a function of a graph and its inputs."
-            )
-        return given
+        if callable(given):
+            return given
+        raise UsageError(f"--backend {named} is a {type(given).__name__}; name a function of a graph and its inputs.")
     known = torch._dynamo.list_backends(None)
     if named not in known:
         near = difflib.get_close_matches(named, known, 3, 0.5) or known
@@ -152,15 +256,14 @@ def _takes_options(backend: Any) -> bool:
         parameters = inspect.signature(backend).parameters.values()
     except (TypeError, ValueError):
         return False
-    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters) or {"options", "mode"} <= {
-        parameter.name for parameter in parameters
-    }
+    names = {parameter.name for parameter in parameters}
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters) or {"options", "mode"} <= names
 
 
 # A user's own passes as they stand in Inductor's config (``torch._inductor.config.*custom*``).
 
 # torch 2.11 does not have it.
-_AWARE: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
+_AWARE: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())
 
 SETTINGS = facts().custom_passes.stages
 """The entry of Inductor's config that runs a pass at a stage: of two, the one behind torch's own passes."""
@@ -170,11 +273,7 @@ _DEPTH = 4  # a manager of passes, its list, a pass, its tables
 
 
 class InstalledPass(CustomGraphPass):
-    """A pass of the user's own (a table of patterns, or what is called with a graph) as it stands in Inductor's config.
-
-    ``ending`` is what follows its name in Python that gives it to the config: a call, the method of a table, or
-    nothing.
-    """
+    """A pass of the user's own (a table of patterns, or what is called with a graph) as Inductor's config holds it."""
 
     def __init__(self, custom: CustomPass, given: PatternMatcherPass | Callable[..., object], ending: str = "") -> None:
         assert custom.at is not None
@@ -223,8 +322,8 @@ class InstalledPass(CustomGraphPass):
         """The label of what the pass does beyond the patterns of its tables."""
         code = self.given if inspect.isroutine(self.given) else vars(type(self.given)).get("__call__")
         source, line = (None, None) if self.is_table else rule_labels.find_source(code)
-        place = source or get_file_name(self.custom.target)
-        return Label(stage, self.name, self.name, place, line or 1)
+        file = _find_file(self.custom.target)
+        return Label(stage, self.name, self.name, source or (file.name if file else None), line or 1)
 
     def list_patterns(self) -> list[tuple[Label, PatternEntry]]:
         """The patterns of its tables, as far as they can be seen from outside, each with its label."""
@@ -234,7 +333,7 @@ class InstalledPass(CustomGraphPass):
     def describe(self) -> LoadedCustom:
         """The pass in plain data."""
         names = tuple(label.rewrite for label, _ in self.list_patterns()) or (self.name,)
-        return LoadedCustom(self.name, "pass", self.place, self.setting, names, hash_modules(self.custom.target))
+        return LoadedCustom(self.name, "pass", self.place, self.setting, names, _hash_modules(self.custom.target))
 
 
 class InferenceAwarePass(InstalledPass):
@@ -246,7 +345,7 @@ class InferenceAwarePass(InstalledPass):
         self.given(graph, is_inference)
 
 
-if _AWARE is not None:
+if _AWARE:
     _AWARE.register(InferenceAwarePass)  # torch tells those that are of its class
 
 
@@ -258,10 +357,8 @@ def load_pass(custom: CustomPass) -> InstalledPass:
         try:
             given = given()
         except Exception as error:  # user code: whatever it raises is an error of the class
-            raise UsageError(
-                f"--pass {custom.target} is a class that cannot be made without arguments "
-                f"({type(error).__name__}: {format_message(error, 200)}); name an object of it."
-            ) from error
+            why = f"cannot be made without arguments ({type(error).__name__}: {format_message(error, 200)})"
+            raise UsageError(f"--pass {custom.target} is a class that {why}; name an object of it.") from error
     if inspect.ismethod(given) and isinstance(given.__self__, PatternMatcherPass):
         given = given.__self__  # its method, as the compiler's settings take it
     elif isinstance(given, PatternMatcherPass):
@@ -273,14 +370,13 @@ def load_pass(custom: CustomPass) -> InstalledPass:
     at = custom.at or _find_certain_stage(given)
     if at is None:
         raise UsageError(f"--pass {custom.target} does not say which graphs it is for: add --at {'|'.join(SETTINGS)}.")
-    aware = _is_inference_aware(given)
+    aware = isinstance(given, _AWARE)
     if aware and at != POST_GRAD:
         raise UsageError(f"--pass {custom.target} takes is_inference, which torch tells passes at {POST_GRAD} alone.")
     return (InferenceAwarePass if aware else InstalledPass)(replace(custom, at=at), given, ending)
 
 
 def _make_names_unique(given: PatternMatcherPass | Callable[..., object]) -> None:
-    """Give patterns that have the same name names of their own, so that reports can tell them apart."""
     names: Counter[str] = Counter()
     for entry in list_entries(_find_tables(given, _DEPTH)):
         name = rule_labels.make_entry_label(entry, POST_GRAD, None).rewrite
@@ -291,7 +387,7 @@ def _make_names_unique(given: PatternMatcherPass | Callable[..., object]) -> Non
 
 def _find_certain_stage(given: object) -> str | None:
     """The stage that alone can run the pass, where its kind or its patterns show that; else None."""
-    if _is_inference_aware(given):
+    if isinstance(given, _AWARE):
         return POST_GRAD
     if not isinstance(given, PatternMatcherPass):
         return None
@@ -304,12 +400,7 @@ def _find_certain_stage(given: object) -> str | None:
     return PRE_GRAD if heads and all(torch_level) else None
 
 
-def _is_inference_aware(given: object) -> bool:
-    return _AWARE is not None and isinstance(given, _AWARE)
-
-
 def _find_tables(value: object, depth: int) -> Iterator[PatternMatcherPass]:
-    """The tables of patterns that an object holds, in lists and objects of the user's too."""
     if isinstance(value, PatternMatcherPass):
         yield value
         return

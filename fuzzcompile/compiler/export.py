@@ -1,7 +1,6 @@
-"""Programs that are exported before they run: by ``torch.export``, and from there compiled by AOTInductor.
+"""Programs exported by ``torch.export`` before they run, and from there compiled by AOTInductor.
 
-``torch.compile`` compiles anew where its guards fail. An exported program has no such fallback, so a call that none of
-the programs exported so far accepts is exported anew: each call of a case is judged, whatever its shapes are.
+An exported program compiles nothing anew: a call that none of the programs so far accepts is exported anew.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,17 +35,16 @@ _REFUSALS = (
 _REFUSES = re.compile(r"(not|un|n't) ?support|only supports?|data.dependent|assigned during export", re.IGNORECASE)
 
 
-class ExportError(Exception):
-    """Exporting, or compiling what was exported, raised ``inner_exception``.
+AnyCallable = Callable[..., object]
 
-    ``stage`` is that of the compiler, unless the ledger knows better; ``refused`` the reason, where this is a
-    documented limit of export and no fault.
-    """
+
+class ExportError(Exception):
+    """Exporting, or compiling what was exported, raised ``inner_exception``."""
 
     def __init__(self, error: Exception, stage: str) -> None:
         super().__init__(str(error))
-        self.inner_exception, self.stage = error, stage
-        self.refused = _find_refusal(error)
+        self.inner_exception, self.stage = error, stage  # of the compiler, unless the ledger knows better
+        self.refused = _find_refusal(error)  # the reason, where this is a documented limit and no fault
 
 
 def _find_refusal(error: BaseException | None) -> str | None:
@@ -59,38 +56,35 @@ def _find_refusal(error: BaseException | None) -> str | None:
 
 
 class ExportedCallable:
-    """Calls the program exported for inputs of that kind; its attributes are those of the model.
-
-    ``path`` is ``export`` or ``aoti``. Sizes are symbols (``Dim.AUTO``) with ``dynamic``, wherever export does not have
-    to specialise them. ``options`` are entries of Inductor's config for AOTInductor. ``recorder`` gets the compiles
-    and the calls of what was compiled.
-    """
+    """Calls the program exported for inputs of that kind; with ``dynamic``, sizes are symbols wherever they can be."""
 
     def __init__(
-        self,
-        model: Callable[..., object],
-        path: str,
-        *,
-        dynamic: bool,
-        options: Mapping[str, object],
-        recorder: Recorder,
+        self, model: AnyCallable, path: str, *, dynamic: bool, options: Mapping[str, object], recorder: Recorder
     ) -> None:
         self._model, self._path, self._dynamic = model, path, dynamic
         self._options, self._recorder = options, recorder
-        self._programs: list[_ExportedProgram] = []
+        # The kind of inputs, the check of its constraints, and what runs it, of each program.
+        self._programs: list[tuple[object, AnyCallable, AnyCallable]] = []
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the program, exported if there is none for such inputs yet; ExportError if that failed."""
-        program = next((program for program in self._programs if program.accepts(args, kwargs)), None)
-        if program is None:
-            program = self._build_program(args, kwargs)
-            self._programs.append(program)
-        return program.run(*args, **kwargs)
+        own = _make_input_key(args, kwargs, sized=not self._dynamic)
+        for kind, check, run in self._programs:
+            accepts = kind == own
+            if accepts:
+                try:
+                    check(*pytree.tree_leaves((args, kwargs)))
+                except (AssertionError, RuntimeError, ValueError):  # how a constraint of an exported program says no
+                    accepts = False
+            if accepts:
+                return run(*args, **kwargs)
+        self._programs.append((own, *self._build_program(args, kwargs)))
+        return self._programs[-1][-1](*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def _build_program(self, args: tuple[object, ...], kwargs: dict[str, object]) -> _ExportedProgram:
+    def _build_program(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[AnyCallable, AnyCallable]:
         module = self._model if isinstance(self._model, nn.Module) else _FunctionModule(self._model)
         try:
             program = _export_module(module, args, kwargs, dynamic=self._dynamic)
@@ -98,33 +92,13 @@ class ExportedCallable:
             runnable = program.module()
         except Exception as error:  # of any kind: whatever exporting raises is what this side shows
             raise ExportError(error, DYNAMO) from error
-        kind, guarded = _make_input_key(args, kwargs, sized=not self._dynamic), _build_guards(program, runnable)
-        run: Callable[..., object] = runnable
-        if self._path == AOTI:
-            try:
-                run = _compile_package(program, args, kwargs, self._options, self._recorder)
-            except Exception as error:  # of any kind: whatever compiling raises is what this side shows
-                raise ExportError(error, LOWERING) from error
-        return _ExportedProgram(kind, guarded, self._dynamic, run)
-
-
-@dataclass(frozen=True)
-class _ExportedProgram:
-    """One exported program: what makes inputs of its kind, the check of its constraints, and what runs it."""
-
-    kind: object
-    guarded: Callable[..., object]
-    dynamic: bool
-    run: Callable[..., object]
-
-    def accepts(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-        if self.kind != _make_input_key(args, kwargs, sized=not self.dynamic):
-            return False
+        check = _build_guards(program, runnable)
+        if self._path != AOTI:
+            return check, runnable
         try:
-            self.guarded(*pytree.tree_leaves((args, kwargs)))
-        except (AssertionError, RuntimeError, ValueError):  # how a constraint of an exported program says no
-            return False
-        return True
+            return check, _compile_package(program, args, kwargs, self._options, self._recorder)
+        except Exception as error:  # of any kind: whatever compiling raises is what this side shows
+            raise ExportError(error, LOWERING) from error
 
 
 class _FunctionModule(nn.Module):
@@ -150,10 +124,7 @@ def _export_module(
 
 
 def _build_guards(program: torch.export.ExportedProgram, runnable: nn.Module) -> Callable[..., object]:
-    """A check of the program's constraints on its flat inputs, which raises where they do not hold.
-
-    ``runnable`` is the program's module, which holds its guards.
-    """
+    """A check of the program's constraints on its flat inputs, which raises where they do not hold."""
     from torch._export.utils import _check_input_constraints_for_graph
 
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
@@ -176,8 +147,7 @@ def _compile_package(
     kwargs: dict[str, object],
     options: Mapping[str, object],
     recorder: Recorder,
-) -> Callable[..., object]:
-    """The program compiled by AOTInductor, packaged and loaded; a screen interprets its graph."""
+) -> AnyCallable:
     from torch._inductor.package.package import load_package, package_aoti
 
     before = len(recorder.ledger.frames)
@@ -205,10 +175,7 @@ def _compile_package(
 
 
 def _share_state(loaded: Any, program: torch.export.ExportedProgram) -> None:
-    """Let the package work on the model's own tensors, if the program writes to any: what it writes can be seen then.
-
-    A package has copies of parameters and buffers; ``load_constants`` is AOTInductor's interface to replace them.
-    """
+    """Let the package, which has copies, work on the model's own tensors if the program writes to any."""
     targets = [node.target for node in program.graph.nodes]
     if not any(isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable for target in targets):
         return
@@ -220,16 +187,15 @@ def _share_state(loaded: Any, program: torch.export.ExportedProgram) -> None:
 
 def _make_input_key(args: tuple[object, ...], kwargs: Mapping[str, object], *, sized: bool) -> object:
     """Return the key under which one program serves several calls: structure, layouts, sizes, values but tensors."""
+
+    def make_key(leaf: object) -> object:
+        if not isinstance(leaf, torch.Tensor):
+            return type(leaf).__name__, repr(leaf)
+        steps = leaf.stride()
+        order = sorted(range(leaf.ndim), key=lambda dim: (-steps[dim], dim))
+        sizes = (tuple(order), leaf.is_contiguous(), tuple(step == 0 for step in steps))
+        layout = (tuple(leaf.shape), steps) if sized else sizes
+        return (leaf.dtype, leaf.device, leaf.requires_grad, leaf.ndim, *layout)
+
     leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
-    return str(spec), tuple(_make_leaf_key(leaf, sized=sized) for leaf in leaves), torch.is_grad_enabled()
-
-
-def _make_leaf_key(leaf: object, *, sized: bool) -> object:
-    if not isinstance(leaf, torch.Tensor):
-        return type(leaf).__name__, repr(leaf)
-    kept = (leaf.dtype, leaf.device, leaf.requires_grad, leaf.ndim)
-    if sized:
-        return (*kept, tuple(leaf.shape), leaf.stride())
-    steps = leaf.stride()
-    order = sorted(range(leaf.ndim), key=lambda dim: (-steps[dim], dim))
-    return (*kept, tuple(order), leaf.is_contiguous(), tuple(step == 0 for step in steps))
+    return str(spec), tuple(map(make_key, leaves)), torch.is_grad_enabled()

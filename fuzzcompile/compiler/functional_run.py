@@ -6,10 +6,11 @@ import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -19,9 +20,6 @@ from fuzzcompile.model.facts import facts
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.tensors import copy_tree, have_same_values, share_storage
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
 
 __watches_calls__ = True  # the frames of its mode stand between a call and the program that makes it
 SEEDS = (11, 12, 13)
@@ -71,10 +69,7 @@ def visit_nodes(
     *,
     grad: bool = False,
 ) -> None:
-    """Run a graph on copies of ``inputs``; ``visit`` gets each node and a function that runs it, and returns its value.
-
-    Whatever ends the run, the nodes up to there were visited.
-    """
+    """Run a graph on copies of ``inputs`` as far as it goes; ``visit`` is called in place of each node."""
     replayer = GraphReplayer(snapshot, on_node=lambda node, run: visit(replayer, node, run))
     with torch.set_grad_enabled(grad), leave_transforms(), contextlib.suppress(Exception):
         replayer.run(*copy_tree(list(inputs)))
@@ -82,14 +77,11 @@ def visit_nodes(
 
 @dataclass
 class NodeRun:
-    """One run of a graph: values of its nodes by name, as they were when each had run, its outputs and inputs after.
+    """One run of a graph, which ``error`` may have ended."""
 
-    ``operators`` are the ATen operators that each node called. ``error`` ended the run, if it did not come to its end.
-    """
-
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)  # of nodes, as they were when each had run
     outputs: list[object] = field(default_factory=list)
-    inputs: list[object] = field(default_factory=list)
+    inputs: list[object] = field(default_factory=list)  # as they are afterwards
     operators: dict[str, list[OpOverload]] = field(default_factory=dict)
     error: BaseException | None = None
 
@@ -109,7 +101,7 @@ def run_eagerly(
     regenerate later, which may hide what is wrong with that.
     """
     arguments, found, under_way = copy_tree(list(inputs), double=double), NodeRun(), ""
-    to_fun, from_fun, mode = tools or FunctionalTools(_return_value, _return_value, contextlib.nullcontext)
+    to_fun, from_fun, mode = tools or FunctionalTools(lambda value: value, lambda value: value, contextlib.nullcontext)
     seed_everything(seed)
 
     def hear(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
@@ -121,16 +113,15 @@ def run_eagerly(
         under_way = node.name
         value = run()
         if by_node and node.op != "output":
-            under_way = ""
-            found.values[node.name] = _copy_value(from_fun(value))
+            under_way, plain = "", from_fun(value)
+            found.values[node.name] = None  # inside a transform (vmap, grad) it is no tensor with values of its own
+            if isinstance(plain, torch.Tensor) and plain.layout == torch.strided:
+                with _disable_current_modes(), contextlib.suppress(NotImplementedError, RuntimeError):
+                    found.values[node.name] = copy_tree(plain.detach())
         return value
 
-    with contextlib.ExitStack() as stack:
-        for context in (torch.no_grad(), leave_transforms(), mode()):
-            stack.enter_context(context)
-        if double:
-            stack.enter_context(Float64Mode(keep_casts=False))
-        stack.enter_context(OperatorMode(hear))
+    in_float64 = Float64Mode(keep_casts=False) if double else contextlib.nullcontext()
+    with torch.no_grad(), leave_transforms(), mode(), in_float64, OperatorMode(hear):
         try:
             given = [to_fun(argument) for argument in arguments]
             results = pytree.tree_leaves(GraphReplayer(snapshot, on_node=run_node).run(*given))
@@ -143,17 +134,6 @@ def run_eagerly(
         except Exception as error:  # of the program: it is the answer
             found.error = error
     return found
-
-
-def _return_value(value: object) -> object:
-    return value
-
-
-def _copy_value(value: object) -> object:
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-        with _disable_current_modes(), contextlib.suppress(NotImplementedError, RuntimeError):
-            return copy_tree(value.detach())
-    return None  # inside a transform (vmap, grad) it is no tensor with values of its own
 
 
 @contextlib.contextmanager
@@ -184,11 +164,8 @@ def find_identity_nodes(snapshot: Snapshot, inputs: Sequence[object]) -> set[str
 
 
 def find_lossy_views(snapshot: Snapshot, inputs: Sequence[object]) -> list[str]:
-    """The nodes of dynamo's graph that make a view through which its own values cannot be written back.
-
-    Writing a view's values to it again changes nothing. Functionalization computes the base anew from what was written,
-    and a view that does not say all of its base may lose the rest.
-    """
+    """The nodes of dynamo's graph that make a view through which its own values cannot be written back."""
+    # Functionalization makes the base anew from what was written: a view that does not say all of it may lose the rest.
     lossy: list[str] = []
     tools = load_functional_tools()
 

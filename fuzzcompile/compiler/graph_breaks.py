@@ -69,13 +69,8 @@ class DynamoCounts:
             {str(text): int(count) for text, count in dict(counters.get(table, {})).items()}
             for table in ("graph_break", "unimplemented")
         )
-        return cls(int(dict(counters.get("stats", {})).get("unique_graphs", 0)), broken, refused, _list_attempts())
-
-
-def count_graphs(before: DynamoCounts) -> int:
-    """Return how many graphs dynamo gave to a backend since ``before``, recompiles included."""
-    # A program may clear the counters itself.
-    return max(0, DynamoCounts.now().graphs - before.graphs)
+        attempts = getattr(_import_dynamo("utils"), "get_compilation_metrics", list)
+        return cls(int(dict(counters.get("stats", {})).get("unique_graphs", 0)), broken, refused, tuple(attempts()))
 
 
 def list_breaks(before: DynamoCounts) -> tuple[str, ...]:
@@ -93,13 +88,17 @@ def list_breaks(before: DynamoCounts) -> tuple[str, ...]:
             text = f"{_BRANCH}\n  Explanation: a branch of the program depends on a value in a tensor"
         headlines.add(extract_headline(text))
         lines[format_break(text, getattr(reason, "user_stack", None) or ())] = None
-    for text, stack in _find_uncaptured_frames(before):
-        headlines.add(extract_headline(text))
-        lines[format_break(text, stack)] = None
-    now = DynamoCounts.now()
+    now, known = DynamoCounts.now(), set(map(id, before.attempts))
+    for attempt in now.attempts:  # those that left a frame to Python, with the place at which dynamo gave up
+        reason, file = getattr(attempt, "fail_reason", None), getattr(attempt, "fail_user_frame_filename", None)
+        if id(attempt) not in known and reason and getattr(attempt, "fail_type", None) in _FACTS.uncaptured:
+            line, function = getattr(attempt, "fail_user_frame_lineno", None), str(getattr(attempt, "co_name", ""))
+            headlines.add(extract_headline(str(reason)))
+            stack = [traceback.FrameSummary(file, line, function)] if file and line else []
+            lines[format_break(str(reason), stack)] = None
     counted = [(now.breaks, before.breaks)]
     longest = getattr(getattr(_import_dynamo("utils"), "_compilation_metrics", None), "maxlen", None)
-    if len(now.attempts) == longest and not set(map(id, now.attempts)) & set(map(id, before.attempts)):
+    if len(now.attempts) == longest and not known.intersection(map(id, now.attempts)):
         # The record of attempts was too short for all that were made since.
         counted.append((now.refusals, before.refusals))
     for counts, earlier in counted:
@@ -109,32 +108,16 @@ def list_breaks(before: DynamoCounts) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _list_attempts() -> tuple[object, ...]:
-    recorded = getattr(_import_dynamo("utils"), "get_compilation_metrics", list)
-    return tuple(recorded())
-
-
-def _find_uncaptured_frames(before: DynamoCounts) -> Iterator[tuple[str, list[traceback.FrameSummary]]]:
-    """Yield, for each frame left to Python since ``before``, the reason and the stack at which dynamo gave up."""
-    known = set(map(id, before.attempts))
-    for attempt in _list_attempts():
-        reason, file = getattr(attempt, "fail_reason", None), getattr(attempt, "fail_user_frame_filename", None)
-        if id(attempt) in known or not reason or getattr(attempt, "fail_type", None) not in _FACTS.uncaptured:
-            continue
-        line, function = getattr(attempt, "fail_user_frame_lineno", None), str(getattr(attempt, "co_name", ""))
-        yield str(reason), [traceback.FrameSummary(file, line, function)] if file and line else []
-
-
 def format_break(text: str, stack: Sequence[traceback.FrameSummary] = ()) -> str:
     """One line: what dynamo could not capture, why, and the line of the user's program."""
     explained, cause = _EXPLANATION.search(text), _CAUSE.search(text)
-    parts = [extract_headline(text)]
-    if explained is not None:
-        parts.append(explained[1].strip().split("\n\n")[0])
+    parts = [extract_headline(text), explained[1].strip().split("\n\n")[0] if explained is not None else ""]
     line = _strip_paths(": ".join(part.rstrip(".:") for part in parts if part))
     if len(line) > _LONGEST:
         line = line[: _LONGEST - 1] + "…"
-    frame = _find_user_frame(stack)
+    frames = [frame for frame in stack if hasattr(frame, "filename")]
+    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(place) for place in _LIBRARIES)]
+    frame = next(iter((own or frames)[-1:]), None)
     if _LOOP in text:
         line = f"{line}; in a loop, so that all of {frame.name if frame else 'the function'} runs uncompiled"
     if frame is not None:
@@ -160,12 +143,6 @@ def extract_headline(text: str) -> str:
     """The first line of a reason, without what torch adds on its own symbols."""
     text = _ADVICE.sub("", text.strip())
     return _SYMBOLS.sub("", text.splitlines()[0].strip()) if text else ""
-
-
-def _find_user_frame(stack: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
-    frames = [frame for frame in stack if hasattr(frame, "filename")]
-    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(place) for place in _LIBRARIES)]
-    return next(iter((own or frames)[-1:]), None)
 
 
 def _strip_paths(text: str) -> str:
@@ -199,17 +176,11 @@ class GraphExclusions:
 
 
 def wrap_create_proxy(
-    left: GraphExclusions,
-    original: Function,
-    tracer: object,
-    kind: str,
-    target: CallTarget,
-    *rest: object,
-    **named: object,
+    left: GraphExclusions, original: Function, tracer: object, kind: str, target: CallTarget, *rest: Any, **named: Any
 ) -> object:
     """Break the graph where a node would be made that calls what is left out."""
-    if kind in ("call_method", "call_function") and target in left.calls:
-        raise _make_break(target)
+    if kind in ("call_method", "call_function"):
+        _break_at(target, left)
     return original(tracer, kind, target, *rest, **named)
 
 
@@ -217,13 +188,13 @@ def wrap_call_method(
     left: GraphExclusions, original: Function, variable: object, tx: object, name: str, *rest: object, **named: object
 ) -> object:
     """Break the graph where dynamo meets a method that is left out, which it may make another node of, or none."""
-    if name in left.calls:
-        raise _make_break(name)
+    _break_at(name, left)
     return original(variable, tx, name, *rest, **named)
 
 
-def _make_break(call: CallTarget) -> IntendedError:
-    return IntendedError(importlib.import_module("torch._dynamo.exc").Unsupported(f"{call} is left to eager mode"))
+def _break_at(call: CallTarget, left: GraphExclusions) -> None:
+    if call in left.calls:
+        raise IntendedError(importlib.import_module("torch._dynamo.exc").Unsupported(f"{call} is left to eager mode"))
 
 
 def resolve_call(function: Callable[..., object]) -> CallTarget:
@@ -236,10 +207,7 @@ def resolve_call(function: Callable[..., object]) -> CallTarget:
 
 @contextlib.contextmanager
 def break_graph_at(calls: Sequence[CallTarget]) -> Iterator[None]:
-    """Have dynamo break the graph at these functions inside the block, as ``torch._dynamo.disallow_in_graph`` does.
-
-    What is no function that dynamo puts into a graph is left as it is.
-    """
+    """Have dynamo break the graph at these functions inside the block, where it puts them into graphs."""
     honoured = [call for call in calls if is_function(call)]
     if not honoured:
         yield

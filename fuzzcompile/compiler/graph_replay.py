@@ -27,10 +27,7 @@ from fuzzcompile.run.tensors import copy_tree, measure_storages
 
 
 def find_read_only(graph: fx.Graph) -> list[int]:
-    """Positions of the placeholders that no node writes to; none for a graph with calls that have no schema.
-
-    A graph at torch level, or one with opaque lowerings, has such calls.
-    """
+    """Positions of the placeholders that no node writes to; none for a graph with calls that have no schema."""
     written: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op not in ("placeholder", "get_attr", "call_function", "output"):
@@ -39,18 +36,12 @@ def find_read_only(graph: fx.Graph) -> list[int]:
             continue
         if not isinstance(node.target, torch._ops.OpOverload):
             return []
-        written.update(_find_origin(argument) for argument in _iterate_written(node, node.target))
+        for position, argument in enumerate(node.target._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+                fx.node.map_arg(given, lambda argument: written.add(_find_origin(argument)))
     placeholders = graph.find_nodes(op="placeholder")
     return [position for position, node in enumerate(placeholders) if node not in written]
-
-
-def _iterate_written(node: fx.Node, target: torch._ops.OpOverload) -> Iterator[fx.Node]:
-    for position, argument in enumerate(target._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            nodes: list[fx.Node] = []
-            fx.node.map_arg(given, nodes.append)
-            yield from nodes
 
 
 def _find_origin(node: fx.Node) -> fx.Node:
@@ -74,11 +65,10 @@ class NotReplayable(Exception):
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Result of a replay: outputs and inputs as they are afterwards, or the error that ended it.
+    """Outputs and inputs as they are after a replay, or the error that ended it.
 
-    Inputs that the graph did not write to are the captured tensors themselves, and so are outputs that are views of
-    these (in their own dtype, in float64 too): copies of every parameter for every snapshot would be the largest part
-    of the memory that a triage takes.
+    Inputs that were not written to are the captured tensors themselves, and outputs may be views of these: copies of
+    every parameter for every snapshot would be the largest part of a triage's memory.
     """
 
     outputs: list[object]
@@ -89,11 +79,7 @@ class ReplayResult:
 def replay_graph(
     snapshot: Snapshot, inputs: Sequence[object], *, double: bool, noise_seed: int | None = None
 ) -> ReplayResult:
-    """Run ``snapshot`` on copies of ``inputs``, natively or (``double``) with inputs, constants and dtypes in float64.
-
-    Large inputs that the graph only reads are not copied. ``noise_seed`` moves every operator's result by up to one
-    ulp.
-    """
+    """Run ``snapshot`` on copies of ``inputs``, natively or in float64 (``double``); a seed adds noise of one ulp."""
     arguments = _copy_arguments(snapshot, inputs, double=double)
     versions = [_get_version(argument) for argument in arguments]
     seed_everything(_REPLAY_SEED)
@@ -158,7 +144,6 @@ def _restore_view(output: object, given: Mapping[tuple[int, torch.dtype], torch.
 
 
 def _is_strided_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    """Return whether ``value`` is a tensor whose elements are those of its storage, as they are."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
         return False
     return not (value.is_nested or value.is_conj() or value.is_neg() or is_streamed(value))
@@ -174,21 +159,25 @@ def compute_values(
 ) -> NodeValues:
     """The value of every node in float64 (or natively), by node name, as far as the graph runs."""
     seed_everything(_REPLAY_SEED)
-    interpreter = GraphReplayer(snapshot, keep=True)
+    values: NodeValues = {}
+
+    def keep(node: fx.Node, run: Callable[[], object]) -> object:
+        value = run()
+        # A later in-place write must not reach it.
+        values[node.name] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+        return value
+
     arguments = copy_tree(list(inputs), double=double)  # not under noise, which would move what is copied
     # Whatever ends the run, the values up to there are the answer.
     with torch.no_grad(), _enter_modes(double, noise_seed), contextlib.suppress(Exception):
-        interpreter.run(*arguments)
-    return interpreter.values
+        GraphReplayer(snapshot, on_node=keep).run(*arguments)
+    return values
 
 
 def differentiate_graph(
     snapshot: Snapshot, inputs: Sequence[object], tangents: Sequence[torch.Tensor], *, noise_seed: int | None = None
 ) -> list[object] | None:
-    """Gradients of a torch-level graph in float64, by autograd, one per input (None for those without).
-
-    ``tangents`` are gradients of the outputs that require one, in order. None if the graph cannot be differentiated so.
-    """
+    """Gradients in float64 of a torch-level graph's inputs, given those of its outputs; None if it has none."""
     arguments = copy_tree(list(inputs), double=True)
     seed_everything(_REPLAY_SEED)
     try:
@@ -244,7 +233,11 @@ def _is_drawing(node: fx.Node) -> bool:
     operator = node.target if isinstance(node.target, torch._ops.OpOverload) else _find_namesake(name)
     if operator is None or torch.Tag.nondeterministic_seeded not in operator.tags:
         return name in facts().operators.drawing_untagged
-    return all(_get_argument(node, operator, switch) not in (0, False) for switch in _SWITCHES)
+    for position, argument in enumerate(operator._schema.arguments):
+        given = node.args[position] if position < len(node.args) else argument.default_value
+        if argument.name in _SWITCHES and node.kwargs.get(argument.name, given) in (0, False):
+            return False
+    return True
 
 
 @functools.cache
@@ -252,17 +245,8 @@ def _find_namesake(name: str) -> torch._ops.OpOverload | None:
     packet = getattr(torch.ops.aten, name, None) or getattr(torch.ops.aten, f"{name}_", None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return None
-    overload = getattr(packet, packet._overload_names[0], None)
-    return overload if isinstance(overload, torch._ops.OpOverload) else None
-
-
-def _get_argument(node: fx.Node, operator: torch._ops.OpOverload, name: str) -> object:
-    """The value of an argument of a call, or its default; None where the operator has none of that name."""
-    for position, argument in enumerate(operator._schema.arguments):
-        if argument.name == name:
-            given = node.args[position] if position < len(node.args) else argument.default_value
-            return node.kwargs.get(name, given)
-    return None
+    overload: torch._ops.OpOverload | None = getattr(packet, packet._overload_names[0], None)
+    return overload
 
 
 def _get_version(value: object) -> int:
@@ -272,23 +256,15 @@ def _get_version(value: object) -> int:
 class GraphReplayer(fx.Interpreter):
     """Interprets a snapshot; a lowering pattern's opaque node runs what the pattern replaced.
 
-    With ``keep``, :attr:`values` has the value of each node. ``on_node`` is called in place of each node, with a
-    function that runs it; what it returns is the node's value. ``replays`` are the runs in this process.
+    ``on_node`` runs a node in its own way. ``replays`` are the runs in this process.
     """
 
     replays: ClassVar[int] = 0
 
-    def __init__(self, snapshot: Snapshot, *, keep: bool = False, on_node: OnNode | None = None) -> None:
-        root = nn.Module()
-        for path, value in snapshot.attributes.items():
-            _set_attribute(root, path, value)
-        super().__init__(root, graph=snapshot.graph)
-        self._opaque = snapshot.opaque
-        self._keep = keep
-        self._on_node = on_node
-        self.node: fx.Node | None = None  # the one under way
-        self._on_cpu = current_target() is not None
-        self.values: NodeValues = {}
+    def __init__(self, snapshot: Snapshot, *, on_node: OnNode | None = None) -> None:
+        super().__init__(nn.Module(), graph=snapshot.graph)
+        self._attributes, self._opaque = snapshot.attributes, snapshot.opaque
+        self._on_node, self._on_cpu = on_node, current_target() is not None
 
     def run(self, *args: Any, **options: Any) -> Any:
         """Run the graph, and count that."""
@@ -296,14 +272,13 @@ class GraphReplayer(fx.Interpreter):
         return super().run(*args, **options)
 
     def run_node(self, n: fx.Node) -> object:
-        """Run one node; its value is kept where that was asked for."""
-        self.node = n
+        """Run one node."""
         run = functools.partial(super().run_node, n)
-        value = run() if self._on_node is None else self._on_node(n, run)
-        if self._keep:
-            # A later in-place write must not reach it.
-            self.values[n.name] = value.detach().clone() if isinstance(value, torch.Tensor) else value
-        return value
+        return run() if self._on_node is None else self._on_node(n, run)
+
+    def fetch_attr(self, target: str) -> object:
+        """What a node names, of the attributes of the snapshot."""
+        return self._attributes[target]
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Call a function, an opaque one through its own replacement, on the device of the replay."""
@@ -324,15 +299,3 @@ class GraphReplayer(fx.Interpreter):
             args, kwargs = replace_devices(args), replace_devices(kwargs)
             target = "cpu" if target == "cuda" else target
         return super().call_method(target, args, kwargs)
-
-
-def _set_attribute(root: nn.Module, path: str, value: object) -> None:
-    *parents, leaf = path.split(".")
-    for part in parents:
-        if not hasattr(root, part):
-            root.add_module(part, nn.Module())
-        root = getattr(root, part)
-    if isinstance(value, nn.Module):
-        root.add_module(leaf, value)
-    else:
-        object.__setattr__(root, leaf, value)

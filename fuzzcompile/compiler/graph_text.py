@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
+from torch.utils._dtype_abbrs import dtype_abbrs
 
 from fuzzcompile.compiler.watch.ledger import Snapshot
 from fuzzcompile.compiler.watch.rule_labels import find_user_line
@@ -17,36 +18,17 @@ from fuzzcompile.model.culprit_contract import MatchedLineJson
 
 _CONTEXT = 2  # unchanged lines around a change
 _LONGEST = 200  # characters of a line
-_DTYPES = {
-    torch.float64: "f64",
-    torch.float32: "f32",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int16: "i16",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.bool: "b8",
-    torch.complex64: "c64",
-    torch.complex128: "c128",
-}
+# Of float8, the whole name says more.
+_DTYPES = {dtype: short for dtype, short in dtype_abbrs.items() if dtype.itemsize > 1 or not dtype.is_floating_point}
 
 
 def format_graph(snapshot: Snapshot) -> list[str]:
-    """The graph, one line a node: ``name: f32[2, 3] = aten.mul.Tensor(x, 2.0)``.
-
-    Dtypes and shapes are those that the compiler believes (``b8`` is bool). Bodies of higher-order operators follow,
-    indented.
-    """
+    """The graph, one line a node: ``name: f32[2, 3] = aten.mul.Tensor(x, 2.0)``; bodies of operators are indented."""
     return [*map(_format_node, snapshot.graph.nodes), *_format_bodies(snapshot.attributes, "")]
 
 
 def diff_graphs(before: Snapshot, after: Snapshot, *, most: int = 60) -> list[str]:
-    """A unified diff of the two graphs with little around each change; no more than ``most`` lines.
-
-    Empty where they read the same.
-    """
+    """A unified diff of the two graphs with little around each change; no more than ``most`` lines."""
     found = difflib.unified_diff(format_graph(before), format_graph(after), n=_CONTEXT, lineterm="")
     lines = [line for line in found if not line.startswith(("--- ", "+++ "))]
     if len(lines) > most:
@@ -57,16 +39,12 @@ def diff_graphs(before: Snapshot, after: Snapshot, *, most: int = 60) -> list[st
 def find_changed_nodes(before: Snapshot, after: Snapshot) -> list[str]:
     """Names of the nodes of ``before`` that ``after`` does not have, or has with another target or arguments."""
     there = {node.name: _format_node(node) for node in after.graph.nodes}
-    return [
-        node.name for node in before.graph.nodes if there.get(node.name) != _format_node(node) and node.op != "output"
-    ]
+    nodes = [node for node in before.graph.nodes if node.op != "output"]
+    return [node.name for node in nodes if there.get(node.name) != _format_node(node)]
 
 
 def list_user_lines(snapshot: Snapshot, names: Iterable[str]) -> list[MatchedLineJson]:
-    """The lines of the user's program (see :func:`find_user_line`) behind the nodes of these names, in their order.
-
-    Names that the graph does not have are left out.
-    """
+    """The lines of the user's program behind the nodes of these names, in their order, as far as the graph has them."""
     wanted = set(names)
     found: dict[tuple[str | None, str | None], list[str]] = {}
     for node in snapshot.graph.nodes:
@@ -92,9 +70,6 @@ def format_target(node: fx.Node) -> str:
     return f"{module.replace('torch._C._nn', 'torch').replace('torch._C', 'torch')}.{name}"
 
 
-# -- private --------------------------------------------------------------------------------------
-
-
 def _format_bodies(attributes: Any, indent: str) -> Iterator[str]:
     for name, value in sorted(attributes.items()):
         if isinstance(value, fx.GraphModule):
@@ -104,17 +79,11 @@ def _format_bodies(attributes: Any, indent: str) -> Iterator[str]:
 
 
 def _format_node(node: fx.Node) -> str:
-    if node.op == "output":
-        text = f"return {_format_argument(node.args[0])}"
-    elif node.op == "placeholder":
-        text = f"{node.name}{_format_node_type(node)} = input"
-    elif node.op == "get_attr":
-        text = f"{node.name}{_format_node_type(node)} = constant {node.target}"
-    else:
-        given = [_format_argument(arg) for arg in node.args] + [
-            f"{key}={_format_argument(value)}" for key, value in node.kwargs.items()
-        ]
-        text = f"{node.name}{_format_node_type(node)} = {format_target(node)}({', '.join(given)})"
+    named = (f"{key}={_format_argument(value)}" for key, value in node.kwargs.items())
+    given = ", ".join((*map(_format_argument, node.args), *named))
+    made = {"placeholder": "input", "get_attr": f"constant {node.target}"}.get(node.op)
+    text = f"{node.name}{_format_node_type(node)} = {made or f'{format_target(node)}({given})'}"
+    text = f"return {given}" if node.op == "output" else text
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 

@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from fuzzcompile.model.errors import EnvironmentUnfit
@@ -22,36 +22,25 @@ HEADERS_VARIABLE = "FUZZCOMPILE_HEADERS"
 
 
 def share_kernel_cache() -> dict[str, str]:
-    """The environment variables by which a child process shares this process's kernels and headers, whatever TMPDIR.
-
-    The folder is that of ``torch._inductor.runtime.cache_dir_utils.default_cache_dir``, which is not called because
-    importing it takes seconds. Plain torch keeps precompiled headers there, wherever the user has kernels kept.
-    """
-    default = Path(tempfile.gettempdir(), f"torchinductor_{_get_user()}")
-    kernels = Path(os.environ.get(_VARIABLE) or default)
-    _require_room(kernels)
-    headers = os.environ.get(HEADERS_VARIABLE) or str(default / "precompiled_headers")
-    return {_VARIABLE: str(kernels), HEADERS_VARIABLE: headers}
-
-
-def _require_room(folder: Path) -> None:
+    """The environment variables by which a child process shares this process's kernels and headers, whatever TMPDIR."""
+    # As ``torch._inductor.runtime.cache_dir_utils.default_cache_dir`` has it, whose import takes seconds.
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as probe:
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (KeyError, ModuleNotFoundError, OSError):  # a container's user without a name
+        user = f"uid_{os.getuid()}"
+    default = Path(tempfile.gettempdir(), f"torchinductor_{user}")
+    kernels = Path(os.environ.get(_VARIABLE) or default)
+    try:
+        kernels.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=kernels) as probe:
             probe.write(b" " * _LEAST_BYTES)
     except OSError as error:
         raise EnvironmentUnfit(
-            f"torch.compile cannot keep its kernels in {folder} ({error.strerror}); make room, or point {_VARIABLE} "
+            f"torch.compile cannot keep its kernels in {kernels} ({error.strerror}); make room, or point {_VARIABLE} "
             "at a folder that can be written."
         ) from error
-
-
-def _get_user() -> str:
-    try:
-        name = getpass.getuser()
-    except (KeyError, ModuleNotFoundError, OSError):  # a container's user without a name
-        return f"uid_{os.getuid()}"
-    return re.sub(r'[\\/:*?"<>|]', "_", name)
+    headers = os.environ.get(HEADERS_VARIABLE) or str(default / "precompiled_headers")
+    return {_VARIABLE: str(kernels), HEADERS_VARIABLE: headers}
 
 
 # Precompiled C++ headers, which workers share as they share kernels.
@@ -59,8 +48,6 @@ def _get_user() -> str:
 
 def share_headers() -> None:
     """Link the headers beside the kernel cache into this process's folder, and publish those that it finished.
-
-    Those that plain torch of the same user has finished are linked as well, so that an empty kernel cache costs none.
 
     The compiler writes a header in place, and a killed worker leaves half of one. A header is therefore finished in a
     worker's own folder and copied under its name in one step. Without effect where both folders are the same.
@@ -76,7 +63,13 @@ def share_headers() -> None:
         return
     with contextlib.suppress(OSError):  # a full disk or a race with another worker costs time and nothing else
         for header in _find_missing_headers(own, shared):
-            _publish_header(own / header, shared / header)
+            shared.mkdir(parents=True, exist_ok=True)
+            draft = shared / f"{header}.{os.getpid()}"
+            try:
+                shutil.copyfile(own / header, draft)
+                draft.replace(shared / header)
+            finally:
+                draft.unlink(missing_ok=True)
         for source in (shared, Path(os.environ.get(HEADERS_VARIABLE, shared))):
             for header in _find_missing_headers(source, own):
                 own.mkdir(parents=True, exist_ok=True)
@@ -87,16 +80,6 @@ def _find_missing_headers(source: Path, target: Path) -> list[str]:
     """Finished headers of ``source`` that ``target`` lacks; the compiler keeps a build folder until one is finished."""
     headers = [path for path in source.glob("*.gch") if not path.with_name(f"{path.stem}_CxxBuild").exists()]
     return [path.name for path in headers if not (target / path.name).exists()]
-
-
-def _publish_header(header: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f"{target.name}.{os.getpid()}")
-    try:
-        shutil.copyfile(header, draft)
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 # Inductor's queries of the C++ toolchain before its first kernel, run while a worker is still importing.
@@ -119,15 +102,15 @@ def prepare_toolchain(*, wanted: bool) -> Iterator[None]:
         yield
         return
     share_headers()
-    thread = threading.Thread(target=_query_toolchain, args=(load,), name="toolchain", daemon=True)
+
+    def query() -> None:
+        # Whatever goes wrong (there is no compiler, this torch asks in another way) shows when a kernel is compiled.
+        with contextlib.suppress(Exception):
+            load(["const float*"], _KERNEL, submit_fn=lambda compile_it: None)
+
+    thread = threading.Thread(target=query, name="toolchain", daemon=True)
     thread.start()
     try:
         yield
     finally:
         thread.join()
-
-
-def _query_toolchain(load: Callable[..., object]) -> None:
-    # Whatever goes wrong (there is no compiler, this torch asks in another way) shows when a kernel is compiled.
-    with contextlib.suppress(Exception):
-        load(["const float*"], _KERNEL, submit_fn=lambda compile_it: None)

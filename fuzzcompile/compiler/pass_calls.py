@@ -1,8 +1,4 @@
-"""Passes that a stage of Inductor runs, and under which settings, read from the source of its function.
-
-Nothing runs: the ways in which torch calls passes show them (under a ``GraphTransformObserver``, as a
-pattern table's ``apply``, as a plain function over the graph), and conditions are evaluated on the settings alone.
-"""
+"""Passes that a stage of Inductor runs, and under which settings, read from the source of its function."""
 
 from __future__ import annotations
 
@@ -12,15 +8,13 @@ import importlib
 import inspect
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
+
+from torch._inductor.pattern_matcher import PatternMatcherPass
 
 from fuzzcompile.model.facts import facts
-
-if TYPE_CHECKING:
-    from torch._inductor.pattern_matcher import PatternMatcherPass
-
 
 _PASSES = facts().passes
 _DEEPEST = 3
@@ -39,14 +33,11 @@ class PassCall:
 
 def is_pattern_table(value: object) -> TypeGuard[PatternMatcherPass]:
     """Return whether ``value`` is a table of patterns."""
-    return isinstance(value, importlib.import_module("torch._inductor.pattern_matcher").PatternMatcherPass)
+    return isinstance(value, PatternMatcherPass)
 
 
 def list_pass_calls(function: Callable[..., object], is_pass: IsPass) -> list[PassCall]:
-    """The passes that ``function`` runs, each once, in the order of its source; those inside passes are included.
-
-    ``is_pass`` recognises a function that changes the graph that it is given.
-    """
+    """The passes that ``function`` runs, each once, in the order of its source; those inside passes are included."""
     calls: dict[tuple[str, int], PassCall] = {}
     for call in _PassReader(function, is_pass, 0).read():
         key = (call.name, id(call.target))
@@ -55,21 +46,12 @@ def list_pass_calls(function: Callable[..., object], is_pass: IsPass) -> list[Pa
     return list(calls.values())
 
 
-@dataclass(frozen=True)
-class _Conditions:
-    """Conditions that all hold where a statement runs; each as source, with its value under the present settings."""
+_Conditions = Mapping[str, bool | None]
+"""Conditions that all hold where a statement runs, as source, each with its value under the present settings."""
 
-    parts: tuple[tuple[str, bool | None], ...] = ()
 
-    def add(self, source: str, holds: bool | None) -> _Conditions:
-        return self if any(source == part for part, _ in self.parts) else _Conditions((*self.parts, (source, holds)))
-
-    def make_call(self, name: str, target: object) -> PassCall:
-        return PassCall(name, target, tuple(source for source, _ in self.parts), self.may_hold)
-
-    @property
-    def may_hold(self) -> bool:
-        return all(holds is not False for _, holds in self.parts)
+def _make_call(conditions: _Conditions, name: str, target: object) -> PassCall:
+    return PassCall(name, target, tuple(conditions), False not in conditions.values())
 
 
 class _PassReader:
@@ -86,26 +68,37 @@ class _PassReader:
             return
         defined = tree.body[0]
         if isinstance(defined, ast.FunctionDef):
-            yield from self._read_block(defined.body, _Conditions())
+            yield from self._read_block(defined.body, {})
 
     def _read_block(self, body: Sequence[ast.stmt], conditions: _Conditions) -> Iterator[PassCall]:
         for statement in body:
             if isinstance(statement, ast.If):
                 holds = self._evaluate_condition(statement.test)
-                yield from self._read_block(statement.body, conditions.add(ast.unparse(statement.test), holds))
+                yield from self._read_block(statement.body, {**conditions, ast.unparse(statement.test): holds})
                 negated = ast.unparse(ast.UnaryOp(ast.Not(), statement.test))
-                otherwise = conditions.add(negated, None if holds is None else not holds)
+                otherwise = {**conditions, negated: None if holds is None else not holds}
                 yield from self._read_block(statement.orelse, otherwise)
                 if isinstance(statement.body[-1], ast.Return):
                     conditions = otherwise
             elif isinstance(statement, ast.For):
                 yield from self._read_loop(statement, conditions)
             elif isinstance(statement, ast.With):
-                yield from self._read_with(statement, conditions)
+                names = (self._read_observed_name(item.context_expr) for item in statement.items)
+                name = next(filter(None, names), None)
+                if name is None:
+                    yield from self._read_block(statement.body, conditions)
+                    continue
+                inner = [node for part in statement.body for node in ast.walk(part) if isinstance(node, ast.Call)]
+                target = next(filter(None, (self._resolve(call.func) for call in inner)), None)
+                yield _make_call(conditions, name, target)
             elif isinstance(statement, ast.Try):
                 yield from self._read_block(statement.body, conditions)
             elif isinstance(statement, ast.ImportFrom):
-                self._import(statement)
+                package = self.function.__module__.rpartition(".")[0]
+                with contextlib.suppress(Exception):  # the import fails in the compiler too, so nothing from it runs
+                    module = importlib.import_module("." * statement.level + (statement.module or ""), package)
+                    for alias in statement.names:
+                        self.names[alias.asname or alias.name] = getattr(module, alias.name)
             elif not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
                 if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
                     listed = self._resolve_list(statement.value)
@@ -113,13 +106,9 @@ class _PassReader:
                 yield from self._read_calls(statement, conditions)
 
     def _read_loop(self, loop: ast.For, conditions: _Conditions) -> Iterator[PassCall]:
-        """Loops over pattern tables are unrolled; others run if there is anything to loop over."""
         listed, targets, number = loop.iter, [loop.target], None
-        if (
-            isinstance(listed, ast.Call)
-            and _get_called_name(listed) == "enumerate"
-            and isinstance(loop.target, ast.Tuple)
-        ):
+        called = _get_called_name(listed) if isinstance(listed, ast.Call) else None
+        if isinstance(listed, ast.Call) and called == "enumerate" and isinstance(loop.target, ast.Tuple):
             listed, number, targets = listed.args[0], loop.target.elts[0], list(loop.target.elts[1:])
         passes = self._resolve(listed)
         if isinstance(passes, list) and passes and all(is_pattern_table(value) or callable(value) for value in passes):
@@ -132,26 +121,18 @@ class _PassReader:
                 yield from self._read_block(loop.body, conditions)
                 if not tables:
                     name = getattr(value, "pass_name", None) or getattr(value, "__name__", "?")
-                    yield conditions.make_call(str(name), value)
+                    yield _make_call(conditions, str(name), value)
             return
-        if not isinstance(listed, ast.Call) or _get_called_name(listed) != "range":
-            conditions = conditions.add(ast.unparse(listed), self._evaluate_condition(listed))
+        if called != "range":
+            conditions = {**conditions, ast.unparse(listed): self._evaluate_condition(listed)}
         yield from self._read_block(loop.body, conditions)
-
-    def _read_with(self, statement: ast.With, conditions: _Conditions) -> Iterator[PassCall]:
-        name = next(filter(None, (self._read_observed_name(item.context_expr) for item in statement.items)), None)
-        if name is None:
-            yield from self._read_block(statement.body, conditions)
-            return
-        inner = [node for part in statement.body for node in ast.walk(part) if isinstance(node, ast.Call)]
-        yield conditions.make_call(name, next(filter(None, (self._resolve(call.func) for call in inner)), None))
 
     def _read_calls(self, statement: ast.stmt, conditions: _Conditions) -> Iterator[PassCall]:
         for call in (node for node in ast.walk(statement) if isinstance(node, ast.Call)):
             if isinstance(call.func, ast.Attribute) and call.func.attr in _PASSES.observed:
                 name = self._read_observed_name(call.func.value)
                 if name is not None and call.args:
-                    yield conditions.make_call(name, self._resolve(call.args[0]))
+                    yield _make_call(conditions, name, self._resolve(call.args[0]))
                 return  # what stands inside is what the observer runs
             yield from self._read_plain_call(call, conditions)
 
@@ -162,19 +143,19 @@ class _PassReader:
                 title = self._titles.get(id(table), ast.unparse(call.func.value))
                 if title == "patterns" and self.depth:  # its module's only one: its function says more
                     title = self.function.__name__
-                yield conditions.make_call(getattr(table, "pass_name", None) or title, table)
+                yield _make_call(conditions, getattr(table, "pass_name", None) or title, table)
             return
         target = self._resolve(call.func)
-        over_graph = call.args and _get_root_name(call.args[0]) in _PASSES.graph_variables
+        over_graph = call.args and ast.unparse(call.args[0]).partition(".")[0] in _PASSES.graph_variables
         if not over_graph or not inspect.isfunction(target) or not self.is_pass(target):
             return
         reader = _PassReader(target, self.is_pass, self.depth + 1)
         inside = list(reader.read()) if self.depth < _DEEPEST else []
         if all(inner.name != target.__name__ for inner in inside):
-            yield conditions.make_call(target.__name__, target)
+            yield _make_call(conditions, target.__name__, target)
         for inner in inside:
-            when = dict.fromkeys((*(source for source, _ in conditions.parts), *inner.when))
-            yield PassCall(inner.name, inner.target, tuple(when), inner.on and conditions.may_hold)
+            when = dict.fromkeys((*conditions, *inner.when))
+            yield PassCall(inner.name, inner.target, tuple(when), inner.on and False not in conditions.values())
 
     def _read_observed_name(self, node: ast.expr) -> str | None:
         if not isinstance(node, ast.Call) or _get_called_name(node) != _PASSES.observer or len(node.args) < 2:
@@ -185,7 +166,6 @@ class _PassReader:
     # -- values -----------------------------------------------------------------------------------
 
     def _resolve(self, node: ast.expr) -> object:
-        """The value of an expression of names, attributes and text; None for every other."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
@@ -218,13 +198,6 @@ class _PassReader:
         if isinstance(target, ast.Name):
             self.names[target.id] = value
 
-    def _import(self, statement: ast.ImportFrom) -> None:
-        package = self.function.__module__.rpartition(".")[0]
-        with contextlib.suppress(Exception):  # the import fails in the compiler too, so nothing from it runs
-            module = importlib.import_module("." * statement.level + (statement.module or ""), package)
-            for alias in statement.names:
-                self.names[alias.asname or alias.name] = getattr(module, alias.name)
-
     def _evaluate_condition(self, test: ast.expr) -> bool | None:
         if isinstance(test, ast.BoolOp):
             parts = [self._evaluate_condition(part) for part in test.values]
@@ -252,9 +225,3 @@ def _get_called_name(call: ast.Call) -> str:
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
-
-
-def _get_root_name(node: ast.expr) -> str | None:
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else None

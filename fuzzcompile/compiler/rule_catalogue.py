@@ -7,11 +7,12 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from torch._inductor.pattern_matcher import PatternMatcherPass
 
 from fuzzcompile.compiler.custom_code import list_entries, list_passes
 from fuzzcompile.compiler.pass_calls import PassCall, is_pattern_table, list_pass_calls
@@ -23,19 +24,13 @@ from fuzzcompile.compiler.watch.pass_patches import list_plain_passes
 from fuzzcompile.model.facts import StageSource, facts
 from fuzzcompile.model.stages import DECOMPOSITION, FREEZING, LOWERING, PARTITION, STAGES
 
-if TYPE_CHECKING:
-    from torch._inductor.pattern_matcher import PatternMatcherPass
-
-
 # Inductor's lazily registered patterns.
 
 
 def initialise_patterns(device: torch.device) -> None:
-    """Register Inductor's lazily registered patterns now.
+    """Register Inductor's lazily registered patterns, whose tracing a ledger, plant or veto would see otherwise.
 
-    A ledger, plant or veto that comes first would see the tracing of the patterns themselves. Called as
-    the compiler calls it, because the registration is cached by its arguments: in a process that compiles for a
-    target, with that target's device.
+    Called as the compiler calls it, because the registration is cached by its arguments.
     """
     from torch._inductor.fx_passes import joint_graph, post_grad, pre_grad
 
@@ -43,14 +38,10 @@ def initialise_patterns(device: torch.device) -> None:
     if target is not None:
         device = torch.device(target.device_type, 0)
     with describe_target():
-        for module, argument in ((joint_graph, device), (post_grad, None), (pre_grad, None)):
-            lazy_init = getattr(module, "lazy_init", None)
-            if lazy_init is None:
-                continue
-            if argument is not None and inspect.signature(lazy_init).parameters:
-                lazy_init(argument)
-            else:
-                lazy_init()
+        for module in (joint_graph, post_grad, pre_grad):
+            lazy_init: Any = getattr(module, "lazy_init", None)
+            if lazy_init is not None:
+                lazy_init(*((device,) if module is joint_graph and inspect.signature(lazy_init).parameters else ()))
 
 
 def initialise_freezing_patterns() -> None:
@@ -82,10 +73,7 @@ class KnownRule:
 
 
 def list_known_rules(device: torch.device) -> list[KnownRule]:
-    """Everything that the installed torch registers for ``device``, by stage, passes before their patterns.
-
-    What this torch does not have is left out.
-    """
+    """Everything that the installed torch registers for ``device``, by stage, passes before their patterns."""
     initialise_patterns(device)
     with contextlib.suppress(Exception):  # whatever keeps a torch from registering these, the others are listed
         initialise_freezing_patterns()
@@ -97,19 +85,15 @@ def list_known_rules(device: torch.device) -> list[KnownRule]:
             rows += of_stage
             conditions[stage] = {row.when for row in of_stage}
     rows += [*_list_custom_rules(), *_list_partitioners(), *_list_operator_rules()]
-    rows += [
-        KnownRule(
-            toggle.stage, "setting", toggle.name, when=toggle.value, default=toggle.default, changed=toggle.changed
-        )
-        for toggle in list_toggles(conditions)
-    ]
+    for stage, name, value, default, changed in list_toggles(conditions):
+        rows.append(KnownRule(stage, "setting", name, when=value, default=default, changed=changed))
     return sorted(rows, key=lambda row: (STAGES.index(row.stage), row.kind == "setting"))
 
 
 class _StageRules:
     def __init__(self, stage: str, source: StageSource) -> None:
         self.stage, self.switch = stage, source.switch
-        self.functions = [found for found in map(_load_optional, source.functions) if found is not None]
+        self.functions = source.functions
         self.tables = _find_tables(vars(importlib.import_module(source.tables)))
         self.config = importlib.import_module("torch._inductor.config")
         self.is_on = bool(getattr(self.config, source.switch, True))
@@ -119,7 +103,11 @@ class _StageRules:
     def list_rules(self) -> list[KnownRule]:
         """Passes in the order in which they run, each before its patterns; then tables that are run by name."""
         rows, done = list[KnownRule](), set[int]()
-        calls = self._list_pass_calls()
+        functions = [found for found in map(_load_optional, self.functions) if found is not None]
+        # Names are asked for anew each time, as reading a function loads modules.
+        read = (list_pass_calls(function, lambda each: each.__name__ in list_plain_passes()) for function in functions)
+        found = [call for calls in read for call in calls]
+        calls = list({(call.name, id(call.target)): call for call in reversed(found)}.values())[::-1]
         group_fusions = facts().passes.group_fusions
         # torch 2.13 runs the group fusions of post_grad under the name of a user's own pass.
         names = [call.name for call in calls if getattr(call.target, "__name__", "") == group_fusions]
@@ -133,21 +121,14 @@ class _StageRules:
         for name, table in self.tables.items():
             if id(table) not in done:
                 done.add(id(table))
-                on, when = self._find_option(name)
-                rows += self._list_patterns(KnownRule(self.stage, "pass", name, name, on=on, when=when), [table])
+                asked, when = self._find_option(name)
+                rows += self._list_patterns(KnownRule(self.stage, "pass", name, name, on=asked, when=when), [table])
         return [*rows, *self._list_group_batch_fusions(fusions)]
-
-    def _list_pass_calls(self) -> list[PassCall]:
-        def is_pass(function: Callable[..., object]) -> bool:
-            return function.__name__ in list_plain_passes()  # asked anew each time: reading a function loads modules
-
-        calls = [call for function in self.functions for call in list_pass_calls(function, is_pass)]
-        return list({(call.name, id(call.target)): call for call in reversed(calls)}.values())[::-1]
 
     def _make_pass(self, call: PassCall) -> KnownRule:
         source, line = (None, None) if is_pattern_table(call.target) else rule_labels.find_source(call.target)
-        when = self._join_conditions(*call.when)
         on, made_of = call.on and self.is_on, () if is_pattern_table(call.target) else (call.target,)
+        when = self._join_conditions(*call.when)
         return KnownRule(self.stage, "pass", call.name, call.name, source, line, on, when, made_of=made_of)
 
     def _list_patterns(self, owner: KnownRule, tables: Collection[PatternMatcherPass]) -> Iterator[KnownRule]:
@@ -175,7 +156,6 @@ class _StageRules:
             yield KnownRule(self.stage, "pattern", rule.__name__, pass_name, source, line, on, when, made_of=(rule,))
 
     def _find_option(self, name: str) -> tuple[bool | None, str]:
-        """Return whether the stage's fusion options ask for a table, and the condition."""
         if self.option is None or not hasattr(self.config, self.option):
             return None, ""
         asked = name in (getattr(self.config, self.option) or {})
@@ -183,18 +163,16 @@ class _StageRules:
         return on, self._join_conditions(f"{name!r} in config.{self.option}")
 
     def _join_conditions(self, *conditions: str) -> str:
-        """The conditions together, with the switch of the whole stage where that is off."""
         return " and ".join((*(() if self.is_on else (f"config.{self.switch}",)), *conditions))
 
 
-def _find_inner_tables(function: object, run: Collection[int]) -> list[PatternMatcherPass]:
+def _find_inner_tables(function: object, run: Collection[int]) -> list[Any]:
     """Tables that a pass applies itself, beside those of the ids ``run`` that have a name of their own."""
     calls = list_pass_calls(function, lambda _: False) if inspect.isfunction(function) else []
     return [call.target for call in calls if is_pattern_table(call.target) and id(call.target) not in run]
 
 
 def _load_optional(place: str) -> Any:
-    """What ``module:attribute`` names; None where the module has no such attribute."""
     try:
         return pkgutil.resolve_name(place)
     except AttributeError:
@@ -232,13 +210,10 @@ def _list_partitioners() -> Iterator[KnownRule]:
 
 
 def _list_operator_rules() -> Iterator[KnownRule]:
-    tables: tuple[tuple[str, Kind, str, str], ...] = (
-        (DECOMPOSITION, "decomposition", "torch._inductor.decomposition", "decompositions"),
-        (LOWERING, "lowering", "torch._inductor.lowering", "lowerings"),
-    )
-    for stage, kind, module, table in tables:
+    kinds: tuple[tuple[str, Kind], ...] = ((DECOMPOSITION, "decomposition"), (LOWERING, "lowering"))
+    for stage, kind in kinds:
         with contextlib.suppress(ImportError, AttributeError):
-            entries: Mapping[object, object] = getattr(importlib.import_module(module), table)
+            entries: Mapping[object, object] = pkgutil.resolve_name(f"torch._inductor.{kind}:{kind}s")
             overloads = {
                 str(key): function for key, function in entries.items() if isinstance(key, torch._ops.OpOverload)
             }

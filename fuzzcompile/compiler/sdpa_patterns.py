@@ -1,7 +1,6 @@
 """SDPA patterns of Inductor that can fire on a device, found by compiling their own search functions.
 
-Each registered variant brings a search function and example inputs. The function is compiled up to code generation,
-with gradients for a training variant, in each dtype of the variant, and with both random streams if it drops out.
+With gradients for a training variant, in each dtype of the variant, and with both random streams if it drops out.
 """
 
 from __future__ import annotations
@@ -107,7 +106,6 @@ def _make_variant(
 
 @functools.cache
 def _copy_search_functions(module: types.ModuleType) -> Mapping[str, Callable[..., object]]:
-    """Copies of the search functions that dynamo traces: they are from no file of torch, and call each other."""
     home = types.ModuleType(_HOME)
     own = vars(home).copy()
     home.__dict__.update({**vars(module), **own})

@@ -25,6 +25,7 @@ from fuzzcompile.compiler.compile_changes import (
     Templates,
 )
 from fuzzcompile.compiler.export import ExportedCallable, ExportError
+from fuzzcompile.compiler.graph_breaks import DynamoCounts
 from fuzzcompile.compiler.kernels.kernel_patches import LoweringWatch
 from fuzzcompile.compiler.kernels.lowering_control import UNCHANGED
 from fuzzcompile.compiler.operators import operator_crossref
@@ -106,17 +107,15 @@ class Compilation:
         """The change of a kind; None if there is none."""
         return next((change for change in self.changes if isinstance(change, kind)), None)
 
+    def get_name(self, kind: type[Backend | CompileMode | CompilePath]) -> str | None:
+        """The name of a backend, mode or path in place of the case's own; None leaves it."""
+        change = self.get(kind)
+        return change.name if change is not None else None
+
     @property
     def backend(self) -> str | None:
         """The backend in place of the case's own; None leaves it."""
-        backend = self.get(Backend)
-        return backend.name if backend is not None else None
-
-    @property
-    def mode(self) -> str | None:
-        """The mode in place of the case's own; None leaves it."""
-        mode = self.get(CompileMode)
-        return mode.name if mode is not None else None
+        return self.get_name(Backend)
 
     @property
     def config(self) -> Mapping[str, object]:
@@ -154,9 +153,8 @@ def open_session(settings: CompileSettings, how: Compilation) -> Iterator[Compil
         for change in how.changes:
             enter(change.apply(recorder))
         enter(_switch_off_caches())
-        enter(
-            install_patches(recorder, patch_table.GRAPHS, lambda entry: settings.options.get(entry, get_setting(entry)))
-        )
+        asked = settings.options
+        enter(install_patches(recorder, patch_table.GRAPHS, lambda entry: asked.get(entry, get_setting(entry))))
         if how.kernels or control:  # values of kernels are to be kept, or something is to be changed
             watch = LoweringWatch(recorder, control, how.kernels)
             enter(install_patches(watch, patch_table.KERNELS))
@@ -167,13 +165,14 @@ def open_session(settings: CompileSettings, how: Compilation) -> Iterator[Compil
         enter(install_patches(recorder, patch_table.SPEED))
         if not screen:
             enter(interpret_kernels(log, order=how.order, templates=how.get(Templates) is not None))
-        before = graph_breaks.DynamoCounts.now()
+        before = DynamoCounts.now()
         try:
             yield CompileSession(settings, how, recorder)
         finally:
             for question in target_process.take_open_questions():
                 log.add_undecided(question)
-            recorder.ledger.graphs = graph_breaks.count_graphs(before) + recorder.exported
+            # A program may clear the counters itself.
+            recorder.ledger.graphs = max(0, DynamoCounts.now().graphs - before.graphs) + recorder.exported
             recorder.ledger.graph_breaks = graph_breaks.list_breaks(before)
 
 
@@ -181,11 +180,7 @@ def open_session(settings: CompileSettings, how: Compilation) -> Iterator[Compil
 def open_plain_session(settings: CompileSettings, how: Compilation | None = None) -> Iterator[CompileSession]:
     """All that :func:`open_session` sets, and nothing watched: a compile as users run it."""
     recorder = Recorder()
-    with (
-        _apply_settings(settings),
-        _switch_off_caches(),
-        install_patches(recorder, patch_table.SPEED),
-    ):
+    with _apply_settings(settings), _switch_off_caches(), install_patches(recorder, patch_table.SPEED):
         yield CompileSession(settings, how or Compilation(), recorder)
 
 
@@ -205,9 +200,7 @@ def _switch_off_caches() -> Iterator[None]:
     """What no case and no change sets: compiles without caches and, for a target, without its device."""
     always: dict[str, object] = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     traced: dict[str, object] = {"enable_autograd_cache": False}
-    if (
-        current_target() is not None
-    ):  # the backward is compiled while torch is told of the target, and nothing is recorded
+    if current_target() is not None:  # backward is compiled while torch is told of it, and nothing is recorded
         always |= _NO_DEVICE
         traced["force_non_lazy_backward_lowering"] = True
     with patch_config("inductor", always), patch_config("functorch", traced):
@@ -239,7 +232,7 @@ class CompileSession:
         own = self.how.backend is None or self.how.backend == self.settings.backend
         options, mode = (dict(self.settings.options), self.settings.mode) if own else ({}, None)
         options = {key: value for key, value in options.items() if key not in self.how.config}
-        mode = self.how.mode or mode
+        mode = self.how.get_name(CompileMode) or mode
         asked = {**torch._inductor.list_mode_options().get(mode or "", {}), **options}
         if current_target() is not None and "triton.cudagraphs" in asked:
             options["triton.cudagraphs"] = False  # nothing can be recorded without a device
@@ -276,9 +269,13 @@ class CompileSession:
     def describe_failure(self, error: BaseException) -> Failure:
         """Tell an error of the compiler from one of the compiled program."""
         exporting = error if isinstance(error, ExportError) else None
-        compiler = exporting is not None or _is_compiler_error(error)
+        # An exception of the compiler's own, or any that left dynamo's conversion of a frame.
+        own = type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
+        files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+        converting = any(file.endswith(facts().errors.converting_file) for file in files)
+        compiler = exporting is not None or own or converting
         cause = find_inner_error(error)
-        message = str(cause).strip().splitlines()[0][:300] if str(cause).strip() else type(cause).__name__
+        message = next(iter(str(cause).strip().splitlines()), type(cause).__name__)[:300]
         uncaptured = graph_breaks.find_uncaptured_reason(error) if exporting is None else exporting.refused
         stage = self.ledger.failed_in.stage if self.ledger.failed_in is not None else None
         return Failure(
@@ -310,13 +307,12 @@ def check_settings(settings: CompileSettings) -> None:
 
 def find_path(settings: CompileSettings, how: Compilation) -> str:
     """Return the path that runs in place of a case compiled so (:mod:`fuzzcompile.model.contract`)."""
-    path = how.get(CompilePath)
-    return path.name if path is not None else settings.path if how.backend is None else COMPILE
+    return how.get_name(CompilePath) or (settings.path if how.backend is None else COMPILE)
 
 
 def get_effective_setting(settings: CompileSettings, how: Compilation, key: str) -> object:
     """The entry of Inductor's config under which a case is compiled; ``MISSING`` where this torch has none such."""
-    mode = how.mode or settings.mode
+    mode = how.get_name(CompileMode) or settings.mode
     given = torch._inductor.list_mode_options(mode) if mode in list_modes() and mode != "default" else {}
     options = {**settings.inductor, **given, **settings.options, **how.config}
     return options.get(key, get_setting(key))
@@ -325,11 +321,3 @@ def get_effective_setting(settings: CompileSettings, how: Compilation, key: str)
 def list_modes() -> tuple[str, ...]:
     """The modes that ``torch.compile`` takes."""
     return tuple(dict.fromkeys(("default", *torch._inductor.list_mode_options())))
-
-
-def _is_compiler_error(error: BaseException) -> bool:
-    """Return whether the compiler raised: an exception of its own, or any that left dynamo's conversion of a frame."""
-    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch")):
-        return True
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_code.co_filename.endswith(facts().errors.converting_file) for frame, _ in frames)

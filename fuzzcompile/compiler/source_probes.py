@@ -27,10 +27,8 @@ from fuzzcompile.run.pool.worker import get_current_device, say
 ROOT = Path(torch.__file__).resolve().parent.parent
 """The folder that files of the compiler are named from: `torch/_inductor/ir.py`."""
 
-_REACHED = "\0fuzzcompile: the replacement was reached"
 Position = tuple[int, int]
 """A line, from 1, and a column in bytes, from 0."""
-_SCOPES = (ast.Lambda, ast.FunctionDef, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 Transform = Callable[[ast.Module], ast.Module]
 
 
@@ -56,11 +54,9 @@ class FunctionExchange:
 
 
 def recompile_file(file: str, change: Transform, constants: Mapping[str, object] | None = None) -> FunctionExchange:
-    """Compile ``file`` with ``change`` applied to its tree, without installing anything.
+    """Compile ``file`` with ``change`` applied to its tree, not installing it; UsageError says what cannot be done.
 
-    ``change`` may change the tree in place, and must keep every function and lambda, and the order of them.
-    ``constants`` are objects that stand in the changed code where the tree has these strings. UsageError says what
-    cannot be done.
+    ``change`` keeps every function, and their order. ``constants`` are objects that take the place of these strings.
     """
     path = ROOT / file
     _import_file(file)
@@ -122,74 +118,15 @@ def _replace_constants(code: types.CodeType, constants: Mapping[str, object]) ->
 def _find_live_functions(path: str) -> list[types.FunctionType]:
     """Functions of the process whose code comes from the file; those that the collector was told to skip as well."""
     frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    listed = [item for item in gc.get_objects() if type(item) is types.FunctionType]
     if frozen:
-        gc.unfreeze()
-    try:
-        listed = [item for item in gc.get_objects() if type(item) is types.FunctionType]
-    finally:
-        if frozen:
-            gc.freeze()
+        gc.freeze()
     return [function for function in listed if function.__code__.co_filename == path]
 
 
-def replace_code(
-    file: str, start: Position, end: Position, text: str, reached: Callable[[], object]
-) -> FunctionExchange:
-    """The functions of a file with one expression or statement replaced by ``text`` (empty: dropped).
-
-    Names that the old code reads or binds stay known to the new one, so that closures keep their cells. ``reached`` is
-    called each time the replacement is evaluated.
-    """
-    replacing = _CodeReplacer(start, end, text)
-    result = recompile_file(file, replacing.visit, {_REACHED: reached})
-    if not replacing.done:
-        raise UsageError(f"{file}: no expression or statement stands from {start} to {end} in this torch.")
-    if not result.exchanged:
-        raise UsageError(f"{file}:{start[0]}: no live function runs this code, or its closure would change.")
-    return result
-
-
-class _CodeReplacer(ast.NodeTransformer):
-    def __init__(self, start: Position, end: Position, text: str) -> None:
-        self.place, self.text, self.done = (*start, *end), text, False
-
-    def visit(self, node: ast.AST) -> Any:
-        place = tuple(getattr(node, name, None) for name in ("lineno", "col_offset", "end_lineno", "end_col_offset"))
-        if self.done or place != self.place or not isinstance(node, ast.stmt | ast.expr):
-            return super().generic_visit(node)
-        self.done = True
-        note = ast.Call(ast.Constant(_REACHED), [], [])
-        if isinstance(node, ast.stmt):
-            new = [ast.Expr(note), *ast.parse(self.text).body, ast.If(ast.Constant(False), [_make_mentions(node)], [])]
-            return [_place_at(statement, node) for statement in new]
-        value = ast.parse(self.text, mode="eval").body
-        mentioned = ast.Tuple(_collect_names(node, ast.Load), ast.Load())
-        kept = ast.IfExp(ast.Constant(True), value, mentioned)
-        # `replace_code` hands over a function that returns None.
-        return _place_at(ast.BoolOp(ast.Or(), [note, kept]), node)
-
-
-def _make_mentions(node: ast.stmt) -> ast.stmt:
-    bound = _collect_names(node, ast.Store)
-    read = ast.Tuple(_collect_names(node, ast.Load), ast.Load())
-    return ast.Assign(bound, read) if bound else ast.Expr(read)
-
-
-def _collect_names(node: ast.AST, context: type[ast.Load | ast.Store]) -> list[ast.expr]:
-    """The names that a node reads or binds, outside of the functions and comprehensions inside it."""
-    names = (part for part in _iterate_own_nodes(node) if isinstance(part, ast.Name) and isinstance(part.ctx, context))
-    return [ast.Name(name, context()) for name in sorted({part.id for part in names})]
-
-
-def _iterate_own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, _SCOPES):
-            yield from _iterate_own_nodes(child)
-
-
-def _place_at(node: ast.AST, old: ast.stmt | ast.expr) -> Any:
-    """The node and all in it on the line of the old one, so that tracebacks keep their lines."""
+def place_at(node: ast.AST, old: ast.stmt | ast.expr) -> Any:
+    """Put the node and all in it on the line of the old one, so that tracebacks keep their lines."""
     for part in ast.walk(node):
         ast.copy_location(part, old)
     return ast.fix_missing_locations(node)
@@ -214,15 +151,11 @@ class LineWatch:
     """Probes in the functions that hold some lines."""
 
     probes: list[LineProbe] = field(default_factory=list)  # all of them, by number
-    reached: set[int] = field(default_factory=set)  # the numbers of those reached since the last :meth:`clear`
+    reached: set[int] = field(default_factory=set)  # the numbers of those reached since it was last cleared
     unwatched: list[str] = field(default_factory=list)  # functions and files that cannot be watched, and why
 
-    def clear(self) -> None:
-        """Forget what was reached."""
-        self.reached.clear()
-
     def list_executed(self) -> set[Span]:
-        """The statements and branches reached since the last :meth:`clear`."""
+        """The statements and branches reached."""
         return {self.probes[number].span for number in self.reached}
 
 
@@ -249,8 +182,6 @@ def watch_lines(spans: Iterable[Span]) -> Iterator[LineWatch]:
 
 
 class _ProbeTransformer(ast.NodeTransformer):
-    """Puts a probe before each wanted statement of a function, and into the branches of its expressions."""
-
     def __init__(self, probes: list[LineProbe], file: str, wanted: list[Span]) -> None:
         self.probes, self.file, self.wanted, self.depth = probes, file, wanted, 0
 
@@ -311,18 +242,15 @@ class _ProbeTransformer(ast.NodeTransformer):
             return None
         end = (node.end_lineno or node.lineno, node.end_col_offset or node.col_offset)
         self.probes.append(LineProbe(span, (node.lineno, node.col_offset), end))
-        note: ast.expr = _place_at(ast.Call(ast.Constant(_NOTE), [ast.Constant(len(self.probes) - 1)], []), node)
+        note: ast.expr = place_at(ast.Call(ast.Constant(_NOTE), [ast.Constant(len(self.probes) - 1)], []), node)
         return note
 
 
 def _find_header_end(statement: ast.stmt) -> int:
-    within: list[ast.stmt | ast.pattern] = [
-        *getattr(statement, "body", []),
-        *(case.pattern for case in getattr(statement, "cases", [])),
-    ]
-    if not within:
-        return statement.end_lineno or statement.lineno
-    return max(statement.lineno, within[0].lineno - 1)
+    cases = [case.pattern for case in getattr(statement, "cases", [])]
+    within: list[ast.stmt | ast.pattern] = [*getattr(statement, "body", []), *cases]
+    end = statement.end_lineno or statement.lineno
+    return max(statement.lineno, within[0].lineno - 1) if within else end
 
 
 # Observations of a focus in the judged compile of a case.
@@ -335,25 +263,18 @@ _installed_probes = contextlib.ExitStack()
 @contextlib.contextmanager
 def watch_focus(watch: FocusWatch) -> Iterator[Callable[[Ledger], FocusObservation]]:
     """Watch what is compiled in the block; what is yielded says what a ledger, and the lines until then, showed."""
-    probes = _find_probes(watch.spans)
-    if probes is not None:
-        probes.clear()
+    if watch.spans not in _probes:
+        _probes.clear()
+        _installed_probes.close()
+        _probes[watch.spans] = _installed_probes.enter_context(watch_lines(watch.spans))
+    probes = _probes[watch.spans]
+    probes.reached.clear()
     with explain_refusals(watch.rules):
         yield lambda ledger: _observe(watch, ledger, probes)
 
 
-def _find_probes(spans: tuple[Span, ...]) -> LineWatch | None:
-    if spans not in _probes:
-        _probes.clear()
-        _installed_probes.close()
-        if not spans:
-            return None
-        _probes[spans] = _installed_probes.enter_context(watch_lines(spans))
-    return _probes[spans]
-
-
-def _observe(watch: FocusWatch, ledger: Ledger, probes: LineWatch | None) -> FocusObservation:
-    ran = probes.list_executed() if probes is not None else set()
+def _observe(watch: FocusWatch, ledger: Ledger, probes: LineWatch) -> FocusObservation:
+    ran = probes.list_executed()
     met = {place for place in ran if any(place.overlaps(span) for span in watch.spans)}
     snapshots = (shot for frame in ledger.frames for record in frame.records for shot in record.snapshots)
     called = {target for snapshot in snapshots for target in snapshot.called_targets} if watch.operators else set()
@@ -362,7 +283,7 @@ def _observe(watch: FocusWatch, ledger: Ledger, probes: LineWatch | None) -> Foc
         operators=frozenset(map(get_target_name, called)).intersection(watch.operators),
         spans=frozenset(span for span in watch.spans if any(map(span.overlaps, met))),
         lines=frozenset((place.file, place.first) for place in met),
-        unwatched=tuple(probes.unwatched) if probes is not None else (),
+        unwatched=tuple(probes.unwatched),
     )
 
 
@@ -372,10 +293,7 @@ RuleNames = tuple[str, str, str]
 
 
 def list_rules() -> list[RuleNames]:
-    """Stage, name and name without variant of all that the compiler registers for this worker's device.
-
-    The stage of a function that any stage may call is an empty string.
-    """
+    """Stage, name and name without variant of all that can be vetoed here; any stage may call what has none."""
     say("looking up what can be vetoed")
     rows = [row for row in list_known_rules(torch.device(get_current_device())) if row.kind in ("pass", "pattern")]
     named = {(row.stage, row.name) for row in rows} | {("", name) for name in list_plain_passes()}

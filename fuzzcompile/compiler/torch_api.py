@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias, TypeVar, cast
@@ -50,11 +51,15 @@ def read_compile_settings(value: object) -> CompileSettings | None:
     if call is None and unwrap_compiled(value) is value:
         return None
     compiled = value if call is None else call
-    context = getattr(compiled, "dynamo_ctx", None) or _find_context(compiled)
+    context = getattr(compiled, "dynamo_ctx", None)
+    if not context and isinstance(compiled, types.FunctionType):
+        context = inspect.getclosurevars(compiled).nonlocals.get("self")
     callback = getattr(context, "callback", None)
     if callback is None:
         raise LookupError("the arguments of torch.compile cannot be read from its result")
-    backend = [*_list_backends(callback)][-1]
+    backend: object = callback
+    while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
+        backend = inner
     dynamic, fullgraph = getattr(backend, "dynamic", None), bool(getattr(callback, "_one_graph", False))
     config = getattr(backend, "config", None)
     if isinstance(config, Mapping) and getattr(backend, "compiler_name", None) == "inductor":
@@ -73,21 +78,6 @@ def read_compile_settings(value: object) -> CompileSettings | None:
 
 def _find_compiled_call(value: object) -> object:
     return vars(value).get("_compiled_call_impl") if isinstance(value, nn.Module) else None
-
-
-def _find_context(function: object) -> object:
-    if not isinstance(function, types.FunctionType):
-        return None
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {name: cell.cell_contents for name, cell in cells}.get("self")
-
-
-def _list_backends(callback: object) -> Iterator[object]:
-    """The callback and the backends that it wraps, the outermost first."""
-    backend: object = callback
-    while backend is not None:
-        yield backend
-        backend = getattr(backend, "_torchdynamo_orig_backend", None)
 
 
 # The older way into the compiler, ``torch._dynamo.optimize``, and what a program sets in its configs.
@@ -148,14 +138,8 @@ def _is_equal(before: object, after: object) -> bool:
 
 
 def check_torch_same(eager: torch.Tensor, compiled: torch.Tensor, reference: torch.Tensor) -> bool:
-    """``torch._dynamo.utils.same(eager, compiled, fp64_ref=reference)`` at its defaults, NaN equal to NaN.
-
-    Not to be trusted alone: outputs of size 1e-5 that are wrong throughout pass it.
-    """
+    """``torch._dynamo.utils.same`` at its defaults, NaN equal to NaN; wrong outputs of size 1e-5 pass it."""
     from torch._dynamo.utils import same
 
-    return bool(same(eager, compiled, fp64_ref=reference, equal_nan=True, log_error=_ignore_log))
-
-
-def _ignore_log(*args: object, **kwargs: object) -> None:
-    """The verdict says what differs; the log need not."""
+    # The verdict says what differs; the log need not.
+    return bool(same(eager, compiled, fp64_ref=reference, equal_nan=True, log_error=lambda *args, **kwargs: None))

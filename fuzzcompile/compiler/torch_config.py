@@ -12,9 +12,10 @@ import re
 import struct
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
+
+from torch.utils._config_module import ConfigModule
 
 from fuzzcompile.compiler.watch.torch_patch import Function, UnseenRecorder
 from fuzzcompile.model.facts import facts
@@ -29,29 +30,18 @@ CONFIGS: Mapping[str, str] = {
 """The module of each config, by the name that settings and reports use."""
 
 
-class Config(Protocol):
-    """Common interface of torch's config modules (``torch.utils._config_module.ConfigModule``)."""
-
-    def patch(self, changes: Mapping[str, object], /) -> contextlib.AbstractContextManager[None]:
-        """Set entries for the time of a block."""
-
-    def get_config_copy(self) -> dict[str, object]:
-        """Every entry with a copy of its present value."""
-
-
-def load_config(name: str) -> Config:
+def load_config(name: str) -> ConfigModule:
     """The config called ``inductor``, ``dynamo`` or ``functorch``."""
-    return cast(Config, importlib.import_module(CONFIGS[name]))
+    return cast(ConfigModule, importlib.import_module(CONFIGS[name]))
 
 
-def has_entry(config: Config, key: str) -> bool:
+def has_entry(config: ConfigModule, key: str) -> bool:
     """Return whether a config has an entry; ``key`` may be dotted (``cpp.simdlen``)."""
-    owner: object = config
-    for part in key.split("."):
-        if not hasattr(owner, part):
-            return False
-        owner = getattr(owner, part)
-    return True
+    return _get_entry(config, key) is not MISSING
+
+
+def _get_entry(config: Any, key: str) -> Any:
+    return functools.reduce(lambda owner, part: getattr(owner, part, MISSING), key.split("."), config)
 
 
 def patch_config(name: str, changes: Mapping[str, object]) -> contextlib.AbstractContextManager[None]:
@@ -65,8 +55,7 @@ def patch_config(name: str, changes: Mapping[str, object]) -> contextlib.Abstrac
 def preserve_config() -> Iterator[None]:
     """Set every config back at the end of the block to what it was at its beginning."""
     with contextlib.ExitStack() as stack:
-        for name in CONFIGS:
-            config = load_config(name)
+        for config in map(load_config, CONFIGS):
             stack.enter_context(config.patch(config.get_config_copy()))
         yield
 
@@ -102,10 +91,7 @@ def compile_in_process(threads: int = 1) -> None:
 
 
 def find_import_variables(names: Iterable[str]) -> list[str]:
-    """Those of the environment variables that torch reads once, when its configuration is imported.
-
-    They are those that the source of a configuration module names; what torch reads where it uses it is in others.
-    """
+    """Those of the environment variables that a configuration module of torch names, and so reads once, on import."""
     found = (importlib.util.find_spec(module) for module in _CONFIGURED)
     sources = [Path(spec.origin).read_text(encoding="utf-8") for spec in found if spec is not None and spec.origin]
     return sorted(name for name in names if any(f'"{name}"' in source for source in sources))
@@ -113,8 +99,7 @@ def find_import_variables(names: Iterable[str]) -> list[str]:
 
 def get_setting(key: str) -> Any:
     """The present value of an entry of ``torch._inductor.config`` (``cpp.simdlen``); ``MISSING`` if there is none."""
-    config = load_config("inductor")
-    return functools.reduce(getattr, key.split("."), config) if has_entry(config, key) else MISSING
+    return _get_entry(load_config("inductor"), key)
 
 
 def skip_guard_timing(watcher: UnseenRecorder, original: Function, *args: object) -> float:
@@ -125,10 +110,9 @@ def skip_guard_timing(watcher: UnseenRecorder, original: Function, *args: object
 def drop_broken_kernels() -> list[str]:
     """Delete half-written shared objects from Inductor's kernel cache and return their names.
 
-    The linker's output is not moved into place: a worker killed in the middle leaves a truncated library
-    behind, and every later case that needs this kernel would fail with "file too short", which looks like a
-    bug of the compiler. A file whose lock is held is still being written. Files that were old when the cache was
-    looked through before are not looked at again: it may hold tens of thousands.
+    A worker killed while the linker writes leaves a truncated library behind, and every later case that needs this
+    kernel would fail with "file too short". A file whose lock is held is still being written. Old files are not looked
+    at again: the cache may hold tens of thousands.
     """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
     from torch.utils._filelock import FileLock
@@ -139,20 +123,14 @@ def drop_broken_kernels() -> list[str]:
         if _is_complete(path):
             continue
         lock = FileLock(str(folder / "locks" / f"{path.name.split('.')[0]}.lock"), timeout=0)
-        try:
-            with lock:
-                path.unlink(missing_ok=True)
-                dropped.append(path.name)
-        except (OSError, TimeoutError, RuntimeError):
-            continue
+        with contextlib.suppress(OSError, TimeoutError, RuntimeError), lock:
+            path.unlink(missing_ok=True)
+            dropped.append(path.name)
     return dropped
 
 
 def _find_recent_libraries(folder: Path) -> list[Path]:
-    """The shared objects written since the cache was last looked through, or not long before: links may take a while.
-
-    The time of that is the time of a file in the cache.
-    """
+    """The shared objects written since the cache was last looked through, or not long before: links take a while."""
     looked = folder / _LOOKED
     try:
         since = looked.stat().st_mtime - _LONGEST_LINK
@@ -179,8 +157,7 @@ def _is_complete(path: Path) -> bool:
         return True
     if size < _ELF_HEADER.size or header[:4] != b"\x7fELF":
         return False
-    fields = _ELF_HEADER.unpack(header)
-    section_offset, entry_size, entries = fields[11], fields[16], fields[17]
+    *_, section_offset, _, _, _, _, entry_size, entries, _ = _ELF_HEADER.unpack(header)
     return bool(section_offset + entry_size * entries <= size)
 
 
@@ -207,24 +184,9 @@ _NAME = re.compile(r"\bconfig\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _LONGEST = 60
 
 
-@dataclass(frozen=True)
-class ConfigToggle:
-    """A setting: the stage that it belongs to, its present value and torch's own, both as source."""
-
-    stage: str
-    name: str
-    value: str
-    default: str
-    changed: bool
-
-
-def list_toggles(conditions: Mapping[str, Collection[str]]) -> Iterator[ConfigToggle]:
-    """The settings in the conditions around each stage's passes, and those that the facts list for the stage.
-
-    Each is given once, under its first stage; settings that the installed torch does not have are left out.
-    """
-    config = importlib.import_module("torch._inductor.config")
-    entries: Mapping[str, object] = getattr(config, "_config", {})
+def list_toggles(conditions: Mapping[str, Collection[str]]) -> Iterator[tuple[str, str, str, str, bool]]:
+    """Stage, name, value, default (as source) of settings that conditions of passes or facts name; if they differ."""
+    entries: Mapping[str, object] = getattr(load_config("inductor"), "_config", {})
     listed = facts().settings.listed
     seen = set[str]()
     for stage in dict.fromkeys((*conditions, *listed)):
@@ -234,7 +196,7 @@ def list_toggles(conditions: Mapping[str, Collection[str]]) -> Iterator[ConfigTo
                 continue
             seen.add(name)
             value, default = get_setting(name), getattr(entries[name], "default", None)
-            yield ConfigToggle(stage, f"config.{name}", _format_value(value), _format_value(default), value != default)
+            yield stage, f"config.{name}", _format_value(value), _format_value(default), value != default
 
 
 def _format_value(value: object) -> str:

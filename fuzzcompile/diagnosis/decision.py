@@ -11,9 +11,8 @@ import torch
 from fuzzcompile.compiler.compile_changes import InductorSettings, ProgramsInOrder, Templates
 from fuzzcompile.compiler.session import Compilation, get_effective_setting
 from fuzzcompile.compiler.target import target_process
-from fuzzcompile.compiler.target.interpreter import TEMPLATES
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
-from fuzzcompile.compiler.target.target_process import current_target, explain_unfit_kernels
+from fuzzcompile.compiler.target.target_process import TEMPLATES, current_target, explain_unfit_kernels
 from fuzzcompile.diagnosis.attribution.culprit import REPLAY, SUSPICION, VALUES, Evidence
 from fuzzcompile.diagnosis.attribution.steps import Step, select_semantic_steps
 from fuzzcompile.diagnosis.oracle import random_streams

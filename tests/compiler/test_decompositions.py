@@ -130,7 +130,7 @@ def test_a_graph_that_raises_inside_a_transform_leaves_it():
     watched = watch(program, (torch.ones(3, 4), torch.tensor([0, 1])), screen=True)
     (frame,) = watched.ledger.frames
     snapshot = frame.records[0].snapshots[0]
-    wrong = [torch.tensor([0, 9]) if value.dtype is torch.int64 else value for value in frame.dynamo_calls[0].inputs]
+    wrong = [torch.tensor([0, 9]) if value.dtype is torch.int64 else value for value in frame.dynamo_calls[0]]
     run = run_eagerly(snapshot, wrong, double=False)
     assert isinstance(run.error, (IndexError, RuntimeError))
     assert not torch._C._functorch.get_interpreter_stack()
@@ -140,7 +140,7 @@ def test_a_graph_that_raises_inside_a_transform_leaves_it():
 def test_writes_made_functional_are_the_same_writes(double: bool):
     watched = watch(writing, programs.tensors((4, 4)), screen=True)
     (frame,) = watched.ledger.frames
-    snapshot, inputs = frame.records[0].snapshots[-1], frame.dynamo_calls[0].inputs
+    snapshot, inputs = frame.records[0].snapshots[-1], frame.dynamo_calls[0]
     plain, functional = (
         run_eagerly(snapshot, inputs, double=double),
         run_eagerly(snapshot, inputs, double=double, tools=load_functional_tools(), by_node=False),

@@ -59,9 +59,9 @@ def test_dynamo_level_inputs_are_the_real_ones():
     watched = watch(target, (x,), screen=True)
     (call,) = watched.ledger.frames[0].dynamo_calls
     placeholders = [n for n in watched.ledger.frames[0].records[0].snapshots[0].graph.nodes if n.op == "placeholder"]
-    assert len(call.inputs) == len(placeholders)
-    assert all(isinstance(value, torch.Tensor) for value in call.inputs)
-    assert any(torch.equal(value, x) for value in call.inputs if value.shape == x.shape)
+    assert len(call) == len(placeholders)
+    assert all(isinstance(value, torch.Tensor) for value in call)
+    assert any(torch.equal(value, x) for value in call if value.shape == x.shape)
 
 
 # -- graph breaks and several graphs ------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_each_frame_is_replayed_on_its_own_inputs():
     (x,) = programs.tensors((3, 5))
     with sin_off():
         watched = watch(broken, (x,))
-    first, second = (frame.forward_calls[0].inputs[0] for frame in watched.ledger.frames)
+    first, second = (frame.forward_calls[0][0] for frame in watched.ledger.frames)
     assert torch.equal(first, x)
     assert torch.allclose(second, torch.sin(x) * (1 + planting.ERROR) + 1)
 
@@ -150,7 +150,7 @@ def test_recompile_for_another_type_is_a_frame_of_its_own():
     with sin_off():
         watched = watch(program, (x,), (x.double(),))
     assert [len(frame.dynamo_calls) for frame in watched.ledger.frames] == [1, 1]
-    assert [frame.forward_calls[0].inputs[0].dtype for frame in watched.ledger.frames] == [torch.float32, torch.float64]
+    assert [frame.forward_calls[0][0].dtype for frame in watched.ledger.frames] == [torch.float32, torch.float64]
     assert indices(watched, "sin_off") == [0, 1]
     assert len([step for step in watched.steps if step.is_semantic]) == 2
 
@@ -162,7 +162,7 @@ def test_second_shape_recompiles_with_symbolic_sizes():
     first, second = programs.tensors((3, 5), (4, 5))
     with sin_off():
         watched = watch(program, (first,), (second,))
-    assert [shapes(frame.forward_calls[0].inputs) for frame in watched.ledger.frames] == [[(3, 5)], [4, (4, 5)]]
+    assert [shapes(frame.forward_calls[0]) for frame in watched.ledger.frames] == [[(3, 5)], [4, (4, 5)]]
     assert [step.frame for step in watched.steps if step.is_semantic] == [0, 1]
 
 
@@ -173,7 +173,7 @@ def test_second_dynamic_call_shares_the_frame_of_the_first():
         watched = watch(target, (first,), (second,), settings=DYNAMIC)
         vetoed = watch(target, (first,), (second,), settings=DYNAMIC, vetoes=["sin_off"])
     (frame,) = watched.ledger.frames
-    assert [shapes(call.inputs) for call in frame.forward_calls] == [[3, 5, (3, 5)], [4, 6, (4, 6)]]
+    assert [shapes(call) for call in frame.forward_calls] == [[3, 5, (3, 5)], [4, 6, (4, 6)]]
     assert watched.step("sin_off").is_semantic
     assert apart(vetoed.values, eager(target, (first,), (second,))) < 1e-6
 
@@ -230,4 +230,4 @@ def test_first_calls_are_kept_and_more_while_they_take_little_memory(small: bool
     (frame,) = watched.ledger.frames
     kept = recorder.CAPTURED_CALLS if small else 2
     assert [len(frame.dynamo_calls), len(frame.forward_calls)] == [kept, kept]
-    assert all(torch.equal(one.inputs[0], given) for one, (given,) in zip(frame.forward_calls, calls, strict=False))
+    assert all(torch.equal(one[0], given) for one, (given,) in zip(frame.forward_calls, calls, strict=False))

@@ -135,7 +135,7 @@ class LoweringWatch:
     compiled: dict[int, int] = field(default_factory=dict)
     operators: list[str] = field(default_factory=list)
     statements: list[KernelStatement] = field(default_factory=list)
-    raised_in: str | None = None
+    raised_in: str = ""
 
     def find_lowered(self, graph: object) -> LoweredGraph | None:
         """Return the record of a graph that is lowered; None for the body of a higher-order operator."""
@@ -197,7 +197,7 @@ def _note_failure(
         yield
     except Exception as error:  # re-raised: only noted here
         if lowered is not None:
-            lowered.record_failure(place, find_nodes(), error, operator=watch.raised_in if place == CODEGEN else None)
+            lowered.record_failure(place, find_nodes(), error, operator=watch.raised_in if place == CODEGEN else "")
         raise
 
 

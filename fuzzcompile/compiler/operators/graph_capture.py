@@ -84,7 +84,7 @@ def capture_functional(case: Case, device: torch.device) -> list[CapturedGraph]:
             continue
         snapshot = record.snapshots[0]
         wanted = sum(node.op == "placeholder" for node in snapshot.graph.nodes)
-        calls = [call.inputs for call in (*frame.forward_calls, *frame.dynamo_calls) if len(call.inputs) == wanted]
+        calls = [call for call in (*frame.forward_calls, *frame.dynamo_calls) if len(call) == wanted]
         if calls:
             held = tuple(isinstance(value, torch.nn.Parameter) for value in calls[0])
             module = fx.GraphModule(dict(snapshot.attributes), snapshot.graph)

@@ -13,12 +13,13 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fuzzcompile.compiler.target.target_patches import register_kernel
 from fuzzcompile.model.targets import Target
@@ -68,7 +69,7 @@ def _is_certain(*conditions: bool | torch.SymBool) -> bool:
     return all(guard_or_false(condition) for condition in conditions)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _AttentionCall:
     """The arguments of one call that the rules ask for; tensors are (batch, heads, length, width)."""
 
@@ -81,21 +82,11 @@ class _AttentionCall:
     enable_gqa: bool
     target: Target
 
-    @property
-    def inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self.query, self.key, self.value
-
-    @property
-    def release(self) -> AttentionRelease:
-        return find_release(str(torch.__version__))
-
-    @property
-    def on_rocm(self) -> bool:
-        return self.target.kind == "rocm"
-
-    @property
-    def needs_grad(self) -> bool:
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.inputs)
+    def __post_init__(self) -> None:
+        self.inputs = self.query, self.key, self.value
+        self.release = find_release(str(torch.__version__))
+        self.on_rocm = self.target.kind == "rocm"
+        self.needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.inputs)
 
     def add_batch(self) -> _AttentionCall:
         """The same call with a batch dimension in front, if this torch adds one."""
@@ -262,44 +253,9 @@ _DEFAULT_ORDER = [1, 2, 0, 3, 4]
 _CHECKS = {"flash": _check_flash, "efficient": _check_efficient, "cudnn": _check_cudnn}
 
 
-@dataclass(frozen=True)
-class AttentionChoice:
-    """The kernel that torch chooses on a device (``flash``, ``efficient``, ``cudnn`` or ``math``).
-
-    ``refused`` says why each kernel with precedence over it was not chosen. It names ``math`` itself where the program
-    switched every admissible kernel off; torch raises an error on the device then.
-    """
-
-    kernel: str
-    refused: Mapping[str, str]
-
-
-def choose_kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    enable_gqa: bool = False,
-    *,
-    target: Target,
-) -> AttentionChoice:
-    """The kernel that torch chooses for a call of ``scaled_dot_product_attention`` on ``target``.
-
-    The tensors are (batch, heads, length, width), or without leading dimensions. They may be fake and their sizes
-    symbolic; their device is not looked at. The priority order and the flags of ``torch.backends.cuda`` are those in
-    force.
-    """
-    return _make_choice(_AttentionCall(query, key, value, mask, dropout_p, is_causal, enable_gqa, target).add_batch())
-
-
-def install_attention(target: Target, chosen: Callable[[AttentionChoice], None] = lambda _: None) -> None:
-    """Make ``scaled_dot_product_attention`` of CUDA tensors do what it does on ``target``, for the life of the process.
-
-    ``chosen`` is called with each choice.
-    """
-    impl = functools.partial(_compute_attention, target, chosen)
+def install_attention(target: Target) -> None:
+    """Make ``scaled_dot_product_attention`` of CUDA tensors do what it does on ``target``, until the process ends."""
+    impl = functools.partial(_compute_attention, target)
     operator = _aten.scaled_dot_product_attention.default
     register_kernel("scaled_dot_product_attention", impl, "AutogradCUDA")
     # Below autograd (inference mode), modes decompose the operator by this kernel; it serves every device.
@@ -307,33 +263,26 @@ def install_attention(target: Target, chosen: Callable[[AttentionChoice], None] 
     operator._dispatch_cache.clear()
 
 
-def _make_choice(call: _AttentionCall) -> AttentionChoice:
+def choose_kernel(call: _AttentionCall) -> tuple[str, dict[str, str]]:
+    """The kernel that torch chooses for a call, and why each with precedence (or all: ``math``) was not chosen."""
+    order = torch._C._get_sdp_priority_order()
+    # The first time that torch chooses, it replaces its default order (``check_prefer_cudnn_attention``).
+    prefers_cudnn = call.target.kind == "cuda" and call.target.capability[0] in (9, 10)
+    if order == _DEFAULT_ORDER and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1" and prefers_cudnn:
+        order = [3, 1, 2, 0]
     refused: dict[str, str] = {}
-    for kernel in _list_precedence(call.target):
+    for kernel in (_KERNELS[number] for number in order if number in _KERNELS):
         checks = iter([(torch._C._get_math_sdp_enabled(), "it is switched off")])
         checks = checks if kernel == "math" else _CHECKS[kernel](call)
         reason = next((reason for met, reason in checks if not met), None)
         if reason is None:
-            return AttentionChoice(kernel, refused)
+            return kernel, refused
         refused[kernel] = reason
-    return AttentionChoice("math", refused)
-
-
-def _list_precedence(target: Target) -> list[str]:
-    """Return the kernels in order of precedence; the first time that torch chooses, it replaces its default order."""
-    order = torch._C._get_sdp_priority_order()
-    prefers_cudnn = target.kind == "cuda" and target.capability[0] in (9, 10)  # ``check_prefer_cudnn_attention``
-    if order == _DEFAULT_ORDER and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1" and prefers_cudnn:
-        order = [3, 1, 2, 0]
-    return [_KERNELS[number] for number in order if number in _KERNELS]
-
-
-# -- what ATen calls --------------------------------------------------------------------------------
+    return "math", refused
 
 
 def _compute_attention(
     target: Target,
-    chosen: Callable[[AttentionChoice], None],
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -348,14 +297,12 @@ def _compute_attention(
     if query.device.type != "cuda":
         return _compute_composite(call, scale)
     batch = call.add_batch()
-    choice = _make_choice(batch)
-    chosen(choice)
-    output = _COMPUTE[choice.kernel](batch, scale)
+    kernel, _ = choose_kernel(batch)
+    output = _COMPUTE[kernel](batch, scale)
     return output if batch is call else output.squeeze(0)
 
 
 def _compute_composite(call: _AttentionCall, scale: float | None) -> torch.Tensor:
-    """ATen's own implementation, which makes a choice for the devices that this build knows."""
     operator = _aten.scaled_dot_product_attention.default
     arguments = (*call.inputs, call.mask, call.dropout, call.is_causal)
     output: torch.Tensor = operator._op_dk(_COMPOSITE, *arguments, scale=scale, enable_gqa=call.enable_gqa)
@@ -363,21 +310,8 @@ def _compute_composite(call: _AttentionCall, scale: float | None) -> torch.Tenso
 
 
 def _compute_math(call: _AttentionCall, scale: float | None) -> torch.Tensor:
-    """The composite with every kernel but math switched off, so that C++ does not choose."""
-    flags = (
-        (torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash, False),
-        (torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient, False),
-        (torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn, False),
-        (torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math, True),
-    )
-    kept = [(switch, read()) for read, switch, _ in flags]
-    try:
-        for _, switch, on in flags:
-            switch(on)
+    with sdpa_kernel(SDPBackend.MATH):
         return _compute_composite(call, scale)
-    finally:
-        for switch, was in kept:
-            switch(was)
 
 
 def _compute_flash(call: _AttentionCall, scale: float | None) -> torch.Tensor:

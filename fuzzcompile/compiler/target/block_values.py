@@ -1,8 +1,7 @@
-"""Loads, stores and atomics of the interpreter, kept inside the buffers that a kernel was given.
+"""Blocks of the interpreter, and its loads, stores and atomics, kept inside the buffers that a kernel was given.
 
-The interpreter reads and writes through raw addresses of this process. An access that no buffer of the launch holds is
-left out: a load gives zeros, a store does nothing, and the launch notes it. On a GPU it would touch memory of others,
-or fault.
+The interpreter accesses raw addresses of this process. What no buffer of the launch holds is left out: a load gives
+zeros, a store does nothing, and the launch notes it.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from triton.runtime import interpreter
 Array = np.ndarray[Any, np.dtype[Any]]
 _Handle = interpreter.TensorHandle
 _native_memory = interpreter._interpreter
+_plain = tl.core._unwrap_if_constexpr
 
 # Dtypes of Triton that NumPy lacks.
 _PACKED: dict[str, torch.dtype] = {
@@ -87,7 +87,7 @@ class Diverged(Exception):
 
 
 def align_programs(*arrays: Array) -> list[Array]:
-    """The arrays with the same axis of programs, the longest of them, and otherwise as they are."""
+    """The arrays, each with as many programs as the longest of them."""
     programs = max(array.shape[0] for array in arrays)
     return [np.broadcast_to(array, (programs, *array.shape[1:])) for array in arrays]
 
@@ -131,12 +131,10 @@ def _splat_scalar(builder: Any, kind: Any, operand: Any) -> Any:
     return _Handle(np.broadcast_to(scalar, (len(scalar), *shape)), operand.dtype.scalar)
 
 
-def _concatenate(builder: Any, left: Any, right: Any) -> Any:
-    return _Handle(np.concatenate(align_programs(left.data, right.data), axis=1), left.dtype.scalar)
-
-
-def _join(builder: Any, left: Any, right: Any) -> Any:
-    return _Handle(np.stack(align_programs(left.data, right.data), axis=-1), left.dtype.scalar)
+def _on_both(unite: Callable[..., Array], axis: int) -> Callable[..., Any]:
+    return lambda builder, left, right: _Handle(
+        unite(align_programs(left.data, right.data), axis=axis), left.dtype.scalar
+    )
 
 
 def _gather(builder: Any, source: Any, indices: Any, axis: int) -> Any:
@@ -173,11 +171,7 @@ def wrap_materialize(materialize: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class LaunchMemory:
-    """The memory that one launch may touch: the storages of its tensors.
-
-    ``notes`` says once each what was accessed outside of it; ``widest`` counts the elements of the largest access of
-    one program so far.
-    """
+    """The memory that one launch may touch: the storages of its tensors."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
@@ -187,11 +181,7 @@ class LaunchMemory:
         self.widest = 1
 
     def find_inside(self, addresses: Array, active: Array, size: int, kind: str) -> Array:
-        """The active lanes whose element of ``size`` bytes lies in one of the storages.
-
-        ``addresses`` (uint64) and ``active`` (bool) have one shape; ``kind`` (``load``, ``store`` or ``atomic``) is for
-        the note on those that lie elsewhere.
-        """
+        """The active lanes whose ``size`` bytes lie in a storage; the note on others names the ``kind`` (``load``)."""
         chosen = addresses if active.all() else addresses[active]
         if not chosen.size or self._holds(int(chosen.min()), int(chosen.max()) + size):
             return active
@@ -281,8 +271,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "create_unsplat": _on_data(lambda data: data.reshape(len(data))),
     "create_reshape": _on_data(lambda data, shape, *rest: data.reshape(len(data), *shape)),
     "create_trans": _on_data(lambda data, order: np.transpose(data, (0, *(axis + 1 for axis in order)))),
-    "create_cat": _concatenate,
-    "create_join": _join,
+    "create_cat": _on_both(np.concatenate, 1),
+    "create_join": _on_both(np.stack, -1),
     "create_gather": _gather,
     "create_histogram": _count_histogram,
     "create_descriptor_gather": _refuse_unknown,
@@ -302,7 +292,7 @@ FoldedBlocks = tuple[Array, ...]
 def reduce_blocks(given: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **options: object) -> Any:
     """``tl.reduce``: one block, or a tuple of them, combined along ``axis``, or over all elements."""
     blocks, dtypes = _open_blocks(given)
-    axis, keep = _check_plain(axis), bool(_check_plain(keep_dims))
+    axis, keep = _plain(axis), bool(_plain(keep_dims))
     shape = blocks[0].shape
     if axis is None:
         blocks = tuple(block.reshape(shape[0], -1) for block in blocks)
@@ -317,10 +307,9 @@ def reduce_blocks(given: Any, axis: Any, combine_fn: Any, keep_dims: Any = False
 def scan_blocks(given: Any, axis: Any, combine_fn: Any, reverse: Any = False, **options: object) -> Any:
     """``tl.associative_scan``: element ``i`` along ``axis`` is the combination of the elements up to it."""
     blocks, dtypes = _open_blocks(given)
-    along = _find_array_axis(_check_plain(axis), blocks[0].ndim)
-    blocks = tuple(np.moveaxis(block, along, -1) for block in blocks)
-    if _check_plain(reverse):
-        blocks = tuple(block[..., ::-1] for block in blocks)
+    along = _find_array_axis(_plain(axis), blocks[0].ndim)
+    order = slice(None, None, -1 if _plain(reverse) else 1)
+    blocks = tuple(np.moveaxis(block, along, -1)[..., order] for block in blocks)
     distance = 1
     while distance < blocks[0].shape[-1]:
         # Shapes in Triton are powers of two: the first elements have no partner and are put back afterwards.
@@ -331,11 +320,8 @@ def scan_blocks(given: Any, axis: Any, combine_fn: Any, reverse: Any = False, **
             for block, part in zip(blocks, combined, strict=True)
         )
         distance *= 2
-    if _check_plain(reverse):
-        blocks = tuple(block[..., ::-1] for block in blocks)
-    return _return_as_given(
-        given, tuple(np.ascontiguousarray(np.moveaxis(block, -1, along)) for block in blocks), dtypes
-    )
+    blocks = tuple(np.ascontiguousarray(np.moveaxis(block[..., order], -1, along)) for block in blocks)
+    return _return_as_given(given, blocks, dtypes)
 
 
 def _find_array_axis(axis: int, rank: int) -> int:
@@ -377,7 +363,3 @@ def _open_blocks(given: Any) -> tuple[FoldedBlocks, tuple[Any, ...]]:
 def _return_as_given(given: Any, blocks: FoldedBlocks, dtypes: Sequence[Any]) -> Any:
     results = tuple(_wrap_packed(np.asarray(block), dtype) for block, dtype in zip(blocks, dtypes, strict=True))
     return results if isinstance(given, (tuple, tl.tuple)) else results[0]
-
-
-def _check_plain(value: Any) -> Any:
-    return value.value if isinstance(value, tl.constexpr) else value

@@ -1,12 +1,8 @@
 """CUDA's autocast, and gradients of its fake tensors, in a process that runs the target's programs on the CPU.
 
-``torch.autocast`` casts by lists of operators, and every kind of device has its own. A program for CUDA that runs on
-the CPU would follow the CPU's lists: softmax would stay in half precision, pooling would not.
-:func:`install_autocast` puts CUDA's lists in their place, so that eager runs follow the policy of the graphs compiled
-for the target. Those run under torch's own lists for CUDA, which every build has.
-
-Operators that both lists cast to lower precision keep torch's own kernels, which cast each parameter once. Others are
-cast at every call.
+A program for CUDA that runs on the CPU would follow the CPU's lists of operators to cast: softmax would stay in half
+precision, pooling would not. :func:`install_autocast` puts CUDA's lists in their place for eager runs; compiled graphs
+have torch's own. Operators that both lists cast to lower precision keep torch's kernels, which cast a parameter once.
 """
 
 from __future__ import annotations
@@ -56,22 +52,20 @@ def list_with_kernel(key: str) -> set[str]:
 
 
 def _make_kernels() -> dict[str, Kernel]:
-    """The kernels that make the CPU's policy CUDA's, by the name of the operator."""
     on_cpu, on_cuda = list_with_kernel("AutocastCPU"), list_with_kernel("AutocastCUDA")
     # A composite operator's parts have policies of their own.
     composite = list_with_kernel("CompositeImplicitAutograd")
     kernels: dict[str, Kernel] = dict.fromkeys((on_cpu - on_cuda) & composite, torch.library.fallthrough_kernel)
     policies = (
         (on_cpu - on_cuda - composite, _leave_as_given),
-        (list_operators("low_precision") & (on_cuda - on_cpu), _cast_to(_low_precision)),
+        (list_operators("low_precision") & (on_cuda - on_cpu), _cast_to(lambda _: torch.get_autocast_dtype("cpu"))),
         (list_operators("single") & on_cuda, _cast_to(lambda tensors: torch.float32)),
         (list_operators("single_result") & on_cuda, _return_single),
         (list_operators("widest") & on_cuda, _cast_to(_widest)),
         (_SINGLE_NORMS.keys() & on_cuda, _run_norm_in_single),
     )
-    return (
-        kernels | {name: make(_find_overload(name)) for names, make in policies for name in names} | {_BANNED: _refuse}
-    )
+    made = {name: make(_find_overload(name)) for names, make in policies for name in names}
+    return {**kernels, **made, _BANNED: _refuse}
 
 
 def _find_overload(name: str) -> OpOverload:
@@ -80,15 +74,12 @@ def _find_overload(name: str) -> OpOverload:
     return operator
 
 
-# -- the policies of at::autocast::CastPolicy ---------------------------------------------------------
-
-
-def _low_precision(tensors: Sequence[torch.Tensor]) -> torch.dtype:
-    return torch.get_autocast_dtype("cpu")
+# The policies of at::autocast::CastPolicy.
 
 
 def _widest(tensors: Sequence[torch.Tensor]) -> torch.dtype:
-    return torch.float32 if any(value.dtype == torch.float32 for value in tensors) else _low_precision(tensors)
+    single = any(value.dtype == torch.float32 for value in tensors)
+    return torch.float32 if single else torch.get_autocast_dtype("cpu")
 
 
 def _cast_to(choose: Callable[[Sequence[torch.Tensor]], torch.dtype]) -> Callable[[OpOverload], Kernel]:
@@ -204,8 +195,11 @@ def compute_gradients(
     wanted = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in inputs]
     ends = {(edge.node, edge.output_nr) for edge in wanted if edge is not None}
     roots = list(dict.fromkeys(edge.node for edge, _ in starts))
-    waiting = _count_dependencies(roots)
-    needed = _find_nodes_before({node for node, _ in ends}, list(waiting))
+    order, last = list(_iterate_in_order(roots)), {node for node, _ in ends}
+    needed: set[Node] = set()  # those whose calls lead to an end; an end itself is called only if it leads to another
+    for node in reversed(order):
+        if any(following in last or following in needed for following in _list_next_nodes(node)):
+            needed.add(node)
     arrived: dict[Node, dict[int, torch.Tensor]] = defaultdict(dict)
     kept: dict[tuple[Node, int], torch.Tensor] = {}
 
@@ -218,7 +212,7 @@ def compute_gradients(
 
     for edge, start in starts:
         add(edge.node, edge.output_nr, start)
-    for node in _iterate_in_order(roots, waiting):
+    for node in order:
         gradients = arrived.pop(node, {})
         kept |= {(node, place): gradient for place, gradient in gradients.items() if (node, place) in ends}
         if not gradients or node not in needed or type(node).__name__ == "AccumulateGrad":
@@ -230,8 +224,14 @@ def compute_gradients(
     return tuple(None if edge is None else kept.get((edge.node, edge.output_nr)) for edge in wanted)
 
 
-def _iterate_in_order(roots: Sequence[Node], waiting: dict[Node, int]) -> Iterator[Node]:
+def _iterate_in_order(roots: Sequence[Node]) -> Iterator[Node]:
     """The nodes in the engine's order: of those that wait for no other, the one that was made last."""
+    waiting, pending = dict.fromkeys(roots, 0), list(roots)
+    while pending:
+        for following in _list_next_nodes(pending.pop()):
+            if following not in waiting:
+                pending.append(following)
+            waiting[following] = waiting.get(following, 0) + 1
     order = itertools.count()
     ready = [(-node._sequence_nr(), next(order), node) for node in roots if not waiting[node]]
     heapq.heapify(ready)
@@ -248,33 +248,6 @@ def _list_next_nodes(node: Node) -> list[Node]:
     return [following for following, _ in node.next_functions if following is not None]
 
 
-def _count_dependencies(roots: Sequence[Node]) -> dict[Node, int]:
-    counts = dict.fromkeys(roots, 0)
-    pending = list(counts)
-    while pending:
-        for following in _list_next_nodes(pending.pop()):
-            if following not in counts:
-                counts[following] = 0
-                pending.append(following)
-            counts[following] += 1
-    return counts
-
-
-def _find_nodes_before(ends: set[Node], nodes: Sequence[Node]) -> set[Node]:
-    """The nodes whose calls lead to one of ``ends``; an end itself is called only if it leads to another."""
-    before = defaultdict(list)
-    for node in nodes:
-        for following in _list_next_nodes(node):
-            before[following].append(node)
-    leading: set[Node] = set()
-    pending = list(ends)
-    while pending:
-        new = set(before[pending.pop()]) - leading
-        leading |= new
-        pending += new
-    return leading
-
-
 def _call_node(node: Any, gradients: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
     """Call one node; a ``torch.autograd.Function`` gets zeros for outputs without a gradient, as from the engine."""
     if not hasattr(node, "apply"):  # written in C++
@@ -286,9 +259,8 @@ def _call_node(node: Any, gradients: list[torch.Tensor | None]) -> list[torch.Te
         ]
         results = node.apply(*filled)
     listed = list(results) if isinstance(results, (tuple, list)) else [results]
-    surplus = len(listed) - len(node.next_functions)
-    for position in reversed(range(len(listed))):  # arguments that are no tensors have no edge, and None as gradient
-        if surplus > 0 and listed[position] is None:
-            del listed[position]
-            surplus -= 1
-    return listed
+    nothing = [position for position, result in enumerate(listed) if result is None]
+    # Arguments that are no tensors have no edge, and None as gradient: the last ones.
+    surplus = max(0, len(listed) - len(node.next_functions))
+    left_out = nothing[max(0, len(nothing) - surplus) :]
+    return [result for position, result in enumerate(listed) if position not in left_out]

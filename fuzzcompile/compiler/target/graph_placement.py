@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import TracingContext, detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import compute_unbacked_bindings, rebind_unbacked
 from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
@@ -16,10 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from fuzzcompile.run.reference.device_kernels import find_stand_in
 from fuzzcompile.run.tensors import is_higher_order, run_inside
-
-if TYPE_CHECKING:
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-
 
 CUDA = torch.device("cuda", 0)
 _DEVICE_NAMES = ("example_value", "val")
@@ -41,8 +39,6 @@ def move_graph(module: fx.GraphModule, inputs: Sequence[object]) -> list[object]
     given one. ``inputs`` are what dynamo hands to its backend, one for each placeholder, whose fake value is in its
     metadata. Raises NotMoved for a tensor of another kind than a plain one.
     """
-    from torch._subclasses.fake_tensor import FakeTensor
-
     holders = module.graph.find_nodes(op="placeholder")
     storages: dict[object, torch.UntypedStorage] = {}
     moved = [_move_input(node, value, storages) for node, value in zip(holders, inputs, strict=True)]
@@ -54,7 +50,11 @@ def move_graph(module: fx.GraphModule, inputs: Sequence[object]) -> list[object]
                     known = {name: node.meta[name] for name in _DEVICE_NAMES if name in node.meta}
                     node.meta.update(pytree.tree_map_only(FakeTensor, move_tensor, known))
             graph_module.recompile()
-    _propagate(module, moved)
+    if (mode := detect_fake_mode(moved)) is not None:
+        enabled = torch.is_grad_enabled()
+        with mode, enable_python_dispatcher():
+            _Propagation(module).run(*moved)
+        torch.set_grad_enabled(enabled)  # which the graph may have changed
     for position, (holder, value) in enumerate(zip(holders, inputs, strict=True)):
         fake = holder.meta.get("example_value")
         passed = getattr(holder.meta.get("grapharg"), "pass_arg_as_tensor", False)
@@ -65,8 +65,6 @@ def move_graph(module: fx.GraphModule, inputs: Sequence[object]) -> list[object]
 
 
 def _move_input(node: fx.Node, value: object, storages: dict[object, torch.UntypedStorage]) -> object:
-    from torch._subclasses.fake_tensor import FakeTensor
-
     fake = next((node.meta[name] for name in _DEVICE_NAMES if name in node.meta), value)
     if not isinstance(fake, torch.Tensor):
         return fake
@@ -79,17 +77,9 @@ def _move_input(node: fx.Node, value: object, storages: dict[object, torch.Untyp
 
 
 def move_tensor(
-    fake: FakeTensor,
-    storages: dict[object, torch.UntypedStorage] | None = None,
-    *,
-    mode: FakeTensorMode | None = None,
+    fake: FakeTensor, storages: dict[object, torch.UntypedStorage] | None = None, *, mode: FakeTensorMode | None = None
 ) -> FakeTensor:
-    """The same fake tensor on the target, with its symbolic sizes, in ``mode`` or else that of the backend.
-
-    ``storages`` are what tensors of one storage share on the target; they are filled on first use.
-    """
-    from torch._subclasses.fake_tensor import FakeTensor
-
+    """The same fake tensor on the target, in ``mode`` or the backend's; tensors of one storage share ``storages``."""
     with torch.no_grad(), _disable_current_modes():
         meta = _make_meta(fake, {} if storages is None else storages)
         made = FakeTensor(mode or _find_backend_mode() or fake.fake_mode, meta, CUDA)
@@ -102,8 +92,6 @@ def move_tensor(
 
 def _find_backend_mode() -> FakeTensorMode | None:
     """The mode in which the backend works; dynamo's own, in which it traced, is another one."""
-    from torch._guards import TracingContext
-
     context = TracingContext.try_get()
     return None if context is None else context.fake_mode
 
@@ -163,18 +151,6 @@ class _Propagation(fx.Interpreter):
         return result
 
 
-def _propagate(module: fx.GraphModule, inputs: Sequence[object]) -> None:
-    from torch._guards import detect_fake_mode
-
-    mode = detect_fake_mode(inputs)
-    if mode is None:
-        return
-    enabled = torch.is_grad_enabled()
-    with mode, enable_python_dispatcher():
-        _Propagation(module).run(*inputs)
-    torch.set_grad_enabled(enabled)  # which the graph may have changed
-
-
 # Tensors that a graph holds itself (frozen parameters, constants): on the CPU, where they stand for the target's.
 
 _MOVED_CONSTANTS = "_moved_to_target"
@@ -224,28 +200,20 @@ def find_cpu_reference(operator: object) -> ReferenceFunction | None:
     """Return what computes the same as ``operator`` on arguments on the CPU; None if the CPU runs it itself."""
     if not isinstance(operator, torch._ops.OpOverload):
         return None
-    return _REFERENCES.get(_operator_name(operator)) or find_stand_in(operator)
+    return _REFERENCES.get(operator._name) or find_stand_in(operator)
 
 
 @functools.cache
 def explain_no_reference(operator: object) -> str | None:
-    """Return why a graph with ``operator`` cannot be computed on the CPU, as a clause; None if it can.
-
-    What a kernel refuses for its arguments shows only when it runs.
-    """
+    """Return why a graph with ``operator`` cannot be computed on the CPU, as a clause; None if it may well be."""
     if not isinstance(operator, torch._ops.OpOverload) or find_cpu_reference(operator) is not None:
         return None
-    name, has = _operator_name(operator), torch._C._dispatch_has_kernel_for_dispatch_key
+    name, has = operator._name, torch._C._dispatch_has_kernel_for_dispatch_key
     in_python = {key.name for key in operator.py_kernels if isinstance(key, torch._C.DispatchKey)}
     if any(has(name, key) or key in in_python for key in _KEYS):
         return None
     reason = next((reason for part, reason in _OPAQUE.items() if part in name), "there is no reference for it")
     return f"{name} has no kernel for the CPU, and {reason}"
-
-
-def _operator_name(operator: torch._ops.OpOverload) -> str:
-    overload = operator._schema.overload_name
-    return f"{operator._schema.name}.{overload}" if overload else operator._schema.name
 
 
 _KEYS = (

@@ -7,6 +7,7 @@ import collections
 import contextlib
 import dataclasses
 import enum
+import functools
 import inspect
 import textwrap
 import threading
@@ -27,12 +28,7 @@ from triton.runtime.jit import mangle_type
 
 from fuzzcompile.compiler.target import block_values, kernel_operations
 from fuzzcompile.compiler.target.block_values import Array, LaunchMemory
-from fuzzcompile.compiler.target.kernel_log import (
-    KernelTooLarge,
-    LaunchGrid,
-    NotInterpreted,
-    ProgramOrder,
-)
+from fuzzcompile.compiler.target.kernel_log import KernelTooLarge, LaunchGrid, NotInterpreted, ProgramOrder
 from fuzzcompile.compiler.target.kernel_operations import CORRECTED_OPERATIONS
 
 # Programs of a grid that wait for each other at a barrier: each has a thread, and one thread runs at a time.
@@ -96,23 +92,14 @@ class BarrierSchedule:
 # Triton functions as Python functions that the interpreter can run.
 
 TritonFunction = Callable[..., Any]
-_interpretable: dict[Any, TritonFunction] = {}
+_plain = tl.core._unwrap_if_constexpr
 # What code names that Triton's own rewriter made.
 _REWRITTEN_NAMES = ("interpreter_semantic", "_InterpreterComparison")
 
 
+@functools.cache
 def make_interpretable(function: TritonFunction) -> TritonFunction:
-    """``function``, the body of a Triton function, as Python that computes on Triton tensors.
-
-    Assignments make Triton values of Python ones, as Triton's own interpreter has it, ``and``, ``or`` and ``not`` work
-    on blocks, and no branch does.
-    """
-    if function not in _interpretable:
-        _interpretable[function] = _rewrite_function(function)
-    return _interpretable[function]
-
-
-def _rewrite_function(function: TritonFunction) -> TritonFunction:
+    """``function``, the body of a Triton function, as Python on Triton tensors, with logic on blocks."""
     source = textwrap.dedent(inspect.getsource(function))
     definition = next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
     definition.decorator_list = []
@@ -164,13 +151,14 @@ def _logical(kind: str, first: Callable[[], Any], *later: Callable[[], Any]) -> 
     result = first()
     for following in later:
         if not isinstance(result, tl.tensor):
-            if bool(_as_plain(result)) == (kind == "logical_or"):
+            if bool(_plain(result)) == (kind == "logical_or"):
                 return result
             result = following()
             continue
         value = following()
         operand = value if isinstance(value, tl.tensor) else interpreter.interpreter_semantic.to_tensor(value, False)
-        result = getattr(_as_truth(result), kind)(_as_truth(operand))
+        truth, other = (each if each.dtype == tl.int1 else each != 0 for each in (result, operand))
+        result = getattr(truth, kind)(other)
     return result
 
 
@@ -182,19 +170,11 @@ def _decided(test: Any) -> Any:
 
 
 def _negated(value: Any) -> Any:
-    return value.__not__() if isinstance(value, tl.tensor) else not _as_plain(value)
-
-
-def _as_truth(value: Any) -> Any:
-    return value if value.dtype == tl.int1 else value != 0
-
-
-def _as_plain(value: Any) -> Any:
-    return value.value if isinstance(value, tl.constexpr) else value
+    return value.__not__() if isinstance(value, tl.tensor) else not _plain(value)
 
 
 _builder = interpreter.interpreter_builder
-_depth = 0
+_patched = False  # whether the language computes on arrays
 # At this function of Inductor's, the programs of a grid wait for each other.
 _BARRIER = "x_grid_barrier"
 _meetings: list[BarrierSchedule] = []
@@ -207,21 +187,17 @@ _MOST_SECONDS = 20.0
 
 # Functions of Inductor's that Triton's compiler calls with constants, which are plain values here.
 _CONSTANT_KINDS: dict[str, TritonFunction] = {
-    "constexpr_next_power_of_2": lambda n: triton.next_power_of_2(tl.core._unwrap_if_constexpr(n)),
-    "if_mask": lambda mask, value: None if tl.core._unwrap_if_constexpr(mask) is None else value,
+    "constexpr_next_power_of_2": lambda n: triton.next_power_of_2(_plain(n)),
+    "if_mask": lambda mask, value: None if _plain(mask) is None else value,
 }
 
 
 class RunManner(enum.Enum):
-    """The ways in which the programs of a kernel run beside each other.
+    """The ways in which the programs of a kernel run beside each other."""
 
-    ``TOGETHER``: many at once, one step of all at a time, which no program may notice. ``ALONE``: one after another, as
-    later ones wait for earlier ones. ``MEETING``: in turns, as they wait for each other at barriers.
-    """
-
-    TOGETHER = "together"
-    ALONE = "alone"
-    MEETING = "meeting"
+    TOGETHER = "many at once, one step of all at a time, which no program may notice"
+    ALONE = "one after another, as later ones wait for earlier ones"
+    MEETING = "in turns, as they wait for each other at barriers"
 
 
 class KernelAssertion(RuntimeError):
@@ -235,21 +211,19 @@ class InvalidKernel(RuntimeError):
 @contextlib.contextmanager
 def patch_language() -> Iterator[None]:
     """Make Triton's language compute on arrays for the time of the block, with its errors mended."""
-    global _depth
-    _depth += 1
+    global _patched
+    if _patched:  # a kernel launched by another's
+        yield
+        return
+    scope = interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    _patched = True
     try:
-        if _depth > 1:
+        _patch_scope(scope)
+        with np.errstate(all="ignore"):
             yield
-            return
-        scope = interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-        try:
-            _patch_scope(scope)
-            with np.errstate(all="ignore"):
-                yield
-        finally:
-            scope.restore()
     finally:
-        _depth -= 1
+        scope.restore()
+        _patched = False
 
 
 def _patch_scope(scope: Any) -> None:
@@ -265,7 +239,12 @@ def _patch_scope(scope: Any) -> None:
         scope.set_attr(_builder, name, types.MethodType(operation, _builder))
     options = dataclasses.replace(_builder.options, debug=True, sanitize_overflow=False)
     scope.set_attr(_builder, "options", options)
-    scope.set_attr(_builder, "create_assert", _check_assertion)
+
+    def check_assertion(condition: Any, message: str) -> None:
+        if not condition.data.all():
+            raise KernelAssertion(message)
+
+    scope.set_attr(_builder, "create_assert", check_assertion)
     scope.set_attr(tl.tensor, "__bool__", block_values.test_truth)
     scope.set_attr(tl.tensor, "__index__", lambda value: int(block_values.require_uniform(value)))
     scope.set_attr(tl.tensor, "T", property(block_values.transpose))
@@ -274,14 +253,9 @@ def _patch_scope(scope: Any) -> None:
             scope.set_attr(kind, "materialize_pointers", block_values.wrap_materialize(kind.materialize_pointers))
 
 
-def _check_assertion(condition: Any, message: str) -> None:
-    if not condition.data.all():
-        raise KernelAssertion(message)
-
-
 def call(function: TritonFunction, *args: Any, **kwargs: Any) -> Any:
     """Call a Triton function from a kernel that is running, as ``JITFunction.__call__`` would."""
-    if not _depth:
+    if not _patched:
         raise RuntimeError("Cannot call @triton.jit'd outside of the scope of a kernel")
     if function.__name__ == _BARRIER and _meetings:
         return _meetings[-1].wait()
@@ -301,14 +275,8 @@ def run_kernel(
     """Run every program of a kernel, whose body is ``function``, and return notes on the run.
 
     ``signature`` has Triton types by parameter (``*fp32``, ``i32``); an argument without one, or with ``constexpr``, is
-    passed as it is if it is a constant, and takes the type of its value otherwise. Tensors are those of the CPU, and
-    written to. Backward, programs do not run together.
-
-    Raises:
-        KernelTooLarge: there are more programs than :data:`MOST_PROGRAMS`, or they took too long.
-        NotInterpreted: the interpreter cannot run the kernel.
-        KernelAssertion: an assertion of the kernel failed.
-        InvalidKernel: it reads a variable before it is assigned.
+    passed as it is if it is a constant, and takes the type of its value otherwise. Raises KernelTooLarge for more
+    programs than :data:`MOST_PROGRAMS` or too much time, NotInterpreted, and what the kernel itself does wrong.
     """
     programs = grid[0] * grid[1] * grid[2]
     if programs > MOST_PROGRAMS:
@@ -320,10 +288,8 @@ def run_kernel(
         _builder.set_grid_dim(*grid)
         launch = _KernelRun(name, make_interpretable(function), given, grid, order)
         try:
-            if manner is RunManner.MEETING:
-                launch.run_in_turns()
-            elif manner is RunManner.ALONE or not launch.run_together(memory, tensors):
-                launch.run_one_by_one()
+            if manner is not RunManner.TOGETHER or not launch.run_together(memory, tensors):
+                launch.run_apart(meet=manner is RunManner.MEETING)
         except (NotInterpreted, KernelAssertion):
             raise
         except UnboundLocalError as error:  # no lack of the interpreter: Triton would refuse the kernel too
@@ -346,19 +312,18 @@ class _KernelRun:
         self._programs = np.indices(self.grid, dtype=np.int32).reshape(3, -1).T
         self._end = time.monotonic() + _MOST_SECONDS
 
-    def run_one_by_one(self) -> None:
-        for program in self._list_programs():
-            self._run(program)
-
-    def run_in_turns(self) -> None:
-        _meetings.append(BarrierSchedule(lambda: self.body(**self.given), self._list_programs(), self._enter))
+    def run_apart(self, *, meet: bool) -> None:
+        """Run one program after another, or all in turns."""
+        programs = [program[None] for program in self._programs[:: 1 if self.order is ProgramOrder.FORWARD else -1]]
+        if not meet:
+            for program in programs:
+                self._run(program)
+            return
+        _meetings.append(BarrierSchedule(lambda: self.body(**self.given), programs, self._enter))
         try:
             _meetings[-1].run_all()
         finally:
             _meetings.pop()
-
-    def _list_programs(self) -> list[Array]:
-        return [program[None] for program in self._programs[:: 1 if self.order is ProgramOrder.FORWARD else -1]]
 
     def run_together(self, memory: LaunchMemory, tensors: Sequence[torch.Tensor]) -> bool:
         """Run many programs at once; whether it could be done. If not, the tensors are as they were."""
@@ -388,7 +353,6 @@ class _KernelRun:
 
 
 def _make_argument(value: object, kind: str | None) -> object:
-    """An argument as the interpreter passes it; ``kind`` is its Triton type."""
     if kind == "constexpr" or value is None or not isinstance(value, (torch.Tensor, int, float)):
         return interpreter._implicit_cvt(value) if isinstance(value, tuple) else value
     if kind is None and isinstance(value, float):

@@ -17,12 +17,7 @@ from triton.backends.compiler import GPUTarget
 from fuzzcompile.compiler.target import kernel_execution
 from fuzzcompile.compiler.target.graph_placement import CpuMode
 from fuzzcompile.compiler.target.kernel_execution import RunManner
-from fuzzcompile.compiler.target.kernel_log import (
-    KernelLaunch,
-    KernelLog,
-    NotInterpreted,
-    ProgramOrder,
-)
+from fuzzcompile.compiler.target.kernel_log import KernelLaunch, KernelLog, NotInterpreted, ProgramOrder
 from fuzzcompile.compiler.target.target_patches import ReplacedAttribute, Replacement, replace_with
 from fuzzcompile.model.targets import Target
 
@@ -34,7 +29,7 @@ _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
 
 @dataclass(frozen=True)
 class InterpreterSession:
-    """One block of :func:`~fuzzcompile.compiler.target.interpreter.interpret_triton`, whose arguments these are."""
+    """One block of :func:`~fuzzcompile.compiler.target.target_process.interpret_triton`, whose arguments these are."""
 
     target: Target
     log: KernelLog
@@ -89,17 +84,15 @@ def _launch_kernel(
 ) -> None:
     name, source = function.__name__, getattr(function, "src", None) or inspect.getsource(function.fn)
     x, y, z = (*map(int, sizes), 1, 1)[:3]
-    notes: tuple[str, ...] = ()
-    order = session.order
-    start = time.monotonic()
+    order, notes, start = session.order, tuple[str, ...](), time.monotonic()
+    waits = any(word in source for word in _WAITING)
+    manner = RunManner.MEETING if _MEETING in source else RunManner.ALONE if waits else RunManner.TOGETHER
+    if order is ProgramOrder.BACKWARD and manner is RunManner.ALONE:
+        order, notes = ProgramOrder.FORWARD, ("its programs wait for earlier ones and run forward only",)
+    annotations = inspect.get_annotations(function.fn)
+    constants = [key for key, kind in annotations.items() if "constexpr" in str(kind)]
+    kinds = {**dict.fromkeys(constants, "constexpr"), **signature}
     try:
-        waits = any(word in source for word in _WAITING)
-        manner = RunManner.MEETING if _MEETING in source else RunManner.ALONE if waits else RunManner.TOGETHER
-        if order is ProgramOrder.BACKWARD and manner is RunManner.ALONE:
-            order, notes = ProgramOrder.FORWARD, ("its programs wait for earlier ones and run forward only",)
-        annotations = inspect.get_annotations(function.fn)
-        constants = [key for key, kind in annotations.items() if "constexpr" in str(kind)]
-        kinds = {**dict.fromkeys(constants, "constexpr"), **signature}
         notes += kernel_execution.run_kernel(name, function.fn, arguments, kinds, (x, y, z), order, manner=manner)
     except NotInterpreted as refusal:
         session.log.refused.setdefault(name, refusal.why)
@@ -163,24 +156,16 @@ def _make_driver(session: InterpreterSession, original: object) -> SimpleNamespa
 # Buffers of a compiled graph, on tensors of the CPU.
 
 
-def _empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(tuple(size), tuple(stride), dtype=dtype)
-
-
 def _check_and_relay(session: InterpreterSession, original: Callable[..., Any]) -> Callable[..., Any]:
-    """``assert_size_stride`` that gives the result of an operator the strides that the device's kernel gives it.
-
-    A convolution, for one, lays its result out otherwise on a GPU than on the CPU. Inputs of the graph are checked as
-    they are.
-    """
+    """``assert_size_stride`` that gives the result of an operator the strides that the device's kernel gives it."""
+    # A convolution, for one, lays its result out otherwise on a GPU than on the CPU.
 
     def check(tensor: Any, size: Sequence[int], stride: Sequence[int], *rest: Any) -> None:
         # The check names the operator; 2.11 and later say ``input`` for inputs of the graph.
         is_result = bool(rest) and isinstance(rest[0], str) and rest[0] != "input"
         if is_result and tuple(tensor.shape) == tuple(size) and tensor.stride() != tuple(stride):
             with torch.no_grad():
-                made = _empty_strided(tensor.shape, stride, tensor.dtype)
-                made.copy_(tensor)
+                made = torch.empty_strided(tensor.shape, tuple(stride), dtype=tensor.dtype).copy_(tensor)
                 tensor.set_(made.untyped_storage(), 0, made.shape, made.stride())
         original(tensor, size, stride, *rest)
 
@@ -219,7 +204,12 @@ INTERPRETER_PLACES: tuple[ReplacedAttribute, ...] = (
     ReplacedAttribute("torch._inductor.async_compile", "AsyncCompile.triton", _keep_source),
     ReplacedAttribute("torch._inductor.async_compile", "get_compile_threads", replace_with(lambda: 1)),
     ReplacedAttribute("torch._inductor.select_algorithm", "AlgorithmSelectorCache.__call__", choose_first),
-    ReplacedAttribute("torch._C._dynamo.guards", "_empty_strided_cuda", replace_with(_empty_strided), optional=True),
+    ReplacedAttribute(
+        "torch._C._dynamo.guards",
+        "_empty_strided_cuda",
+        replace_with(lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)),
+        optional=True,
+    ),
     ReplacedAttribute("torch._C._dynamo.guards", "assert_size_stride", _check_and_relay),
     ReplacedAttribute("torch._inductor.output_code", "CompiledFxGraph.__call__", _call_on_cpu_tensors),
     ReplacedAttribute("torch.utils._triton", "has_triton", replace_with(lambda *_, **__: True)),

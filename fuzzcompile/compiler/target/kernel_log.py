@@ -31,32 +31,24 @@ class KernelTooLarge(NotInterpreted):
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """One launch of a kernel: the grid's programs, block sizes by parameter, seconds of wall time.
-
-    ``configs`` says among how many configurations a GPU would have chosen by timing; ``notes`` are sentences about what
-    the interpreter saw, such as accesses outside a buffer.
-    """
+    """One launch of a kernel."""
 
     kernel: str
     grid: LaunchGrid
-    config: Mapping[str, object]
-    configs: int
+    config: Mapping[str, object]  # block sizes by parameter
+    configs: int  # among so many a GPU would have chosen by timing
     seconds: float
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what the interpreter saw, such as accesses outside a buffer
 
 
 @dataclass
 class KernelLog:
-    """Everything that happened to kernels in one compile and its runs.
-
-    ``sources`` are in the order of definition. ``refused`` gives the reason for kernels that were not interpreted,
-    which are not among the ``launches``; ``undecided`` is what a GPU would have decided by timing, once each.
-    """
+    """Everything that happened to kernels in one compile and its runs."""
 
     sources: dict[str, str] = field(default_factory=dict)
     launches: list[KernelLaunch] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-    undecided: dict[str, None] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)  # why kernels were not interpreted, nor are launches
+    undecided: dict[str, None] = field(default_factory=dict)  # what a GPU would have decided by timing
 
     def add_undecided(self, question: str) -> None:
         """Write down a question that only timing on a device answers."""

@@ -1,7 +1,4 @@
-"""The interpreter's builder, which computes each operation of Triton's IR, with its wrong operations mended.
-
-An operation takes the builder and handles of the interpreter (an array and a Triton dtype), and gives a handle.
-"""
+"""The interpreter's builder, which computes each operation of Triton's IR on handles, with its wrong ones mended."""
 
 from __future__ import annotations
 
@@ -44,10 +41,6 @@ def _compute_elementwise(builder: Any, *operands_and_operation: Any) -> Any:
         wide = operation(*(operand.data.astype(np.int8) for operand in operands))
         return _Handle((wide & 1).astype(np.bool_), operands[0].dtype.scalar)
     return compute_packed(operation, operands[-1].dtype, *operands)
-
-
-def _compute_select(builder: Any, condition: Any, left: Any, right: Any) -> Any:
-    return _Handle(np.where(condition.data, left.data, right.data), right.dtype.scalar)
 
 
 def _compute_clamp(builder: Any, value: Any, low: Any, high: Any, propagate_nans: Any) -> Any:
@@ -96,7 +89,9 @@ CORRECTED_OPERATIONS: MappingProxyType[str, Operation] = MappingProxyType(
         "unary_op": _compute_elementwise,
         "binary_op": _compute_elementwise,
         "ternary_op": _compute_elementwise,
-        "create_select": _compute_select,
+        "create_select": lambda builder, condition, left, right: _Handle(
+            np.where(condition.data, left.data, right.data), right.dtype.scalar
+        ),
         "create_clampf": _compute_clamp,
         "create_fma": _on_numbers(_round_once),
         "create_rsqrt": _on_numbers(lambda x: np.reciprocal(np.sqrt(x))),
@@ -118,10 +113,6 @@ CORRECTED_OPERATIONS: MappingProxyType[str, Operation] = MappingProxyType(
 LibdeviceFunction = Callable[..., torch.Tensor]
 
 
-def _multiply_add(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    return (x.double() * y.double() + z.double()).to(x.dtype)
-
-
 def _round_away_from_zero(x: torch.Tensor) -> torch.Tensor:
     whole = torch.trunc(x)
     return whole + torch.where((x - whole).abs() >= 0.5, torch.sign(x), torch.zeros_like(x))
@@ -140,8 +131,7 @@ _FLOATING: dict[str, LibdeviceFunction] = {
     "nearbyint": torch.round,
     "rint": torch.round,
     "round": _round_away_from_zero,
-    "fma": _multiply_add,
-    "fma_rn": _multiply_add,
+    **dict.fromkeys(("fma", "fma_rn"), lambda x, y, z: (x.double() * y.double() + z.double()).to(x.dtype)),
     "div_rn": torch.div,
     "mul_rn": torch.mul,
     "add_rn": torch.add,
@@ -178,7 +168,6 @@ _TO_INT64: dict[str, LibdeviceFunction] = {"llrint": torch.round, "llround": _ro
 
 
 def _make_function(compute: LibdeviceFunction, result: Any) -> Callable[..., Any]:
-    """The function on Triton tensors; ``result`` is its dtype, None for that of the widest operand."""
 
     def call(*operands: Any, **options: object) -> Any:
         given = [operand for operand in operands if isinstance(operand, tl.tensor)]
@@ -192,11 +181,10 @@ def _make_function(compute: LibdeviceFunction, result: Any) -> Callable[..., Any
 
 
 def _as_operand(value: Any, widest: Any) -> Array:
-    """An operand as an array; a Python number takes the dtype of the widest tensor."""
     if isinstance(value, tl.tensor):
         return to_numbers(value.handle.data, value.dtype)
-    plain = value.value if isinstance(value, tl.constexpr) else value
-    return to_numbers(pack_numbers(np.array([plain], dtype=np.float64), widest), widest)
+    plain = np.array([tl.core._unwrap_if_constexpr(value)], dtype=np.float64)
+    return to_numbers(pack_numbers(plain, widest), widest)
 
 
 def make_libdevice_functions() -> dict[str, Callable[..., Any]]:
@@ -232,7 +220,7 @@ def compute_assembly(
     asm: Any, constraints: Any, args: Sequence[Any], dtype: Any, is_pure: Any, **options: object
 ) -> Any:
     """``tl.inline_asm_elementwise`` for one instruction on floating operands; NotImplementedError for other code."""
-    code = asm.value if isinstance(asm, tl.constexpr) else asm
+    code = tl.core._unwrap_if_constexpr(asm)
     match = _INSTRUCTION.fullmatch(code)
     operation = _ASSEMBLY_FUNCTIONS.get(match[1]) if match else None
     if match is None or operation is None or not match[2].endswith((".f32", ".f64")):

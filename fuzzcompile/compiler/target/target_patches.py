@@ -1,8 +1,4 @@
-"""Attributes of torch and Triton that are replaced for a target, kernels of its operators, and its device guard.
-
-Unlike a patch of :mod:`fuzzcompile.compiler.watch.patch_table`, a replacement here does not watch the compile: it
-answers for a device, and what it raises is meant for the compile.
-"""
+"""Attributes of torch and Triton that answer for a target, kernels of its operators, and its device guard."""
 
 from __future__ import annotations
 
@@ -75,20 +71,17 @@ def replace_attributes(session: Any, places: Iterable[ReplacedAttribute]) -> Ite
 # Kernels of ATen that a process which compiles for a target has besides torch's own, until it ends.
 
 
+_open_library = functools.cache(functools.partial(torch.library.Library, "aten", "IMPL"))
+
+
 def register_kernel(operator: str, kernel: Callable[..., object], key: str) -> None:
     """Make ``kernel`` that of an ATen operator (``empty.memory_format``) for a dispatch key (``AutocastCPU``)."""
-    library, override = _open_library()
+    library = _open_library()
+    # Some versions of torch want to be told that a kernel may be replaced.
+    override = {"allow_override": True} if "allow_override" in inspect.signature(library.impl).parameters else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a kernel is replaced
         library.impl(operator, kernel, key, **override)  # type: ignore[no-untyped-call]
-
-
-@functools.cache
-def _open_library() -> tuple[torch.library.Library, dict[str, bool]]:
-    """Return the library that holds the kernels, and the arguments that some versions of torch need to replace one."""
-    library: torch.library.Library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    takes = inspect.signature(library.impl).parameters
-    return library, {"allow_override": True} if "allow_override" in takes else {}
 
 
 # A CUDA device guard for CPU builds of torch, where moving even a fake tensor to CUDA needs one.
@@ -102,22 +95,15 @@ static c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::CUDA, &gua
 
 
 def build_guard() -> Path | None:
-    """The library, built if it was not yet; None for a build of torch that has a guard of its own.
-
-    EnvironmentUnfit says that there is no C++ compiler, or that it fails.
-    """
+    """The library, built if need be (EnvironmentUnfit: it cannot be); None for a torch that has a guard of its own."""
     if torch.version.cuda is not None or torch.version.hip is not None:
         return None
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     key = hashlib.sha256(f"{torch.__version__}{torch.__file__}{_GUARD_SOURCE}".encode()).hexdigest()[:16]
     library = Path(cache_dir()) / "fuzzcompile" / f"cuda_guard_{key}.so"
-    if not library.exists():
-        _compile_guard(library)
-    return library
-
-
-def _compile_guard(library: Path) -> None:
+    if library.exists():
+        return library
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise EnvironmentUnfit(
@@ -138,4 +124,4 @@ def _compile_guard(library: Path) -> None:
     if done.returncode:
         line = next((line for line in done.stderr.splitlines() if "error" in line), "no reason given")
         raise EnvironmentUnfit(f"{compiler} cannot build the device guard that a target needs: {line}")
-    draft.replace(library)
+    return draft.replace(library)

@@ -1,7 +1,4 @@
-"""The target as torch sees it: everything that is replaced by an answer for it while something is compiled.
-
-Nothing here reaches a GPU. What this torch has no place for is left out.
-"""
+"""The target as torch sees it: everything that is replaced by an answer for it while something is compiled."""
 
 from __future__ import annotations
 
@@ -9,6 +6,8 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import importlib.metadata
+import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,13 +16,13 @@ from typing import Any, cast
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.compiler.target import attention_choice, cuda_dispatch, graph_placement, target_patches
 from fuzzcompile.compiler.target.graph_placement import CUDA, NotMoved, call_on_cpu, move_graph, move_tensor
-from fuzzcompile.compiler.target.interpreter import explain_unfit_interpreter, interpret_triton
 from fuzzcompile.compiler.target.kernel_log import KernelLog, ProgramOrder
 from fuzzcompile.compiler.target.target_patches import (
     ReplacedAttribute,
@@ -32,30 +31,31 @@ from fuzzcompile.compiler.target.target_patches import (
     replace_attributes,
     replace_with,
 )
+from fuzzcompile.compiler.torch_config import get_setting
 from fuzzcompile.compiler.watch.ledger import format_reason
 from fuzzcompile.compiler.watch.torch_patch import IntendedError
 from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.facts import Minor, parse_minor
 from fuzzcompile.model.targets import Target
 
 # Choices that only a GPU can make, because Inductor times them there: made one way here, and reported.
 
 PADDING = "padding of matrix products"
+#: How the question begins whether a matrix template or a library call is taken.
+TEMPLATES = "the kernel of"
 _open_questions: list[str] = []
 
 
-def take_open_questions() -> tuple[str, ...]:
-    """The questions that came up since the last call, once each, in order."""
-    questions = tuple(dict.fromkeys(_open_questions))
-    _open_questions.clear()
+def take_open_questions() -> list[str]:
+    """The questions that came up since the last call, in order."""
+    questions, _open_questions[:] = list(_open_questions), []
     return questions
 
 
 def decide_padding(*args: object, **kwargs: object) -> bool:
     """Return whether a matrix product is padded: a GPU would time both; here ``force_shape_pad`` decides."""
-    import torch._inductor.config as inductor
-
     _open_questions.append(PADDING)
-    return bool(inductor.force_shape_pad)
+    return bool(get_setting("force_shape_pad"))
 
 
 _INTERFACE = "torch._dynamo.device_interface"
@@ -63,24 +63,10 @@ _FAKE = "torch._subclasses.fake_tensor"
 _HIP = "6.4.0"
 
 
-class _IdleStream:
-    cuda_stream = 0
-    device = None
-
-    def __init__(self, *args: object, **kwargs: object) -> None: ...
-
-    def wait_stream(self, stream: object) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
 class _NoDeviceGuard(nullcontext[None]):
     """Stands for ``torch.cuda.device`` and its kin: there is one device, so that nothing changes."""
 
     idx = 0
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(None)
 
 
 def _make_properties(target: Target) -> types.SimpleNamespace:
@@ -107,18 +93,12 @@ def _make_properties(target: Target) -> types.SimpleNamespace:
     )
 
 
-def _zero(*args: object, **kwargs: object) -> int:
-    return 0
+def _answer(value: object) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
 
 
-def _nothing(*args: object, **kwargs: object) -> None:
-    return None
-
-
-def _yes(*args: object, **kwargs: object) -> bool:
-    return True
-
-
+_zero, _nothing, _yes = _answer(0), _answer(None), _answer(True)
+_IDLE_STREAM = types.SimpleNamespace(cuda_stream=0, device=None, wait_stream=_nothing, synchronize=_nothing)
 # Functions in C that wrappers import by name; a CPU build has none of them.
 _IN_C: dict[str, Callable[..., object]] = {
     "getDevice": _zero,
@@ -142,7 +122,7 @@ def list_replaced(target: Target) -> tuple[ReplacedAttribute, ...]:
         "set_device": _nothing,
         "synchronize": _nothing,
         "get_device_properties": lambda device=None: figures,
-        "current_stream": lambda device=None: _IdleStream(),
+        "current_stream": lambda device=None: _IDLE_STREAM,
         "is_bf16_supported": lambda including_emulation=True: including_emulation or rocm or capability >= (8, 0),
         "memory_allocated": _zero,
     }
@@ -194,10 +174,7 @@ def _replace_all(
 
 
 class TargetDescription:
-    """The target as torch is told of it, in force inside of ``with description.in_force():`` blocks, nested or not.
-
-    Raises EnvironmentUnfit where a CPU build of torch needs a small library for it, which could not be built.
-    """
+    """The target as torch is told of it; EnvironmentUnfit where a small library for it could not be built."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -208,10 +185,17 @@ class TargetDescription:
         library = target_patches.build_guard()
         if library is not None:
             ctypes.CDLL(str(library))  # never unloaded: it registers itself
-        _allocate_on_cpu()
+        # Constant folding and the like really allocate for CUDA: the CPU does it.
+        empty, strided = torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default
+        register_kernel("empty.memory_format", lambda *args, **kw: empty(*args, **{**kw, "device": "cpu"}), "CUDA")
+        register_kernel("empty_strided", lambda *args, **kw: strided(*args, **{**kw, "device": "cpu"}), "CUDA")
         attention_choice.install_attention(target)
         cuda_dispatch.install_autocast()
-        _register_interface()
+        module = importlib.import_module(_INTERFACE)
+        module.get_registered_device_interfaces()
+        for name in ("cuda", "cuda:0"):  # a CPU build lacks them
+            if name not in module.device_interfaces:
+                module.register_interface_for_device(name, module.CudaInterface)
         _patch_has_triton(self)
         _clear_caches()
 
@@ -233,25 +217,6 @@ class TargetDescription:
             self.is_in_force = False
             torch.set_autocast_enabled("cuda", before[0])
             torch.set_autocast_dtype("cuda", before[1])
-
-
-def _allocate_on_cpu() -> None:
-    """Let the CPU allocate the tensors that constant folding and the like really allocate for CUDA."""
-
-    def on_cpu(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        return lambda *args, **kwargs: operator(*args, **{**kwargs, "device": "cpu"})
-
-    register_kernel("empty.memory_format", on_cpu(torch.ops.aten.empty.memory_format), "CUDA")
-    register_kernel("empty_strided", on_cpu(torch.ops.aten.empty_strided.default), "CUDA")
-
-
-def _register_interface() -> None:
-    """Register an interface to CUDA devices, which a CPU build lacks."""
-    module = importlib.import_module(_INTERFACE)
-    module.get_registered_device_interfaces()
-    if "cuda" not in module.device_interfaces:
-        for name in ("cuda", "cuda:0"):
-            module.register_interface_for_device(name, module.CudaInterface)
 
 
 def _patch_has_triton(description: TargetDescription) -> None:
@@ -308,19 +273,61 @@ def describe_target() -> AbstractContextManager[None]:
     return _current[0].in_force() if _current else nullcontext()
 
 
+# Inductor's Triton kernels, run by Triton's interpreter on tensors of the CPU, where it computes right.
+
+# What the metadata of torch's CUDA builds requires (`triton==3.6.0`, `==3.7.0`, `==3.7.1`, `~=3.8.0`, `~=3.9.0`).
+_GOES_WITH: dict[Minor, Minor] = {(2, 11): (3, 6), (2, 12): (3, 7), (2, 13): (3, 7), (2, 14): (3, 8), (2, 15): (3, 9)}
+
+
+@functools.cache
+def explain_unfit_interpreter() -> str | None:
+    """Return why kernels cannot be interpreted here, a sentence without its full stop; None if they can be."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed: run `pip install 'fuzzcompile[triton]'`"
+    torch_version, triton_version = (importlib.metadata.version(name) for name in ("torch", "triton"))
+    wanted = _GOES_WITH.get(parse_minor(torch_version))
+    if wanted is None:
+        return f"Which Triton goes with torch {torch_version} is not known to this version of fuzzcompile"
+    if parse_minor(triton_version) != wanted:
+        version = ".".join(map(str, wanted))
+        return (
+            f"Triton {triton_version} does not go with torch {torch_version}: run `pip install 'triton=={version}.*'`"
+        )
+    from fuzzcompile.compiler.target import interpreter_checks, kernel_launch  # import Triton
+
+    for place, why in find_missing(kernel_launch.INTERPRETER_PLACES).items():
+        return f"This torch or Triton has no {place}: {why}"
+    failure = interpreter_checks.find_failed_check(kernel_launch.DEVICE_FUNCTIONS)
+    return None if failure is None else f"Triton's interpreter fails a check of its values ({failure})"
+
+
+def interpret_triton(
+    target: Target, log: KernelLog, *, order: ProgramOrder = ProgramOrder.FORWARD, templates: bool = False
+) -> AbstractContextManager[None]:
+    """Interpret the Triton kernels that are compiled for ``target`` or launched in the block, which covers both.
+
+    With ``templates``, the first Triton template is taken where a GPU would time it against a library call.
+    """
+    from fuzzcompile.compiler.target import kernel_launch  # imports Triton
+
+    session = kernel_launch.InterpreterSession(target, log, order, templates)
+    return replace_attributes(session, kernel_launch.INTERPRETER_PLACES)
+
+
 def explain_unfit_kernels() -> str | None:
     """Return why no kernel of the target can be run here, in a few words; None if they can, and without a target."""
-    target = current_target()
-    return None if target is None else explain_unfit_interpreter()
+    return None if current_target() is None else explain_unfit_interpreter()
 
 
 def interpret_own_kernels() -> AbstractContextManager[None]:
     """Run Triton kernels that a program launches itself in this block, eager runs included."""
     unfit = explain_unfit_kernels() is not None
-    return nullcontext() if unfit else interpret_kernels(KernelLog(), order=ProgramOrder.FORWARD, templates=False)
+    return nullcontext() if unfit else interpret_kernels(KernelLog())
 
 
-def interpret_kernels(log: KernelLog, *, order: ProgramOrder, templates: bool) -> AbstractContextManager[None]:
+def interpret_kernels(
+    log: KernelLog, *, order: ProgramOrder = ProgramOrder.FORWARD, templates: bool = False
+) -> AbstractContextManager[None]:
     """Run kernels that are compiled for the target in this block (:func:`interpret_triton`), if there is a target."""
     target = current_target()
     return nullcontext() if target is None else interpret_triton(target, log, order=order, templates=templates)
@@ -346,8 +353,7 @@ DecomposedFunction = Callable[..., Any]
 def decompose_on_target(function: DecomposedFunction) -> DecomposedFunction:
     """``function`` on tensors of the CPU, computed as it decomposes on the target; itself without a target.
 
-    It is traced on fake tensors of the target, and what was traced runs on the CPU. What cannot be traced runs as it
-    is: a decomposition that asks for values.
+    It is traced on fake tensors of the target; what cannot be traced (it asks for values) runs as it is.
     """
     if current_target() is None:
         return function
@@ -371,14 +377,11 @@ def decompose_on_target(function: DecomposedFunction) -> DecomposedFunction:
 def _trace_function(
     function: DecomposedFunction, leaves: Sequence[object], spec: pytree.TreeSpec
 ) -> tuple[fx.GraphModule, Any]:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     shape: list[pytree.TreeSpec] = []
 
     def flat(*tensors: torch.Tensor) -> list[object]:
         remaining = iter(tensors)
-        on_cpu = [isinstance(leaf, torch.device) and leaf.type == "cpu" for leaf in leaves]
-        moved = [CUDA if here else leaf for leaf, here in zip(leaves, on_cpu, strict=True)]
+        moved = [CUDA if isinstance(leaf, torch.device) and leaf.type == "cpu" else leaf for leaf in leaves]
         given = [next(remaining) if isinstance(leaf, torch.Tensor) else leaf for leaf in moved]
         args, kwargs = pytree.tree_unflatten(given, spec)
         results, result_spec = pytree.tree_flatten(function(*args, **kwargs))

@@ -54,11 +54,7 @@ def _read_metadata(said: object, line: int | None) -> MetadataAnalysis:
 def find_contradictions(
     said: MetadataAnalysis, snapshot: Snapshot, inputs: Sequence[object], *, grad: bool
 ) -> Iterator[str]:
-    """Yield, in a few words each, facts about inputs and outputs that a run of the graph shows and the analysis denies.
-
-    ``inputs`` are values of the graph's placeholders; ``grad`` says whether the program has gradients. What the graph
-    raises is raised.
-    """
+    """Yield, in a few words each, what a run of the graph shows of inputs and outputs and the analysis denies."""
     given = copy_tree(list(inputs))
     kept = copy_tree([value.detach() if isinstance(value, torch.Tensor) else value for value in given])
     with torch.set_grad_enabled(grad), leave_transforms():
@@ -69,14 +65,10 @@ def find_contradictions(
         if isinstance(output, torch.Tensor):
             yield from _check_output(f"output {index}", output, said.gradients[index], said.kinds[index], given, grad)
     for index, (before, after) in enumerate(zip(kept, given, strict=True)):
-        if not said.written[index] and _is_written(before, after):
+        if said.written[index] or not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
+            continue
+        if before.shape == after.shape and not have_same_values(before, after.detach()):
             yield f"input {index} is written to"
-
-
-def _is_written(before: object, after: object) -> bool:
-    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor) or before.shape != after.shape:
-        return False
-    return not have_same_values(before, after.detach())
 
 
 def _check_output(
@@ -101,8 +93,8 @@ def _check_output(
 
 _COPY_MODULE, _COPY = facts().aot_autograd.tangent_copy.split(":")
 PLACE = (_COPY_MODULE, _COPY)
+#: The entries of ``torch._functorch.config`` without which no layout of a tangent is guessed from an output's.
 AS_THEY_COME: Mapping[str, object] = {facts().aot_autograd.tangent_guess: False}
-"""The entries of ``torch._functorch.config`` without which no layout of a tangent is guessed from an output's."""
 
 
 def wrap_coercion(recorder: Recorder, original: Function, tangent: object, layout: object) -> object:
@@ -139,10 +131,7 @@ def describe_partitioner() -> tuple[str, Callable[..., object] | None]:
 
 
 def make_plain_partitioning() -> Mapping[str, object] | None:
-    """Entries of Inductor's config under which everything that backward needs is saved; None if this torch has none.
-
-    That is AOTAutograd's default partition: nothing is computed twice, and no minimal cut is sought.
-    """
+    """Entries of Inductor's config under which everything that backward needs is saved; None if this torch has none."""
     setting = facts().aot_autograd.partitioner_setting
     with contextlib.suppress(ImportError, AttributeError):
         from torch._inductor.custom_graph_pass import CustomPartitionerFn

@@ -18,7 +18,6 @@ from fuzzcompile.model.stages import is_compiler
 from fuzzcompile.run.observation import GeneratedPlace
 from fuzzcompile.run.subprocesses import find_toolchain_fault
 
-_INDUCTOR = "torch/_inductor/"
 # Modules that Inductor generates have names below its own.
 _GENERATED = "torch._inductor."
 _MOST_FRAMES = 3
@@ -28,25 +27,20 @@ _STANDARD = Path(sysconfig.get_paths()["stdlib"])
 _OURS = Path(__file__).parents[2]
 
 
-_Place = tuple[str, int, str]
-"""File, line and function."""
+_Place = tuple[str, int, str]  # file, line and function
 
 
 def find_raise_place(error: BaseException) -> _Place | tuple[None, None, None]:
-    """File (relative to site-packages), line and function where an error of the compiler rose first.
-
-    That is the innermost frame of its root cause within ``torch/_inductor``, or of a lowering that a user registered;
-    frames that only hand calls on are passed over unless there is nothing else. Each is None without such a frame.
-    """
+    """File (relative to site-packages), line and function where an error of the compiler rose first, if known."""
+    # In Inductor or a user's lowering; frames that only hand calls on are passed over unless there is nothing else.
     frames = _list_places(_list_causes(error)[-1], _name_lowering_file)
     telling = [place for place in frames if not _is_forwarding(*place)] or frames
     return telling[-1] if telling else (None, None, None)
 
 
 def list_raise_frames(error: BaseException) -> tuple[_Place, ...]:
-    """Return the innermost frames of the compiler that its error came through, innermost first: file, line, function.
+    """At most three innermost frames of the compiler that its error came through: file, line, function.
 
-    They are at most three of its first cause that has any, without code that only hands calls on or that was generated.
     A generated program that raised by itself has none: its caller has finished its work.
     """
     if find_generated_place(error) is not None:
@@ -90,7 +84,6 @@ def _is_raised_again(error: BaseException) -> bool:
 
 
 def _list_places(error: BaseException, name_file: Callable[[Path], str | None]) -> list[_Place]:
-    """The frames that an error came through in files that have a name, outermost first."""
     passed = (
         (name_file(Path(frame.f_code.co_filename)), line, frame.f_code.co_name)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -107,7 +100,7 @@ def _name_lowering_file(path: Path) -> str | None:
     """The name of a file of Inductor or of a user's code; None for any other."""
     if path.is_relative_to(_PACKAGES):
         name = path.relative_to(_PACKAGES).as_posix()
-        return name if name.startswith(_INDUCTOR) else None
+        return name if name.startswith("torch/_inductor/") else None
     foreign = path.is_relative_to(_STANDARD) or path.is_relative_to(_OURS) or not path.is_file()
     return None if foreign else path.name
 
@@ -122,9 +115,8 @@ def _is_forwarding(name: str, line: int, function: str) -> bool:
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _NO_RIGHTS = {errno.EACCES, errno.EPERM, errno.EROFS}
 _EXHAUSTED = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE}
-# By name: these classes of torch._inductor.exc are not the same in every torch.
-_NO_COMPILER = "InvalidCxxCompiler"
-_CPP_ERROR = "CppCompileError"
+# A compiler that refuses a tiny program refuses a kernel for the same reason; asked once a process.
+_check_toolchain = functools.cache(find_toolchain_fault)
 # What g++ says when the machine stopped it, whatever it was to compile, as the system's number for it.
 _STOPPED = {
     "No space left on device": errno.ENOSPC,
@@ -137,12 +129,12 @@ _STOPPED = {
 
 def describe_machine_fault(error: BaseException) -> str:
     """Return the fault of the machine behind an error (the root cause), and its remedy; empty if there is none."""
-    name = type(error).__name__
     if isinstance(error, OSError):
         return _describe_errno(error.errno or 0, str(error.filename or ""))
-    if name == _NO_COMPILER:
+    # By name: these classes of torch._inductor.exc are not the same in every torch.
+    if type(error).__name__ == "InvalidCxxCompiler":
         return find_toolchain_fault() or str(error).strip().splitlines()[0]
-    if name == _CPP_ERROR:
+    if type(error).__name__ == "CppCompileError":
         output = str(getattr(error, "output", error))
         stopped = next((number for words, number in _STOPPED.items() if words in output), 0)
         return _describe_errno(stopped) or _check_toolchain() or ""
@@ -157,7 +149,3 @@ def _describe_errno(number: int, file: str = "") -> str:
     if number in _NO_RIGHTS:
         return f"{said}; point TMPDIR and TORCHINDUCTOR_CACHE_DIR at folders that can be written"
     return said if number in _EXHAUSTED else ""
-
-
-# A compiler that refuses a tiny program refuses a kernel for the same reason; asked once a process.
-_check_toolchain = functools.cache(find_toolchain_fault)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fuzzcompile.compiler.compile_changes import InductorSettings, Lowered, Undecomposed, Veto
+from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings, Lowered, Undecomposed, Veto
 from fuzzcompile.compiler.kernels.lowering_control import EVERYTHING, Control
 from fuzzcompile.compiler.operators import decompositions, operator_application
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
@@ -51,26 +51,35 @@ def _run_inference(x: torch.Tensor) -> torch.Tensor:
     return torch.cos(torch.sin(x) * torch.ones(5))
 
 
-def _first_probe(graph: fx.Graph) -> None:
-    _multiply_by_one(graph, torch.sin, torch.mul)
+def _run_activation(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.silu(_run_inference(x))
 
 
-def last_probe(graph: fx.Graph) -> None:
-    """A user's pass that marks a graph after its gradients, and leaves dead code behind."""
-    _multiply_by_one(graph, torch.ops.aten.sin.default, torch.ops.aten.mul.Tensor)
+def _run_several_kernels(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.exp(x), torch.cos(x), x.sum(-1), nn.functional.silu(x), x @ x
 
 
-def _dead_probe(graph: fx.Graph) -> None:
-    observer = importlib.import_module("torch.fx.passes.graph_transform_observer").GraphTransformObserver
-    observer(graph.owning_module, "module_probe").apply_gm_pass(module_probe)
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
+_SINE, _TIMES = torch.ops.aten.sin.default, torch.ops.aten.mul.Tensor
+
+
+def last_probe(graph: fx.Graph, sine: Any = _SINE, times: Any = _TIMES) -> None:
+    """A user's pass that marks a graph with a multiplication by one behind each sine."""
+    for node in graph.find_nodes(op="call_function", target=sine):
         with graph.inserting_after(node):
-            graph.call_function(torch.ops.aten.neg.default, (node,)).meta.update(node.meta)
+            new = graph.call_function(times, (node, 1.0))
+        new.meta.update(node.meta)
+        node.replace_all_uses_with(new, delete_user_cb=lambda user, new=new: user is not new)
 
 
 def module_probe(module: fx.GraphModule) -> None:
-    """A pass over a module that marks its graph with a multiplication by one."""
-    _multiply_by_one(module.graph, torch.ops.aten.sin.default, torch.ops.aten.mul.Tensor)
+    """A pass over a module that marks its graph."""
+    last_probe(module.graph)
+
+
+def joint_probe(module: fx.GraphModule, inputs: object) -> fx.GraphModule:
+    """A user's pass over the joint graph that marks it."""
+    last_probe(module.graph)
+    return module
 
 
 def fusion_probe(nodes: object) -> object:
@@ -78,12 +87,12 @@ def fusion_probe(nodes: object) -> object:
     return nodes
 
 
-def _multiply_by_one(graph: fx.Graph, sine: Any, times: Any) -> None:
-    for node in graph.find_nodes(op="call_function", target=sine):
+def _dead_probe(graph: fx.Graph) -> None:
+    observer = importlib.import_module("torch.fx.passes.graph_transform_observer").GraphTransformObserver
+    observer(graph.owning_module, "module_probe").apply_gm_pass(module_probe)
+    for node in graph.find_nodes(op="call_function", target=_SINE):
         with graph.inserting_after(node):
-            new = graph.call_function(times, (node, 1.0))
-        new.meta.update(node.meta)
-        node.replace_all_uses_with(new, delete_user_cb=lambda user, new=new: user is not new)
+            graph.call_function(torch.ops.aten.neg.default, (node,)).meta.update(node.meta)
 
 
 def doubled_sine(match: Any, x: fx.Node) -> None:
@@ -94,24 +103,9 @@ def doubled_sine(match: Any, x: fx.Node) -> None:
 def _pattern_probe(graph: fx.Graph) -> None:
     matcher = importlib.import_module("torch._inductor.pattern_matcher")
     table = matcher.PatternMatcherPass()
-    pattern = matcher.CallFunction(torch.ops.aten.sin.default, matcher.KeywordArg("x"))
+    pattern = matcher.CallFunction(_SINE, matcher.KeywordArg("x"))
     matcher.register_graph_pattern(pattern, pass_dict=table)(doubled_sine)
     table.apply(graph)
-
-
-def _run_activation(x: torch.Tensor) -> torch.Tensor:
-    return nn.functional.silu(_run_inference(x))
-
-
-def _run_several_kernels(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Two loops that can be fused, a reduction, an activation and a matrix product."""
-    return torch.exp(x), torch.cos(x), x.sum(-1), nn.functional.silu(x), x @ x
-
-
-def joint_probe(module: fx.GraphModule, inputs: object) -> fx.GraphModule:
-    """A user's pass over the joint graph that marks it with a multiplication by one."""
-    _multiply_by_one(module.graph, torch.ops.aten.sin.default, torch.ops.aten.mul.Tensor)
-    return module
 
 
 _CHANGES = Control(
@@ -144,10 +138,9 @@ def _try_patch(patch: AnyPatch, findings: ProbeLedgers | None) -> str | None:
         wrong = patch.check_parameters()
         if wrong is not None or findings is None:
             return wrong
-        trouble = (
-            unseen.why for ledger in findings.list_ledgers() for unseen in ledger.unseen if unseen.what == patch.name
-        )
-        return next(trouble, None) or (patch.probe(findings) if patch.probe is not None else None)
+        ledgers = (value for value in vars(findings).values() if isinstance(value, Ledger))
+        trouble = [missed.why for ledger in ledgers for missed in ledger.unseen if missed.what == patch.name]
+        return trouble[0] if trouble else patch.probe(findings) if patch.probe is not None else None
     except Exception as error:  # whatever a probe stumbles over says that its patch does not hold
         return format_reason(error)
 
@@ -178,51 +171,49 @@ def probe_unknown_torch() -> None:
         probe_patches()
 
 
-# -- the compiles ---------------------------------------------------------------------------------------
-
-
 def _compile_programs() -> ProbeLedgers:
-    findings = ProbeLedgers()
     initialise_patterns(torch.device("cpu"))
-    x = torch.linspace(-1, 1, 15).reshape(3, 5)
-    marks = {"pre_grad_custom_pass": _first_probe, "post_grad_custom_post_pass": last_probe}
-    pattern = {"joint_custom_pre_pass": _pattern_probe}
-    joint = CompileSettings(functorch={"joint_custom_pass": joint_probe})
+    x, square = torch.linspace(-1, 1, 15).reshape(3, 5), torch.linspace(-1, 1, 256).reshape(16, 16)
+    findings = ProbeLedgers()
+
+    def record(
+        name: str,
+        program: Callable[..., Any],
+        given: torch.Tensor,
+        *changes: CompileChange,
+        kernels: bool = False,
+        settings: CompileSettings = CompileSettings(),  # noqa: B008 - it is frozen
+    ) -> Any:
+        with open_session(settings, Compilation(changes, screen=not kernels, kernels=kernels)) as session:
+            result: Any = session.compile(program)(given)
+            if torch.is_grad_enabled():
+                torch.autograd.backward(result.sum())
+        setattr(findings, name, session.ledger)
+        return result
+
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), silence_torch():
         torch.manual_seed(0)
-        how = Compilation((InductorSettings({**marks, **pattern}),), screen=True)
-        with _record_compile(findings, "trained", how, joint) as compiled:
-            torch.autograd.backward(compiled(_TrainedModule())(x.clone().requires_grad_()).sum())
+        first = functools.partial(last_probe, sine=torch.sin, times=torch.mul)
+        pattern = {"joint_custom_pre_pass": _pattern_probe}
+        marks = InductorSettings({"pre_grad_custom_pass": first, "post_grad_custom_post_pass": last_probe, **pattern})
+        joint = CompileSettings(functorch={"joint_custom_pass": joint_probe})
+        record("trained", _TrainedModule(), x.clone().requires_grad_(), marks, settings=joint)
         with torch.no_grad():
-            how = Compilation((InductorSettings({"joint_custom_post_pass": _dead_probe, "dce": True}),), screen=True)
-            with _record_compile(findings, "inferred", how) as compiled:
-                compiled(_run_inference)(x)
-            how = Compilation((InductorSettings({"freezing": True}),), screen=True)
-            with _record_compile(findings, "frozen", how) as compiled:
-                compiled(_FrozenModule().eval())(torch.ones(1, 2, 5, 5))
-            without = Veto(("doubled_sine",)), Undecomposed(("aten.silu.default",))
-            how = Compilation((InductorSettings(pattern), *without), screen=True)
-            with _record_compile(findings, "vetoed", how) as compiled:
-                findings.vetoed_is_right = torch.allclose(compiled(_run_activation)(x), _run_activation(x))
-            _generate_code(findings)
+            dead = InductorSettings({"joint_custom_post_pass": _dead_probe, "dce": True})
+            record("inferred", _run_inference, x, dead)
+            frozen = InductorSettings({"freezing": True})
+            record("frozen", _FrozenModule().eval(), torch.ones(1, 2, 5, 5), frozen)
+            without = InductorSettings(pattern), Veto(("doubled_sine",)), Undecomposed(("aten.silu.default",))
+            result = record("vetoed", _run_activation, x, *without)
+            findings.vetoed_is_right = torch.allclose(result, _run_activation(x))
+            fusion = InductorSettings({"_post_fusion_custom_pass": fusion_probe})
+            record("generated", _run_several_kernels, square, fusion, kernels=True)
+            record("changed", _run_several_kernels, square, Lowered(_CHANGES), kernels=True)
     findings.metadata = _compute_fake_shape(findings.vetoed)
     return findings
 
 
-def _generate_code(findings: ProbeLedgers) -> None:
-    x = torch.linspace(-1, 1, 256).reshape(16, 16)
-    fusion = {"_post_fusion_custom_pass": fusion_probe}
-    for name, control, config in (("generated", Control(), fusion), ("changed", _CHANGES, {})):
-        with _record_compile(
-            findings, name, Compilation((Lowered(control), InductorSettings(config)), kernels=True)
-        ) as compiled:
-            compiled(_run_several_kernels)(x)
-
-
 def _compute_fake_shape(ledger: Ledger) -> tuple[int, ...]:
-    """The shape that a fake tensor has for a result of two elements, where the operator's description says three."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     with torch.library._scoped_library("fuzzcompile_probe", "DEF") as library:
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: x * 2, "CPU")
@@ -235,12 +226,3 @@ def _compute_fake_shape(ledger: Ledger) -> tuple[int, ...]:
         ):
             result = torch.ops.fuzzcompile_probe.twice(mode.from_tensor(torch.zeros(2)))
     return tuple(result.shape)
-
-
-@contextlib.contextmanager
-def _record_compile(
-    findings: ProbeLedgers, name: str, how: Compilation, settings: CompileSettings | None = None
-) -> Iterator[Callable[..., Callable[..., torch.Tensor]]]:
-    with open_session(settings or CompileSettings(), how) as session:
-        yield session.compile
-    setattr(findings, name, session.ledger)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,6 @@ from torch import fx
 
 from fuzzcompile.compiler.target.kernel_log import KernelLog
 from fuzzcompile.compiler.watch.compiler_errors import find_raise_place
-from fuzzcompile.compiler.watch.graph_copies import GraphCopy, GraphState
 from fuzzcompile.model.stages import CODEGEN
 
 # Observations that a watched compile missed: the only place where trouble of the watching is written down.
@@ -52,7 +52,11 @@ class UnseenLog(list[Unseen]):
                 log.append(unseen if len(log) < _MOST else rest)
 
     def has_unseen(self, *stages: str) -> bool:
-        """Return whether something that may matter was missed in one of these stages (in any, if none is named)."""
+        """Return whether something that may matter was missed in one of these stages (in any, if none is named).
+
+        A veto in such a stage may never have run: that the divergence stays says nothing then, and an empty record of
+        the stage does not show that nothing happened in it.
+        """
         return any(not unseen.harmless and (not stages or set(stages) & {*unseen.stages}) for unseen in self)
 
 
@@ -61,10 +65,7 @@ _gathering: list[UnseenLog] = []
 
 @contextlib.contextmanager
 def gather_unseen() -> Iterator[UnseenLog]:
-    """Gather what goes unseen in every compile inside the block; also a decorator.
-
-    A judgement rests on many compiles, each with a ledger of its own: confirmations, ablations, comparisons.
-    """
+    """Gather what goes unseen in every compile inside the block, as a judgement rests on many; also a decorator."""
     log = UnseenLog()
     _gathering.append(log)
     try:
@@ -94,6 +95,134 @@ if TYPE_CHECKING:
     from torch._inductor.graph import GraphLowering
     from torch._inductor.scheduler import BaseSchedulerNode, Scheduler
 
+
+# Copies of the compiler's graphs. A compile is inspected more than a hundred times and its graphs are copied a dozen
+# times, so neither may cost more than a walk in C over the nodes. It rests on one property of fx: a node's ``args`` and
+# ``kwargs`` are immutable, and an assignment to them makes new objects. What is the same object has not changed.
+
+Row = tuple[Any, Any, Any, str]
+_ROW = operator.attrgetter("target", "args", "kwargs", "name")
+
+
+class GraphState:
+    """A graph as it stands, and what its nodes name in its module; holds the live nodes and costs no copy."""
+
+    __slots__ = ("children", "held", "nodes", "rows")
+
+    def __init__(self, module: fx.GraphModule, graph: fx.Graph | None = None) -> None:
+        graph = graph or module.graph  # or another whose nodes name what the module has
+        self.nodes: list[fx.Node] = list(graph.nodes)
+        self.rows: list[Row] = list(map(_ROW, self.nodes))
+        named = (str(node.target) for op in ("get_attr", "call_module") for node in graph.find_nodes(op=op))
+        self.held = [(name, resolve_path(module, name)) for name in named]
+        self.children = [GraphState(value) for _, value in self.held if isinstance(value, fx.GraphModule)]
+
+    def is_same(self, other: GraphState) -> bool:
+        """Return whether nothing changed between the two; a part that was rebuilt exactly counts as the same."""
+        if len(self.nodes) != len(other.nodes) or len(self.children) != len(other.children):
+            return False
+        flat = itertools.chain.from_iterable
+        if not all(map(operator.is_, flat(self.rows), flat(other.rows))) and not self._reads_the_same(other):
+            return False
+        if [name for name, _ in self.held] != [name for name, _ in other.held]:
+            return False
+        values = zip(self.held, other.held, strict=True)
+        if not all(mine is yours or isinstance(mine, fx.GraphModule) for (_, mine), (_, yours) in values):
+            return False
+        return all(one.is_same(two) for one, two in zip(self.children, other.children, strict=True))
+
+    def _reads_the_same(self, other: GraphState) -> bool:
+        """Compare as text where objects differ: sizes are symbols, and comparing those would make guards."""
+        for one, two, mine, yours in zip(self.rows, other.rows, self.nodes, other.nodes, strict=True):
+            if all(map(operator.is_, one, two)):
+                continue
+            if mine.op != yours.op or one[3] != two[3] or repr(one[1:3]) != repr(two[1:3]):
+                return False
+            if one[0] is not two[0] and not (isinstance(one[0], str) and one[0] == two[0]):
+                return False
+        return True
+
+    def iterate_nodes(self) -> Iterator[tuple[fx.Node, Row]]:
+        """All nodes with what they held, those of submodules too."""
+        yield from zip(self.nodes, self.rows, strict=True)
+        for child in self.children:
+            yield from child.iterate_nodes()
+
+
+class GraphCopy:
+    """The copy of one graph."""
+
+    __slots__ = ("_metas", "_nodes", "_rows")
+
+    def __init__(self, state: GraphState) -> None:
+        self._nodes, self._rows = state.nodes, state.rows
+        self._metas = [node.meta.copy() for node in state.nodes]
+
+    @property
+    def called_targets(self) -> set[Any]:
+        """The targets of the nodes: operators, functions, names of methods."""
+        rows = zip(self._nodes, self._rows, strict=True)
+        return {target for node, (target, _, _, _) in rows if node.op in ("call_function", "call_method")}
+
+    def build(self) -> fx.Graph:
+        """A graph of its own in a topological order that keeps the present order wherever it can.
+
+        Some rules leave the live graph out of order until their stage ends. Of one with a cycle, which has no order,
+        a graph that raises stands in.
+        """
+        graph = fx.Graph()
+        made: dict[fx.Node, fx.Node] = {}
+        held = {node: position for position, node in enumerate(self._nodes)}
+        ordered = self._sort_nodes(held)
+        for node in [node for node in self._nodes if node.op == "placeholder"] if ordered is None else ordered:
+            target, args, kwargs, name = self._rows[held[node]]
+            new_args, new_kwargs = (fx.node.map_arg(given, made.__getitem__) for given in (args, kwargs))
+            made[node] = graph.create_node(node.op, target, new_args, new_kwargs, name, node.type)
+            made[node].meta = self._metas[held[node]]
+        if ordered is None:
+            graph.output(graph.call_function(_raise_cycle))
+        return graph
+
+    def _sort_nodes(self, held: dict[fx.Node, int]) -> list[fx.Node] | None:
+        sources: list[dict[fx.Node, None]] = []
+        for _, args, kwargs, _ in self._rows:
+            sources.append({})
+            fx.node.map_arg((args, kwargs), sources[-1].setdefault)
+        done: set[fx.Node] = set()
+        waiting: set[fx.Node] = set()
+        ordered: list[fx.Node] = []
+        for root in self._nodes:
+            stack = [root]
+            while stack:
+                node = stack[-1]
+                missing = [source for source in sources[held[node]] if source not in done]
+                if node in done:
+                    stack.pop()
+                elif missing and (node in waiting or not all(source in held for source in missing)):
+                    return None
+                elif missing:
+                    waiting.add(node)
+                    stack.extend(reversed(missing))
+                else:
+                    done.add(node)
+                    waiting.discard(node)
+                    ordered.append(node)
+                    stack.pop()
+        return ordered
+
+
+def _raise_cycle() -> None:
+    raise ValueError("the graph is no graph of a program: its nodes need each other, or one that is not in it")
+
+
+def resolve_path(module: Any, path: str) -> Any:
+    """Return the value that a dotted path names in a module; None if there is none."""
+    for part in path.split("."):
+        module = getattr(module, part, None)
+    return module
+
+
+# The record of a compile.
 
 Direction = Literal["forward", "backward", "joint", "inference"]
 
@@ -131,13 +260,10 @@ class Opaque:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A graph as it stood between two rewrites; ``attributes`` holds what its get_attr nodes name.
+    """A graph as it stood between two rewrites, built when it is needed: most are never replayed."""
 
-    ``copied`` is the graph, or what it is built from when it is needed: most snapshots are never replayed.
-    """
-
-    copied: fx.Graph | GraphCopy
-    attributes: Mapping[str, Any]
+    copied: fx.Graph | GraphCopy  # the graph, or what it is built from
+    attributes: Mapping[str, Any]  # what its get_attr nodes name
     opaque: Mapping[int, Opaque]
 
     @functools.cached_property
@@ -195,11 +321,8 @@ class GraphPartition:
     backward: Snapshot
 
 
-@dataclass
-class CallInputs:
-    """One execution of a compiled graph: its real inputs, as they were before the call."""
-
-    inputs: list[Any]
+CallInputs = list[Any]
+"""The real inputs of one execution of a compiled graph, as they were before the call."""
 
 
 @dataclass(frozen=True)
@@ -228,27 +351,21 @@ class ChangedTangent:
 
 @dataclass
 class Frame:
-    """One call of the backend by dynamo: one captured graph and all that was made of it.
-
-    ``parameters`` are those that dynamo left inside its graph, as it does where they will be frozen. ``analysis`` is
-    what AOTAutograd said of the graph's inputs and outputs.
-    """
+    """One call of the backend by dynamo: one captured graph and all that was made of it."""
 
     index: int
     records: list[GraphRecord] = field(default_factory=list)
     dynamo_calls: list[CallInputs] = field(default_factory=list)
     forward_calls: list[CallInputs] = field(default_factory=list)
     backward_calls: list[CallInputs] = field(default_factory=list)
-    parameters: list[torch.Tensor] = field(default_factory=list)
+    parameters: list[torch.Tensor] = field(default_factory=list)  # left inside of dynamo's graph, to be frozen
     partitions: list[GraphPartition] = field(default_factory=list)
     analysis: MetadataAnalysis | None = None
 
     def find_record(self, stage: str, direction: str | None = None) -> GraphRecord | None:
         """The record of a stage (and direction), or None where the stage did not run."""
-        for record in self.records:
-            if record.stage == stage and direction in (None, record.direction):
-                return record
-        return None
+        found = (each for each in self.records if each.stage == stage and direction in (None, each.direction))
+        return next(found, None)
 
 
 Outcome = Literal["fired", "refused", "vetoed"]
@@ -256,60 +373,39 @@ Outcome = Literal["fired", "refused", "vetoed"]
 
 @dataclass(frozen=True)
 class ReachedRule:
-    """Something else than a rewrite that a compile used: a decomposition, a lowering, a shape of fused kernel.
-
-    ``outcome`` is ``fired``, or ``fallback`` for an operator that is not lowered but called.
-    """
+    """Something else than a rewrite that a compile used: a decomposition, a lowering, a shape of fused kernel."""
 
     stage: str
     name: str
-    outcome: Literal["fired", "fallback"]
+    outcome: Literal["fired", "fallback"]  # the latter for an operator that is not lowered but called
 
 
 @dataclass
 class Ledger:
-    """Record of one compile. ``coverage`` counts rules by the outcome of their matches.
-
-    ``inside`` tells in which pass of the user's own a pattern was applied. ``unreplayed`` are rules that worked on
-    something else than a graph, so that no replay can judge them. ``graphs`` counts what dynamo captured, for
-    whatever backend, and ``graph_breaks`` says why it stopped. ``lowered`` holds what is behind the graph passes, where
-    that was watched. ``reached`` counts decompositions, lowerings and kernels of a recorded compile. ``unseen`` is what
-    could not be watched. ``interpreted`` is what happened to the kernels of a target. ``checks`` counts what refused
-    those rules whose refusals are explained (:mod:`.refusals`). ``changed_tangents`` are those of which a
-    backward pass was given other values.
-    """
+    """Record of one compile."""
 
     frames: list[Frame] = field(default_factory=list)
-    coverage: Counter[tuple[Label, Outcome]] = field(default_factory=Counter)
-    inside: dict[Label, Label] = field(default_factory=dict)
-    unreplayed: list[Label] = field(default_factory=list)
-    graphs: int = 0
+    coverage: Counter[tuple[Label, Outcome]] = field(default_factory=Counter)  # rules by the outcome of matches
+    inside: dict[Label, Label] = field(default_factory=dict)  # the user's pass in which a pattern was applied
+    unreplayed: list[Label] = field(default_factory=list)  # rules that worked on something else than a graph
+    graphs: int = 0  # that dynamo captured, for whatever backend
     graph_breaks: tuple[str, ...] = ()
     failed_in: Label | None = None
     unseen: UnseenLog = field(default_factory=UnseenLog)
     lowered: list[LoweredGraph] = field(default_factory=list)
     reached: Counter[ReachedRule] = field(default_factory=Counter)
     interpreted: KernelLog = field(default_factory=KernelLog)
-    checks: Counter[tuple[Label, str]] = field(default_factory=Counter)
+    checks: Counter[tuple[Label, str]] = field(default_factory=Counter)  # of rules whose refusals are explained
     changed_tangents: list[ChangedTangent] = field(default_factory=list)
 
     def record_unseen(self, unseen: Unseen, error: BaseException | None = None) -> None:
         """Record a missed observation."""
         self.unseen.note(unseen)
 
-    def has_unseen(self, *stages: str) -> bool:
-        """Return whether the ledger missed something that may matter in one of these stages (in any, if none is named).
-
-        A veto in such a stage may never have run: that the divergence stays says nothing then, and an empty record of
-        the stage does not show that nothing happened in it.
-        """
-        return self.unseen.has_unseen(*stages)
-
     def list_rewrites(self) -> list[tuple[Frame, GraphRecord, Rewrite]]:
         """All rewrites of all frames, in the order in which they happened."""
-        return [
-            (frame, record, rewrite) for frame in self.frames for record in frame.records for rewrite in record.rewrites
-        ]
+        records = [(frame, record) for frame in self.frames for record in frame.records]
+        return [(frame, record, rewrite) for frame, record in records for rewrite in record.rewrites]
 
 
 @dataclass
@@ -327,10 +423,6 @@ class ProbeLedgers:
     # what a fake tensor says of an operator whose description is wrong and whose kernel is to be asked
     metadata: tuple[int, ...] = ()
 
-    def list_ledgers(self) -> Sequence[Ledger]:
-        """The ledgers of all compiles."""
-        return self.trained, self.inferred, self.frozen, self.vetoed, self.generated, self.changed
-
 
 Keep = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -338,11 +430,7 @@ Keep = Callable[[dict[str, Any]], dict[str, Any]]
 def take_snapshot(
     module: fx.GraphModule, opaque: Mapping[int, Opaque], keep: Keep = dict, state: GraphState | None = None
 ) -> Snapshot:
-    """Copy a graph; the live one is never sorted or touched.
-
-    Submodules (bodies of higher-order operators) are copied with their graphs. ``keep`` copies what the graph names
-    in its module; without it, tensors are shared. ``state`` is the graph as it stands, where that is known.
-    """
+    """Copy a graph (``state``, if it is known) with its submodules; ``keep`` copies what it names in its module."""
     state = state or GraphState(module)
     return Snapshot(GraphCopy(state), collect_attributes(state, keep), dict(opaque))
 
@@ -354,17 +442,12 @@ def is_lowering_handler(target: object) -> bool:
 
 def collect_attributes(state: GraphState, keep: Keep = dict) -> dict[str, Any]:
     """Return the values that the get_attr and call_module nodes of a graph name, submodules copied."""
-    children = iter(state.children)
-    return keep(
-        {
-            name: _copy_module(next(children), keep) if isinstance(value, fx.GraphModule) else value
-            for name, value in state.held
-        }
-    )
-
-
-def _copy_module(state: GraphState, keep: Keep) -> fx.GraphModule:
-    return fx.GraphModule(collect_attributes(state, keep), GraphCopy(state).build())
+    held, children = dict(state.held), iter(state.children)
+    for name, value in state.held:
+        if isinstance(value, fx.GraphModule):
+            child = next(children)
+            held[name] = fx.GraphModule(collect_attributes(child, keep), GraphCopy(child).build())
+    return keep(held)
 
 
 # Record of one watched compile behind a graph's passes: the IR, the kernels and the values that they wrote.
@@ -407,65 +490,51 @@ class OverwrittenBuffer:
 
 @dataclass
 class GraphCall:
-    """One execution: what each kernel wrote, by kernel and buffer, what it returned, and what it left in its inputs.
+    """One execution of a compiled graph."""
 
-    ``running`` is the kernel that never returned.
-    """
-
-    written: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
+    written: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)  # by kernel and buffer
     overwritten: list[OverwrittenBuffer] = field(default_factory=list)
     outputs: list[object] | None = None
     inputs_after: dict[int, torch.Tensor] = field(default_factory=dict)
-    running: int | None = None
+    running: int | None = None  # the kernel that never returned
     last: dict[str, tuple[int, torch.Tensor]] = field(default_factory=dict)
     kept: int = 0
 
 
 @dataclass(frozen=True)
 class LoweringFailure:
-    """Place behind the passes where an exception rose: the operator being lowered, or the kernel being made or run.
+    """Place behind the passes where an exception rose: the operator being lowered, or the kernel being made or run."""
 
-    ``place`` is the stage at work. ``source`` and ``line`` are those of the compiler's code that raised; ``operators``
-    are those whose code could not be written. ``refused`` is the whole message of the compiler that the generated
-    code was given to, if it refused that.
-    """
-
-    place: str
+    place: str  # the stage at work
     nodes: tuple[str, ...] = ()
     kernel: str | None = None
     message: str = ""
-    source: str | None = None
+    source: str | None = None  # of the compiler's code that raised, as the line
     line: int | None = None
-    operators: tuple[str, ...] = ()
-    refused: str | None = None
+    operators: tuple[str, ...] = ()  # whose code could not be written
+    refused: str | None = None  # the whole message of the compiler that refused the generated code
 
 
 @dataclass
 class LoweredGraph:
-    """One graph that was lowered; ``snapshot`` is what was lowered, ``values`` the IR of each node.
-
-    ``marks`` says how many operations of the IR there were once a node was lowered. ``sources``, ``statements`` and
-    ``generators`` (the classes of the code generator, most derived first) go by the names of kernels. ``cudagraphs``
-    says that Inductor found no reason against recording the compiled graph as a CUDA graph. ``program`` is the text of
-    the generated program.
-    """
+    """One graph that was lowered, and what was made of it."""
 
     frame: int
     direction: str
     graph: GraphLowering
     snapshot: Snapshot
     labels: Mapping[str, str]
-    values: dict[str, object] = field(default_factory=dict)
-    marks: dict[str, int] = field(default_factory=dict)
+    values: dict[str, object] = field(default_factory=dict)  # the IR of each node
+    marks: dict[str, int] = field(default_factory=dict)  # operations of the IR once a node was lowered
     kernels: list[Kernel] = field(default_factory=list)
-    sources: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)  # by the names of kernels, as what follows
     statements: dict[str, list[KernelStatement]] = field(default_factory=dict)
     generators: dict[str, tuple[str, ...]] = field(default_factory=dict)
     scheduler: Scheduler | None = None
     calls: list[GraphCall] = field(default_factory=list)
     failed: LoweringFailure | None = None
-    cudagraphs: bool = False
-    program: str = ""
+    cudagraphs: bool = False  # whether Inductor has no reason against recording it as a CUDA graph
+    program: str = ""  # the text of the generated program
 
     def find_node(self, name: str) -> fx.Node | None:
         """The node of that name in the graph that was lowered."""
@@ -492,12 +561,7 @@ class LoweredGraph:
         return tuple(name for backend in inner for name in list_class_names(backend))
 
     def record_failure(
-        self,
-        place: str,
-        nodes: tuple[str, ...],
-        error: BaseException,
-        kernel: str | None = None,
-        operator: str | None = None,
+        self, place: str, nodes: tuple[str, ...], error: BaseException, kernel: str | None = None, operator: str = ""
     ) -> None:
         """Note where an exception rose first; ``operator`` is the one whose code was being written."""
         if self.failed is None:

@@ -9,10 +9,11 @@ import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import fx
+from torch._inductor.pattern_matcher import Match, PatternEntry, PatternMatcherPass
+from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
 from fuzzcompile.compiler import custom_code
 from fuzzcompile.compiler.torch_config import load_config
@@ -20,14 +21,9 @@ from fuzzcompile.compiler.watch import rule_labels
 from fuzzcompile.compiler.watch.ledger import Label, Unseen, format_reason
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.rule_labels import is_explained, run_explained
-from fuzzcompile.compiler.watch.torch_patch import Function, OriginalCall, Patch, contain_errors, run_contained
+from fuzzcompile.compiler.watch.torch_patch import Function, Patch, contain_errors, run_contained
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import GRAPH_STAGES, JOINT_GRAPH, PARTITION, SCHEDULER
-
-if TYPE_CHECKING:
-    from torch._inductor.pattern_matcher import Match, PatternEntry, PatternMatcherPass
-    from torch.fx.passes.graph_transform_observer import GraphTransformObserver
-
 
 # Functions of torch that change a graph and are run as no observed pass: found by their first parameter.
 
@@ -35,39 +31,26 @@ _PACKAGE = "torch._inductor.fx_passes"
 _PASSES = facts().passes
 
 
-def list_plain_patches(recorder: Recorder) -> Sequence[Patch[Recorder]]:
+def list_plain_patches(recorder: Recorder | None = None) -> Sequence[Patch[Recorder]]:
     """A patch for each such function of the modules loaded so far."""
-    return _make_patches(_list_modules(len(sys.modules)))
+    names = (name for name in list(sys.modules) if name.startswith(_PACKAGE) or name in _PASSES.modules)
+    return _make_patches(tuple(names))
 
 
 def list_plain_passes() -> list[str]:
     """Names of the functions that are watched, of the modules loaded so far."""
-    return sorted({patch.attribute for patch in _make_patches(_list_modules(len(sys.modules)))})
-
-
-@functools.lru_cache(maxsize=1)
-def _list_modules(loaded: int) -> tuple[types.ModuleType, ...]:
-    """The modules that hold passes; looked for anew when as many as ``loaded`` are others."""
-    return tuple(
-        module
-        for name, module in list(sys.modules.items())
-        if isinstance(module, types.ModuleType) and (name.startswith(_PACKAGE) or name in _PASSES.modules)
-    )
+    return sorted({patch.attribute for patch in list_plain_patches()})
 
 
 @functools.lru_cache(maxsize=4)
-def _make_patches(modules: tuple[types.ModuleType, ...]) -> tuple[Patch[Recorder], ...]:
+def _make_patches(modules: tuple[str, ...]) -> tuple[Patch[Recorder], ...]:
+    stages = (*GRAPH_STAGES, PARTITION)
     return tuple(
         Patch(
-            f"pass {name}",
-            (*GRAPH_STAGES, PARTITION),
-            f"changes of the graph by {name}",
-            module.__name__,
-            name,
-            functools.partial(_run_plain, name),
+            f"pass {name}", stages, f"changes of the graph by {name}", module, name, functools.partial(_run_plain, name)
         )
         for module in modules
-        for name, value in list(vars(module).items())
+        for name, value in list(vars(sys.modules[module]).items())
         if _changes_graphs(name, value)
     )
 
@@ -77,28 +60,19 @@ def _changes_graphs(name: str, value: object) -> bool:
     if name in _PASSES.stages or name.lstrip("_").startswith(_PASSES.reading):
         return False
     own = isinstance(value, types.FunctionType)
-    if not own and not type(value).__module__.startswith(_PACKAGE):
-        return False
+    of_passes = own or type(value).__module__.startswith(_PACKAGE)
     function = value if own else vars(type(value)).get("__call__")
-    if not isinstance(function, types.FunctionType) or not function.__module__.startswith("torch."):
+    if not of_passes or not isinstance(function, types.FunctionType) or not function.__module__.startswith("torch."):
         return False
     parameters = function.__code__.co_varnames[: function.__code__.co_argcount][0 if own else 1 :]
-    if not parameters:
-        return False
     hints = function.__annotations__
-    if len(parameters) > 1 and (
-        parameters[1].rstrip("s").endswith("node") or _get_type_name(hints.get(parameters[1])) == "Node"
-    ):
-        return False  # edits a node on behalf of a pass
+    second = parameters[1] if len(parameters) > 1 else ""
+    edits_node = second.rstrip("s").endswith("node") or _get_type_name(hints.get(second)) == "Node"
+    if not parameters or edits_node:  # on behalf of a pass
+        return False
     takes = parameters[0] in _PASSES.graph_parameters or _get_type_name(hints.get(parameters[0])) in _PASSES.graph_types
-    return takes and _get_type_name(hints.get("return")) in (
-        "",
-        "None",
-        "NoneType",
-        "int",
-        "bool",
-        *_PASSES.graph_types,
-    )
+    returned = ("", "None", "NoneType", "int", "bool", *_PASSES.graph_types)
+    return takes and _get_type_name(hints.get("return")) in returned
 
 
 def _get_type_name(hint: object) -> str:
@@ -107,16 +81,12 @@ def _get_type_name(hint: object) -> str:
     return text.rsplit(".", 1)[-1]
 
 
-def _run_plain(name: str, recorder: Recorder, original: OriginalCall, *args: object, **kwargs: object) -> object:
-    by_rule, function, graph = name in _PASSES.by_rule, original.__wrapped__, args[0] if args else None
-    if not isinstance(graph, (fx.Graph, fx.GraphModule)):
-        return original(*args, **kwargs)
-    if not recorder.owns(graph):
-        if recorder.stage_name != PARTITION or not isinstance(graph, fx.GraphModule):
-            return original(*args, **kwargs)
+def _run_plain(name: str, recorder: Recorder, original: Function, *args: object, **kwargs: object) -> object:
+    by_rule, function, graph = name in _PASSES.by_rule, vars(original)["__wrapped__"], args[0] if args else None
+    if isinstance(graph, fx.GraphModule) and recorder.stage_name == PARTITION and not recorder.owns(graph):
         with recorder.record_partition(graph, part=True):
             return _run_plain(name, recorder, original, *args, **kwargs)
-    if recorder.in_observed_pass and not by_rule:
+    if not recorder.owns(graph) or (recorder.in_observed_pass and not by_rule):
         return original(*args, **kwargs)
     rewrite = type(args[1]).__name__ if by_rule and len(args) > 1 else name
     source, line = rule_labels.find_source(function if hasattr(function, "__code__") else type(function).__call__)
@@ -124,7 +94,8 @@ def _run_plain(name: str, recorder: Recorder, original: OriginalCall, *args: obj
     label = Label(recorder.stage_name, within, rewrite, source, line)
     # What stands for a run that changed nothing, by the kind of the function's result.
     unchanged = {"nothing": None, "number": 0, "graph": graph}
-    if recorder.refuses_plain(label, lambda: _find_result_kind(function) in unchanged):
+    container = rewrite.endswith("passes")  # it only runs others
+    if recorder.refuses(label, container=container, can=lambda: _find_result_kind(function) in unchanged):
         return unchanged[_find_result_kind(function)]
     if by_rule:
         recorder.note_surrounding(label)
@@ -162,7 +133,6 @@ def _find_result_kind(function: Function) -> str:
 
 
 def _iterate_own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function without those of functions inside it."""
     for child in ast.iter_child_nodes(tree):
         if not isinstance(child, (ast.FunctionDef, ast.Lambda, ast.ClassDef)):
             yield child
@@ -189,7 +159,7 @@ def wrap_observed_pass(
         label = rule_labels.make_callable_label(function, recorder.stage_name, observer.passname)
     else:
         label = rule_labels.make_pass_label(function, recorder.stage_name, observer.passname)
-    if recorder.refuses_pass(label, container=container):
+    if recorder.refuses(label, container=container):
         return None
     with recorder.record_pass(label):
         return original(observer, function)
@@ -220,9 +190,6 @@ def wrap_fusion_passes(
 def _watch_fusion(recorder: Recorder, name: str, function: Function) -> Function:
     label = rule_labels.make_callable_label(function, SCHEDULER, name)
 
-    def make_unseen(why: str) -> Unseen:
-        return Unseen("fusion pass", why, (SCHEDULER,), "passes over the scheduler's nodes")
-
     def fuse(original: Function, nodes: object) -> object:
         if recorder.refuses(label):
             return nodes
@@ -232,7 +199,8 @@ def _watch_fusion(recorder: Recorder, name: str, function: Function) -> Function
         recorder.count(label, "fired")
         return result
 
-    return contain_errors(recorder, make_unseen, fuse, function)
+    shows = "passes over the scheduler's nodes"
+    return contain_errors(recorder, lambda why: Unseen("fusion pass", why, (SCHEDULER,), shows), fuse, function)
 
 
 def wrap_pattern_pass(
@@ -242,74 +210,66 @@ def wrap_pattern_pass(
     if not recorder.owns(graph):
         return original(patterns, graph)
     pass_name = recorder.pass_name or getattr(patterns, "pass_name", None)
-    watched: list[_WatchedEntry] = []
-    try:
+    with contextlib.ExitStack() as stack:
         for entry in custom_code.list_entries([patterns]):
-            if type(entry.extra_check) is not _WatchedEntry:  # as it is in a pass that runs itself again
-                watched.append(_WatchedEntry(recorder, entry, pass_name))
+            if not hasattr(entry.extra_check, rule_labels.OWN_CHECK):  # as it is in a pass that runs itself again
+                stack.callback(_watch_entry(recorder, entry, pass_name))
         return original(patterns, graph)
-    finally:
-        for watching in watched:
-            watching.restore()
 
 
-class _WatchedEntry:
-    """The check that an entry of a pattern table has while its table is applied; also puts an apply in its place.
+def _watch_entry(recorder: Recorder, entry: PatternEntry, pass_name: str | None) -> Callable[[], None]:
+    """Put another check, and another apply, in the place of an entry's; what is returned puts its own back.
 
     A veto belongs into the check and not into apply: the checks trace replacements and may raise themselves, and a
     match vetoed later would still be counted by passes that loop until nothing matches.
     """
+    stage, own_apply, own_check = recorder.stage_name, vars(entry).get("apply"), entry.extra_check
+    original_apply = entry.apply
 
-    __slots__ = ("__wrapped_check__", "_apply", "_entry", "_label", "_own", "_pass_name", "_recorder", "_stage")
+    def make_unseen(why: str) -> Unseen:
+        return Unseen("pattern entry", why, (stage,), "names and matches of patterns")
 
-    def __init__(self, recorder: Recorder, entry: PatternEntry, pass_name: str | None) -> None:
-        self._recorder, self._entry, self._pass_name = recorder, entry, pass_name
-        self._stage = recorder.stage_name
-        self._label: Label | None = None
-        self._own = entry.__dict__.get("apply")
-        self.__wrapped_check__, self._apply = entry.extra_check, entry.apply
-        entry.extra_check, entry.apply = self, self.apply  # type: ignore[method-assign]
+    label: Label | None = None
 
-    def restore(self) -> None:
-        self._entry.extra_check = self.__wrapped_check__
-        if self._own is None:
-            del self._entry.__dict__["apply"]
-        else:
-            self._entry.apply = self._own  # type: ignore[method-assign]
+    def get_label() -> Label:  # it costs a look into closures: made for those that match something
+        nonlocal label
+        try:
+            label = label or rule_labels.make_entry_label(entry, stage, pass_name)
+        except Exception as error:  # a kind of entry that no torch has had yet; it goes by its class instead
+            recorder.record_unseen(make_unseen(format_reason(error)), error)
+            label = Label(stage, pass_name, type(entry).__name__)
+        return label
 
-    def get_label(self) -> Label:
-        """Name of the entry, which costs a look into closures: made for those that match something."""
-        if self._label is None:
-            try:
-                self._label = rule_labels.make_entry_label(self._entry, self._stage, self._pass_name)
-            except Exception as error:  # a kind of entry that no torch has had yet; it goes by its class instead
-                self._recorder.record_unseen(self._make_unseen(format_reason(error)), error)
-                self._label = Label(self._stage, self._pass_name, type(self._entry).__name__)
-        return self._label
-
-    def __call__(self, match: Match) -> bool:
-        return bool(run_contained(self._recorder, self._make_unseen, self._check, self.__wrapped_check__, match))
-
-    def _check(self, check: Function, match: Match) -> bool:
-        label = self.get_label()
-        if self._recorder.refuses(label):
+    def run_check(original: Function, match: Match) -> bool:
+        rule = get_label()
+        if recorder.refuses(rule):
             return False
-        with self._recorder.blame(label):
-            explains = is_explained(label.stage, label.rewrite)
-            accepted, why = run_explained(check, match) if explains else (bool(check(match)), "")
+        with recorder.blame(rule):
+            explains = is_explained(rule.stage, rule.rewrite)
+            accepted, why = run_explained(original, match) if explains else (bool(original(match)), "")
         if not accepted:
-            self._recorder.count(label, "refused")
-            self._recorder.ledger.checks.update([(label, why)] if why else ())
+            recorder.count(rule, "refused")
+            recorder.ledger.checks.update([(rule, why)] if why else ())
         return accepted
 
-    def apply(self, match: Match, graph: fx.Graph, node: fx.Node) -> None:
-        run_contained(self._recorder, self._make_unseen, self._apply_recorded, self._apply, match, graph, node)
+    def check(match: Match) -> bool:
+        return bool(run_contained(recorder, make_unseen, run_check, own_check, match))
 
-    def _apply_recorded(self, original: Function, match: Match, graph: fx.Graph, node: fx.Node) -> None:
-        self._recorder.apply_pattern(self.get_label(), match, node, lambda: original(match, graph, node))
+    def run_apply(original: Function, match: Match, graph: fx.Graph, node: fx.Node) -> None:
+        recorder.apply_pattern(get_label(), match, node, lambda: original(match, graph, node))
 
-    def _make_unseen(self, why: str) -> Unseen:
-        return Unseen("pattern entry", why, (self._stage,), "names and matches of patterns")
+    def apply(*args: object) -> None:
+        run_contained(recorder, make_unseen, run_apply, original_apply, *args)
+
+    def restore() -> None:
+        entry.extra_check = own_check
+        vars(entry).pop("apply")
+        vars(entry).update({} if own_apply is None else {"apply": own_apply})
+
+    vars(check)[rule_labels.OWN_CHECK] = own_check
+    entry.extra_check = check
+    vars(entry)["apply"] = apply
+    return restore
 
 
 def wrap_dead_code(recorder: Recorder, original: Function, graph: fx.Graph, *args: object, **kwargs: object) -> object:

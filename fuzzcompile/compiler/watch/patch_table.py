@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fuzzcompile.compiler import graph_breaks, torch_config
@@ -38,6 +39,30 @@ from fuzzcompile.model.stages import (
 # Probes: what each patch alone shows of a few small compiles (:mod:`~fuzzcompile.compiler.watch.conformance` makes
 # them); None if it holds, or what is wrong.
 
+_Read = Callable[[ProbeLedgers], Any]
+
+
+def _expect(what: str, read: _Read, wanted: object = None) -> PatchProbe:
+    """What was recorded is ``wanted``; if that is None, there is anything at all."""
+
+    def probe(findings: ProbeLedgers) -> str | None:
+        found = read(findings)
+        if wanted is None:
+            return None if found else f"{what}: none"
+        return None if found == wanted else f"{what}: {found} instead of {wanted}"
+
+    return probe
+
+
+def _find(name: str, read: _Read) -> PatchProbe:
+    """``name`` is among the names recorded, or within one of them."""
+
+    def probe(findings: ProbeLedgers) -> str | None:
+        names = [str(found) for found in read(findings)]
+        return None if any(name in found for found in names) else f"{name} is not in {', '.join(names) or 'the record'}"
+
+    return probe
+
 
 def _get_frame(ledger: Ledger) -> Frame:
     if len(ledger.frames) != 1:
@@ -58,33 +83,37 @@ def _get_record(ledger: Ledger, stage: str, direction: str | None = None) -> Gra
     return record
 
 
-def _records(compile_name: str, stage: str, direction: str) -> PatchProbe:
-    def probe(findings: ProbeLedgers) -> None:
-        _get_record(getattr(findings, compile_name), stage, direction)
-
-    return probe
+def _records(compiled: str, stage: str, direction: str) -> PatchProbe:
+    return _expect("graphs", lambda findings: _get_record(getattr(findings, compiled), stage, direction))
 
 
-def _rewrites(compile_name: str, rewrite: str, stage: str | None = None, direction: str | None = None) -> PatchProbe:
-    def probe(findings: ProbeLedgers) -> str | None:
-        ledger = getattr(findings, compile_name)
+def _rewrites(compiled: str, rewrite: str, stage: str | None = None, direction: str | None = None) -> PatchProbe:
+    def list_names(findings: ProbeLedgers) -> list[str]:
+        ledger: Ledger = getattr(findings, compiled)
         if stage is not None:
             _get_record(ledger, stage, direction)
-        seen = [
+        return [
             found.label.rewrite
             for _, record, found in ledger.list_rewrites()
             if stage in (None, record.stage) and direction in (None, record.direction)
         ]
-        return None if rewrite in seen else f"{rewrite} is not in the record: {', '.join(seen) or 'empty'}"
 
-    return probe
+    return _find(rewrite, list_names)
 
 
 def _reaches(stage: str) -> PatchProbe:
-    def probe(findings: ProbeLedgers) -> str | None:
-        return None if any(rule.stage == stage for rule in findings.generated.reached) else "nothing was counted"
+    return _expect("counts", lambda findings: [rule for rule in findings.generated.reached if rule.stage == stage])
 
-    return probe
+
+def _lowers(attribute: str) -> PatchProbe:
+    return _expect(attribute, lambda findings: getattr(_get_lowered(findings.generated), attribute))
+
+
+def _writes_line(operator: str) -> PatchProbe:
+    def list_operators(findings: ProbeLedgers) -> list[str]:
+        return [line.operator for lines in _get_lowered(findings.generated).statements.values() for line in lines]
+
+    return _find(operator, list_operators)
 
 
 def _writes_values(*, extern: bool) -> PatchProbe:
@@ -97,43 +126,21 @@ def _writes_values(*, extern: bool) -> PatchProbe:
     return probe
 
 
-def _writes_line(operator: str) -> PatchProbe:
-    """A line of code is known to belong to ``operator``."""
-
-    def probe(findings: ProbeLedgers) -> str | None:
-        written = {line.operator for lines in _get_lowered(findings.generated).statements.values() for line in lines}
-        return None if operator in written else f"no line of code for {operator}"
-
-    return probe
-
-
-def _probe_entry(findings: ProbeLedgers) -> str | None:
+def _count_calls(findings: ProbeLedgers) -> tuple[int, int, int]:
     frame = _get_frame(findings.trained)
-    calls = (len(frame.dynamo_calls), len(frame.forward_calls), len(frame.backward_calls))
-    return None if calls == (1, 1, 1) else f"calls recorded: {calls} instead of (1, 1, 1)"
+    return len(frame.dynamo_calls), len(frame.forward_calls), len(frame.backward_calls)
 
 
-def _probe_analysis(findings: ProbeLedgers) -> str | None:
-    said = _get_frame(findings.trained).analysis
-    return None if said is not None and list(said.gradients) == [True] else f"it says {said}"
-
-
-def _probe_partition(findings: ProbeLedgers) -> str | None:
-    cut = _get_frame(findings.trained).partitions
-    recorded = len(cut) == 1 and cut[0].backward.operator_names
-    return None if recorded else "the partition of the joint graph was not recorded"
+def _list_frozen_inputs(findings: ProbeLedgers) -> list[int]:
+    """The numbers of inputs of the graphs that freezing worked on, in order."""
+    records = [record for record in _get_frame(findings.frozen).records if record.stage == FREEZING]
+    return [len(record.snapshots[0].graph.find_nodes(op="placeholder")) for record in records]
 
 
 def _probe_frozen_parameters(findings: ProbeLedgers) -> str | None:
     """Once parameters are constants, the graph has one input left, and a record of its own."""
-    records = [record for record in _get_frame(findings.frozen).records if record.stage == FREEZING]
-    inputs = [len(record.snapshots[0].graph.find_nodes(op="placeholder")) for record in records]
+    inputs = _list_frozen_inputs(findings)
     return None if inputs and inputs[-1] == 1 < inputs[0] else f"inputs of the graphs recorded: {inputs}"
-
-
-def _probe_weights_layout(findings: ProbeLedgers) -> str | None:
-    records = [record for record in _get_frame(findings.frozen).records if record.stage == FREEZING]
-    return None if len(records) > 2 else "no record of its own"
 
 
 def _probe_pattern_pass(findings: ProbeLedgers) -> str | None:
@@ -144,35 +151,34 @@ def _probe_pattern_pass(findings: ProbeLedgers) -> str | None:
     return None if vetoed else "a veto of the planted pattern had no effect"
 
 
-def _probe_fusion_passes(findings: ProbeLedgers) -> str | None:
-    seen = [label.rewrite for label in findings.generated.unreplayed]
-    return None if "fusion_probe" in seen else f"fusion_probe was not recorded: {', '.join(seen) or 'nothing'}"
+def _read_analysis(findings: ProbeLedgers) -> object:
+    return getattr(_get_frame(findings.trained).analysis, "gradients", None)
 
 
-def _lowers(attribute: str) -> PatchProbe:
-    """That of the lowered graph was recorded."""
-
-    def probe(findings: ProbeLedgers) -> str | None:
-        return None if getattr(_get_lowered(findings.generated), attribute) else f"the lowered graph has no {attribute}"
-
-    return probe
+def _list_cuts(findings: ProbeLedgers) -> list[bool]:
+    return [bool(cut.backward.operator_names) for cut in _get_frame(findings.trained).partitions]
 
 
-def _probe_fallback(findings: ProbeLedgers) -> str | None:
-    names = [kernel.name for kernel in _get_lowered(findings.changed).kernels if kernel.extern]
-    return None if any("cos" in name for name in names) else f"no fallback among the calls of libraries: {names}"
+def _list_cpp_operators(findings: ProbeLedgers) -> list[str]:
+    lowered = _get_lowered(findings.generated)
+    return [name for kernel in lowered.kernels if not kernel.extern and lowered.sources for name in kernel.nodes]
 
 
 def _list_nests(ledger: Ledger) -> list[Any]:
     return list(getattr(_get_lowered(ledger).scheduler, "nodes", ()))
 
 
-def _probe_fusion(findings: ProbeLedgers) -> str | None:
-    fused, apart = (
-        sum(len(node.get_nodes()) > 1 for node in _list_nests(ledger))
-        for ledger in (findings.generated, findings.changed)
-    )
-    return None if fused and not apart else f"fused loops: {fused}; where they were to stay apart: {apart}"
+def _fuses(ledger: Ledger) -> bool:
+    return any(len(node.get_nodes()) > 1 for node in _list_nests(ledger))
+
+
+def _computes_scalars(ledger: Ledger) -> bool:
+    return any("std::exp(" in source for source in _get_lowered(ledger).sources.values())
+
+
+def _compare(what: str, read: Callable[[Ledger], bool], *wanted: bool) -> PatchProbe:
+    """``read`` gives the first without the change, the second with it."""
+    return _expect(what, lambda findings: (read(findings.generated), read(findings.changed)), wanted)
 
 
 def _probe_separate_kernels(findings: ProbeLedgers) -> str | None:
@@ -181,34 +187,9 @@ def _probe_separate_kernels(findings: ProbeLedgers) -> str | None:
     return None if nests and nests == apart else f"{apart} generated kernels for {nests} loop nests"
 
 
-def _probe_cpp_kernel(findings: ProbeLedgers) -> str | None:
-    lowered = _get_lowered(findings.generated)
-    operators = [kernel.nodes for kernel in lowered.kernels if not kernel.extern]
-    return None if lowered.sources and any(operators) else "no source or no operators of a kernel were recorded"
-
-
-def _probe_scalar_operators(findings: ProbeLedgers) -> str | None:
-    vectors, scalars = (
-        any("std::exp(" in source for source in _get_lowered(ledger).sources.values())
-        for ledger in (findings.generated, findings.changed)
-    )
-    return None if scalars and not vectors else f"exp in scalars: {scalars}; without being asked for: {vectors}"
-
-
-def _probe_compiled_graph(findings: ProbeLedgers) -> str | None:
-    calls = _get_lowered(findings.generated).calls
-    return None if calls and calls[-1].outputs is not None else "no results of the compiled graph were kept"
-
-
-def _probe_undecomposed(findings: ProbeLedgers) -> str | None:
-    calls = _get_record(findings.vetoed, POST_GRAD).snapshots[-1].operator_names
-    return None if "aten.silu.default" in calls else f"aten.silu was decomposed: {', '.join(calls)}"
-
-
-def _probe_fake_tensors(findings: ProbeLedgers) -> str | None:
-    """The kernel's metadata are taken for the ones that are described wrong."""
-    return None if findings.metadata == (2,) else f"a result of shape (2,) has shape {findings.metadata}"
-
+_PROBE_RESULTS = _expect(
+    "results of compiled graphs", lambda findings: _get_lowered(findings.generated).calls[-1].outputs
+)
 
 _FX = "torch._inductor.compile_fx"
 _PASSES = "torch._inductor.fx_passes"
@@ -235,7 +216,8 @@ GRAPHS: tuple[Patch[Recorder], ...] = (
     Patch("joint pass", (JOINT_GRAPH,), "the user's own passes over the joint graph",
           _FUNCTORCH, passes.JOINT_PASS, passes.wrap_joint_pass, _rewrites("trained", "joint_probe")),
     Patch("backend entry", _ENTRY, "graphs of the program",
-          _FX, "compile_fx", stages.wrap_compile_fx, _probe_entry),
+          _FX, "compile_fx", stages.wrap_compile_fx,
+          _expect("calls of dynamo's, the forward and the backward graph", _count_calls, (1, 1, 1))),
     Patch("pre-grad stage", _CAPTURED, "rewrites of dynamo's graph",
           _FX, "_recursive_pre_grad_passes", stages.record_stage(PRE_GRAD), _records("trained", PRE_GRAD, "inference")),
     Patch("joint-graph stage", (JOINT_GRAPH,), "rewrites of the joint graph",
@@ -245,7 +227,8 @@ GRAPHS: tuple[Patch[Recorder], ...] = (
           _FX, "_recursive_post_grad_passes", stages.record_stage(POST_GRAD, in_place=True),
           _records("trained", POST_GRAD, "backward")),
     Patch("partition", (PARTITION,), "cuts of joint graphs",
-          _FX, "partition_fn", stages.wrap_partition, _probe_partition),
+          _FX, "partition_fn", stages.wrap_partition,
+          _expect("cuts with a backward graph", _list_cuts, [True])),
     Patch("freezing stage", (FREEZING,), "rewrites of frozen graphs",
           _FREEZE, "freeze", stages.record_stage(FREEZING, position=1),
           _rewrites("frozen", "constant_fold", FREEZING), under=_FROZEN),
@@ -254,7 +237,7 @@ GRAPHS: tuple[Patch[Recorder], ...] = (
           under=_FROZEN),
     Patch("layout of frozen weights", (FREEZING,), "layouts of frozen weights",
           _FREEZE, "convert_conv_weights_to_channels_last", stages.record_stage(FREEZING, in_place=True),
-          _probe_weights_layout, under=_FROZEN),
+          _expect("a third record", lambda findings: _list_frozen_inputs(findings)[2:]), under=_FROZEN),
     Patch("dead code", GRAPH_STAGES, "removals of dead code",
           "torch.fx.graph", "Graph.eliminate_dead_code", passes.wrap_dead_code,
           _rewrites("inferred", "eliminate_dead_code")),
@@ -267,11 +250,13 @@ GRAPHS: tuple[Patch[Recorder], ...] = (
     Patch("pattern pass", GRAPH_STAGES, "rewrites by patterns",
           _MATCHER, "PatternMatcherPass.apply", passes.wrap_pattern_pass, _probe_pattern_pass),
     Patch("analysis of inputs and outputs", (FUNCTIONALIZATION,), "what AOTAutograd says of inputs and outputs",
-          "torch._functorch.aot_autograd", aot_autograd.FUNCTION, aot_autograd.wrap_analysis, _probe_analysis),
+          "torch._functorch.aot_autograd", aot_autograd.FUNCTION, aot_autograd.wrap_analysis,
+          _expect("outputs with gradients", _read_analysis, (True,))),
     Patch("tangents", (FUNCTIONALIZATION,), "copies of tangents into another layout",
           *aot_autograd.PLACE, aot_autograd.wrap_coercion, takes=("x", "memory_format")),
     Patch("fusion passes", (SCHEDULER,), "the user's own passes over scheduler nodes",
-          _SCHEDULER, "Scheduler.__init__", passes.wrap_fusion_passes, _probe_fusion_passes,
+          _SCHEDULER, "Scheduler.__init__", passes.wrap_fusion_passes,
+          _find("fusion_probe", lambda findings: [label.rewrite for label in findings.generated.unreplayed]),
           takes=("self", "nodes"), under=passes.FUSION_PASSES),
 )
 
@@ -288,20 +273,23 @@ COVERAGE: tuple[Patch[Ledger], ...] = (
 # Behind the graphs: installed where values of kernels are kept, or where something is changed for a proof.
 KERNELS: tuple[Patch[LoweringWatch], ...] = (
     Patch("scalar operators", (CODEGEN,), "operators computed element by element",
-          kernel_patches.CPP, "CppVecOverrides", forbid_wrapping, _probe_scalar_operators,
+          kernel_patches.CPP, "CppVecOverrides", forbid_wrapping,
+          _compare("exp in scalars, without and with the change", _computes_scalars, False, True),
           members=kernel_patches.list_scalar_patches),
     Patch("lowered graph", (LOWERING,), "lowered graphs",
           _GRAPH, "GraphLowering.run", kernel_patches.wrap_run, _lowers("snapshot")),
     Patch("lowered node", (LOWERING,), "lowerings of operators",
           _GRAPH, "GraphLowering.run_node", kernel_patches.wrap_run_node, _lowers("values")),
     Patch("fallback", (LOWERING,), "operators computed by ATen",
-          _GRAPH, "GraphLowering.call_function", kernel_patches.wrap_call_function, _probe_fallback),
+          _GRAPH, "GraphLowering.call_function", kernel_patches.wrap_call_function,
+          _find("cos", lambda findings: [each.name for each in _get_lowered(findings.changed).kernels if each.extern])),
     Patch("scheduler", (SCHEDULER,), "kernels' dependences",
           _SCHEDULER, "Scheduler.__init__", kernel_patches.wrap_scheduler_init, _lowers("scheduler")),
     Patch("scheduler node", (SCHEDULER,), "errors of the scheduler",
           _SCHEDULER, "Scheduler.create_scheduler_node", kernel_patches.wrap_scheduler_node, takes=("self", "node")),
     Patch("fusion", (SCHEDULER,), "operators kept apart",
-          _SCHEDULER, "Scheduler.can_fuse", kernel_patches.wrap_can_fuse, _probe_fusion),
+          _SCHEDULER, "Scheduler.can_fuse", kernel_patches.wrap_can_fuse,
+          _compare("loops fused, without and with the change", _fuses, True, False)),
     Patch("buffers of one kernel", (SCHEDULER,), "values that one kernel alone reads",
           _SCHEDULER, "Scheduler.can_buffer_be_removed_through_fusion", kernel_patches.wrap_buffer_removal,
           takes=("self", "name")),
@@ -312,7 +300,8 @@ KERNELS: tuple[Patch[LoweringWatch], ...] = (
     Patch("C++ loop nest", (CODEGEN,), "loop nests in kernels of their own",
           kernel_patches.CPP, "CppScheduling.codegen_node", kernel_patches.wrap_cpp_node, _probe_separate_kernels),
     Patch("C++ kernel", (CODEGEN,), "C++ kernels",
-          kernel_patches.CPP, "CppScheduling.define_kernel", kernel_patches.wrap_define_kernel, _probe_cpp_kernel),
+          kernel_patches.CPP, "CppScheduling.define_kernel", kernel_patches.wrap_define_kernel,
+          _expect("operators", _list_cpp_operators)),
     Patch("Triton kernel", (CODEGEN,), "Triton kernels",
           _TRITON, "TritonScheduling.define_kernel", kernel_patches.wrap_define_kernel,
           takes=("self", "src_code", "node_schedule")),
@@ -330,9 +319,9 @@ KERNELS: tuple[Patch[LoweringWatch], ...] = (
           _WRAPPER, "PythonWrapperCodegen.generate_kernel_call", kernel_patches.wrap_kernel_call,
           _writes_values(extern=False)),
     Patch("compiled graph", (RUNTIME, CUDAGRAPHS), "results of compiled graphs",
-          _OUTPUT, "CompiledFxGraph.__init__", kernel_patches.wrap_compiled_graph, _probe_compiled_graph),
+          _OUTPUT, "CompiledFxGraph.__init__", kernel_patches.wrap_compiled_graph, _PROBE_RESULTS),
     Patch("call of a compiled graph", (RUNTIME,), "results of compiled graphs",
-          _OUTPUT, "CompiledFxGraph.__call__", kernel_patches.wrap_compiled_call, _probe_compiled_graph),
+          _OUTPUT, "CompiledFxGraph.__call__", kernel_patches.wrap_compiled_call, _PROBE_RESULTS),
     Patch("C++ compiler", (CODEGEN,), "errors of the C++ compiler",
           _ASYNC, "AsyncCompile.cpp_pybinding", kernel_patches.wrap_cpp_compile,
           takes=("self", "argtypes", "source_code")),
@@ -344,12 +333,13 @@ KERNELS: tuple[Patch[LoweringWatch], ...] = (
 # What an ablation asks for.
 DECOMPOSITIONS: tuple[Patch[ChosenOperators], ...] = (
     Patch("decomposition table", (DECOMPOSITION,), "operators without decompositions",
-          _FX, "select_decomp_table", decompositions.wrap_table, _probe_undecomposed),
+          _FX, "select_decomp_table", decompositions.wrap_table,
+          _find("aten.silu", lambda findings: _get_record(findings.vetoed, POST_GRAD).snapshots[-1].operator_names)),
 )
 METADATA: tuple[Patch[ChosenOperators], ...] = (
     Patch("fake tensors", (FAKE_TENSOR,), "metadata from kernels",
           operator_application.FAKE_TENSOR_MODULE, "FakeTensorMode._dispatch_impl", operator_application.wrap_dispatch,
-          _probe_fake_tensors),
+          _expect("shape of a result of two elements", lambda findings: findings.metadata, (2,))),
 )
 
 BREAKS: tuple[Patch[GraphExclusions], ...] = (

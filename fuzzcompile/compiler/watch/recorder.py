@@ -14,13 +14,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.compiler.watch import rule_labels
-from fuzzcompile.compiler.watch.graph_copies import GraphState
 from fuzzcompile.compiler.watch.ledger import (
     CallInputs,
     Direction,
     Frame,
     GraphPartition,
     GraphRecord,
+    GraphState,
     Label,
     Ledger,
     Opaque,
@@ -45,8 +45,6 @@ MANDATORY = facts().passes.mandatory
 """Passes that later stages rely on: without them a graph cannot be lowered."""
 
 _ALWAYS_RUN = MANDATORY | facts().passes.kept
-# Functions whose name ends so only run other passes.
-_HOLDS_PASSES = "passes"
 # Calls of one compiled graph whose inputs are kept: the first ones always, later ones while they take little memory.
 CAPTURED_CALLS = 8
 _ALWAYS_CAPTURED = 2
@@ -71,10 +69,7 @@ class _OpenStage:
 
 @dataclass
 class Recorder:
-    """State of one instrumented compile.
-
-    What goes wrong in the watching does not reach the compile that is watched: it is noted in ``ledger.unseen``.
-    """
+    """State of one instrumented compile; what goes wrong in the watching is noted in ``ledger.unseen``."""
 
     vetoed: Sequence[str] = ()  # names of rewrites that are refused
     only: Sequence[str] | None = None  # names of those that alone may apply, beside the mandatory ones; None: all
@@ -102,26 +97,19 @@ class Recorder:
 
     # -- refusals -------------------------------------------------------------------------------
 
-    def refuses(self, label: Label) -> bool:
-        """Return whether this rewrite is vetoed, by name or because only others are wanted; counted if so."""
-        wanted = self.only is None or label.rewrite in _ALWAYS_RUN or rule_labels.is_vetoed(label, self.only)
-        refused = not wanted or rule_labels.is_vetoed(label, self.vetoed)
-        if refused:
-            self.count(label, "vetoed")
-        return refused
+    def refuses(self, label: Label, *, container: bool = False, can: Callable[[], bool] | None = None) -> bool:
+        """Return whether this rewrite is vetoed, by name or because only others are wanted; counted if so.
 
-    def refuses_pass(self, label: Label, *, container: bool) -> bool:
-        """Like :meth:`refuses` for a whole pass; of a container of patterns, ``only`` refuses just the patterns."""
-        if self.only is not None and container and not rule_labels.is_vetoed(label, self.vetoed):
+        Of a ``container`` of passes or patterns, ``only`` refuses just what it holds; ``can`` says whether it can be
+        left out.
+        """
+        wanted = (
+            self.only is None or container or label.rewrite in _ALWAYS_RUN or rule_labels.is_vetoed(label, self.only)
+        )
+        if (wanted and not rule_labels.is_vetoed(label, self.vetoed)) or (can is not None and not can()):
             return False
-        return self.refuses(label)
-
-    def refuses_plain(self, label: Label, can: Callable[[], bool]) -> bool:
-        """Like :meth:`refuses` for a function that is no observed pass, if ``can`` says that it can be left out."""
-        named = rule_labels.is_vetoed(label, self.vetoed)
-        if not named and (self.only is None or label.rewrite.endswith(_HOLDS_PASSES)):
-            return False
-        return can() and self.refuses(label)
+        self.count(label, "vetoed")
+        return True
 
     def count(self, label: Label, outcome: Outcome) -> None:
         """Count the outcome of a match, for coverage."""
@@ -158,13 +146,19 @@ class Recorder:
     @contextlib.contextmanager
     def record_stage(self, stage: str, module: fx.GraphModule) -> Iterator[Callable[[object], None]]:
         """A stage works on ``module``; the yielded function takes the graph that the stage returns."""
-        if self.stage_name == stage:
-            with self._record_inner(stage, module):
-                yield lambda result: None
+        if self.stage_name == stage:  # it works on a graph inside its own
+            inside = self._stages[-1]
+            before, inside.current = inside.current, module
+            try:
+                with self.blame(Label(stage, None, stage)):
+                    yield lambda result: None
+            finally:
+                self.record_change()
+                inside.current = before
             return
         opened = _OpenStage(GraphRecord(stage, self.direction), module, module)
         self._stages.append(opened)
-        self._begin_record(opened.record)
+        self._begin_record(opened)
 
         def finish(result: object) -> None:
             if not isinstance(result, fx.GraphModule):
@@ -184,29 +178,16 @@ class Recorder:
                 self._drop_if_empty(outer.record)
                 self.restart_record()
 
-    @contextlib.contextmanager
-    def _record_inner(self, stage: str, module: fx.GraphModule) -> Iterator[None]:
-        """A stage works on a graph inside its own."""
-        opened, outer = self._stages[-1], self._stages[-1].current
-        opened.current = module
-        try:
-            with self.blame(Label(stage, None, stage)):
-                yield
-        finally:
-            self.record_change()
-            opened.current = outer
-
     def restart_record(self) -> None:
         """The graph is another one, or its inputs are: what follows is recorded apart, to be replayed on those."""
         if self._stages:
             opened = self._stages[-1]
             opened.record = GraphRecord(opened.record.stage, opened.record.direction)
-            self._begin_record(opened.record)
+            self._begin_record(opened)
 
-    def _begin_record(self, record: GraphRecord) -> None:
+    def _begin_record(self, opened: _OpenStage) -> None:
         if self.frame is not None:
-            self.frame.records.append(record)
-        opened = self._stages[-1]
+            self.frame.records.append(opened.record)
         with self._contain_errors("the graph at the start of the stage"):
             opened.mark = GraphState(opened.top)
             self._take_snapshot(opened)
@@ -217,7 +198,6 @@ class Recorder:
             opened.record.snapshots.append(snapshot)
 
     def _drop_if_empty(self, record: GraphRecord) -> None:
-        """Forget a record of a graph that nothing changed."""
         if self.frame is not None and not record.rewrites:
             self.frame.records[:] = [kept for kept in self.frame.records if kept is not record]
 
@@ -257,10 +237,9 @@ class Recorder:
 
     def owns(self, graph: object) -> bool:
         """Return whether ``graph`` is the one that the present stage works on (not a pattern being traced)."""
-        if not self._stages:
-            return False
-        current = self._stages[-1].current
-        return graph is current or graph is current.graph
+        return bool(self._stages) and any(
+            graph is own for own in (self._stages[-1].current, self._stages[-1].current.graph)
+        )
 
     # -- passes and patterns --------------------------------------------------------------------
 
@@ -301,11 +280,9 @@ class Recorder:
     def record_result(self, graph: object, result: object) -> None:
         """A pass was given the stage's ``graph`` and gave back ``result``, with which the stage goes on."""
         opened = self._stages[-1] if self._stages else None
-        if opened is None or not isinstance(result, fx.GraphModule) or graph is not opened.current or result is graph:
-            return
-        if opened.top is opened.current:
-            opened.top = result
-        opened.current = result
+        if opened is not None and isinstance(result, fx.GraphModule) and graph is opened.current:
+            opened.top = result if opened.top is opened.current else opened.top
+            opened.current = result
 
     def announce(self, label: Label, graph: object, result: object) -> None:
         """A function gave back another ``fx.Graph`` than it was given: the next change is of its making."""
@@ -353,11 +330,10 @@ class Recorder:
         if self.frame is None or not self.snapshots:
             return
         joint = [record for record in self.frame.records if (record.stage, record.direction) == (JOINT_GRAPH, "joint")]
-        if not joint or not joint[-1].snapshots:
-            return
         with self._contain_errors("the partition's graphs"):
-            forward, backward = (take_snapshot(graph, self.opaque, self._copy_constants) for graph in graphs)
-            self.frame.partitions.append(GraphPartition(label, joint[-1], forward, backward))
+            if joint and joint[-1].snapshots:
+                forward, backward = (take_snapshot(graph, self.opaque, self._copy_constants) for graph in graphs)
+                self.frame.partitions.append(GraphPartition(label, joint[-1], forward, backward))
 
     def record_change(self, label: Label | None = None, nodes: tuple[str, ...] = (), site: Site | None = None) -> None:
         """If the graph is not as it was at the last mark, write a rewrite down under ``label``, or what is at work."""
@@ -383,14 +359,13 @@ class Recorder:
                 self.count(label, "fired")
 
     def _make_site(self, label: Label, nodes: list[fx.Node]) -> Site | None:
-        site: Site | None = None
         with self._contain_errors("places of rewrites in the program"):
             where = rule_labels.find_location(nodes)
             if where is not None:
                 key = (rule_labels.get_family(label.rewrite), where)
                 self._ordinals[key] += 1
-                site = Site(where, self._ordinals[key])
-        return site
+                return Site(where, self._ordinals[key])
+        return None
 
     # -- copies ---------------------------------------------------------------------------------
 
@@ -399,8 +374,8 @@ class Recorder:
         room = len(calls) < _ALWAYS_CAPTURED or sum(self._captured.values()) < _CAPTURED_BYTES
         if self.capturing and room and len(calls) < CAPTURED_CALLS:
             with self._contain_errors("inputs of compiled graphs"):
-                calls.append(CallInputs(copy_tree(list(inputs), known=self._known)))
-                self._captured.update(measure_storages(calls[-1].inputs))
+                calls.append(copy_tree(list(inputs), known=self._known))
+                self._captured.update(measure_storages(calls[-1]))
 
     def capture_parameters(self, frame: Frame, parameters: Sequence[torch.Tensor]) -> None:
         """Keep copies of the parameters that a frame's graph holds itself."""
@@ -424,13 +399,10 @@ class Recorder:
 
 def _list_exception_chain(error: BaseException) -> list[BaseException]:
     """The exception and those it wraps: the compiler re-raises what passes raise as errors of its own."""
-    chain: list[BaseException] = []
-    pending: list[BaseException | None] = [error]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, BaseException) and item not in chain:
-            chain.append(item)
-            pending += [item.__cause__, item.__context__, getattr(item, "inner_exception", None)]
+    chain = [error]
+    for item in chain:
+        wrapped = (item.__cause__, item.__context__, getattr(item, "inner_exception", None))
+        chain += [inner for inner in wrapped if isinstance(inner, BaseException) and inner not in chain]
     return chain
 
 

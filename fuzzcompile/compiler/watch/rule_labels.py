@@ -20,8 +20,9 @@ from fuzzcompile.compiler.veto_names import matches_veto
 from fuzzcompile.compiler.watch.ledger import Label
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.facts import facts
-from fuzzcompile.model.stages import LOWERING
 
+#: Attribute of a check that stands in the place of an entry's own, which it holds.
+OWN_CHECK = "__wrapped_check__"
 _NAMES = facts().names
 _VARIANT = re.compile(rf"({'|'.join(_NAMES.variants)})+$")
 _NUMBERED = re.compile(r"^_*(?P<family>\w+?)_pattern_\d+$")
@@ -29,53 +30,34 @@ _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)(?:, in [^\n]*\n
 
 
 def make_entry_label(entry: Any, stage: str, pass_name: str | None) -> Label:
-    """Label of a pattern matcher entry.
-
-    Replacement patterns go by their registered name where torch gives one, else by their search function, which the
-    check's closure holds; graph and lowering patterns go by their handler.
-    """
-    function = _find_search_function(entry) or getattr(entry, "handler", None)
+    """Label of a pattern matcher entry."""
+    # By the registered name where torch gives one, by the search function of a replacement, else by the handler.
+    check = getattr(entry, "extra_check", None)
+    searching = _read_closure(getattr(check, OWN_CHECK, check)).get(_NAMES.search_function)
+    function = (searching and searching.cell_contents) or getattr(entry, "handler", None)
     name = getattr(entry, "pattern_name", None) or _get_function_name(function)
     if name is None:
         targets = getattr(entry.pattern, "fns_repr", lambda: "")()
         name = f"{type(entry.pattern).__name__}_{targets}"
-    source, line = find_source(function)
-    return Label(stage, pass_name, name, source, line)
+    return Label(stage, pass_name, name, *find_source(function))
 
 
 def make_pass_label(function: Callable[..., Any] | None, stage: str, pass_name: str) -> Label:
     """Label of a whole pass, run as ``function`` under the name ``pass_name``."""
-    source, line = find_source(function)
-    return Label(stage, pass_name, pass_name, source, line)
+    return Label(stage, pass_name, pass_name, *find_source(function))
 
 
 def make_callable_label(function: Any, stage: str, pass_name: str | None) -> Label:
     """Label of a user's own pass: a function, or an object that is called, which goes by its class."""
     plain = _unwrap_function(function)
-    if hasattr(plain, "__code__"):
-        source, line = find_source(plain)
-        return Label(stage, pass_name, _get_function_name(plain) or "unnamed", source, line)
-    source, line = find_source(type(plain).__call__)
-    return Label(stage, pass_name, type(plain).__name__, source, line)
-
-
-def label_backend(backend: str | Callable[..., Any]) -> Label:
-    """Label of a backend, by its registered name or as the callable that it is."""
-    if not isinstance(backend, str):
-        return make_callable_label(backend, LOWERING, None)
-    from torch._dynamo.backends.registry import lookup_backend
-
-    source, line = find_source(lookup_backend(backend))
-    return Label(LOWERING, None, backend, source, line)
+    code, name = (plain, _get_function_name(plain)) if hasattr(plain, "__code__") else (type(plain).__call__, None)
+    return Label(stage, pass_name, name or type(plain).__name__, *find_source(code))
 
 
 def find_source(function: Any) -> tuple[str | None, int | None]:
     """File (relative to site-packages, ``torch/_inductor/…``) and first line of a function."""
-    function = _unwrap_function(function)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return None, None
-    return shorten_file(code.co_filename), code.co_firstlineno
+    code = getattr(_unwrap_function(function), "__code__", None)
+    return (None, None) if code is None else (shorten_file(code.co_filename), code.co_firstlineno)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -113,12 +95,10 @@ def is_vetoed(label: Label, wanted: Iterable[str]) -> bool:
     A pass of the user's own, with its patterns, goes by ``module:attribute`` too.
     """
     for name in wanted:
+        stage, rest = name.split(":", 1) if ":" in name else (label.stage, name)
         if is_custom(label.pass_name) and name == label.pass_name:
             return True
-        stage, colon, rest = name.partition(":")
-        if colon and stage != label.stage:
-            continue
-        if matches_veto(label.rewrite, get_base_name(label.rewrite), rest if colon else name):
+        if stage == label.stage and matches_veto(label.rewrite, get_base_name(label.rewrite), rest):
             return True
     return False
 
@@ -141,35 +121,19 @@ def _read_closure(function: Any) -> dict[str, types.CellType]:
     return dict(zip(names, getattr(function, "__closure__", None) or (), strict=False))
 
 
-def _find_search_function(entry: Any) -> Any:
-    check = getattr(entry, "extra_check", None)
-    cell = _read_closure(getattr(check, "__wrapped_check__", check)).get(_NAMES.search_function)
-    return cell.cell_contents if cell is not None else None
-
-
-def _find_partial(function: Any) -> Any:
-    """Return the callee of a wrapper that only gives a partial a plain signature, as the SDPA patterns have it."""
-    cells = _read_closure(function)
-    held = cells[_NAMES.partial].cell_contents if set(cells) == {_NAMES.partial} else None
-    return held if isinstance(held, functools.partial) else None
-
-
 def _unwrap_function(function: Any) -> Any:
-    while True:
-        code = getattr(function, "__code__", None)
-        if isinstance(function, functools.partial):
-            # Inductor's Triton code generator routes float64 by partials that hold the function for other dtypes.
-            function = function.keywords.get("_original_impl", function.func)
-        elif hasattr(function, "__wrapped__"):
-            function = function.__wrapped__
-        elif hasattr(function, "__func__"):
-            function = function.__func__
-        elif code is not None and code.co_name == "wrapped" and "func" in code.co_freevars:  # its upcasting decorator
-            function = function.__closure__[code.co_freevars.index("func")].cell_contents
-        elif (inside := _find_partial(function)) is not None:
-            function = inside
-        else:
-            return function
+    if isinstance(function, functools.partial):
+        # Inductor's Triton code generator routes float64 by partials that hold the function for other dtypes.
+        return _unwrap_function(function.keywords.get("_original_impl", function.func))
+    for name in ("__wrapped__", "__func__"):
+        if hasattr(function, name):
+            return _unwrap_function(getattr(function, name))
+    cells = _read_closure(function)
+    if "func" in cells and function.__code__.co_name == "wrapped":  # its upcasting decorator
+        return _unwrap_function(cells["func"].cell_contents)
+    # A wrapper that only gives a partial a plain signature, as the SDPA patterns have it.
+    held = cells[_NAMES.partial].cell_contents if set(cells) == {_NAMES.partial} else None
+    return _unwrap_function(held) if isinstance(held, functools.partial) else function
 
 
 def _get_function_name(function: Any) -> str | None:
@@ -187,14 +151,12 @@ def _get_function_name(function: Any) -> str | None:
 
 _LONGEST = 90
 _INSIDE = "torch/_inductor/"
-RuleKey = tuple[str, str]
-Return = tuple[types.CodeType, int]
-
-_explained: set[RuleKey] = set()
+_Return = tuple[types.CodeType, int]
+_explained: set[tuple[str, str]] = set()
 
 
 @contextlib.contextmanager
-def explain_refusals(rules: Collection[RuleKey]) -> Iterator[None]:
+def explain_refusals(rules: Collection[tuple[str, str]]) -> Iterator[None]:
     """Within the block, ledgers say which check refused these rules, given by stage and name."""
     before = set(_explained)
     _explained.update(rules)
@@ -216,7 +178,7 @@ def run_explained(check: Callable[..., object], match: object) -> tuple[bool, st
     """
     if sys.gettrace() is not None:
         return bool(check(match)), ""
-    refusals: list[Return] = []
+    refusals: list[_Return] = []
 
     def trace_return(frame: types.FrameType, event: str, value: object) -> object:
         if event == "return" and value is False:
@@ -224,9 +186,8 @@ def run_explained(check: Callable[..., object], match: object) -> tuple[bool, st
         return trace_return
 
     def trace_call(frame: types.FrameType, event: str, value: object) -> object:
-        if not shorten_file(frame.f_code.co_filename).startswith(_INSIDE) or frame.f_code.co_name.startswith(
-            "<genexpr"
-        ):
+        outside = not shorten_file(frame.f_code.co_filename).startswith(_INSIDE)
+        if outside or frame.f_code.co_name.startswith("<genexpr"):
             return None
         frame.f_trace_lines = False
         return trace_return
@@ -239,7 +200,7 @@ def run_explained(check: Callable[..., object], match: object) -> tuple[bool, st
     return accepted, "" if accepted else _find_condition(refusals)
 
 
-def _find_condition(refusals: list[Return]) -> str:
+def _find_condition(refusals: list[_Return]) -> str:
     """The innermost check whose refusal was handed on to the end, and its condition."""
     if not refusals:
         return ""
@@ -249,18 +210,17 @@ def _find_condition(refusals: list[Return]) -> str:
         if statement is None or inner.co_name not in ast.unparse(statement):
             break
         code, line = inner, at
-    condition = " ".join(_find_failed_condition(code.co_filename, line).split())
+    # The condition under which the statement is reached, or what it returns where that says more.
+    statement = _find_statement(code.co_filename, line)
+    if isinstance(statement, ast.Return) and not isinstance(statement.value, (ast.Constant, type(None))):
+        condition = ast.unparse(statement.value)
+    else:
+        nodes = [node for node in _parse_nodes(code.co_filename) if isinstance(node, ast.If)]
+        inside = [node for node in nodes if _contains_line(node.body, line)]
+        condition = ast.unparse(max(inside, key=lambda node: node.lineno).test) if inside else ""
+    condition = " ".join(condition.split())
     condition = condition if len(condition) <= _LONGEST else f"{condition[: _LONGEST - 4]} ..."
     return f"{code.co_name}{': ' * bool(condition)}{condition} ({Path(code.co_filename).name}:{line})"
-
-
-def _find_failed_condition(file: str, line: int) -> str:
-    """The condition under which the statement at a line is reached, or what it returns where that says more."""
-    statement = _find_statement(file, line)
-    if isinstance(statement, ast.Return) and not isinstance(statement.value, (ast.Constant, type(None))):
-        return ast.unparse(statement.value)
-    inside = [node for node in _parse_nodes(file) if isinstance(node, ast.If) and _contains_line(node.body, line)]
-    return ast.unparse(max(inside, key=lambda node: node.lineno).test) if inside else ""
 
 
 def _find_statement(file: str, line: int) -> ast.stmt | None:

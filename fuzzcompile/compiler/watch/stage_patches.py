@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.compiler.graph_replay import NotReplayable, interpret_graph
@@ -18,7 +19,6 @@ from fuzzcompile.compiler.watch import rule_labels
 from fuzzcompile.compiler.watch.aot_autograd import find_partitioner
 from fuzzcompile.compiler.watch.ledger import (
     CallInputs,
-    Direction,
     Frame,
     Label,
     Ledger,
@@ -30,20 +30,11 @@ from fuzzcompile.compiler.watch.ledger import (
 )
 from fuzzcompile.compiler.watch.recorder import Recorder, has_tangents
 from fuzzcompile.compiler.watch.torch_patch import Function, contain_errors
-from fuzzcompile.model.stages import (
-    DECOMPOSITION,
-    GRAPH_STAGES,
-    JOINT_GRAPH,
-    LOWERING,
-    PARTITION,
-    POST_GRAD,
-    SCHEDULER,
-)
+from fuzzcompile.model.stages import DECOMPOSITION, GRAPH_STAGES, JOINT_GRAPH, LOWERING, PARTITION, POST_GRAD, SCHEDULER
 
 if TYPE_CHECKING:
     from torch._inductor.graph import GraphLowering
     from torch._inductor.scheduler import BaseSchedulerNode, Scheduler
-    from torch._ops import OpOverload
 
 
 # Screening: all of Inductor's graph passes, and an interpreter in place of its code generator.
@@ -52,10 +43,7 @@ if TYPE_CHECKING:
 def compile_screened(
     module: fx.GraphModule, example_inputs: Sequence[torch.Tensor], *, opaque: Mapping[int, Opaque], **kwargs: object
 ) -> object:
-    """An ``inner_compile`` that stops after the post-grad passes and returns a boxed interpreter.
-
-    ``opaque`` is what lowering patterns replaced: it is run in the place of their lowerings.
-    """
+    """An ``inner_compile`` that stops after the post-grad passes and returns a boxed interpreter."""
     from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
     from torch._inductor import compile_fx
     from torch._inductor.debug import DebugContext
@@ -85,7 +73,9 @@ def wrap_compile_fx(
         return original(model, example_inputs, *args, **kwargs)
     frame = Frame(len(recorder.ledger.frames))
     recorder.ledger.frames.append(frame)
-    recorder.capture_parameters(frame, _list_parameters(model))
+    if isinstance(model, fx.GraphModule):  # in the order in which AOTAutograd makes inputs of them
+        named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+        recorder.capture_parameters(frame, [tensor for _, tensor in named])
     inner = cast(Function, kwargs.pop("inner_compile", None) or compile_fx_inner)
     if recorder.screen:
         inner = functools.partial(compile_screened, opaque=recorder.opaque)
@@ -100,7 +90,13 @@ def wrap_compile_fx(
     finally:
         recorder.frame = None
     if _is_ahead_of_time():
-        return _take_files(recorder, compiled)
+        from torch._inductor.output_code import CompiledAOTI
+
+        if isinstance(compiled, CompiledAOTI):
+            return compiled
+        # Of a screen there are no files, and the recorder keeps what interprets the graph.
+        recorder.interpreter = cast("Callable[..., object]", compiled)
+        return CompiledAOTI(filename=[], device_type="cpu")
     return _capture_calls(recorder, cast(Function, compiled), frame.dynamo_calls)
 
 
@@ -108,24 +104,6 @@ def _is_ahead_of_time() -> bool:
     from torch._inductor.virtualized import V
 
     return bool(V.aot_compilation)
-
-
-def _take_files(recorder: Recorder, compiled: object) -> object:
-    """The files that AOTInductor made; of a screen, none, and the recorder keeps what interprets the graph."""
-    from torch._inductor.output_code import CompiledAOTI
-
-    if isinstance(compiled, CompiledAOTI):
-        return compiled
-    recorder.interpreter = cast("Callable[..., object]", compiled)
-    return CompiledAOTI(filename=[], device_type="cpu")
-
-
-def _list_parameters(model: object) -> list[torch.Tensor]:
-    """Parameters and buffers in the order in which AOTAutograd makes inputs of them."""
-    if not isinstance(model, fx.GraphModule):
-        return []
-    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return [tensor for _, tensor in named]
 
 
 def _watch_inner(recorder: Recorder, frame: Frame, inner: Function) -> Function:
@@ -137,29 +115,27 @@ def _watch_inner(recorder: Recorder, frame: Frame, inner: Function) -> Function:
         try:
             with recorder.blame(Label(LOWERING, None, LOWERING)):
                 compiled = attempt(module, example_inputs, **kwargs)
-            final = _find_final_graph(frame, recorder.direction)
+            lowered = [
+                each for each in frame.records if (each.stage, each.direction) == (POST_GRAD, recorder.direction)
+            ]
+            # The graph as it was lowered last; None if it was not recorded.
+            final = lowered[-1].snapshots[-1] if lowered and lowered[-1].snapshots else None
         finally:
             recorder.frame, recorder.direction = before
         if _is_ahead_of_time():
             return compiled  # files, which run elsewhere
-        calls = frame.backward_calls if backward else frame.forward_calls
-        if hasattr(compiled, "current_callable"):
-            exact = _make_exact_on_demand(recorder, final, compiled.current_callable)
-            compiled.current_callable = _capture_calls(recorder, exact, calls)
-            return compiled
-        return _capture_calls(recorder, _make_exact_on_demand(recorder, final, cast(Function, compiled)), calls)
+        held: Function | None = getattr(compiled, "current_callable", None)
+        exact = _make_exact_on_demand(recorder, final, held or cast(Function, compiled))
+        watched = _capture_calls(recorder, exact, frame.backward_calls if backward else frame.forward_calls)
+        if held is None:
+            return watched
+        setattr(compiled, "current_callable", watched)  # noqa: B010 - of a compiled graph
+        return compiled
 
     return contain_errors(recorder, _make_calls_unseen, run_inner, inner)
 
 
-def _find_final_graph(frame: Frame, direction: Direction) -> Snapshot | None:
-    """The graph of that direction as it was lowered last; None if it was not recorded."""
-    records = [record for record in frame.records if (record.stage, record.direction) == (POST_GRAD, direction)]
-    return records[-1].snapshots[-1] if records and records[-1].snapshots else None
-
-
 def _make_exact_on_demand(recorder: Recorder, final: Snapshot | None, function: Function) -> Function:
-    """``function``, or ``final`` interpreted in float64 on the same arguments while ``recorder.exact`` holds."""
 
     @functools.wraps(function)
     def call(*args: object) -> object:
@@ -180,8 +156,8 @@ def _make_calls_unseen(why: str) -> Unseen:
 def _capture_calls(recorder: Recorder, function: Function, calls: list[CallInputs]) -> Function:
     """Keep copies of what ``function`` is called with, made before it can mutate or free its arguments.
 
-    Boxed calls take one list, which the callee empties. What a call looks like tells which it is: what
-    AOTAutograd returns to dynamo is marked ``_boxed_call`` and takes plain arguments all the same.
+    Boxed calls take one list. What AOTAutograd returns is marked ``_boxed_call``, and takes plain arguments all the
+    same.
     """
 
     def run(original: Function, *args: object) -> object:
@@ -197,10 +173,7 @@ def _capture_calls(recorder: Recorder, function: Function, calls: list[CallInput
 
 
 def record_stage(stage: str, *, in_place: bool = False, position: int = 0) -> Callable[..., object]:
-    """What runs in the place of a stage, to record it; its graph is the argument at that position.
-
-    The graph that the stage returns, alone or first of several things, is another one unless it works ``in_place``.
-    """
+    """What runs in the place of a stage, whose graph at that position it changes ``in_place`` or gives back, first."""
 
     def run(recorder: Recorder, original: Function, *args: object, **kwargs: object) -> object:
         module = cast(fx.GraphModule, args[position])

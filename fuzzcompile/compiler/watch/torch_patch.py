@@ -89,7 +89,7 @@ class Patch(Attribute, Generic[W]):
     attribute: str
     # runs in the place of the function, given what watches, the original and the arguments of the call. What it raises
     # by itself never reaches the compile: see :func:`run_contained`
-    wrap: Callable[Concatenate[W, OriginalCall, ...], object]
+    wrap: Callable[Concatenate[W, Function, ...], object]
     # what is wrong with the patch on this torch, by what a few small compiles recorded; it gives None if the patch
     # holds. There is none where the function runs only on CUDA, or only when something fails
     probe: PatchProbe | None = None
@@ -102,9 +102,10 @@ class Patch(Attribute, Generic[W]):
 
     def check_parameters(self) -> str | None:
         """Return how the function's parameters differ from those that the wrapper relies on; None if they fit."""
-        function = getattr(self.find_owner(), self.leaf) if self.takes else None
-        parameters = list(inspect.signature(function).parameters) if function is not None else []
-        return None if tuple(parameters[: len(self.takes)]) == self.takes else f"takes {', '.join(parameters)}"
+        if not self.takes:
+            return None
+        parameters = tuple(inspect.signature(getattr(self.find_owner(), self.leaf)).parameters)
+        return None if parameters[: len(self.takes)] == self.takes else f"takes {', '.join(parameters)}"
 
     def check_place(self) -> str | None:
         """Return the reason why this torch has no place for the patch; None if it has one."""
@@ -139,51 +140,23 @@ def install_patches(
         for patch in selected:
             if patch.name not in lacking:
                 for member in (patch,) if patch.members is None else patch.members(watcher):
-                    _install_patch(watcher, member, stack)
+                    stack.enter_context(_install_patch(watcher, member))
             elif config is None or not patch.under or any(config(entry) for entry in patch.under):
                 watcher.record_unseen(patch.make_unseen(lacking[patch.name]))
         yield
 
 
-def _install_patch(watcher: W, patch: Patch[W], stack: contextlib.ExitStack) -> None:
+def _install_patch(watcher: W, patch: Patch[W]) -> contextlib.AbstractContextManager[None]:
     owner, leaf = patch.find_owner(), patch.leaf
     original = getattr(owner, leaf, None)
     if not callable(original):  # an entry of a config in which the user has put nothing
-        return
-
+        return contextlib.nullcontext()
     replacement = contain_errors(watcher, patch.make_unseen, functools.partial(patch.wrap, watcher), original)
     static = isinstance(inspect.getattr_static(owner, leaf, None), staticmethod)
-    stack.enter_context(patch.replace(staticmethod(replacement) if static else replacement))
+    return patch.replace(staticmethod(replacement) if static else replacement)
 
 
-class OriginalCall:
-    """The original as a wrapper gets it: it remembers what came of its last call."""
-
-    __slots__ = ("__wrapped__", "raised", "result", "returned")
-
-    def __init__(self, original: Function) -> None:
-        self.__wrapped__ = original
-        self.returned = False
-        self.result: object = None
-        self.raised: BaseException | None = None
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        """Call the original."""
-        try:
-            self.result = self.__wrapped__(*args, **kwargs)
-        except TypeError as error:
-            # Not even begun: this torch's function takes other arguments than the wrapper gives it.
-            began = error.__traceback__ is not None and error.__traceback__.tb_next is not None
-            self.raised = error if began else None
-            raise
-        except BaseException as error:  # re-raised: only remembered here
-            self.raised = error
-            raise
-        self.returned = True
-        return self.result
-
-
-Run = Callable[Concatenate[OriginalCall, ...], object]
+Run = Callable[Concatenate[Function, ...], object]
 """Runs in the place of a function, given the original and the arguments of the call."""
 
 
@@ -198,28 +171,37 @@ def contain_errors(watcher: UnseenRecorder, unseen: Callable[[str], Unseen], run
 
 
 def run_contained(
-    watcher: UnseenRecorder,
-    unseen: Callable[[str], Unseen],
-    run: Run,
-    original: Function,
-    *args: object,
-    **kwargs: object,
+    watcher: UnseenRecorder, unseen: Callable[[str], Unseen], run: Run, original: Function, *args: Any, **kwargs: Any
 ) -> object:
     """Call ``run``, which calls ``original`` at some time, and keep errors of fuzzcompile's own from the compile.
 
-    An exception that ``original`` raised rises as it is, whatever came after it. One that ``run`` raises by itself is
-    written down as ``unseen``, and the result is that of ``original``, called with ``args`` and ``kwargs`` if it was
-    not called yet.
+    What ``original`` raised rises as it is. What ``run`` raises by itself is written down as ``unseen``, and the result
+    is that of ``original``.
     """
-    attempt = OriginalCall(original)
+    result: object = _MISSING
+    raised: BaseException | None = None
+
+    def attempt(*args: object, **kwargs: object) -> object:
+        nonlocal result, raised
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:  # re-raised: only remembered here
+            # Not even begun: this torch's function takes other arguments than the wrapper gives it.
+            trace = error.__traceback__
+            began = not isinstance(error, TypeError) or (trace is not None and trace.tb_next is not None)
+            raised = error if began else None
+            raise
+        return result
+
+    vars(attempt)["__wrapped__"] = original
     try:
         return run(attempt, *args, **kwargs)
     except IntendedError as intended:
         raise intended.error from None
     except Exception as error:  # whatever it is, it is no error of the compile that is watched
-        if error is attempt.raised:
+        if error is raised:
             raise
         watcher.record_unseen(unseen(format_reason(error)), error)
-    if attempt.raised is not None:
-        raise attempt.raised
-    return attempt.result if attempt.returned else original(*args, **kwargs)
+    if raised is not None:
+        raise raised
+    return original(*args, **kwargs) if result is _MISSING else result

@@ -48,12 +48,12 @@ def find_inputs(frame: Frame, record: GraphRecord, number: int = 0) -> Sequence[
         named = {name: value for of, made in calls.items() for name, value in _name_inputs(frame, of, made)}
         return None if number and not named else _fill_placeholders(placeholders, named)
     if record.stage == PRE_GRAD:
-        candidates = [call.inputs for call in frame.dynamo_calls[this]]
+        candidates = frame.dynamo_calls[this]
     elif record.direction == "backward":
-        candidates = [call.inputs for call in frame.backward_calls[this]]
+        candidates = frame.backward_calls[this]
     else:
-        compiled = [call.inputs for call in frame.forward_calls[this]]
-        captured = [[*frame.parameters, *call.inputs] for call in frame.dynamo_calls[this]]
+        compiled = frame.forward_calls[this]
+        captured = [[*frame.parameters, *call] for call in frame.dynamo_calls[this]]
         candidates = [*compiled, *captured]
     if not candidates:
         return _fill_placeholders(placeholders, {}) if number == 0 else None
@@ -65,7 +65,7 @@ def _name_inputs(frame: Frame, direction: str, calls: Sequence[CallInputs]) -> I
     record = frame.find_record(POST_GRAD, direction)
     if record is not None and record.snapshots and calls:
         names = [str(node.target) for node in list_placeholders(record.snapshots[0])]
-        yield from zip(names, calls[0].inputs, strict=False)
+        yield from zip(names, calls[0], strict=False)
 
 
 def _fill_placeholders(placeholders: Sequence[fx.Node], named: dict[str, Any]) -> Sequence[Any] | None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fuzzcompile.compiler.compile_changes import InductorSettings
-from fuzzcompile.compiler.custom_imports import PatternExample, find_example
+from fuzzcompile.compiler.custom_code import PatternExample, find_example
 from fuzzcompile.compiler.rule_catalogue import KnownRule
 from fuzzcompile.compiler.session import Compilation, check_settings, open_session, silence_torch
 from fuzzcompile.compiler.watch.ledger import Label, Ledger

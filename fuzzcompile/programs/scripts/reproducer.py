@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fuzzcompile.compiler.custom_code import describe_backend, has_custom_code, list_passes
-from fuzzcompile.compiler.custom_imports import find_root, get_module_name
+from fuzzcompile.compiler.custom_code import describe_backend, find_root, get_module_name, has_custom_code, list_passes
 from fuzzcompile.model.contract import AOTI, COMPILE, ReportJson, read_target
 from fuzzcompile.model.custom import ObjectPath
 from fuzzcompile.model.errors import CaseError, UsageError

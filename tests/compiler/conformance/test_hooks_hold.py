@@ -101,7 +101,7 @@ def test_stages_come_in_order_with_their_inputs(tried):
     assert len(frame.backward_calls) == len(frame.partitions) == int(tried.plant.backward)
     post_grad = frame.find_record("post_grad")
     inputs = post_grad.snapshots[0].graph.find_nodes(op="placeholder")
-    assert len(inputs) == len(frame.forward_calls[0].inputs)
+    assert len(inputs) == len(frame.forward_calls[0])
 
 
 # -- patterns -----------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def test_patch_without_a_place_is_in_the_ledger(monkeypatch):
     watched = watch(planted.sine, (planted.waves(),), screen=True)
     (missed,) = watched.ledger.unseen
     assert missed.what == "partition" and "partition_fn_of_another_torch" in missed.why
-    assert watched.ledger.has_unseen("partition") and not watched.ledger.has_unseen("post_grad")
+    assert watched.ledger.unseen.has_unseen("partition") and not watched.ledger.unseen.has_unseen("post_grad")
 
 
 def test_plants_cover_what_works_on_graphs():

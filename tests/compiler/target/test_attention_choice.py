@@ -15,14 +15,37 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fuzzcompile.compiler.target import attention_choice
-from fuzzcompile.compiler.target.attention_choice import AttentionChoice, choose_kernel, find_release
-from fuzzcompile.model.targets import find_target
+from fuzzcompile.compiler.target.attention_choice import find_release
+from fuzzcompile.model.targets import Target, find_target
 
 H100, A100, T4 = (find_target(f"cuda:sm_{arch}") for arch in (90, 80, 75))
 MI300 = find_target("rocm:gfx942")
 RTX = dataclasses.replace(A100, arch="sm_86", capability=(8, 6))
 HALF, BFLOAT, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 BASE = (2, 4, 32, 64)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionChoice:
+    """The kernel that torch chooses, and why each kernel with precedence over it was not chosen."""
+
+    kernel: str
+    refused: dict[str, str]
+
+
+def choose_kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+    *,
+    target: Target,
+) -> AttentionChoice:
+    call = attention_choice._AttentionCall(query, key, value, mask, dropout_p, is_causal, enable_gqa, target)
+    return AttentionChoice(*attention_choice.choose_kernel(call.add_batch()))
 
 
 def tensor(shape: tuple[int, ...] = BASE, dtype: torch.dtype = HALF, **more: Any) -> torch.Tensor:
@@ -188,7 +211,9 @@ FakeTensorMode.avoid_device_init = property(lambda self: True)
 attention_choice.find_release = lambda version, find=attention_choice.find_release: find("2.13")
 choices = []
 A100 = find_target("cuda:sm_80")
-attention_choice.install_attention(A100, choices.append)
+choose = attention_choice.choose_kernel
+attention_choice.choose_kernel = lambda call: choices.append(choose(call)[0]) or choose(call)
+attention_choice.install_attention(A100)
 mode = FakeTensorMode()
 sdpa = torch.nn.functional.scaled_dot_product_attention
 
@@ -212,10 +237,10 @@ def traced(*args, **kwargs):
 half, narrow, single = made(2, 4, 32, 64), made(2, 4, 32, 60), made(2, 4, 32, 64, dtype=torch.float32)
 with torch.inference_mode():
     traced(half, half, half)
-inference = choices[-1].kernel
+inference = choices[-1]
 with torch._C._AutoDispatchBelowAutograd():
     # autograd needs a device guard
-    sdpa = lambda *args: attention_choice._compute_attention(A100, choices.append, *args)
+    sdpa = lambda *args: attention_choice._compute_attention(A100, *args)
     trained = traced(single.detach().requires_grad_(), single, single)
 sdpa = torch.nn.functional.scaled_dot_product_attention
 cpu = torch.randn(2, 4, 8, 16)
@@ -226,7 +251,7 @@ print(json.dumps({
     "double": traced(*[made(2, 4, 32, 64, dtype=torch.float64)] * 3),
     "inference": inference, "trained": trained,
     "cpu": torch.allclose(sdpa(cpu, cpu, cpu), torch.softmax(cpu @ cpu.mT / 4, -1) @ cpu, atol=1e-6),
-    "kernels": [choice.kernel for choice in choices],
+    "kernels": choices,
 }))
 """
 

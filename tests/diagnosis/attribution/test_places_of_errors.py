@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from recalling.code_replacement import replace_code
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
-from fuzzcompile.compiler.source_probes import ROOT, replace_code
+from fuzzcompile.compiler.source_probes import ROOT
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.programs.casefiles.case_module import load_case
 

@@ -18,7 +18,7 @@ from torch._inductor import compile_fx
 from torch._inductor import config as inductor
 from torch.utils import _pytree as pytree
 
-from fuzzcompile.compiler.target import interpreter, kernel_log, target_process
+from fuzzcompile.compiler.target import kernel_log, target_process
 from fuzzcompile.compiler.target.graph_placement import move_graph
 from fuzzcompile.model.targets import find_target
 
@@ -36,7 +36,7 @@ def compiled(function, inputs, log, *, config=None, programs=2**17, **options):
         with (
             target_process.describe_target(),
             inductor.patch(told),
-            interpreter.interpret_triton(TARGET, log, **options),
+            target_process.interpret_triton(TARGET, log, **options),
             mock.patch("fuzzcompile.compiler.target.kernel_execution.MOST_PROGRAMS", programs),
         ):
             yield
@@ -174,7 +174,7 @@ def written_by_hand():
         return out * 3
 
     x, y, log = normal(SINGLE, 100), normal(SINGLE, 100), kernel_log.KernelLog()
-    with interpreter.interpret_triton(TARGET, log):
+    with target_process.interpret_triton(TARGET, log):
         eager, result = function(x, y), compiled(function, [x, y], log)
     kernels = [launch.kernel for launch in log.launches]
     return {"error": farthest([eager, result], [(x + 2 * y) * 3] * 2), "kernels": kernels}

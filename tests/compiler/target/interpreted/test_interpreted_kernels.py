@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.compiler.target import interpreter
+from fuzzcompile.compiler.target import target_process
 
 pytestmark = pytest.mark.skipif(
-    interpreter.explain_unfit_interpreter() is not None, reason=str(interpreter.explain_unfit_interpreter())
+    target_process.explain_unfit_interpreter() is not None, reason=str(target_process.explain_unfit_interpreter())
 )
 
 _SCRIPT = Path(__file__).with_name("interpreted_cases.py")

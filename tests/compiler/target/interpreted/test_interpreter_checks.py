@@ -7,42 +7,44 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from fuzzcompile.compiler.target import interpreter, kernel_log
+from fuzzcompile.compiler.target import kernel_log, target_process
 from fuzzcompile.compiler.target.target_patches import ReplacedAttribute
 
 needs_triton = pytest.mark.skipif(
-    interpreter.explain_unfit_interpreter() is not None, reason=str(interpreter.explain_unfit_interpreter())
+    target_process.explain_unfit_interpreter() is not None, reason=str(target_process.explain_unfit_interpreter())
 )
-if interpreter.explain_unfit_interpreter() is None:
+if target_process.explain_unfit_interpreter() is None:
     from fuzzcompile.compiler.target import interpreter_checks, kernel_execution, kernel_launch, kernel_operations
 
 
 @pytest.fixture
 def afresh():
     """Whether kernels can be interpreted is found out once in a process: forget it, before and after."""
-    yield interpreter.explain_unfit_interpreter.cache_clear()
-    interpreter.explain_unfit_interpreter.cache_clear()
-    if importlib.util.find_spec("triton") is not None and interpreter.explain_unfit_interpreter() is None:
+    yield target_process.explain_unfit_interpreter.cache_clear()
+    target_process.explain_unfit_interpreter.cache_clear()
+    if importlib.util.find_spec("triton") is not None and target_process.explain_unfit_interpreter() is None:
         interpreter_checks.find_failed_check.cache_clear()
 
 
 def test_without_triton_one_sentence_says_what_to_install(monkeypatch, afresh):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert interpreter.explain_unfit_interpreter() == "Triton is not installed: run `pip install 'fuzzcompile[triton]'`"
+    assert (
+        target_process.explain_unfit_interpreter() == "Triton is not installed: run `pip install 'fuzzcompile[triton]'`"
+    )
 
 
 @needs_triton
 def test_triton_of_another_torch_is_refused(monkeypatch, afresh):
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.0.0" if name == "triton" else version(name))
-    assert "does not go with torch" in interpreter.explain_unfit_interpreter()
+    assert "does not go with torch" in target_process.explain_unfit_interpreter()
 
 
 @needs_triton
 def test_a_torch_whose_triton_is_not_known_is_refused(monkeypatch, afresh):
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.99.0" if name == "torch" else version(name))
-    assert "is not known" in interpreter.explain_unfit_interpreter()
+    assert "is not known" in target_process.explain_unfit_interpreter()
 
 
 @needs_triton
@@ -55,7 +57,7 @@ def test_an_interpreter_that_is_not_mended_fails_the_check_of_that(monkeypatch, 
         left.pop("create_fp_to_fp")
     monkeypatch.setattr(kernel_execution, "CORRECTED_OPERATIONS", MappingProxyType(left))
     interpreter_checks.find_failed_check.cache_clear()
-    assert interpreter.explain_unfit_interpreter().startswith(
+    assert target_process.explain_unfit_interpreter().startswith(
         f"Triton's interpreter fails a check of its values ({check}"
     )
 
@@ -66,13 +68,13 @@ def test_a_missing_place_is_named(monkeypatch, afresh):
         "torch._inductor.async_compile", "AsyncCompile.no_longer", lambda session, original: original
     )
     monkeypatch.setattr(kernel_launch, "INTERPRETER_PLACES", (gone,))
-    assert "has no torch._inductor.async_compile.AsyncCompile.no_longer" in interpreter.explain_unfit_interpreter()
+    assert "has no torch._inductor.async_compile.AsyncCompile.no_longer" in target_process.explain_unfit_interpreter()
 
 
 @needs_triton
 def test_every_place_is_put_back():
     before = {place.name: getattr(place.find_owner(), place.leaf, None) for place in kernel_launch.INTERPRETER_PLACES}
-    with interpreter.interpret_triton(_target(), kernel_log.KernelLog()):
+    with target_process.interpret_triton(_target(), kernel_log.KernelLog()):
         inside = {
             place.name: getattr(place.find_owner(), place.leaf, None) for place in kernel_launch.INTERPRETER_PLACES
         }
