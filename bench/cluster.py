@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -40,8 +40,7 @@ from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.judge_task import NamedFunction, WorkerDescription
 from fuzzcompile.model.versions import installed_torch
-from fuzzcompile.run.pool.worker_pool import TaskPool, WorkerPool
-from fuzzcompile.run.pool.worker_slot import WorkerState
+from fuzzcompile.run.pool.worker_pool import Call, TaskOptions, TaskPool, WorkerPool, WorkerState
 
 T = TypeVar("T")
 
@@ -180,16 +179,11 @@ class Inline(TaskPool):
     def __init__(self, slots: int) -> None:
         self._slots = slots
 
-    def schedule(
-        self,
-        fn: Callable[..., T],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-        **options: Any,
-    ) -> Future[T]:
+    def put(self, call: Call, label: str, options: TaskOptions) -> Future[Any]:
         """Run a task."""
-        future: Future[T] = Future()
-        future.set_result(fn(*args, **(kwargs or {})))
+        function, args, kwargs = call
+        future: Future[Any] = Future()
+        future.set_result(function(*args, **kwargs))
         return future
 
     @property

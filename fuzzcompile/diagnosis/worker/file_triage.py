@@ -34,8 +34,7 @@ from fuzzcompile.run.pool.worker import (
     WorkerStartFailed,
     WorkerTimeout,
 )
-from fuzzcompile.run.pool.worker_pool import WorkerPool
-from fuzzcompile.run.pool.worker_slot import WorkerState
+from fuzzcompile.run.pool.worker_pool import WorkerPool, WorkerState
 
 _MORE_MEMORY = "raise --max-memory, or judge a part with --module"
 

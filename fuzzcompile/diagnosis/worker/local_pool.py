@@ -11,8 +11,7 @@ from pathlib import Path
 from fuzzcompile.compiler.kernel_cache import share_kernel_cache
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.versions import installed_torch
-from fuzzcompile.run.pool.worker_pool import WorkerPool
-from fuzzcompile.run.pool.worker_slot import WorkerState
+from fuzzcompile.run.pool.worker_pool import WorkerPool, WorkerState
 
 # The start of a worker. Imports neither torch nor the compiler until it is called.
 

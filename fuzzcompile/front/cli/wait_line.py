@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from fuzzcompile.run.pool.worker_slot import WorkerState
+    from fuzzcompile.run.pool.worker_pool import WorkerState
 
 
 class WaitLine:

@@ -80,8 +80,7 @@ from fuzzcompile.model.verdicts import CoverageCount, Verdict
 from fuzzcompile.programs.shrink.outcome import MinimizeResult
 from fuzzcompile.report.verdict_text import name_culprit
 from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
-from fuzzcompile.run.pool.worker_pool import TaskPool
-from fuzzcompile.run.pool.worker_slot import WorkerState
+from fuzzcompile.run.pool.worker_pool import TaskPool, WorkerState
 
 if TYPE_CHECKING:
     from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool

@@ -11,7 +11,7 @@ from fuzzcompile.fuzz.cluster.cluster_state import Change, ClusterState
 from fuzzcompile.fuzz.focus.focus_request import FocusTally
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.programs.shrink.outcome import MinimizeResult
-from fuzzcompile.run.pool.worker_slot import WorkerState
+from fuzzcompile.run.pool.worker_pool import WorkerState
 
 
 @dataclass(frozen=True)

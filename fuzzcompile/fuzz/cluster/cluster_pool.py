@@ -10,10 +10,10 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, TypeVar
 
 from fuzzcompile.fuzz.cluster.cluster_messages import (
     ClusterCall,
@@ -29,8 +29,7 @@ from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.judge_task import WorkerDescription
 from fuzzcompile.run.pool.worker import WorkerStopped
-from fuzzcompile.run.pool.worker_pool import TaskOptions, TaskPool
-from fuzzcompile.run.pool.worker_slot import WorkerState
+from fuzzcompile.run.pool.worker_pool import Call, TaskOptions, TaskPool, WorkerState
 
 T = TypeVar("T")
 
@@ -96,27 +95,20 @@ class ClusterPool(TaskPool):
                 if not patient or (timeout is not None and over >= timeout):
                     raise EnvironmentUnfit(self._explain_no_worker(over)) from None
 
-    def schedule(
-        self,
-        fn: Callable[..., T],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-        **options: Unpack[TaskOptions],
-    ) -> Future[T]:
-        """Run ``fn(*args, **kwargs)`` on a Dask worker (`TaskPool.schedule`); on a lost cluster, its future fails."""
+    def put(self, call: Call, label: str, options: TaskOptions) -> Future[Any]:
+        """Have a Dask worker run a call (`TaskPool.put`); on a lost cluster, its future fails."""
         future = ClusterFuture()
-        name = options.get("label") or str(getattr(fn, "__qualname__", fn))
         on_left, not_on = options.pop("on_left", None), frozenset(options.pop("not_on", ()))
         try:
             if self._membership.broken is not None:
                 raise self._membership.make_failure()
-            packed = pack((fn, tuple(args), dict(kwargs or {})))
+            packed = pack(call)
         except Exception as error:  # pickling runs the arguments' own code, which may raise anything
             future.set_exception(error)
         else:
-            call = ClusterCall(self._campaign, next(self._numbers), packed, {**options, "label": name})
-            self._loop.call_soon_threadsafe(self._put, ClusterTask(call, name, future, on_left, not_on))
-        return cast(Future[T], future)
+            sent = ClusterCall(self._campaign, next(self._numbers), packed, {**options, "label": label})
+            self._loop.call_soon_threadsafe(self._put, ClusterTask(sent, label, future, on_left, not_on))
+        return future
 
     @property
     def capacity(self) -> int:

@@ -21,8 +21,7 @@ from fuzzcompile.model.judge_task import NamedFunction
 from fuzzcompile.model.versions import installed_torch
 from fuzzcompile.programs.casefiles.case_file import read_case_file
 from fuzzcompile.run.pool.worker import WorkerStartFailed, say
-from fuzzcompile.run.pool.worker_pool import WorkerPool
-from fuzzcompile.run.pool.worker_slot import WorkerState
+from fuzzcompile.run.pool.worker_pool import WorkerPool, WorkerState
 
 SCRIPT = "import torch\nprint(torch.compile(torch.sin)(torch.ones(3)))\n"
 # Arguments, and a part of what is said.
