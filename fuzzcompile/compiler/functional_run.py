@@ -19,7 +19,8 @@ from fuzzcompile.compiler.watch.ledger import Snapshot
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.device import seed_everything
-from fuzzcompile.run.tensors import copy_tree, have_same_values, share_storage
+from fuzzcompile.run.metrics import have_same_values
+from fuzzcompile.run.tensors import copy_tree, share_storage
 
 __watches_calls__ = True  # the frames of its mode stand between a call and the program that makes it
 SEEDS = (11, 12, 13)

@@ -41,31 +41,30 @@ def describe_promise(setting: str) -> str:
     return f"{setting}: {facts().bitwise.promises[setting].strip()}"
 
 
-def promises_casts(experiments: Experiments) -> bool:
-    """Return whether the case itself asks for its low-precision casts to be kept."""
-    settings = experiments.case.settings
-    return settings.backend == "inductor" and asks_for_casts(settings)
-
-
 def asks_for_casts(settings: CompileSettings) -> bool:
     """Return whether settings request eager's rounding, by name or by a numerics mode that implies it (torch 2.15)."""
     own = settings.own_config
     return own.get(_CASTS) is True or str(own.get("numerics", "")) in ("strict", "strict_pointwise")
 
 
+def _promises_casts(experiments: Experiments) -> bool:
+    settings = experiments.case.settings
+    return settings.backend == "inductor" and asks_for_casts(settings)
+
+
 def find_broken_promise(experiments: Experiments, trial: Trial, verdict: Verdict) -> str | None:
     """The promise that the judged compile breaks, for a verdict that is a bug; None if it breaks none.
 
-    ``fuzzcompile.contracts`` judges promises of equal bits, which takes compiles of its own.
+    Promises of equal bits take compiles of their own (`fuzzcompile.diagnosis.bitwise.promises`).
     """
     if trial.draws_others:
         return describe_promise("fallback_random")
-    if verdict is Verdict.PRECISION_LOSS and promises_casts(experiments) and trial.judgement.casts_dropped:
+    if verdict is Verdict.PRECISION_LOSS and _promises_casts(experiments) and trial.judgement.casts_dropped:
         return describe_promise(_CASTS)
-    return FULLGRAPH if verdict is Verdict.ACCEPTS_INVALID and breaks_silently(experiments, trial) else None
+    return FULLGRAPH if verdict is Verdict.ACCEPTS_INVALID and _breaks_silently(experiments, trial) else None
 
 
-def breaks_silently(experiments: Experiments, trial: Trial) -> bool:
+def _breaks_silently(experiments: Experiments, trial: Trial) -> bool:
     """Return whether a graph broke without an error in a program that asks to be one graph."""
     settings, compiled = experiments.case.settings, trial.observation
     return bool(settings.fullgraph and compiled.failure is None and trial.ledger.graph_breaks)
@@ -84,100 +83,69 @@ class Decision:
 
 def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Decision:
     """The verdict on a compile whose rewrites moved the result by ``steps``, refined by float64 and emulated casts."""
-    first = trial.judgement
-    if first.verdict is Verdict.COMPILE_ERROR and _backward_raises_alike(experiments, trial):
-        return Decision(
-            Verdict.INVALID,
-            first.confidence,
-            "eager raises this as well, in backward, which the compiler traces ahead of time; compile under no_grad",
-        )
-    if not first.verdict.is_bug and breaks_silently(experiments, trial):
+    first, runs = trial.judgement, experiments.runs
+    judged = Decision(first.verdict, first.confidence, first.detail)
+    failed = trial.observation.failure
+    in_backward = runs.backward_failure if first.verdict is Verdict.COMPILE_ERROR else None
+    if failed is not None and in_backward is not None and failed.is_like(in_backward):
+        why = "eager raises this as well, in backward, which the compiler traces ahead of time; compile under no_grad"
+        return replace(judged, verdict=Verdict.INVALID, detail=why)
+    if not first.verdict.is_bug and _breaks_silently(experiments, trial):
         return Decision(Verdict.ACCEPTS_INVALID, "high", f"{_BROKE}: {'; '.join(trial.ledger.graph_breaks)}")
     semantic = [] if experiments.compares_modes else select_semantic_steps(steps)
     if first.casts_dropped and not first.verdict.is_bug and not semantic:
-        return _decide_casts(experiments, first)
+        return _decide_casts(experiments, judged)
     if first.verdict in (Verdict.ROUNDING, Verdict.EQUAL):
         return _decide_within_rounding(experiments, trial, semantic)
-    if (
-        first.verdict is Verdict.UNSTABLE
-        and experiments.runs.has_low_precision_casts
-        and _emulation_repairs(experiments)
-    ):
-        return Decision(
-            Verdict.PRECISION_CASTS,
-            first.confidence,
-            "low-precision casts in the program, which overflow, are elided; equal under emulate_precision_casts",
-        )
+    if first.verdict is Verdict.UNSTABLE and runs.has_low_precision_casts and _emulation_repairs(experiments):
+        return replace(judged, verdict=Verdict.PRECISION_CASTS, detail=_OVERFLOWING)
     if trial.sampled is not None:  # random values: float64 draws others
-        return Decision(first.verdict, first.confidence, first.detail)
+        return judged
     far = first.verdict in (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT) and all(
         c.finding != "integer" for c in first.comparisons
     )
-    if far and not semantic:
-        return _decide_precision(experiments, first)
-    return Decision(first.verdict, first.confidence, first.detail)
-
-
-def _backward_raises_alike(experiments: Experiments, trial: Trial) -> bool:
-    failed, eager = trial.observation.failure, experiments.runs.backward_failure
-    if failed is None or eager is None or failed.type_name != eager.type_name:
-        return False
-    return failed.message.partition(":")[0] == eager.message.partition(":")[0]
+    return _decide_precision(experiments, first, judged) if far and not semantic else judged
 
 
 def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Sequence[Step]) -> Decision:
     """Values that rounding explains natively: what float64 says of the graphs, the program and its casts."""
     first = trial.judgement
+    judged, wrong = Decision(first.verdict, first.confidence), choose_wrong_values_verdict(first)
     if semantic:
-        return Decision(
-            choose_wrong_values_verdict(first),
-            first.confidence,
-            f"within rounding natively, but {semantic[0].label.rewrite} moves the float64 result by "
-            f"{semantic[0].float64:.1e} of its size",
-            evidence=REPLAY,
-        )
+        step = semantic[0]
+        why = f"{_NATIVELY} {step.label.rewrite} moves the float64 result by {step.float64:.1e} of its size"
+        return Decision(wrong, first.confidence, why, evidence=REPLAY)
     boundary = None  # the largest change of meaning between dynamo's graphs and those that the passes get
     if first.verdict is not Verdict.EQUAL and not experiments.compares_modes:
         found = find_boundaries(trial.ledger)
         boundary = max(found, key=lambda boundary: boundary.step, default=None)
     if boundary is not None and _has_other_kernel(experiments, trial, boundary):
-        return Decision(
-            first.verdict,
-            "low",
+        why = (
             f"in float64 the captured graph and the compiler's differ by {boundary.step:.1e} of a result's size, which "
-            "the values of both runs contradict: there, attention takes another kernel",
+            "the values of both runs contradict: there, attention takes another kernel"
         )
+        return replace(judged, confidence="low", detail=why)
     if boundary is not None:
         what = f"the decomposition of {boundary.operator}" if boundary.operator else "a decomposition"
-        return Decision(
-            choose_wrong_values_verdict(first),
-            first.confidence,
-            f"within rounding natively, but {what} moves a float64 "
-            f"{'gradient' if boundary.gradient else 'result'} by {boundary.step:.1e} of its size",
-            evidence=BOUNDARY,
-            boundary=boundary,
-        )
+        moved = "gradient" if boundary.gradient else "result"
+        why = f"{_NATIVELY} {what} moves a float64 {moved} by {boundary.step:.1e} of its size"
+        return Decision(wrong, first.confidence, why, evidence=BOUNDARY, boundary=boundary)
     if trial.sampled is None and first.suspicious and survives_float64(experiments):
-        return Decision(
-            choose_wrong_values_verdict(first),
-            "low",
-            "small, but it survives when the program is compiled in float64",
-            evidence=SUSPICION,
-        )
+        return Decision(wrong, "low", "small, but it survives when the program is compiled in float64", SUSPICION)
     # Elided casts are visible beyond default tolerances, if the values are within them once the casts are kept.
     visible = not all(c.within_default_tolerance for c in first.comparisons)
     if visible and experiments.runs.has_low_precision_casts and _emulation_repairs(experiments, closely=True):
-        return Decision(Verdict.PRECISION_CASTS, first.confidence, _ELIDED)
-    return Decision(first.verdict, first.confidence)
+        return replace(judged, verdict=Verdict.PRECISION_CASTS, detail=_ELIDED)
+    return judged
 
 
-def _decide_casts(experiments: Experiments, first: Judgement) -> Decision:
+def _decide_casts(experiments: Experiments, judged: Decision) -> Decision:
     """Right only without the user's casts: their verdict, if emulating the casts makes it right with them."""
-    if promises_casts(experiments):
-        return Decision(Verdict.PRECISION_LOSS, first.confidence, _CASTS_BROKEN)
+    if _promises_casts(experiments):
+        return replace(judged, verdict=Verdict.PRECISION_LOSS, detail=_CASTS_BROKEN)
     if not _emulation_repairs(experiments):
         return Decision(Verdict.ROUNDING, "low", "compiled keeps more precision than the program asks for")
-    return Decision(Verdict.PRECISION_CASTS, first.confidence, _ELIDED)
+    return replace(judged, verdict=Verdict.PRECISION_CASTS, detail=_ELIDED)
 
 
 def _has_other_kernel(experiments: Experiments, trial: Trial, boundary: Boundary) -> bool:
@@ -198,6 +166,8 @@ def _has_other_kernel(experiments: Experiments, trial: Trial, boundary: Boundary
 
 _BROKE = "the graph breaks, although FULLGRAPH promises an error there"
 _CASTS_BROKEN = "low-precision casts in the program are elided, although emulate_precision_casts promises to keep them"
+_NATIVELY = "within rounding natively, but"
+_OVERFLOWING = "low-precision casts in the program, which overflow, are elided; equal under emulate_precision_casts"
 _ELIDED = "low-precision casts in the program are elided; equal under emulate_precision_casts"
 
 
@@ -213,18 +183,15 @@ def _emulation_repairs(experiments: Experiments, *, closely: bool = False) -> bo
     return benign and close and not emulated.suspicious and not emulated.casts_dropped
 
 
-def _decide_precision(experiments: Experiments, first: Judgement) -> Decision:
+def _decide_precision(experiments: Experiments, first: Judgement, judged: Decision) -> Decision:
     """Wrong values that no rewrite explains: lost precision, if they are right when compiled in float64."""
     gross = any(c.relative_error > GROSS_ERROR or _off_by_whole(c) for c in first.suspicious)
     floating = [v.value.dtype for v in experiments.runs.eager.values if v.is_tensor and v.value.is_floating_point()]
     # Where it stays in float64, or that is not known, precision is not what is lacking.
     if gross or set(floating) == {torch.float64} or survives_float64(experiments) is not False:
-        return Decision(first.verdict, first.confidence, first.detail)
-    return Decision(
-        Verdict.PRECISION_LOSS,
-        first.confidence,
-        "far from float64 where eager is not; gone when compiled in float64",
-    )
+        return judged
+    why = "far from float64 where eager is not; gone when compiled in float64"
+    return replace(judged, verdict=Verdict.PRECISION_LOSS, detail=why)
 
 
 def _off_by_whole(comparison: Comparison) -> bool:
@@ -258,11 +225,8 @@ def confirm(experiments: Experiments, trial: Trial, decision: Decision) -> Decis
         again = second.judgement.verdict.is_bug or bool(second.judgement.suspicious)
     if again or have_same_bits(trial.observation, second.observation):
         return decision
-    return Decision(
-        Verdict.NONDETERMINISTIC,
-        "low",
-        f"{decision.verdict} in the first compile, {second.judgement.verdict} in the second",
-    )
+    both = f"{decision.verdict} in the first compile, {second.judgement.verdict} in the second"
+    return Decision(Verdict.NONDETERMINISTIC, "low", both)
 
 
 def find_survival(experiments: Experiments, trial: Trial, decision: Decision, *, ask: bool) -> bool | None:
@@ -355,7 +319,16 @@ def make_target_notes(experiments: Experiments, trial: Trial, tried: tuple[str, 
     target = current_target()
     if target is None:
         return None
-    kernels = _describe_kernels(experiments, trial)
+    refused, questions = experiments.runs.uninterpreted, trial.ledger.interpreted.undecided
+    if refused:
+        kernels = "not looked at: " + "; ".join(f"{kernel}: {why}" for kernel, why in refused.items())
+    elif trial.how.screen:
+        kernels = f"not looked at: {explain_unfit_kernels() or 'screened'}"
+    else:
+        kernels = trial.ledger.interpreted.summarise()
+    shown = ", ".join("template or library call" if question == TEMPLATES else question for question in tried)
+    left = ", ".join(question for question in questions if not question.startswith(tried))
+    decided = [f"both ways: {shown}"] * bool(shown) + [f"not decided: {left}"] * bool(left)
     freezing = bool(get_effective_setting(experiments.case.settings, trial.how, "freezing"))
     stages = {
         names.DYNAMO: "real code, on the CPU",
@@ -366,26 +339,8 @@ def make_target_notes(experiments: Experiments, trial: Trial, tried: tuple[str, 
         **dict.fromkeys((names.LOWERING, names.SCHEDULER, names.CODEGEN), _FAKE if not trial.how.screen else kernels),
         "kernels": kernels,
         "library calls": "run by the CPU's libraries",
-        "autotuning": _describe_autotuning(trial, tried),
+        "autotuning": "; ".join(decided) or "nothing to decide",
         "strides": "not judged",
         names.CUDAGRAPHS: f"not looked at: {_NO_DEVICE}",
     }
     return TargetJson(device=target.name, stages=stages, confirmed_on_device=False)
-
-
-def _describe_kernels(experiments: Experiments, trial: Trial) -> str:
-    refused = experiments.runs.uninterpreted
-    if refused:
-        return "not looked at: " + "; ".join(f"{kernel}: {why}" for kernel, why in refused.items())
-    if trial.how.screen:
-        return f"not looked at: {explain_unfit_kernels() or 'screened'}"
-    return trial.ledger.interpreted.summarise()
-
-
-def _describe_autotuning(trial: Trial, tried: tuple[str, ...]) -> str:
-    questions = trial.ledger.interpreted.undecided
-    open_questions = [question for question in questions if not question.startswith(tried)]
-    shown = ("template or library call" if question == TEMPLATES else question for question in tried)
-    parts = [f"both ways: {', '.join(shown)}"] if tried else []
-    parts += [f"not decided: {', '.join(open_questions)}"] if open_questions else []
-    return "; ".join(parts) or "nothing to decide"

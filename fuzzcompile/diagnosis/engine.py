@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import time
@@ -32,7 +31,6 @@ from fuzzcompile.diagnosis.decision import (
     limit_claims,
     make_target_notes,
 )
-from fuzzcompile.diagnosis.oracle.comparison import compare_warnings
 from fuzzcompile.diagnosis.refusals import (
     CannotJudge,
     refuse_lack_of_cpu,
@@ -76,7 +74,10 @@ def make_error_map(eager: torch.Tensor, compiled: torch.Tensor, exact: torch.Ten
         return None
     split = max(dimension for dimension, size in enumerate(shape) if size > 1)
     rows, columns = shape[:split].numel(), shape[split]
-    row_edges, column_edges = _list_edges(rows), _list_edges(columns)
+    row_edges, column_edges = (
+        [length * part // parts for part in range(parts + 1)]
+        for length, parts in ((rows, min(rows, CELLS)), (columns, min(columns, CELLS)))
+    )
 
     def fill_cells(values: torch.Tensor) -> list[list[float | None]]:
         errors = metrics.distance(values, exact).view(rows, columns)
@@ -92,11 +93,6 @@ def make_error_map(eager: torch.Tensor, compiled: torch.Tensor, exact: torch.Ten
         "eager": fill_cells(eager),
         "compiled": fill_cells(compiled),
     }
-
-
-def _list_edges(length: int) -> list[int]:
-    parts = min(length, CELLS)
-    return [length * part // parts for part in range(parts + 1)]
 
 
 def make_error_maps(experiments: Experiments, trial: Trial) -> dict[str, ErrorMapJson]:
@@ -160,7 +156,43 @@ class JudgedTrial:
 
     def report(self, attribution: Attribution | None = None) -> TriageReport:
         """The report as it stands; without an attribution, one that names no culprit."""
-        return _make_report(self, attribution or self._make_unproved())
+        experiments, trial, steps, decision = self.experiments, self.trial, self.steps, self.decision
+        attribution = attribution or self._make_unproved()
+        unseen = (*dict.fromkeys((*trial.ledger.unseen, *get_gathered())),)
+        seconds, counts = time.perf_counter() - self.spent.started, experiments.counts
+        # Changes of a float64 result by a rewrite, or by a decomposition where that decided.
+        moves = [step.float64 for step in steps if step.float64 is not None and not step.random]
+        moves += [] if decision.boundary is None else [decision.boundary.step]
+        outputs = [value.value for value in trial.observation.values if value.kind == "output"]
+        gives = ", ".join(map(_describe_output, outputs)) if decision.verdict is Verdict.ACCEPTS_INVALID else None
+        return TriageReport(
+            case=experiments.case.name,
+            torch=str(torch.__version__),  # a plain string: a process without torch reads it
+            device=str(experiments.device),
+            verdict=decision.verdict,
+            confidence=_decide_confidence(decision, attribution, unseen),
+            detail=decision.detail,
+            comparisons=_compare_with_torch_same(experiments, trial),
+            eager_deterministic=experiments.is_deterministic,
+            float64_step=max(moves, default=None),
+            failure=trial.observation.failure,
+            attribution=attribution,
+            coverage=tuple(_count_coverage(trial, steps)),
+            against=experiments.against,
+            path=find_path(experiments.case.settings, trial.how),
+            threads=torch.get_num_threads(),
+            graphs=len(trial.ledger.frames) or trial.ledger.graphs,
+            # Of a program that was never captured, dynamo lists errors and no breaks.
+            graph_breaks=trial.ledger.graph_breaks if trial.ledger.graphs else (),
+            warnings=compare_warnings(experiments.runs.eager, trial.observation),
+            cost=Cost(counts.compiles, GraphReplayer.replays - self.spent.replays_before, seconds, counts.screens),
+            survives_float64=self.survives,
+            promise=promises.find_broken_promise(experiments, trial, decision.verdict),
+            randomness=describe_randomness(experiments, trial, own_stream=self.own_stream),
+            gives=gives,
+            notes=tuple(_iter_notes(experiments, trial, attribution, unseen)),
+            target=make_target_notes(experiments, trial, self.both_ways),
+        )
 
     def attribute(self, *, thorough: bool) -> Attribution:
         """The culprit with its proof, as far as the time suffices."""
@@ -213,37 +245,11 @@ class Spending:
 _CUT_OFF = "the time was over before the culprit could be looked for everywhere; a longer --timeout leaves more of it"
 
 
-def _make_report(answer: JudgedTrial, attribution: Attribution) -> TriageReport:
-    experiments, trial, steps, decision = answer.experiments, answer.trial, answer.steps, answer.decision
-    unseen = (*dict.fromkeys((*trial.ledger.unseen, *get_gathered())),)
-    seconds, counts = time.perf_counter() - answer.spent.started, experiments.counts
-    return TriageReport(
-        case=experiments.case.name,
-        torch=str(torch.__version__),  # a plain string: a process without torch reads it
-        device=str(experiments.device),
-        verdict=decision.verdict,
-        confidence=_decide_confidence(decision, attribution, unseen),
-        detail=decision.detail,
-        comparisons=_compare_with_torch_same(experiments, trial),
-        eager_deterministic=experiments.is_deterministic,
-        float64_step=_find_largest_step(steps, decision),
-        failure=trial.observation.failure,
-        attribution=attribution,
-        coverage=_count_coverage(trial, steps),
-        against=experiments.against,
-        path=find_path(experiments.case.settings, trial.how),
-        threads=torch.get_num_threads(),
-        graphs=len(trial.ledger.frames) or trial.ledger.graphs,
-        # Of a program that was never captured, dynamo lists errors and no breaks.
-        graph_breaks=trial.ledger.graph_breaks if trial.ledger.graphs else (),
-        warnings=compare_warnings(experiments.runs.eager, trial.observation),
-        cost=Cost(counts.compiles, GraphReplayer.replays - answer.spent.replays_before, seconds, counts.screens),
-        survives_float64=answer.survives,
-        promise=promises.find_broken_promise(experiments, trial, decision.verdict),
-        randomness=describe_randomness(experiments, trial, own_stream=answer.own_stream),
-        gives=_describe_outputs(trial.observation) if decision.verdict is Verdict.ACCEPTS_INVALID else None,
-        notes=tuple(_iter_notes(experiments, trial, attribution, unseen)),
-        target=make_target_notes(experiments, trial, answer.both_ways),
+def compare_warnings(eager: Observation, compiled: Observation) -> tuple[str, ...]:
+    """The warnings of eager alone, then those of compiled alone, each by its category and text."""
+    return (
+        *(f"only eager: {text}" for text in eager.warnings if text not in compiled.warnings),
+        *(f"only compiled: {text}" for text in compiled.warnings if text not in eager.warnings),
     )
 
 
@@ -262,20 +268,10 @@ def _iter_notes(
     yield from trial.ledger.interpreted.notes
 
 
-def _describe_outputs(observation: Observation) -> str:
-    outputs = [value.value for value in observation.values if value.kind == "output"]
-    return ", ".join(
-        f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-        if isinstance(value, torch.Tensor)
-        else repr(value)
-        for value in outputs
-    )
-
-
-def _find_largest_step(steps: Sequence[Step], decision: Decision) -> float | None:
-    """The largest change of a float64 result by a rewrite, or by a decomposition where that decided."""
-    moves = [step.float64 for step in steps if step.float64 is not None and not step.random]
-    return max([*moves, *([decision.boundary.step] if decision.boundary is not None else [])], default=None)
+def _describe_output(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
 
 
 def _decide_confidence(decision: Decision, attribution: Attribution, unseen: Sequence[Unseen]) -> str:
@@ -289,40 +285,33 @@ def _decide_confidence(decision: Decision, attribution: Attribution, unseen: Seq
 
 
 def _compare_with_torch_same(experiments: Experiments, trial: Trial) -> tuple[Comparison, ...]:
-    if not trial.judgement.comparisons or experiments.runs.reference.failure:
-        return trial.judgement.comparisons
-    runs = (experiments.baseline, trial.observation, experiments.runs.reference)
+    comparisons, reference = trial.judgement.comparisons, experiments.runs.reference
+    if not comparisons or reference.failure:
+        return comparisons
+    runs = [run.index_by_name() for run in (experiments.baseline, trial.observation, reference)]
+
+    def ask_torch(comparison: Comparison) -> bool | None:
+        if comparison.finding == "same":
+            return True
+        values = [run[comparison.name].value for run in runs if comparison.name in run]
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        if len(tensors) != len(runs) or len({t.shape for t in tensors}) > 1 or not tensors[0].numel():
+            return comparison.torch_same
+        return check_torch_same(*tensors)
+
     random = trial.sampled or ()
-    return tuple(c if c.name in random else _add_torch_same(c, *runs) for c in trial.judgement.comparisons)
+    return tuple(c if c.name in random else replace(c, torch_same=ask_torch(c)) for c in comparisons)
 
 
-def _add_torch_same(
-    comparison: Comparison, eager: Observation, compiled: Observation, reference: Observation
-) -> Comparison:
-    if comparison.finding == "same":
-        return replace(comparison, torch_same=True)
-    values = [run.index_by_name().get(comparison.name) for run in (eager, compiled, reference)]
-    tensors = [v.value for v in values if v is not None and isinstance(v.value, torch.Tensor)]
-    if len(tensors) != 3 or len({t.shape for t in tensors}) > 1 or not tensors[0].numel():
-        return comparison
-    with contextlib.suppress(AssertionError, RuntimeError, TypeError):  # it asserts on dtypes that it does not know
-        return replace(comparison, torch_same=check_torch_same(*tensors))
-    return comparison
-
-
-def _count_coverage(trial: Trial, steps: Sequence[Step]) -> tuple[CoverageCount, ...]:
-    rewrites, reached = trial.ledger.coverage.items(), trial.ledger.reached.items()
+def _count_coverage(trial: Trial, steps: Sequence[Step]) -> Iterator[CoverageCount]:
     largest: dict[Label, float] = {}
     for step in steps:
         if step.float64 is not None and not step.random:
             largest[step.label] = max(step.float64, largest.get(step.label, 0.0))
-    return (
-        *(
-            CoverageCount(rule.stage, rule.pass_name, rule.rewrite, outcome, n, largest.get(rule))
-            for (rule, outcome), n in rewrites
-        ),
-        *(CoverageCount(part.stage, None, part.name, part.outcome, n) for part, n in reached),
-    )
+    for (rule, outcome), count in trial.ledger.coverage.items():
+        yield CoverageCount(rule.stage, rule.pass_name, rule.rewrite, outcome, count, largest.get(rule))
+    for part, count in trial.ledger.reached.items():
+        yield CoverageCount(part.stage, None, part.name, part.outcome, count)
 
 
 @gather_unseen()
@@ -334,14 +323,9 @@ def triage(
     deadline: float | None = None,
     progress: TriageProgress | None = None,
 ) -> TriageReport:
-    """Judge a loaded case on a device, in this process.
+    """Judge a loaded case on a device, in this process; of the task, where the case lies and its limits are not read.
 
-    Args:
-        case: the case.
-        device: the device.
-        task: what is asked; where the case lies and its limits are not read.
-        deadline: value of ``time.monotonic()`` after which attribution begins no further compile.
-        progress: hears how far it has come.
+    After ``deadline``, a value of ``time.monotonic()``, attribution begins no further compile.
 
     Raises:
         CaseError, CannotJudge: ``make()`` fails; nothing is compiled as the case demands, or the machine lacks a part.
@@ -358,7 +342,11 @@ def triage(
         trial = experiments.trial()
         refuse_unsupported(experiments, trial)
         refuse_unfit(case, trial)
-        early = _report_without_gpu(experiments, trial, spent)
+        lost = find_gpu_error(device) if trial.observation.failure is not None else None
+        if lost is not None:
+            said = f"eager runs; of the compiled program the GPU says {lost!r}, and does nothing more for that process"
+            unasked = Decision(trial.judgement.verdict, "low", f"{said}: no culprit was looked for")
+            early = JudgedTrial(experiments, trial, spent, (), unasked).report()
     if early is not None:
         progress.note_verdict(early)
         return early
@@ -393,15 +381,6 @@ def _run_eager(experiments: Experiments, *, quick: bool) -> Experiments:
     refuse_lasting_state(experiments)
     refuse_lack_of_cpu(experiments)
     return looking
-
-
-def _report_without_gpu(experiments: Experiments, trial: Trial, spent: Spending) -> TriageReport | None:
-    why = find_gpu_error(experiments.device) if trial.observation.failure is not None else None
-    if why is None:
-        return None
-    detail = f"eager runs; of the compiled program the GPU says {why!r}, and does nothing more for that process"
-    decision = Decision(trial.judgement.verdict, "low", f"{detail}: no culprit was looked for")
-    return JudgedTrial(experiments, trial, spent, (), decision).report()
 
 
 def _screen(looking: Experiments, known: Collection[tuple[str, str]], spent: Spending) -> TriageReport | None:

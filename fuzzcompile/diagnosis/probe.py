@@ -50,7 +50,6 @@ class CaseProbe:
     """
 
     verdict: Verdict
-    is_bug: bool
     suspects: tuple[Suspect, ...] = ()
     error: str | None = None
     compiles: int = 1
@@ -60,9 +59,9 @@ class CaseProbe:
     outputs: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
 
     @property
-    def suspect(self) -> Suspect | None:
-        """The first suspect."""
-        return self.suspects[0] if self.suspects else None
+    def is_bug(self) -> bool:
+        """Return whether the verdict is a bug."""
+        return self.verdict.is_bug
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,8 @@ class SignatureLock:
 
     ``named`` says that a culprit has a name; otherwise ``error`` distinguishes one error from another, and all else is
     held by stage. ``causes`` holds the fingerprint of the cause, if it is known: no probe looks for it, but a full
-    judgement tries it first. ``promise`` is the promise of equal
-    bits that is broken where no value is wrong: no probe shows that
-    (`fuzzcompile.diagnosis.bitwise.promises.find_broken_bits`).
+    judgement tries it first. ``promise`` is the promise of equal bits that is broken where no value is wrong: no probe
+    shows that (`fuzzcompile.diagnosis.bitwise.promises.find_broken_bits`).
     """
 
     verdict: str
@@ -89,26 +87,22 @@ class SignatureLock:
     @classmethod
     def of(cls, report: Mapping[str, Any], keep: Keep = "culprit") -> SignatureLock:
         """The target that a report's culprit makes; ``keep`` the verdict only, if that is all that is asked for."""
-        culprit = report.get("culprit") or {}
-        families = tuple((culprit.get("family") or "").split("+"))
-        stage, named = culprit.get("stage"), culprit.get("rewrite") is not None
+        culprit, signature = report.get("culprit") or {}, str(report.get("signature") or "")
+        named = culprit.get("rewrite") is not None
         # The signature of an error without a culprit: stage, type and message.
-        parts = renew(str(report.get("signature") or "")).split(":", 2)
-        error = None
-        if not named and Verdict(report["verdict"]).kind == "error" and len(parts) == 3 and parts[1] != "-":
-            error = f"{parts[1]}: {parts[2]}"[:_MESSAGE]
-        cause = parse_fingerprint(str(report.get("signature") or ""))
-        causes = () if cause is None or keep == "verdict" else (cause,)
+        parts = renew(signature).split(":", 2)
+        plain = not named and Verdict(report["verdict"]).kind == "error" and len(parts) == 3 and parts[1] != "-"
+        cause = parse_fingerprint(signature)
         return cls(
             report["verdict"],
-            stage,
+            culprit.get("stage"),
             culprit.get("source"),
-            families,
+            tuple((culprit.get("family") or "").split("+")),
             keep,
             named,
-            error,
-            causes,
-            find_broken_promise(report),
+            error=f"{parts[1]}: {parts[2]}"[:_MESSAGE] if plain else None,
+            causes=() if cause is None or keep == "verdict" else (cause,),
+            promise=find_broken_promise(report),
         )
 
     @property
@@ -133,13 +127,14 @@ class SignatureLock:
             return False
         if self.keep == "verdict":
             return True
+        first = probe.suspects[0] if probe.suspects else None
         if self.stage in GRAPH_STAGES:
-            return probe.suspect is not None and self._is_same_culprit(probe.suspect)
+            return first is not None and self._is_same_culprit(first)
         if self.suspect_stage is not None:
             return any(self._is_same_culprit(suspect) for suspect in probe.suspects)
         if self.error is not None and probe.error is not None and probe.error[:_MESSAGE] != self.error:
             return False
-        return probe.suspect is None or probe.suspect.stage not in GRAPH_STAGES
+        return first is None or first.stage not in GRAPH_STAGES
 
     def _is_same_culprit(self, suspect: Suspect) -> bool:
         """Return whether a suspect is the same culprit; behind the graph passes its file is unknown until proved."""
@@ -160,15 +155,10 @@ def probe_case(
 ) -> CaseProbe:
     """One compile and its replays: what a reduction asks of every candidate.
 
-    Args:
-        case: the candidate.
-        device: where to run it.
-        vetoes: rewrites that are refused, by name.
-        screen: interpret the graphs instead of generating code.
-        thorough: refine the verdict as triage does: for bugs that one compile cannot distinguish from rounding.
-        target: the bug that is looked for, whose suspects alone are worked out. Unless it is an input that compiled
-            code accepts and eager refuses, a program that raises in eager is not compiled.
-        on_eager: called once eager has run, before anything is compiled.
+    It refuses the rewrites ``vetoes``, and interprets the graphs instead of generating code if it is a ``screen``.
+    ``thorough`` refines the verdict as triage does, for bugs that one compile cannot distinguish from rounding. Only
+    suspects of the bug ``target`` are worked out, and unless that is an input that compiled code accepts and eager
+    refuses, a program that raises in eager is not compiled. ``on_eager`` is called in between.
 
     Raises:
         CaseError: ``make()`` fails.
@@ -177,9 +167,8 @@ def probe_case(
     looks = target.suspect_stage if target is not None else None
     how = Compilation((Veto(tuple(vetoes)),), screen=screen, kernels=looks in BEHIND_GRAPHS and not screen)
     experiments = Experiments(case, device, how)
-    failed = experiments.runs.eager.failure
-    if target is not None and target.verdict != Verdict.ACCEPTS_INVALID and failed:
-        return CaseProbe(Verdict.INVALID, False, compiles=0)
+    if target is not None and target.verdict != Verdict.ACCEPTS_INVALID and experiments.runs.eager.failure:
+        return CaseProbe(Verdict.INVALID, compiles=0)
     on_eager()
     trial = experiments.trial()
     steps = measure_steps(trial.ledger)
@@ -196,7 +185,6 @@ def probe_case(
     failure = trial.observation.failure
     return CaseProbe(
         verdict,
-        verdict.is_bug,
         suspects,
         None if failure is None else f"{failure.type_name}: {normalise_message(failure.message)}",
         experiments.counts.compiles,

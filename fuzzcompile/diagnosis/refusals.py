@@ -9,7 +9,7 @@ from fuzzcompile.compiler.graph_breaks import extract_headline
 from fuzzcompile.compiler.session import find_path
 from fuzzcompile.compiler.target.graph_placement import says_missing_kernel
 from fuzzcompile.compiler.target.target_process import current_target
-from fuzzcompile.diagnosis.oracle.comparison import compare
+from fuzzcompile.diagnosis.oracle.judgement import compare
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model import hints
@@ -118,13 +118,23 @@ def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
     if failure is not None and failure.type_name == "RecompileError" and case.settings.dynamo.get("error_on_recompile"):
         raise CannotJudge(f"{case.name} asks for error_on_recompile and is compiled anew: {failure.message}.")
     if failure is not None and find_path(case.settings, trial.how) != COMPILE:
-        _refuse_unexported(experiments, failure)
+        if failure.unsupported and experiments.runs.eager.failure is None:
+            raise CannotJudge(
+                f"{case.name} cannot be exported, within the limits that torch.export documents: "
+                f"{failure.message}; remove PATH, or write the program so that it is one graph (torch.cond in place of "
+                "a branch on a tensor's values, tensors and pytree containers as inputs)."
+            )
         return
     if failure is None or failure.phase != "compile":
         return
     if case.settings.fullgraph:  # the reason as long as the program compiles without it
         _refuse_one_graph(experiments, failure)
-    _refuse_open_sizes(case, failure)
+    if failure.type_name in _BROKEN_PROMISES:  # torch says so by design
+        raise CannotJudge(
+            f"{case.name} asks for sizes or numbers without a value at compile time, and needs their values: "
+            f"{extract_headline(str(failure))}; remove mark_dynamic, mark_unbacked or the capture_* setting, or "
+            "say with torch._check what holds for them."
+        )
 
 
 def _refuse_one_graph(experiments: Experiments, failure: Failure) -> None:
@@ -145,25 +155,6 @@ def _refuse_one_graph(experiments: Experiments, failure: Failure) -> None:
         f"{f'without FULLGRAPH, the graph breaks at: {further}; ' if further else ''}"
         f"remove FULLGRAPH or the graph break{instead}."
     )
-
-
-def _refuse_open_sizes(case: Case, failure: Failure) -> None:
-    """Refuse a program that leaves a size open and needs to know it: torch says so by design."""
-    if failure.type_name in _BROKEN_PROMISES:
-        raise CannotJudge(
-            f"{case.name} asks for sizes or numbers without a value at compile time, and needs their values: "
-            f"{extract_headline(str(failure))}; remove mark_dynamic, mark_unbacked or the capture_* setting, or "
-            "say with torch._check what holds for them."
-        )
-
-
-def _refuse_unexported(experiments: Experiments, failure: Failure) -> None:
-    if failure.unsupported and experiments.runs.eager.failure is None:
-        raise CannotJudge(
-            f"{experiments.case.name} cannot be exported, within the limits that torch.export documents: "
-            f"{failure.message}; remove PATH, or write the program so that it is one graph (torch.cond in place of a "
-            "branch on a tensor's values, tensors and pytree containers as inputs)."
-        )
 
 
 def _reads_values(reasons: Sequence[str]) -> bool:

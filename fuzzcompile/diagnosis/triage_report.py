@@ -14,7 +14,7 @@ from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
 from fuzzcompile.compiler.watch.ledger import Label, Ledger
 from fuzzcompile.compiler.watch.rule_labels import get_base_name, is_vetoed
-from fuzzcompile.diagnosis.attribution.culprit import Attribution, Culprit
+from fuzzcompile.diagnosis.attribution.culprit import Attribution
 from fuzzcompile.diagnosis.attribution.steps import Step
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
@@ -32,7 +32,6 @@ from fuzzcompile.model.contract import (
     SuspectJson,
     TargetJson,
 )
-from fuzzcompile.model.culprit_contract import CulpritJson
 from fuzzcompile.model.severity import Severity, rate_bug, rate_severity
 from fuzzcompile.model.signatures import UNATTRIBUTED, make_program_signature, normalise_message, replace_fingerprint
 from fuzzcompile.model.stages import BY_NAME, GRAPH_STAGES, PARTITION
@@ -50,16 +49,15 @@ def find_rewrite_fate(experiments: Experiments, trial: Trial, steps: Sequence[St
 
     One that is switched off is switched on and looked for once more, without code generation.
     """
-    seen = _count_outcomes(trial.ledger, name)
     moved = [step for step in steps if _matches_name(step.label, name) and step.changed_bits]
-    ran, on, said = False, None, "no rewrite of this torch has that name; `fuzzcompile passes` lists them"
-    if seen:
-        ran, on = _has_run(trial.ledger, name), True
-        said = _describe_outcomes(seen, ran, moved)
-    elif known := [rule for rule in list_known_rules(experiments.device) if _is_meant(rule, name)]:
+    effect, ran = _describe_effect(trial.ledger, name, moved)
+    on, said = (None if effect is None else True), effect
+    known = [rule for rule in list_known_rules(experiments.device) if _is_meant(rule, name)] if effect is None else []
+    if known:
         on = any(rule.on is not False for rule in known)
         why = "it is on, and found nothing to match" if on else _describe_when_on(experiments, known, name)
         said = f"did not run: {why}"
+    said = said or "no rewrite of this torch has that name; `fuzzcompile passes` lists them"
     return {"name": name, "ran": ran, "changed_bits": bool(moved), "on": on, "said": said}
 
 
@@ -72,39 +70,31 @@ def _describe_when_on(experiments: Experiments, known: Sequence[KnownRule], name
     if config is None:
         return said
     ledger = experiments.trial(replace(experiments.how.under(InductorSettings(config)), screen=True)).ledger
-    seen = _count_outcomes(ledger, name)
-    outcomes = _describe_outcomes(seen, _has_run(ledger, name), []) if seen else "finds nothing to match"
-    return f"{said}; switched on, it {outcomes}"
+    return f"{said}; switched on, it {_describe_effect(ledger, name, ())[0] or 'finds nothing to match'}"
 
 
-def _has_run(ledger: Ledger, name: str) -> bool:
-    return any(_matches_name(rewrite.label, name) for _, _, rewrite in ledger.list_rewrites())
-
-
-def _count_outcomes(ledger: Ledger, name: str) -> Counter[str]:
+def _describe_effect(ledger: Ledger, name: str, moved: Sequence[Step]) -> tuple[str | None, bool]:
+    """What the rewrites of that name did, None if they matched nothing, and whether one of them changed a graph."""
     seen: Counter[str] = Counter()
     for (label, outcome), count in ledger.coverage.items():
         if _matches_name(label, name):
             seen[outcome] += count
-    return seen
-
-
-def _describe_outcomes(seen: Mapping[str, int], ran: bool, moved: Sequence[Step]) -> str:
+    if not seen:
+        return None, False
+    ran = any(_matches_name(rewrite.label, name) for _, _, rewrite in ledger.list_rewrites())
+    times = {outcome: "once" if count == 1 else f"{count} times" for outcome, count in seen.items()}
+    fired = times.get("fired", "0 times")
     if moved:
         steps = [step.float64 for step in moved if step.float64 is not None]
         size = f"; the largest step in float64 is {max(steps):.1e} of the result's size" if steps else ""
-        return f"ran {_format_times(seen['fired'])} and changed bits{size}"
+        return f"ran {fired} and changed bits{size}", ran
     if ran:
-        return f"ran {_format_times(seen['fired'])} and changed no bit"
+        return f"ran {fired} and changed no bit", ran
     if seen["fired"]:
-        return f"was called {_format_times(seen['fired'])} and left the graph as it was"
+        return f"was called {fired} and left the graph as it was", ran
     if seen["vetoed"]:
-        return f"was vetoed {_format_times(seen['vetoed'])}"
-    return f"matched {_format_times(seen['refused'])} and was refused by its own check"
-
-
-def _format_times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
+        return f"was vetoed {times['vetoed']}", ran
+    return f"matched {times.get('refused', '0 times')} and was refused by its own check", ran
 
 
 def _matches_name(label: Label, name: str) -> bool:
@@ -231,8 +221,10 @@ class TriageReport:
     def to_json(self) -> ReportJson:
         """The object that ``fuzzcompile triage --json`` prints."""
         attribution = self.attribution
-        culprit = attribution.culprit if self.is_bug else None
-        workaround = attribution.workaround if self.is_bug else None
+        culprit, workaround = (attribution.culprit, attribution.workaround) if self.is_bug else (None, None)
+        named = None if culprit is None else culprit.to_json()
+        if culprit is not None and named is not None:
+            named["component"] = BY_NAME[culprit.stage].component
         report: ReportJson = {
             "schema": SCHEMA,
             "case": self.case,
@@ -243,7 +235,7 @@ class TriageReport:
             "confidence": self.confidence,
             "detail": self.detail,
             "evidence": self._make_evidence(),
-            "culprit": _make_named_culprit(culprit) if culprit is not None else None,
+            "culprit": named,
             "contributors": [culprit.to_json() for culprit in attribution.contributors],
             "changed_bits": [culprit.to_json() for culprit in attribution.changed_bits],
             "ablations": [ablation.to_json() for ablation in attribution.ablations],
@@ -265,22 +257,24 @@ class TriageReport:
         for rule in self.coverage:
             if rule.outcome in _MATCHED and (rule.stage in _REWRITING or rule.pass_name is not None):
                 counts.setdefault((rule.stage, rule.pass_name, rule.rewrite), Counter())[rule.outcome] += rule.count
-        return [
-            {
-                "stage": stage,
-                "pass": name,
-                "rewrite": rewrite,
-                "fired": outcomes["fired"],
-                "refused": outcomes["refused"],
-                "vetoed": outcomes["vetoed"],
-            }
-            for (stage, name, rewrite), outcomes in counts.items()
-        ]
+        rows = []
+        for (stage, name, rewrite), outcomes in counts.items():
+            matched = {outcome: outcomes[outcome] for outcome in _MATCHED}
+            rows.append(cast(RewriteJson, {"stage": stage, "pass": name, "rewrite": rewrite, **matched}))
+        return rows
 
     def _make_evidence(self) -> EvidenceJson:
         shared = {key: getattr(self, key) for key in EvidenceJson.__annotations__ if key not in _OTHER_EVIDENCE}
-        outputs = [_make_output(comparison, self.error_maps) for comparison in self.comparisons]
+        outputs = [self._make_output(comparison) for comparison in self.comparisons]
         return cast(EvidenceJson, {"outputs": outputs, **shared, "promise": self.promise if self.is_bug else None})
+
+    def _make_output(self, comparison: Comparison) -> OutputJson:
+        """A comparison as evidence, without what only the judge reads."""
+        output = {name: value for name, value in asdict(comparison).items() if name not in _FOR_THE_JUDGE}
+        output["error_ratio"] = comparison.error_ratio
+        if comparison.name in self.error_maps:
+            output["error_map"] = self.error_maps[comparison.name]
+        return cast(OutputJson, output)
 
 
 def make_finite(value: Any) -> Any:
@@ -297,16 +291,3 @@ def make_finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [None if isinstance(i, float) and not math.isfinite(i) else make_finite(i) for i in value]
     return value
-
-
-def _make_named_culprit(culprit: Culprit) -> CulpritJson:
-    return {**culprit.to_json(), "component": BY_NAME[culprit.stage].component}
-
-
-def _make_output(comparison: Comparison, maps: Mapping[str, ErrorMapJson]) -> OutputJson:
-    """A comparison as evidence, without what only the judge reads."""
-    output = {name: value for name, value in asdict(comparison).items() if name not in _FOR_THE_JUDGE}
-    output["error_ratio"] = comparison.error_ratio
-    if comparison.name in maps:
-        output["error_map"] = maps[comparison.name]
-    return cast(OutputJson, output)

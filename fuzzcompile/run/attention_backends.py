@@ -74,7 +74,7 @@ def list_backends(
     """
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
     ask = functools.partial(torch._fused_sdp_choice, q, k, v, attn_mask, dropout_p, is_causal, **options)
-    enabled, chosen = list_enabled_kernels(), _choose_kernel(ask)
+    enabled, (chosen, *_) = list_enabled_kernels(), _ask_torch(ask)
     backends: list[AttentionBackendJson] = []
     for name, kernel in KERNELS.items():
         reason = f"It is switched off (torch.backends.cuda.{_SWITCHES[name]}_enabled())."
@@ -135,31 +135,27 @@ def force_math_kernel() -> Iterator[None]:
         yield
 
 
-def _choose_kernel(ask: Callable[[], int]) -> SDPBackend | None:
-    """The kernel that torch chooses under the settings in force; None if all refuse."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return SDPBackend(ask())
-    except RuntimeError as error:
-        if _is_refusal(error):
-            return None
-        raise
+def _ask_torch(ask: Callable[[], int]) -> tuple[SDPBackend | None, str, list[str]]:
+    """The kernel that torch chooses under the settings in force; None, its error and its warnings if all refuse."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            return SDPBackend(ask()), "", []
+        except RuntimeError as error:
+            if not _is_refusal(error):
+                raise
+            return None, str(error), [str(warning.message) for warning in caught]
 
 
 def _find_refusal(name: str, ask: Callable[[], int], device: torch.device, mask: torch.Tensor | None) -> str:
     """The reason for which an enabled kernel does not take the inputs; empty if it takes them."""
-    with warnings.catch_warnings(record=True) as caught, sdpa_kernel(KERNELS[name]):
-        warnings.simplefilter("always")
-        try:
-            return "" if SDPBackend(ask()) == KERNELS[name] else "torch chooses another kernel."
-        except RuntimeError as error:
-            if not _is_refusal(error):
-                raise
-            missing = _NONE_EXISTS in str(error)
-    if missing:
+    with sdpa_kernel(KERNELS[name]):
+        chosen, error, warned = _ask_torch(ask)
+    if chosen is not None:
+        return "" if chosen == KERNELS[name] else "torch chooses another kernel."
+    if _NONE_EXISTS in error:
         return f"torch has no such kernel for tensors on {device.type}."
-    if said := " ".join(select_reasons(name, [str(warning.message) for warning in caught])):
+    if said := " ".join(select_reasons(name, warned)):
         return said
     if mask is not None and mask.requires_grad:  # torch 2.11 to 2.15 refuse it without a word
         return "The mask requires a gradient; torch gives no reason of its own."
@@ -318,13 +314,11 @@ class _Watch(TorchFunctionMode):
         signature = json.dumps(call)
         if signature not in self._known:
             options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-            why = ""
             try:
-                answers = list_backends(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
-                call["backends"] = answers
+                call["backends"] = list_backends(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
             except Exception as error:  # the run goes on; for subclasses of tensors torch has no answer
                 why = f"torch cannot say which kernels take these inputs ({type(error).__name__}: {error})."
-            call["note"] = " ".join(filter(None, (call["note"], why)))
+                call["note"] = f"{call['note']} {why}".strip()
             self._known[signature] = call
             self.calls.append(call)
         self._known[signature]["calls"] += 1
@@ -347,27 +341,18 @@ _BATCH, _HEADS, _LENGTH = 1, 2, 64
 
 def ask_kernels(device: torch.device) -> list[AttentionKernelsJson]:
     """Ask every kernel about typical inputs of shape (1, 2, 64, head dim) on ``device``; runs none of them."""
-    return [
-        {
-            "inputs": inputs,
-            "head_dim": width,
-            "dtype": str(dtype).removeprefix("torch."),
-            "backends": _ask_backends(inputs, width, dtype, device),
-        }
-        for inputs, width, dtype in itertools.product(_INPUTS, _WIDTHS, _DTYPES)
-    ]
-
-
-def _ask_backends(inputs: str, width: int, dtype: torch.dtype, device: torch.device) -> list[AttentionBackendJson]:
-    training = inputs.startswith("training")
-    query = torch.zeros(_BATCH, _HEADS, _LENGTH, width, dtype=dtype, device=device, requires_grad=training)
-    mask = torch.ones(_LENGTH, _LENGTH, dtype=torch.bool, device=device) if inputs == "masked" else None
-    dropout = 0.1 if "dropout" in inputs else 0.0
-    with torch.set_grad_enabled(training):
-        try:
-            return list_backends(query, query, query, attn_mask=mask, dropout_p=dropout, is_causal=inputs == "causal")
-        except RuntimeError:  # torch knows no attention on this device
-            return []
+    answers: list[AttentionKernelsJson] = []
+    for inputs, width, dtype in itertools.product(_INPUTS, _WIDTHS, _DTYPES):
+        training = inputs.startswith("training")
+        query = torch.zeros(_BATCH, _HEADS, _LENGTH, width, dtype=dtype, device=device, requires_grad=training)
+        mask = torch.ones(_LENGTH, _LENGTH, dtype=torch.bool, device=device) if inputs == "masked" else None
+        options: dict[str, Any] = {"dropout_p": 0.1 if "dropout" in inputs else 0.0, "is_causal": inputs == "causal"}
+        backends: list[AttentionBackendJson] = []
+        with torch.set_grad_enabled(training), contextlib.suppress(RuntimeError):  # it knows no attention there
+            backends = list_backends(query, query, query, attn_mask=mask, **options)
+        name = str(dtype).removeprefix("torch.")
+        answers.append({"inputs": inputs, "head_dim": width, "dtype": name, "backends": backends})
+    return answers
 
 
 def format_kernel_table(answered: Sequence[AttentionKernelsJson]) -> list[str]:

@@ -7,7 +7,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import nn
@@ -107,14 +107,11 @@ def is_streamed(value: object) -> TypeGuard[_Streamed]:
     return isinstance(value, _Streamed)
 
 
-class _Geometry(NamedTuple):
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
+_Geometry = tuple[torch.Size, tuple[int, ...], int]
 
 
 def _read_geometry(tensor: torch.Tensor) -> _Geometry:
-    return _Geometry(tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+    return tensor.size(), tensor.stride(), int(tensor.storage_offset())
 
 
 class _Values:

@@ -210,6 +210,7 @@ def describe_environment(device: torch.device, target: str | None = None) -> dic
 
 @functools.cache
 def _describe_parts(device: str) -> dict[str, JSON]:
+    gpu = device.startswith("cuda")
     return {
         "torch": str(torch.__version__),
         "torch_git": torch.version.git_version,
@@ -217,7 +218,7 @@ def _describe_parts(device: str) -> dict[str, JSON]:
         "hip": torch.version.hip,
         "triton": _try_or_none(_find_triton_version),
         "device": device,
-        **_describe_gpu(torch.device(device)),
+        **{name: _try_or_none(partial(ask, device)) if gpu else None for name, ask in _GPU_FACTS.items()},
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "libc": _try_or_none(lambda: " ".join(platform.libc_ver()).strip() or None),
@@ -226,7 +227,7 @@ def _describe_parts(device: str) -> dict[str, JSON]:
         "machine": identify_machine(),
         "cpu_count": _try_or_none(lambda: len(os.sched_getaffinity(0))),
         "threads": torch.get_num_threads(),
-        "cxx": _try_or_none(_read_cxx_version),
+        "cxx": _try_or_none(lambda: _read_first_line(str(find_cxx_compiler()), "--version")),
     }
 
 
@@ -245,25 +246,22 @@ def identify_machine() -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:8]
 
 
-def _describe_gpu(device: torch.device) -> dict[str, JSON]:
-    if device.type != "cuda":
-        return dict.fromkeys(("device_name", "device_capability", "device_count", "driver"))
-    return {
-        "device_name": _try_or_none(lambda: torch.cuda.get_device_name(device)),
-        "device_capability": _try_or_none(lambda: ".".join(map(str, torch.cuda.get_device_capability(device)))),
-        "device_count": _try_or_none(torch.cuda.device_count),
-        "driver": _try_or_none(_read_smi_driver) or _try_or_none(_read_kernel_driver),
-    }
-
-
-def _read_smi_driver() -> str | None:
-    return _read_first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or None
-
-
-def _read_kernel_driver() -> str | None:
-    """The driver's version according to the kernel module; containers often lack nvidia-smi."""
+def _read_driver(device: str) -> str | None:
+    """The driver's version, according to the kernel module where there is no nvidia-smi, as in many containers."""
+    del device
+    told = _try_or_none(lambda: _read_first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"))
+    if told:
+        return told
     match = re.search(r"\b\d+\.\d+(\.\d+)?\b", Path("/proc/driver/nvidia/version").read_text())
     return match[0] if match else None
+
+
+_GPU_FACTS: Mapping[str, Callable[[str], JSON]] = {
+    "device_name": lambda device: torch.cuda.get_device_name(device),
+    "device_capability": lambda device: ".".join(map(str, torch.cuda.get_device_capability(device))),
+    "device_count": lambda device: torch.cuda.device_count(),
+    "driver": _read_driver,
+}
 
 
 def _find_triton_version() -> str | None:
@@ -277,11 +275,6 @@ def _find_triton_version() -> str | None:
 def _read_cpu_model() -> str | None:
     match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return match[1].strip() if match else platform.processor() or None
-
-
-def _read_cxx_version() -> str | None:
-    compiler = find_cxx_compiler()
-    return None if compiler is None else _read_first_line(str(compiler), "--version")
 
 
 def _read_first_line(*command: str) -> str:

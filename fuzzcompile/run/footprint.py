@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import psutil
 import torch
@@ -34,61 +35,52 @@ _COMPILER = 100 * 2**20
 _GIB = 2**30
 
 
+class TensorSizes(NamedTuple):
+    """Bytes of some tensors in their own dtypes and in float64, and of the largest of them in float64."""
+
+    native: int
+    doubled: int
+    largest: int
+
+
 @dataclass(frozen=True)
 class Footprint:
-    """Sizes in bytes of a case's tensors, and of what judging the case holds at once.
+    """Sizes of a case's tensors, of which ``parameters`` bytes are no inputs, and of what judging it holds at once.
 
-    ``parameters`` are all tensors that are not inputs, ``doubled`` is one copy of the whole case in float64.
     ``gradients`` are those that a case with BACKWARD compares. ``streamed`` are the tensors that a replay in float64
     converts when they are read; of a case that differentiates, only replays are streamed.
     """
 
     parameters: int
-    inputs: int
-    doubled: int
-    gradients: int = 0
-    gradients_doubled: int = 0
-    largest_gradient: int = 0
-    streamed: int = 0
-    streamed_doubled: int = 0
-    largest_streamed: int = 0
-    differentiates: bool = False
-
-    @property
-    def native(self) -> int:
-        """One copy of the whole case in its own dtypes."""
-        return self.parameters + self.inputs
-
-    @property
-    def _float64_copy(self) -> int:
-        """The most bytes of one streamed copy in float64 that are held at once."""
-        return self.doubled - self.streamed_doubled + min(self.streamed_doubled, KEPT_BYTES + self.largest_streamed)
+    whole: TensorSizes
+    gradients: TensorSizes
+    streamed: TensorSizes
+    differentiates: bool
 
     @property
     def phases(self) -> tuple[dict[str, int], ...]:
         """The memory that each phase of judging holds: the reference, the compiled run, the comparison, the replays."""
+        gradients, streamed = self.gradients, self.streamed
+        unstreamed = self.whole.doubled - streamed.doubled
+        # The most bytes of one streamed copy in float64 that are held at once.
+        float64_copy = unstreamed + min(streamed.doubled, KEPT_BYTES + streamed.largest)
         if self.differentiates:
-            gradients = {"gradients": 2 * self.gradients}
-            reference = {"float64 reference": 2 * self.doubled + 2 * self.gradients_doubled, **gradients}
+            wide = 2 * self.whole.doubled + 2 * gradients.doubled
+            reference = {"float64 reference": wide, "gradients": 2 * gradients.native}
         else:  # with a copy of the state from before the call
-            before = self.doubled - self.streamed_doubled
-            reference = {"copies": 2 * self.native, "float64 reference": self._float64_copy + before}
+            reference = {"copies": 2 * self.whole.native, "float64 reference": float64_copy + unstreamed}
         # The inputs of dynamo's graph, of each graph that AOTAutograd makes of it and of every call are kept once.
-        recorded = self.native
+        recorded = self.whole.native
         # The gradients of all runs are kept for the comparison.
-        kept = _KEPT_RUNS * self.gradients + self.gradients_doubled
+        kept = _KEPT_RUNS * gradients.native + gradients.doubled
         return (
             reference,
-            {"copies": 2 * self.native + recorded, "gradients": kept + self.gradients},
+            {"copies": 2 * self.whole.native + recorded, "gradients": kept + gradients.native},
+            {"copies": recorded, "gradients": kept, "comparing the largest of them": _COMPARING * gradients.largest},
             {
-                "copies": recorded,
-                "gradients": kept,
-                "comparing the largest of them": _COMPARING * self.largest_gradient,
-            },
-            {
-                "copies": self.native - self.streamed + recorded,
-                "gradients": kept + (1 + _REPLAYED) * self.gradients,
-                "float64 replay": self._float64_copy + _REPLAYED * self.gradients_doubled,
+                "copies": self.whole.native - streamed.native + recorded,
+                "gradients": kept + (1 + _REPLAYED) * gradients.native,
+                "float64 replay": float64_copy + _REPLAYED * gradients.doubled,
             },
         )
 
@@ -104,9 +96,8 @@ class Footprint:
 
     def __str__(self) -> str:
         parts = [f"{name} {_format_gib(size)}" for name, size in self.most.items() if size]
-        return (
-            f"parameters {_format_gib(self.parameters)}, inputs {_format_gib(self.inputs)}; at once: {', '.join(parts)}"
-        )
+        own, inputs = _format_gib(self.parameters), _format_gib(self.whole.native - self.parameters)
+        return f"parameters {own}, inputs {inputs}; at once: {', '.join(parts)}"
 
 
 def measure_footprint(case: Case) -> Footprint | None:
@@ -128,19 +119,9 @@ def measure_footprint(case: Case) -> Footprint | None:
     own, inputs = list(reached.tensors.values()), list(list_tensors(calls))
     asked = [t for t in (*own, *inputs) if case.backward and t.requires_grad and t.is_leaf]
     large = [tensor for tensor in (*own, *inputs) if is_large(tensor)]
-    parameters = _count_bytes(own)
-    return Footprint(
-        parameters=parameters,
-        inputs=_count_bytes([*own, *inputs]) - parameters,
-        doubled=_count_bytes([*own, *inputs], double=True),
-        gradients=_count_bytes(asked),
-        gradients_doubled=_count_bytes(asked, double=True),
-        largest_gradient=_measure_largest(asked),
-        streamed=_count_bytes(large),
-        streamed_doubled=_count_bytes(large, double=True),
-        largest_streamed=_measure_largest(large),
-        differentiates=case.differentiates or case.state is not None,
-    )
+    differentiates = case.differentiates or case.state is not None
+    sizes = (_measure([*own, *inputs]), _measure(asked), _measure(large))
+    return Footprint(_measure(own).native, *sizes, differentiates=differentiates)
 
 
 def refuse_oversized(case: Case, device: torch.device, limit: int) -> None:
@@ -168,22 +149,20 @@ def refuse_oversized(case: Case, device: torch.device, limit: int) -> None:
         )
 
 
-def _measure_largest(tensors: Iterable[torch.Tensor]) -> int:
-    return max((tensor.numel() * double_dtype(tensor.dtype).itemsize for tensor in tensors), default=0)
-
-
-def _count_bytes(tensors: Iterable[torch.Tensor], *, double: bool = False) -> int:
-    """Size of the storages below ``tensors``, each counted once: views and tied parameters share one."""
-    storages: dict[object, int] = {}
+def _measure(tensors: Iterable[torch.Tensor]) -> TensorSizes:
+    """Sizes of the storages below ``tensors``, each counted once: views and tied parameters share one."""
+    storages: dict[object, tuple[int, int]] = {}
+    largest = 0
     for tensor in tensors:
-        key: object = id(tensor)
+        wide, key = double_dtype(tensor.dtype).itemsize, cast(object, id(tensor))
         size = tensor.numel() * tensor.element_size() if tensor.layout == torch.strided else 0
         with contextlib.suppress(NotImplementedError, RuntimeError):  # sparse tensors and subclasses have no storage
             storage = tensor.untyped_storage()
             key, size = storage.data_ptr() or id(storage), storage.nbytes()
-        dtype = tensor.dtype
-        storages[key] = size // dtype.itemsize * (double_dtype(dtype) if double else dtype).itemsize
-    return sum(storages.values())
+        count = size // tensor.dtype.itemsize
+        storages[key] = count * tensor.dtype.itemsize, count * wide
+        largest = max(largest, tensor.numel() * wide)
+    return TensorSizes(sum(own for own, _ in storages.values()), sum(wide for _, wide in storages.values()), largest)
 
 
 def _format_gib(size: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
@@ -23,14 +22,6 @@ DEFAULT_TOLERANCE = {
 # Elements that are measured at a time: few enough that torch does not split them among threads, which on a busy
 # machine would wait for each other at every operator.
 _PIECE = 2**14
-
-
-@dataclass(frozen=True)
-class Allowance:
-    """Per-element bound on the distance from the reference that rounding explains (float64, CPU)."""
-
-    bound: torch.Tensor
-    noise_floor: float
 
 
 def widen(tensor: torch.Tensor) -> torch.Tensor:
@@ -71,8 +62,11 @@ def exact_distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def have_same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return whether :func:`exact_distance` is 0 everywhere between tensors of one shape and dtype."""
-    if first.element_size() > 1 or not first.is_floating_point():  # torch.equal does not support float8
+    """Return whether two tensors have one shape, one dtype and the same values; NaNs are alike."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    # torch.equal supports neither float8 nor complex32.
+    if first.dtype is not torch.complex32 and (first.element_size() > 1 or not first.is_floating_point()):
         if first.device != second.device:
             first, second = first.cpu(), second.cpu()
         if torch.equal(densify(first), densify(second)):
@@ -142,8 +136,10 @@ def compute_allowance(
     noisy: list[torch.Tensor],
     dtype: torch.dtype,
     factor: float = ROUNDING_FACTOR,
-) -> Allowance:
-    """The distance from ``reference`` that rounding explains, element by element; all tensors have one shape.
+) -> tuple[torch.Tensor, float]:
+    """The distance from ``reference`` that rounding explains, by element (float64, CPU), and the largest perturbation.
+
+    All tensors have one shape.
 
     The eager run's own distance and that of the perturbed runs, each widened to the largest value of the slices through
     the element (so that rows of small numbers are held to their own scale), times ``factor``, plus
@@ -175,12 +171,7 @@ def compute_allowance(
         piece = bound.view(-1)[place]
         piece.mul_(factor).add_(ALWAYS_ALLOWED * ulp).add_(tiny)
         piece.masked_fill_(overflowed.view(-1)[place], math.inf)
-    return Allowance(bound, floor)
-
-
-def compute_excess(error: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """``error − bound`` in the memory of ``bound``; 0 where the error is not finite."""
-    return torch.sub(error, bound, out=bound).masked_fill_(~torch.isfinite(error), 0.0)
+    return bound, floor
 
 
 def _spread(worst: torch.Tensor) -> torch.Tensor:
@@ -198,12 +189,7 @@ def _spread(worst: torch.Tensor) -> torch.Tensor:
 
 def within_default_tolerance(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     """``torch.testing.assert_close`` at its defaults (NaN equal to NaN, dtype and stride not compared)."""
-    rtol, atol = DEFAULT_TOLERANCE.get(expected.dtype, (0.0, 0.0))
-    for _, (compiled, eager) in iter_pieces(actual, expected):
-        bound = atol + rtol * eager.abs().nan_to_num_(0.0, 0.0, 0.0)
-        if not bool((_measure_distance(compiled, eager) <= bound).all()):
-            return False
-    return True
+    return _is_within(actual, expected, torch.ones((), dtype=torch.float64).expand(expected.numel()))
 
 
 def within_scaled_tolerance(
@@ -214,16 +200,21 @@ def within_scaled_tolerance(
     Unscaled, any two outputs of size 1e-5 are "close". No scale below ``smallest_scale`` is used. ``among`` limits it
     to some elements.
     """
-    rtol, atol = DEFAULT_TOLERANCE.get(expected.dtype, (0.0, 0.0))
     size = torch.empty(expected.shape, dtype=torch.float64)
     for place, (eager,) in iter_pieces(expected):
         size.view(-1)[place] = eager.abs().nan_to_num_(0.0, 0.0, 0.0)
-    around = _spread(size).clamp_(min=smallest_scale).view(-1)
-    sizes = size.view(-1)
-    for place, pair in iter_pieces(actual, expected):
-        bound = atol * around[place] + rtol * sizes[place]
-        close = _measure_distance(*pair) <= bound
-        if not bool((close if among is None else close | ~among.reshape(-1)[place]).all()):
+    units = _spread(size).clamp_(min=smallest_scale).view(-1)
+    return _is_within(actual, expected, units, None if among is None else ~among.reshape(-1))
+
+
+def _is_within(
+    actual: torch.Tensor, expected: torch.Tensor, units: torch.Tensor, ignored: torch.Tensor | None = None
+) -> bool:
+    rtol, atol = DEFAULT_TOLERANCE.get(expected.dtype, (0.0, 0.0))
+    for place, (compiled, eager) in iter_pieces(actual, expected):
+        bound = atol * units[place] + rtol * eager.abs().nan_to_num_(0.0, 0.0, 0.0)
+        close = _measure_distance(compiled, eager) <= bound
+        if not bool((close if ignored is None else close | ignored[place]).all()):
             return False
     return True
 

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuzzcompile.model.evidence import RANDOM_STATE, ObservableName
 from fuzzcompile.run.case import Case, Reachable
 from fuzzcompile.run.case_program import CaseProgram
+from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.reachable_state import name_arguments, name_held_tensors, name_holders
 from fuzzcompile.run.tensors import densify, find_aliases, is_wrapped, list_significant_strides, name_leaves, unwrap
 
@@ -50,6 +51,11 @@ class Failure:
     machine: str = ""
     raised: tuple[tuple[str, int, str], ...] = field(default=(), compare=False)
     generated: GeneratedPlace | None = field(default=None, compare=False, repr=False)
+
+    def is_like(self, other: Failure) -> bool:
+        """Return whether both are of one type, with the same message up to a colon."""
+        heads = [failure.message.partition(":")[0] for failure in (self, other)]
+        return self.type_name == other.type_name and heads[0] == heads[1]
 
     def __str__(self) -> str:
         return f"{self.type_name}: {self.message}"
@@ -100,7 +106,8 @@ class Value:
 class Observation:
     """Everything observable of one run, or the exception that ended it.
 
-    ``warnings`` are those that the run gave, the compiler's own left out.
+    ``warnings`` are those that the run gave, the compiler's own left out; ``ends`` are fingerprints of the random
+    streams after it, by stream.
     """
 
     values: Sequence[Value] = ()
@@ -108,10 +115,17 @@ class Observation:
     structure: str = ""
     seconds: float = 0.0
     warnings: tuple[str, ...] = ()
+    ends: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def index_by_name(self) -> dict[str, Value]:
         """The values by name; names are unique within a run."""
         return {value.name: value for value in self.values}
+
+    def adjust(self, other: Observation, change: Callable[[Value, Value], Value]) -> Observation:
+        """The run with each value changed by that of ``other`` with the same name; what that lacks stays."""
+        theirs = other.index_by_name()
+        changed = (change(value, theirs[value.name]) if value.name in theirs else value for value in self.values)
+        return replace(self, values=tuple(changed))
 
     def drop_reused_memory(self, eager: Observation) -> Observation:
         """The run without the memory that a call shares with outputs of other calls in this run and not in ``eager``.
@@ -119,29 +133,22 @@ class Observation:
         A CUDA graph writes its outputs to the same memory in each of its runs, as torch documents.
         """
 
-        def keeps(value: Value, shared: tuple[str, ...], alias: str) -> bool:
-            return alias in shared or not _CALL.match(alias) or alias.startswith(f"{value.name.partition('.')[0]}.")
+        def drop(value: Value, own: Value) -> Value:
+            call = f"{value.name.partition('.')[0]}."
+            kept = (a for a in value.aliases if a in own.aliases or not _CALL.match(a) or a.startswith(call))
+            return replace(value, aliases=tuple(kept))
 
-        return self._change_aliases(
-            eager, lambda value, shared: tuple(alias for alias in value.aliases if keeps(value, shared, alias))
-        )
+        return self.adjust(eager, drop)
 
     def copy_aliases(self, eager: Observation, state: Collection[str]) -> Observation:
         """The run with eager's aliases of the tensors called ``state``, of which its outputs have copies."""
 
-        def change(value: Value, shared: tuple[str, ...]) -> tuple[str, ...]:
-            if not set(shared) & set(state):
-                return value.aliases
-            return tuple(alias for alias in shared if alias in state or alias in value.aliases)
+        def copy(value: Value, own: Value) -> Value:
+            if not set(own.aliases) & set(state):
+                return value
+            return replace(value, aliases=tuple(a for a in own.aliases if a in state or a in value.aliases))
 
-        return self._change_aliases(eager, change)
-
-    def _change_aliases(
-        self, eager: Observation, change: Callable[[Value, tuple[str, ...]], tuple[str, ...]]
-    ) -> Observation:
-        own = {value.name: value.aliases for value in eager.values}
-        changed = (replace(value, aliases=change(value, own.get(value.name, ()))) for value in self.values)
-        return replace(self, values=tuple(changed))
+        return self.adjust(eager, copy)
 
 
 # Seeds the cotangents of the backward pass, in our runs and in the reproducers that we write.
@@ -241,7 +248,7 @@ def observe_mutations(call: int | None, before: StateBefore, program: CaseProgra
         old = before.bits.get(name)
         now = _copy_dense(tensor)
         shared = now_shared.get(name, ())
-        same = old is not None and old.shape == now.shape and _have_same_bits(old, now)
+        same = old is not None and have_same_values(old, now)
         if not same or shared != before.aliases.get(name, ()):
             changed.append(Value(str(ObservableName(name, call, after=True)), now, "mutation", aliases=shared))
     for name, attribute in reached.plain_attributes().items():
@@ -249,18 +256,6 @@ def observe_mutations(call: int | None, before: StateBefore, program: CaseProgra
             observable = ObservableName(f"attribute {name}", call, after=True)
             changed.append(Value(str(observable), attribute, "mutation"))
     return changed
-
-
-def _have_same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    if first.dtype != second.dtype:
-        return False
-    comparable = first.dtype is not torch.complex32 and {first.layout, second.layout} == {torch.strided}
-    if comparable and torch.equal(first, second):
-        return True
-    equal = first == second
-    if first.is_floating_point() or first.is_complex():
-        equal = equal | ((first != first) & (second != second))
-    return bool(equal.all())
 
 
 def run_backward(output: object, *, required: bool = True) -> None:

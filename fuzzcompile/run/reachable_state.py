@@ -12,7 +12,6 @@ import sysconfig
 import types
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -73,10 +72,8 @@ class ReachedObjects:
         """
         plain: dict[str, Plain] = {}
         for path, value in zip(self._paths, self.objects, strict=True):
-            if path is None:
-                continue
             of_torch = type(value).__module__.startswith("torch.") and not isinstance(value, nn.Module)
-            if type(value) not in _CONTAINERS and not of_torch and holds_state(value):
+            if path is not None and type(value) not in _CONTAINERS and not of_torch and holds_state(value):
                 plain.update(_iterate_plain(path, iterate_attributes(value)))
         return plain
 
@@ -125,12 +122,9 @@ def _iterate_children(value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, types.FunctionType):
         yield from _iterate_function(value)
     elif isinstance(value, types.MethodType):
-        yield "", value.__self__
-        yield "", value.__func__
+        yield from (("", value.__self__), ("", value.__func__))
     elif isinstance(value, functools.partial):
-        yield "", value.func
-        yield "", list(value.args)
-        yield "", dict(value.keywords)
+        yield from (("", value.func), ("", list(value.args)), ("", dict(value.keywords)))
     elif isinstance(value, type):
         if is_user_class(value):
             yield from ((k, v) for k, v in vars(value).items() if k == "__call__" or not k.startswith("__"))
@@ -148,18 +142,15 @@ def _iterate_children(value: object) -> Iterator[tuple[str, object]]:
 
 def _iterate_items(value: object) -> Iterator[tuple[str, object]]:
     """Yield the items of a container; a library's own mappings may do anything when read, and are left out."""
+    items: Iterable[tuple[object, object]] = ()
     if isinstance(value, dict):
-        # Past the methods of a subclass, which may convert what they return.
-        yield from _iterate_entries(dict.items(value))
+        items = dict.items(value)  # past the methods of a subclass, which may convert what they return
     elif isinstance(value, collections.deque | list | tuple | set | frozenset):
         yield from ((str(index), child) for index, child in enumerate(value))
     elif isinstance(value, collections.UserDict | types.MappingProxyType) or (
         is_user_class(type(value)) and isinstance(value, Mapping)
     ):
-        yield from _iterate_entries(value.items())
-
-
-def _iterate_entries(items: Iterable[tuple[object, object]]) -> Iterator[tuple[str, object]]:
+        items = value.items()
     for key, child in items:
         yield key if isinstance(key, str) else "", child
         yield "", key
@@ -230,34 +221,28 @@ def holds_state(value: object) -> bool:
 
     Those of the standard library (locks, loggers) and of the compiler do not.
     """
-    return _get_class_facts(type(value)).holds_state
+    return _get_class_facts(type(value))[1]
 
 
 def is_user_class(owner: type) -> bool:
     """Return whether a class is defined in the user's own code."""
-    return _get_class_facts(owner).of_user
+    return _get_class_facts(owner)[0]
 
 
-class _ClassFacts(NamedTuple):
-    of_user: bool
-    holds_state: bool
-
-
-def _get_class_facts(owner: type) -> _ClassFacts:
+def _get_class_facts(owner: type) -> tuple[bool, bool]:
+    """Whether a class is the user's own, and whether its instances hold state."""
     if owner not in _KNOWN:
-        _KNOWN[owner] = _find_class_facts(owner)
+        module = sys.modules.get(owner.__module__)
+        of_user = module is not None and is_user_file(getattr(module, "__file__", None) or "")
+        if of_user or issubclass(owner, (nn.Module, torch.optim.Optimizer, *_HOLDERS)):
+            holds = True
+        elif issubclass(owner, (type, *_ATOMS)) or f"{owner.__module__}.".startswith(_MACHINERY):
+            holds = False
+        else:
+            library = owner.__module__.partition(".")[0] not in sys.stdlib_module_names
+            holds = library or dataclasses.is_dataclass(owner)
+        _KNOWN[owner] = of_user, holds
     return _KNOWN[owner]
-
-
-def _find_class_facts(owner: type) -> _ClassFacts:
-    module = sys.modules.get(owner.__module__)
-    of_user = module is not None and is_user_file(getattr(module, "__file__", None) or "")
-    if of_user or issubclass(owner, (nn.Module, torch.optim.Optimizer, *_HOLDERS)):
-        return _ClassFacts(of_user, holds_state=True)
-    if issubclass(owner, (type, *_ATOMS)) or f"{owner.__module__}.".startswith(_MACHINERY):
-        return _ClassFacts(of_user, holds_state=False)
-    library = owner.__module__.partition(".")[0] not in sys.stdlib_module_names
-    return _ClassFacts(of_user, holds_state=library or dataclasses.is_dataclass(owner))
 
 
 def is_user_file(filename: str) -> bool:
@@ -267,7 +252,7 @@ def is_user_file(filename: str) -> bool:
 
 
 # Weak, because a class keeps the globals of its module alive.
-_KNOWN: weakref.WeakKeyDictionary[type, _ClassFacts] = weakref.WeakKeyDictionary()
+_KNOWN: weakref.WeakKeyDictionary[type, tuple[bool, bool]] = weakref.WeakKeyDictionary()
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + "/"
 _OWN_FOLDER = __file__.rsplit("/", 2)[0] + "/"
 

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
+from typing import TypeAlias
 
 import numpy
 import torch
@@ -79,6 +80,10 @@ def format_warnings(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...
 _ROUNDS, _FEWEST_ROUNDS, _TIMING = 30, 3, 0.5
 
 
+# Tells the compiler's exceptions from the program's; None takes all for the program's.
+DescribeFailure: TypeAlias = Callable[[BaseException], Failure] | None
+
+
 def run_eager(case: Case, device: torch.device, *, noise_seed: int | None = None, double: bool = False) -> Observation:
     """Run the case in eager mode; with ``noise_seed``, every operator's result is moved by up to one ulp.
 
@@ -108,7 +113,7 @@ def observe(
     target: Callable[..., object],
     *,
     around: contextlib.AbstractContextManager[object] | None = None,
-    describe_failure: Callable[[BaseException], Failure] | None = None,
+    describe_failure: DescribeFailure = None,
     seed: int | None = None,
 ) -> Observation:
     """Drive ``target``, the program's model or its compiled form, through the calls of the case.
@@ -132,16 +137,16 @@ def observe(
             plain = Failure(type(error).__name__, shorten_message(error))
             failure = plain if describe_failure is None else describe_failure(error)
             observation = Observation(failure=failure, seconds=time.perf_counter() - start)
-    return replace(observation, warnings=format_warnings(caught))
+    return replace(observation, warnings=format_warnings(caught), ends=fingerprint_streams())
 
 
 def _observe_calls(
     case: Case, program: CaseProgram, target: Callable[..., object], start: float, seed: int | None = None
 ) -> Observation:
-    if seed is not None:
-        seed_everything(seed)
-    else:
+    if seed is None:
         seed_run(case)
+    else:
+        seed_everything(seed)
     values: list[Value] = []
     structures: list[str] = []
     earlier: dict[str, object] = {}
@@ -258,7 +263,7 @@ class SavedTensors:
     """
 
     def __init__(self, case: Case, program: CaseProgram, device: torch.device) -> None:
-        self._case, self._device = case, device
+        self._case, self._program, self._device = case, program, device
         self._tensors = [*program.collect_tensors().values(), *list_tensors(program.calls)]
         self._storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         for tensor in self._tensors:
@@ -280,17 +285,10 @@ class SavedTensors:
             if tensor.is_leaf and tensor.grad is not None:
                 tensor.grad = None
 
-
-def observe_seeds(
-    case: Case,
-    program: CaseProgram,
-    target: Callable[..., object],
-    kept: SavedTensors,
-    seeds: Sequence[int],
-    *,
-    describe_failure: Callable[[BaseException], Failure] | None = None,
-) -> Iterator[Observation]:
-    """Run ``target`` once under each of ``seeds``, each time from the state in ``kept``."""
-    for seed in seeds:
-        kept.restore()
-        yield observe(case, program, target, describe_failure=describe_failure, seed=seed)
+    def observe_seeds(
+        self, target: Callable[..., object], seeds: Sequence[int], describe_failure: DescribeFailure = None
+    ) -> Iterator[Observation]:
+        """Run ``target`` once under each of ``seeds``, each time from the values that were kept."""
+        for seed in seeds:
+            self.restore()
+            yield observe(self._case, self._program, target, describe_failure=describe_failure, seed=seed)

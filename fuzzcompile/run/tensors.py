@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy
 import torch
@@ -202,16 +202,13 @@ class StorageCopier:
             # To a compiler, a view of a tensor is not the same as one of two views of a third tensor.
             return self(viewed).as_strided(*shape)
         if id(tensor) not in self._whole_tensors:
+            storage = source.untyped_storage()
+            key = (storage.data_ptr() or id(storage), source.dtype, source.device)
+            if key not in self._bases:
+                self._bases[key] = self._copy_flat(flatten_storage(source))
             # Detached: not a view but a leaf, since gradients are compared where the program asked for them.
-            self._whole_tensors[id(tensor)] = self._get_base(source).as_strided(*shape).detach()
+            self._whole_tensors[id(tensor)] = self._bases[key].as_strided(*shape).detach()
         return self._whole_tensors[id(tensor)].requires_grad_(tensor.requires_grad)
-
-    def _get_base(self, source: torch.Tensor) -> torch.Tensor:
-        storage = source.untyped_storage()
-        key = (storage.data_ptr() or id(storage), source.dtype, source.device)
-        if key not in self._bases:
-            self._bases[key] = self._copy_flat(flatten_storage(source))
-        return self._bases[key]
 
     def _copy_flat(self, flat: torch.Tensor) -> torch.Tensor:
         if self._known is None or not flat.data_ptr():
@@ -263,11 +260,6 @@ def copy_tree(
 ) -> T:
     """Copy every tensor of a tree through one :class:`StorageCopier`; other leaves stay as they are."""
     return map_tree(StorageCopier(double=double, device=device, known=known), tree)
-
-
-def have_same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return whether two tensors of one dtype have the same shape and values; NaNs are alike."""
-    return first.shape == second.shape and torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
 def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
@@ -325,19 +317,19 @@ def run_inside(
 ) -> T:
     """Run a higher-order operator from within ``mode``'s own handler, so that its functions run under ``mode``."""
 
-    def wrap_function(function: Callable[..., object]) -> Callable[..., object]:
-        def run(*inner: object, **named: object) -> object:
-            with mode:
-                return function(*inner, **named)
+    def wrap(value: object) -> object:
+        if not callable(value) or isinstance(value, torch.Tensor):
+            return value
 
         # In eager mode dynamo handles these operators, and would trace into ``run``.
-        untraced: Callable[..., object] = torch.compiler.disable(run)  # type: ignore[no-untyped-call]
-        return untraced
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def run(*inner: object, **named: object) -> object:
+            with mode:
+                return value(*inner, **named)
 
-    args, kwargs = pytree.tree_map(
-        lambda value: wrap_function(value) if callable(value) and not isinstance(value, torch.Tensor) else value,
-        (tuple(args), dict(kwargs)),
-    )
+        return cast(object, run)
+
+    args, kwargs = pytree.tree_map(wrap, (tuple(args), dict(kwargs)))
     return operator(*args, **kwargs)
 
 
@@ -371,6 +363,20 @@ class _AddressRange(NamedTuple):
     position: int
     array: NDArray[numpy.generic]
 
+    @classmethod
+    def find(cls, position: int, value: object) -> _AddressRange | None:
+        device, array = "cpu", value
+        if isinstance(value, torch.Tensor):
+            device, array = str(value.device), None
+            # Subclasses without memory of their own and outputs that a CUDA graph has taken back have no address.
+            with contextlib.suppress(RuntimeError, NotImplementedError, AttributeError):
+                if value.layout != torch.strided or value.is_nested:  # the tensor that holds its values
+                    value = value._values() if value.layout == torch.sparse_coo else value.values()
+                array = numpy.asarray(_Addresses(value)) if value.numel() and value.data_ptr() else None
+        if not isinstance(array, numpy.ndarray) or not array.size:
+            return None
+        return cls(device, *numpy.lib.array_utils.byte_bounds(array), position, array)
+
 
 def find_aliases(named: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
     """For every name the earlier names whose tensors it shares memory with.
@@ -379,7 +385,7 @@ def find_aliases(named: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
     element by element: linear in the number of tensors where nothing is shared.
     """
     names = list(named)
-    ranges = (_find_range(position, named[name]) for position, name in enumerate(names))
+    ranges = (_AddressRange.find(position, named[name]) for position, name in enumerate(names))
     shared: dict[int, list[int]] = {}
     active: list[_AddressRange] = []
     for current in sorted((each for each in ranges if each is not None), key=lambda each: each[:2]):
@@ -390,29 +396,6 @@ def find_aliases(named: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
                 shared.setdefault(second, []).append(first)
         active.append(current)
     return {names[position]: tuple(names[i] for i in sorted(firsts)) for position, firsts in shared.items()}
-
-
-def _find_range(position: int, value: object) -> _AddressRange | None:
-    addressed = _find_addresses(value)
-    if addressed is None:
-        return None
-    device, array = addressed
-    return _AddressRange(device, *numpy.lib.array_utils.byte_bounds(array), position, array)
-
-
-def _find_addresses(value: object) -> tuple[str, NDArray[numpy.generic]] | None:
-    if isinstance(value, numpy.ndarray):
-        return ("cpu", value) if value.size else None
-    if not isinstance(value, torch.Tensor):
-        return None
-    # Subclasses without memory of their own and outputs that a CUDA graph has taken back have no address.
-    with contextlib.suppress(RuntimeError, NotImplementedError, AttributeError):
-        strided = value
-        if value.layout != torch.strided or value.is_nested:  # the tensor that holds its values
-            strided = value._values() if value.layout == torch.sparse_coo else value.values()
-        if strided.numel() and strided.data_ptr():
-            return str(strided.device), numpy.asarray(_Addresses(strided))
-    return None
 
 
 def _overlap(first: NDArray[numpy.generic], second: NDArray[numpy.generic]) -> bool:

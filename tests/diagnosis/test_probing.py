@@ -89,7 +89,7 @@ def test_errors_of_nobody_are_told_apart_by_what_they_say():
     target = SignatureLock.of(report)
 
     def seen(error: str) -> CaseProbe:
-        return CaseProbe(Verdict.COMPILE_ERROR, True, error=error)
+        return CaseProbe(Verdict.COMPILE_ERROR, error=error)
 
     assert target.matches(seen("RuntimeError: a view of size N was modified"))
     assert not target.matches(seen("RuntimeError: no such operator"))
@@ -100,6 +100,6 @@ def test_errors_of_nobody_are_told_apart_by_what_they_say():
 def test_among_rewrites_the_first_suspect_counts():
     target = SignatureLock("miscompile", "joint_graph", "fuse_attention.py", ("sfdp",))
     sfdp, other = (Suspect("joint_graph", name, "fuse_attention.py") for name in ("sfdp", "other"))
-    assert target.matches(CaseProbe(Verdict.NONFINITE, True, (sfdp, other)))
-    assert not target.matches(CaseProbe(Verdict.NONFINITE, True, (other, sfdp)))
-    assert not target.matches(CaseProbe(Verdict.METADATA, True, (sfdp,)))
+    assert target.matches(CaseProbe(Verdict.NONFINITE, (sfdp, other)))
+    assert not target.matches(CaseProbe(Verdict.NONFINITE, (other, sfdp)))
+    assert not target.matches(CaseProbe(Verdict.METADATA, (sfdp,)))

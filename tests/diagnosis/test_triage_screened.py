@@ -37,7 +37,8 @@ def make():
 def judge(tmp_path_factory):
     path = tmp_path_factory.mktemp("screened") / "sine.py"
     path.write_text(SINE)
-    return lambda **how: triage(load_case(path), torch.device("cpu"), JudgeTask(**how))
+    case, cpu = load_case(path), torch.device("cpu")
+    return lambda *, deadline=None, **how: triage(case, cpu, JudgeTask(**how), deadline=deadline)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.rule_labels import find_source
 from fuzzcompile.compiler.watch.torch_patch import Function
 from fuzzcompile.model.facts import facts
-from fuzzcompile.run.tensors import copy_tree, have_same_values, share_storage
+from fuzzcompile.run.metrics import have_same_values
+from fuzzcompile.run.tensors import copy_tree, share_storage
 
 _ANALYSIS_MODULE, _, FUNCTION = facts().aot_autograd.analysis.partition(":")
 SOURCE = f"{_ANALYSIS_MODULE.replace('.', '/')}.py"

@@ -9,10 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Protocol
 
 import torch
 
@@ -32,6 +31,7 @@ from fuzzcompile.programs.ir.evaluation import evaluate
 from fuzzcompile.programs.ir.program import Input, Program, Ref, Statement, use_plain_names
 from fuzzcompile.programs.shrink.reducers import give_value
 from fuzzcompile.programs.shrink.search import capture_graph_programs, write_out
+from fuzzcompile.run import metrics
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.pool.worker import say
 
@@ -183,29 +183,26 @@ class ScreenResult:
     outputs: Sequence[torch.Tensor] = ()
 
 
-class Screener(Protocol):
-    """Compiles programs without code generation."""
-
-    def screen(self, program: Program) -> ScreenResult:
-        """Compile a program once."""
+# Compiles a program once, without generating code.
+Screen = Callable[[Program], ScreenResult]
 
 
 @dataclass
 class _Budget:
-    screener: Screener
+    screen_program: Screen
     deadline: float | None
 
     def screen(self, programs: Iterable[Program], most: int) -> Iterator[tuple[Program, ScreenResult]]:
         for program in itertools.islice(programs, most):
             if self.deadline is not None and time.monotonic() >= self.deadline:
                 return
-            yield program, self.screener.screen(program)
+            yield program, self.screen_program(program)
 
 
 def find_cause(
     report: ReportJson,
     programs: Sequence[Program],
-    screener: Screener,
+    screen: Screen,
     *,
     known: Collection[str] = (),
     deadline: float | None = None,
@@ -219,7 +216,7 @@ def find_cause(
     culprit = report.get("culprit")
     if not report.get("is_bug") or culprit is None or not has_fingerprints(culprit.get("stage")):
         return None
-    budget = _Budget(screener, deadline)
+    budget = _Budget(screen, deadline)
     candidates = budget.screen(generate_windows(programs, *_find_places(culprit)), _WINDOWS)
     shown = next(((program, seen) for program, seen in candidates if seen.shows), None)
     if shown is None:
@@ -245,17 +242,15 @@ def find_cause(
 def _shrink(best: Program, shown: ScreenResult, budget: _Budget) -> tuple[Program, ScreenResult]:
     """Remove the statements at both ends of the window that the bug does not need."""
     tried: list[Program] = []
-    smaller: tuple[Program, ScreenResult] | None = best, shown
-    while smaller is not None:
-        best, shown = smaller
-        smaller = None
+    while True:
         fresh = (program for program in shrink_window(best) if program not in tried)
         for program, seen in budget.screen(fresh, _SMALLER - len(tried)):
             tried.append(program)
             if seen.shows:
-                smaller = program, seen
+                best, shown = program, seen
                 break
-    return best, shown
+        else:
+            return best, shown
 
 
 def _find_places(culprit: CulpritJson) -> tuple[set[int], int | None, int]:
@@ -312,25 +307,18 @@ def _matches_neighbour(window: Program, neighbour: Program, shown: ScreenResult)
 
     Dtypes differ in how far the two may be apart; what counts is that the neighbour is much nearer.
     """
-    own, changed = _run_in_eager(window), _run_in_eager(neighbour)
-    if not own or not len(own) == len(changed) == len(shown.outputs):
-        return False
-    far, near = (_distance(results, shown.outputs) for results in (own, changed))
+    given = [result for result in shown.outputs if not result.is_complex()]
+
+    def measure_distance(program: Program) -> float:
+        values = evaluate(program).values
+        results = [values.get(name) for name in program.output_refs()]
+        numbers = [r for r in results if isinstance(r, torch.Tensor) and not r.is_complex()]
+        if not numbers or [r.shape for r in numbers] != [r.shape for r in given]:
+            return math.inf
+        return max(metrics.largest_distance(*pair) for pair in zip(numbers, given, strict=True))
+
+    far, near = measure_distance(window), measure_distance(neighbour)
     return math.isfinite(near) and near <= NEARER_TO_NEIGHBOUR * far and far > 0.0
-
-
-def _run_in_eager(program: Program) -> list[torch.Tensor]:
-    values = evaluate(program).values
-    results = (values.get(name) for name in program.output_refs())
-    return [value.double().cpu() for value in results if isinstance(value, torch.Tensor) and not value.is_complex()]
-
-
-def _distance(expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> float:
-    if any(left.shape != right.shape for left, right in zip(expected, actual, strict=True)):
-        return math.inf
-    pairs = zip(expected, actual, strict=True)
-    apart = [(left - right.detach().cpu().double()).abs().max().item() for left, right in pairs if left.numel()]
-    return math.inf if any(map(math.isnan, apart)) else max(apart, default=0.0)
 
 
 # Look for the cause of a bug in the process that judged it.
@@ -367,19 +355,19 @@ def add_cause(
     say("looking for what must change for the case to pass")
     started = time.monotonic()
     asked = report.to_json()
-    screens = LocalScreener(SignatureLock.of(asked), device, vetoes)
+    screener = LocalScreener(SignatureLock.of(asked), device, vetoes)
     ends = started + _SECONDS if deadline is None else min(started + _SECONDS, deadline)
     note = _NONE
     try:
         programs = capture_graph_programs(case, device) or capture_graph_programs(case, device, "aten")
-        cause = find_cause(asked, programs, screens, known=known, deadline=ends)
+        cause = find_cause(asked, programs, screener, known=known, deadline=ends)
     except MemoryError:
         raise
     except Exception as error:  # the search runs parts of any program, which may raise anything; the verdict stands
         said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         cause, note = None, f"the search for the cause failed, and the signature names none: {said}"
     seconds = report.cost.seconds + time.monotonic() - started
-    cost = replace(report.cost, seconds=seconds, cause_screens=screens.count)
+    cost = replace(report.cost, seconds=seconds, cause_screens=screener.count)
     return replace(report, cause=cause, cost=cost, notes=report.notes if cause else (*report.notes, note))
 
 
@@ -406,7 +394,7 @@ class LocalScreener:
     vetoes: tuple[str, ...] = ()
     count: int = 0
 
-    def screen(self, program: Program) -> ScreenResult:
+    def __call__(self, program: Program) -> ScreenResult:
         """Compile a program once; one that cannot run at all shows nothing."""
         self.count += 1
         with write_out(write_program(program)) as path:

@@ -26,7 +26,7 @@ from fuzzcompile.compiler.watch.ledger import (
 from fuzzcompile.diagnosis.attribution.culprit import Culprit, CulpritFields, Divergence
 from fuzzcompile.diagnosis.attribution.steps import find_inputs
 from fuzzcompile.diagnosis.kernels.code_generators import CodeGenerator, CodeSource, find_generator
-from fuzzcompile.diagnosis.oracle.comparison import compare
+from fuzzcompile.diagnosis.oracle.judgement import compare
 from fuzzcompile.diagnosis.oracle.rounding import changes_meaning, relative_change
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.stages import POST_GRAD

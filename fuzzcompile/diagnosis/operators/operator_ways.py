@@ -44,7 +44,8 @@ from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run import metrics, runs
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.device import shorten_message
-from fuzzcompile.run.tensors import have_same_values, list_significant_strides
+from fuzzcompile.run.metrics import have_same_values
+from fuzzcompile.run.tensors import list_significant_strides
 
 # What is the matter: "check" that the kernel raises and the other way does not, "raises" the reverse; "numbers" that
 # both draw from one state and draw other random numbers.

@@ -39,7 +39,7 @@ import torch
 from fuzzcompile.model.thresholds import ROUNDING_FACTOR
 from fuzzcompile.model.verdicts import Comparison
 from fuzzcompile.run import metrics
-from fuzzcompile.run.observation import Observation, Value
+from fuzzcompile.run.observation import Observation
 
 SEEDS = 16
 # Fewest runs of either side that are compared.
@@ -93,9 +93,12 @@ def sample_run(observation: Observation, floors: Mapping[str, float] | None = No
     ``floors`` are sizes by name up to which an element may be rounding alone, and counts as zero: of a gradient that is
     zero by symmetry, two implementations leave other remains (:func:`measure_floors`).
     """
-    floors = floors or {}
-    kept = ((value.name, _sample_value(value, floors.get(value.name, 0.0))) for value in observation.values)
-    return {name: sample for name, sample in kept if sample is not None}
+    samples = dict[str, Sample]()
+    for value in observation.values:
+        tensor = torch.tensor(value.value) if isinstance(value.value, bool | int | float | complex) else value.value
+        if isinstance(tensor, torch.Tensor):
+            samples[value.name] = _summarise(value.kind, tensor, (floors or {}).get(value.name, 0.0))
+    return samples
 
 
 def measure_floors(eager: Observation, perturbed: Sequence[Observation]) -> dict[str, float]:
@@ -164,38 +167,30 @@ def apply_distribution(
     return comparison
 
 
-def _sample_value(value: Value, floor: float = 0.0) -> Sample | None:
-    tensor = value.value
-    if isinstance(tensor, bool | int | float | complex):
-        tensor = torch.tensor(tensor)
-    if not isinstance(tensor, torch.Tensor):
-        return None
+def _summarise(kind: str, tensor: torch.Tensor, floor: float) -> Sample:
     wide = metrics.widen(tensor)
     flat = torch.view_as_real(wide).flatten() if wide.is_complex() else wide.flatten()
     if floor:
         flat = flat.masked_fill(flat.abs() <= floor, 0.0)
     finite = flat[torch.isfinite(flat)]
     count = max(1, flat.numel())
-    summaries = (
-        float((flat == 0).sum()) / count,
-        1.0 - finite.numel() / count if flat.numel() else 0.0,
-        float(finite.mean()) if finite.numel() else 0.0,
-        metrics.rms(finite),
-        float(finite.min()) if finite.numel() else 0.0,
-        float(finite.max()) if finite.numel() else 0.0,
-    )
+    values = finite if finite.numel() else torch.zeros(1, dtype=torch.float64)
+    zeros, others = float((flat == 0).sum()) / count, (flat.numel() - finite.numel()) / count
+    summaries = (zeros, others, float(values.mean()), metrics.rms(values), float(values.min()), float(values.max()))
     step = max(1, math.ceil(flat.numel() / _MOST_ELEMENTS))
     elements = flat[::step].nan_to_num(0.0, 0.0, 0.0).clone()
-    return Sample(value.kind, tuple(tensor.shape), tensor.dtype, summaries, elements)
+    return Sample(kind, tuple(tensor.shape), tensor.dtype, summaries, elements)
 
 
 def _varies(samples: Sequence[Sample | None]) -> bool:
-    first = samples[0]
-    if first is None or any(sample is None for sample in samples):
-        return True
-    others = [sample for sample in samples if sample is not None]
-    alike = all((other.shape, other.summaries) == (first.shape, first.summaries) for other in others)
-    return not (alike and all(torch.equal(other.elements, first.elements) for other in others))
+    first, *others = samples
+    return any(
+        first is None
+        or other is None
+        or (other.shape, other.summaries) != (first.shape, first.summaries)
+        or not torch.equal(other.elements, first.elements)
+        for other in (first, *others)
+    )
 
 
 def _summary_difference(

@@ -10,21 +10,7 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.model.thresholds import (
-    ALWAYS_ALLOWED,
-    AMPLIFIED,
-    KEPT_SHARE,
-    LEAST_ELEMENTS,
-    NO_DIGITS,
-    PERTURBED_SHARE,
-    PERTURBED_SURELY,
-    ROUNDED_BIAS,
-    ROUNDED_RMS,
-    ROUNDING_FACTOR,
-    SEMANTIC_STEP,
-    SUSPICIOUS_BIAS,
-    SUSPICIOUS_RMS,
-)
+from fuzzcompile.model import thresholds
 from fuzzcompile.model.verdicts import Comparison, Finding
 from fuzzcompile.run import metrics
 from fuzzcompile.run.observation import Value
@@ -48,9 +34,9 @@ def compare_integers(
         flipped = max(flipped, int((moved > 0).sum()))
         torch.maximum(flips, moved, out=flips)
     unexplained = (apart > 0) & (flips == 0)
-    usual = ROUNDING_FACTOR * flipped
+    usual = thresholds.ROUNDING_FACTOR * flipped
     if int(unexplained.sum()) <= usual:
-        unexplained &= apart > ROUNDING_FACTOR * metrics.largest(flips)
+        unexplained &= apart > thresholds.ROUNDING_FACTOR * metrics.largest(flips)
     finding: Finding = "integer" if bool(unexplained.any()) else "wild" if bool((apart > 0).any()) else "same"
     error = torch.where(unexplained, apart, torch.zeros_like(apart)) if finding == "integer" else apart
     where, at = metrics.find_worst(error, eager=expected, compiled=actual, float64=exact)
@@ -90,7 +76,7 @@ def find_drift(
     compiled: torch.Tensor,
     reference: torch.Tensor,
     noisy: Sequence[torch.Tensor],
-    factor: float = ROUNDING_FACTOR,
+    factor: float = thresholds.ROUNDING_FACTOR,
 ) -> Drift | None:
     """The norm in which the compiled run is too far from the reference; None if it is in neither.
 
@@ -120,17 +106,17 @@ def find_drift(
         squares += off.square().sum(1)
     if weight == 0.0 or not all(map(math.isfinite, (weight, *products, *squares))):
         return None  # the squares of the numbers underflow or overflow
-    eps, least = torch.finfo(eager.dtype).eps, factor / ROUNDING_FACTOR
+    eps, least = torch.finfo(eager.dtype).eps, factor / thresholds.ROUNDING_FACTOR
     rtol, _ = metrics.DEFAULT_TOLERANCE.get(eager.dtype, (0.0, 0.0))
     own, measured, *noise = (products.abs() / weight).tolist()
-    usual = max(own, *noise, 0.0) + ROUNDED_BIAS * eps
-    if measured > SUSPICIOUS_BIAS * least * usual:
+    usual = max(own, *noise, 0.0) + thresholds.ROUNDED_BIAS * eps
+    if measured > thresholds.SUSPICIOUS_BIAS * least * usual:
         return Drift("a common factor is off by", own, measured, measured <= max(rtol, factor * usual))
     own, measured, *noise = (squares / weight).sqrt().tolist()
-    perturbed, rounded = max(noise, default=0.0), max(own, ROUNDED_RMS * eps)
-    if measured <= SUSPICIOUS_RMS * least * max(rounded, PERTURBED_SHARE * perturbed):
+    perturbed, rounded = max(noise, default=0.0), max(own, thresholds.ROUNDED_RMS * eps)
+    if measured <= thresholds.SUSPICIOUS_RMS * least * max(rounded, thresholds.PERTURBED_SHARE * perturbed):
         return None
-    limit = max(rtol, factor * max(rounded, PERTURBED_SURELY * perturbed))
+    limit = max(rtol, factor * max(rounded, thresholds.PERTURBED_SURELY * perturbed))
     return Drift("RMS error is", own, measured, measured <= limit)
 
 
@@ -156,10 +142,10 @@ def _find_bulk_limit(runs: Sequence[torch.Tensor]) -> float | None:
         piece = errors[1].abs()
         sizes[count : count + piece.numel()] = piece
         count += piece.numel()
-    if count < LEAST_ELEMENTS:
+    if count < thresholds.LEAST_ELEMENTS:
         return None
     # Not kthvalue, which takes another copy and three times as long.
-    last, ordered = max(1, int(KEPT_SHARE * count)) - 1, sizes[:count].numpy()
+    last, ordered = max(1, int(thresholds.KEPT_SHARE * count)) - 1, sizes[:count].numpy()
     ordered.partition(last)
     return float(ordered[last])
 
@@ -174,7 +160,7 @@ def compare_floats(
     exact: torch.Tensor,
     samples: list[torch.Tensor],
     smallest_scale: float,
-    factor: float = ROUNDING_FACTOR,
+    factor: float = thresholds.ROUNDING_FACTOR,
 ) -> Comparison:
     """Compare the values ``expected`` of ``eager``, in the dtype that both runs are held to, with the compiled ones.
 
@@ -184,13 +170,13 @@ def compare_floats(
     """
     # In this order, because each of these needs the memory of several of its results.
     within = metrics.within_scaled_tolerance(actual, expected, smallest_scale)
-    allowed = metrics.compute_allowance(exact, expected, samples, expected.dtype, factor)
+    bound, noise_floor = metrics.compute_allowance(exact, expected, samples, expected.dtype, factor)
     error_eager, error_compiled = metrics.distance(expected, exact), metrics.distance(actual, exact)
     scale = max(metrics.rms(exact), smallest_scale)
     broken = _find_unexplained_nonfinite(expected, actual, exact, samples, scale)
     # An exact zero is what remains where numbers of that scale cancel; their rounding remains as well.
-    bound = allowed.bound.clamp_(min=ALWAYS_ALLOWED * torch.finfo(expected.dtype).eps * smallest_scale)
-    excess = metrics.compute_excess(error_compiled, bound)
+    bound.clamp_(min=thresholds.ALWAYS_ALLOWED * torch.finfo(expected.dtype).eps * smallest_scale)
+    excess = torch.sub(error_compiled, bound, out=bound).masked_fill_(~torch.isfinite(error_compiled), 0.0)
     apart = metrics.distance(expected, actual)
     drift: Drift | None = None
     finding: Finding = "close"
@@ -214,7 +200,7 @@ def compare_floats(
         finding,
         **_measure_errors("eager", error_eager, exact, expected.dtype),
         **_measure_errors("compiled", error_compiled, exact, expected.dtype),
-        noise_floor=allowed.noise_floor,
+        noise_floor=noise_floor,
         scale=scale,
         within_default_tolerance=metrics.within_default_tolerance(actual, expected),
         within_scaled_tolerance=within,
@@ -245,8 +231,8 @@ def _is_wild(
     least = torch.finfo(runs[0].dtype).tiny
     for _, (far, far_eager, *values) in metrics.iter_pieces(apart, error_eager, *runs):
         expected, actual, exact = (value.abs().nan_to_num(0.0, 0.0, 0.0) for value in values)
-        limit = NO_DIGITS * exact.clamp(min=max(scale, least))
-        lost = (far_eager > limit) & (far > NO_DIGITS * torch.maximum(expected, actual).clamp(min=least))
+        limit = thresholds.NO_DIGITS * exact.clamp(min=max(scale, least))
+        lost = (far_eager > limit) & (far > thresholds.NO_DIGITS * torch.maximum(expected, actual).clamp(min=least))
         if bool(((far > limit) | lost | torch.isinf(far)).any()):
             return True
     return False
@@ -266,7 +252,7 @@ def _find_unexplained_nonfinite(
         if bool(kinds.any()) or not bool(torch.isfinite(runs[0]).all()):
             held = reference.to(expected.dtype)  # the float64 result as the program's own dtype holds it
             explained = [kinds == _classify_nonfinite(run) for run in (reference, held, *runs)]
-            limit = NO_DIGITS * reference.abs().clamp(min=scale)
+            limit = thresholds.NO_DIGITS * reference.abs().clamp(min=scale)
             explained += [(run - reference).abs() > limit for run in runs]
             broken.view(-1)[place] = ~torch.stack(explained).any(0)
     return broken
@@ -331,4 +317,4 @@ def largest_change(before: Sequence[object], after: Sequence[object], units: Seq
 
 def changes_meaning(step: float, noise: float = 0.0) -> bool:
     """Return whether a float64 change alters the meaning; ``noise`` is the effect of one float64 ulp per operator."""
-    return step > max(SEMANTIC_STEP, AMPLIFIED * noise)
+    return step > max(thresholds.SEMANTIC_STEP, thresholds.AMPLIFIED * noise)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,22 +15,9 @@ from fuzzcompile.run import runs
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import PROMISED_STREAMS, Failure, Observation, asks_for_eager_numbers
-from fuzzcompile.run.runs import SavedTensors, fingerprint_streams, observe_seeds
+from fuzzcompile.run.runs import SavedTensors, fingerprint_streams
 
 _NO_CODE = ("eager", "aot_eager", "aot_eager_decomp_partition")  # backends that generate no code
-
-
-@dataclass(frozen=True)
-class CaseRun:
-    """One run. ``ends`` are fingerprints of the random streams after it, by stream."""
-
-    observation: Observation
-    ends: Mapping[str, str]
-
-    @classmethod
-    def finish(cls, observation: Observation) -> CaseRun:
-        """A run that has ended just now: nothing may have drawn random numbers since."""
-        return cls(observation, fingerprint_streams())
 
 
 @dataclass(frozen=True)
@@ -73,19 +59,20 @@ class CaseRuns:
 
     A run is made when it is first asked for. No result changes afterwards, so every compile of the case shares them.
     ``uninterpreted`` are kernels of a target that could not be run here, and why: from the first on, nothing but graphs
-    is looked at.
+    is looked at. ``baselines`` are the runs that compiled was compared with, by what they are called.
     """
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.case = case
         self.device = device
-        self._perturbed: list[CaseRun] = []
+        self._perturbed: list[Observation] = []
         self.uninterpreted: dict[str, str] = {}
+        self.baselines: dict[str, Observation] = {}
 
-    @property
+    @functools.cached_property
     def eager(self) -> Observation:
         """The eager run."""
-        return self._eager.observation
+        return runs.run_eager(self.case, self.device)
 
     @functools.cached_property
     def again(self) -> Observation:
@@ -95,7 +82,7 @@ class CaseRuns:
     @property
     def reference(self) -> Observation:
         """The float64 run with the program's own low-precision casts kept."""
-        return self._reference[0].observation
+        return self._reference[0]
 
     @property
     def has_low_precision_casts(self) -> bool:
@@ -110,8 +97,8 @@ class CaseRuns:
     def select_noisy(self, count: int) -> tuple[Observation, ...]:
         """Of ``count`` eager runs perturbed by one ulp per operator, those that draw the same numbers as eager."""
         for seed in range(len(self._perturbed) + 1, count + 1):
-            self._perturbed.append(CaseRun.finish(runs.run_eager(self.case, self.device, noise_seed=seed)))
-        return tuple(run.observation for run in self._perturbed[:count] if self.draws_alike(run))
+            self._perturbed.append(runs.run_eager(self.case, self.device, noise_seed=seed))
+        return tuple(run for run in self._perturbed[:count] if self.draws_alike(run))
 
     @functools.cached_property
     def noisy_in_float64(self) -> tuple[Observation, ...]:
@@ -142,16 +129,16 @@ class CaseRuns:
             return ()
         runs.seed_run(self.case)
         before = fingerprint_streams()
-        return tuple(name for name, state in self._eager.ends.items() if before.get(name, state) != state)
+        return tuple(name for name, state in self.eager.ends.items() if before.get(name, state) != state)
 
     @functools.cached_property
     def promises_eager_numbers(self) -> bool:
         """Return whether the case asks for eager's own random numbers, and draws only those that torch promises."""
         return asks_for_eager_numbers(self.case) and bool(self.draws) and PROMISED_STREAMS.issuperset(self.draws)
 
-    def draws_alike(self, run: CaseRun) -> bool:
+    def draws_alike(self, run: Observation) -> bool:
         """Return whether ``run`` left the random streams that eager draws from where eager left them."""
-        return not any(self._eager.ends.get(name) != run.ends.get(name) for name in self.draws)
+        return not any(self.eager.ends.get(name) != run.ends.get(name) for name in self.draws)
 
     @functools.cached_property
     def reference_draws_alike(self) -> bool:
@@ -172,8 +159,8 @@ class CaseRuns:
         program = build(self.case, self.device)
         kept = SavedTensors(self.case, program, self.device)
         seeds = range(first, first + random_streams.SEEDS)
-        observations = observe_seeds(self.case, program, program.model, kept, seeds)
-        return [self.sample(observation) for observation in observations if not observation.failure]
+        observed = kept.observe_seeds(program.model, seeds)
+        return [self.sample(observation) for observation in observed if not observation.failure]
 
     def sample(self, observation: Observation) -> random_streams.SampledRun:
         """A run summarised for comparisons by distribution; what may be rounding alone counts as zero."""
@@ -184,10 +171,5 @@ class CaseRuns:
         return random_streams.measure_floors(self.eager, self.select_noisy(NOISE_RUNS))
 
     @functools.cached_property
-    def _eager(self) -> CaseRun:
-        return CaseRun.finish(runs.run_eager(self.case, self.device))
-
-    @functools.cached_property
-    def _reference(self) -> tuple[CaseRun, bool]:
-        observation, has_casts = runs.run_float64(self.case, self.device, keep_casts=True)
-        return CaseRun.finish(observation), has_casts
+    def _reference(self) -> tuple[Observation, bool]:
+        return runs.run_float64(self.case, self.device, keep_casts=True)

@@ -33,7 +33,7 @@ from fuzzcompile.diagnosis.oracle.judgement import (
     with_eager_strides,
     with_eager_values,
 )
-from fuzzcompile.diagnosis.trials.case_runs import NOISE_RUNS, CaseRun, CaseRuns, CompileCounts, Trial
+from fuzzcompile.diagnosis.trials.case_runs import NOISE_RUNS, CaseRuns, CompileCounts, Trial
 from fuzzcompile.model.conditions import BASELINES, check_against
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
@@ -89,88 +89,17 @@ class CompiledProgram:
     def observe_seeds(self, numbers: Sequence[int]) -> Iterator[Observation]:
         """Run it once under each of the seeds ``numbers``, from the state that was kept."""
         assert self.kept is not None
-        describe = self.session.describe_failure
-        return runs.observe_seeds(self.case, self.program, self.target, self.kept, numbers, describe_failure=describe)
+        return self.kept.observe_seeds(self.target, numbers, self.session.describe_failure)
 
 
-def run_compiled(of: CaseRuns, how: Compilation, counts: CompileCounts, *, double: bool = False) -> CaseRun:
+def run_compiled(of: CaseRuns, how: Compilation, counts: CompileCounts, *, double: bool = False) -> Observation:
     """Compile the case as ``how`` says, count the compile, and run it once, in float64 if ``double``."""
     with open_session(of.case.settings, of.limit_to_interpreted(how)) as session:
         counts.compiles += 1
         compiled = CompiledProgram.compile(of, session, double=double)
-        observation = compiled.observe()
-        run = CaseRun.finish(observation if double else compiled.with_own_state(observation, of.eager))
+        run = compiled.observe()
+        run = run if double else compiled.with_own_state(run, of.eager)
     return run_compiled(of, how, counts, double=double) if of.refuses_kernels(session.ledger) else run
-
-
-class BaselineRun:
-    """The run that compiled is compared with, made on first use.
-
-    A baseline in another mode of ``torch.compile`` differs in nothing else from ``how`` the case is compiled.
-    """
-
-    def __init__(self, of: CaseRuns, against: str, how: Compilation, counts: CompileCounts) -> None:
-        self.against, self._runs, self._how, self._counts = against, of, how, counts
-
-    def of(self, of: CaseRuns) -> BaselineRun:
-        """The same baseline of other runs of the case."""
-        return BaselineRun(of, self.against, self._how, self._counts)
-
-    @functools.cached_property
-    def observation(self) -> Observation:
-        """Observation of the baseline; that of the eager run itself if eager raises.
-
-        Raises:
-            EnvironmentUnfit: the case runs in eager mode and fails as this baseline.
-        """
-        eager, name = self._runs.eager, self._runs.case.name
-        if eager.failure or self.against == "eager" or (self.against == "cpu" and self._runs.device.type == "cpu"):
-            return eager
-        observation = self._observe()
-        if observation.failure:
-            raise EnvironmentUnfit(f"{name} cannot be compared with {self.against}: {observation.failure}.")
-        if self.against == "float64" and not self._runs.reference_draws_alike:
-            raise EnvironmentUnfit(f"{name} cannot be compared with float64: it draws other random numbers there.")
-        return reshape_like_eager(eager, observation) if self.against in ("float64", "cpu") else observation
-
-    @property
-    def pair(self) -> str:
-        """Kind of pair that this baseline and Inductor form in the table of tolerances."""
-        if self.against == "cpu" and self._runs.device.type != "cpu":
-            return "across_devices"
-        return {"aot_eager": "across_backends", "float64": "across_dtypes"}.get(self.against, "same_backend")
-
-    @property
-    def draws_on_this_device(self) -> bool:
-        """Return whether the baseline draws its random numbers on the device of the case, as eager does."""
-        return not (self._runs.draws and self.against == "cpu" and self._runs.device.type != "cpu")
-
-    def run_in_float64(self) -> CaseRun:
-        """The float64 program run as the baseline is: compiled, or in eager mode."""
-        if self._compilation is not None:
-            return run_compiled(self._runs, self._compilation, self._counts, double=True)
-        program = build(self._runs.case, self._runs.device, double=True)
-        return CaseRun.finish(runs.observe(self._runs.case, program, program.model))
-
-    @property
-    def _compilation(self) -> Compilation | None:
-        if self.against == "aot_eager":
-            return Compilation((Backend("aot_eager"),), record=False)
-        if self.against in (EXPORT, AOTI):
-            how = self._how.without(Backend).under(CompilePath(self.against))
-        elif self.against in BASELINES:
-            return None
-        else:
-            how = self._how.under(Backend("inductor"), CompilePath(COMPILE), CompileMode(self.against))
-        return replace(how, record=False, screen=False)
-
-    def _observe(self) -> Observation:
-        if self.against == "float64":
-            return self._runs.reference
-        if self.against == "cpu":
-            return runs.run_eager(self._runs.case, torch.device("cpu"))
-        assert self._compilation is not None
-        return run_compiled(self._runs, self._compilation, self._counts).observation
 
 
 class Experiments:
@@ -201,7 +130,7 @@ class Experiments:
         self.tolerances = tolerances or Tolerances.load()
         self.quick = False
         self.runs, self.counts = CaseRuns(case, device), CompileCounts()
-        self._baseline = BaselineRun(self.runs, against, self.how, self.counts)
+        self._first_how = self.how  # what a baseline in another mode differs from
 
     def under(self, how: Compilation, *, quick: bool = False) -> Self:
         """Experiments that judge another compile of the case, with the same runs, baseline and counts.
@@ -238,12 +167,49 @@ class Experiments:
 
     @property
     def baseline(self) -> Observation:
-        """Observation that the compiled program is compared with.
+        """Observation that the compiled program is compared with; that of the eager run itself if eager raises.
 
         Raises:
             EnvironmentUnfit: the case runs in eager mode and fails as this baseline.
         """
-        return self._baseline.observation
+        made = self.runs.baselines
+        if self.against not in made:
+            made[self.against] = self.runs.eager if self.runs.eager.failure else self._run_baseline()
+        return made[self.against]
+
+    def _run_baseline(self) -> Observation:
+        made_runs, name = self.runs, self.case.name
+        if self._baseline_how is not None:
+            observation = run_compiled(made_runs, self._baseline_how, self.counts)
+        elif self.against == "float64":
+            observation = made_runs.reference
+        elif self._is_elsewhere:
+            observation = runs.run_eager(self.case, torch.device("cpu"))
+        else:
+            return made_runs.eager
+        if observation.failure:
+            raise EnvironmentUnfit(f"{name} cannot be compared with {self.against}: {observation.failure}.")
+        if self.against == "float64" and not made_runs.reference_draws_alike:
+            raise EnvironmentUnfit(f"{name} cannot be compared with float64: it draws other random numbers there.")
+        return observation if self._baseline_how is not None else reshape_like_eager(made_runs.eager, observation)
+
+    @property
+    def _baseline_how(self) -> Compilation | None:
+        """How the baseline is compiled; None for one that is not."""
+        if self.against == "aot_eager":
+            return Compilation((Backend("aot_eager"),), record=False)
+        if self.against in (EXPORT, AOTI):
+            how = self._first_how.without(Backend).under(CompilePath(self.against))
+        elif self.against in BASELINES:
+            return None
+        else:
+            how = self._first_how.under(Backend("inductor"), CompilePath(COMPILE), CompileMode(self.against))
+        return replace(how, record=False, screen=False)
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Return whether the baseline runs on another device than the case, where it draws other random numbers."""
+        return self.against == "cpu" and self.device.type != "cpu"
 
     @property
     def compares_modes(self) -> bool:
@@ -253,13 +219,14 @@ class Experiments:
     @property
     def baseline_judgement(self) -> Judgement:
         """The judgement on the baseline itself, against eager."""
-        eager = BaselineRun(self.runs, "eager", self.how, self.counts)
-        return self._change(_baseline=eager).judge(self.baseline)
+        return self._change(against="eager").judge(self.baseline)
 
     @property
     def pair(self) -> str:
         """Kind of pair that both sides form in the table of tolerances."""
-        return self._baseline.pair
+        if self._is_elsewhere:
+            return "across_devices"
+        return {"aot_eager": "across_backends", "float64": "across_dtypes"}.get(self.against, "same_backend")
 
     def trial(self, how: Compilation | None = None) -> Trial:
         """Compile the case as ``how`` says (as the experiments judge it, if None), run it and judge what it shows."""
@@ -276,8 +243,8 @@ class Experiments:
             if self.device.type == "cuda" and graphs:
                 observation = observation.drop_reused_memory(self.runs.eager)
             observation = compiled.with_own_state(observation, self.runs.eager)
-            run, seconds = CaseRun.finish(observation), time.perf_counter() - start
-            judgement, sampled, others = self._judge_drawing(compiled, run, how)
+            seconds = time.perf_counter() - start
+            judgement, sampled, others = self._judge_drawing(compiled, observation, how)
             runtime = self._measure_runtime(how, compiled, observation)
         if self.runs.refuses_kernels(session.ledger):
             return self.trial(how)
@@ -308,7 +275,7 @@ class Experiments:
         if baseline is eager:
             return judge(Observations(eager, self.again, reference, self._noisy, compiled, self._find_factor))
         # How far eager is from its substitute is noise like any other, as long as both draw the same numbers.
-        noisy = (*self._noisy, eager, self.again) if self._baseline.draws_on_this_device else ()
+        noisy = () if self.runs.draws and self._is_elsewhere else (*self._noisy, eager, self.again)
         return judge(Observations(baseline, baseline, reference, noisy, compiled, self._find_factor))
 
     def _find_factor(self, dtype: torch.dtype) -> float:
@@ -316,8 +283,7 @@ class Experiments:
 
     def judge_anew(self, compiled: Observation) -> Judgement:
         """Judge a compiled run against eager and float64 runs that are made again, as eager mode is now."""
-        made = CaseRuns(self.case, self.device)
-        return self._change(runs=made, _baseline=self._baseline.of(made)).judge(compiled)
+        return self._change(runs=CaseRuns(self.case, self.device)).judge(compiled)
 
     @functools.cached_property
     def in_float64(self) -> Judgement | None:
@@ -331,13 +297,16 @@ class Experiments:
         casts = {"emulate_precision_casts": True} if self.runs.has_low_precision_casts else {}
         how = replace(self.how.under(InductorSettings(casts)), record=False)
         compiled = run_compiled(self.runs, how, self.counts, double=True)
-        expected = self._baseline.run_in_float64()
-        if compiled.observation.failure or expected.observation.failure:
+        if self._baseline_how is not None:
+            expected = run_compiled(self.runs, self._baseline_how, self.counts, double=True)
+        else:
+            program = build(self.case, self.device, double=True)
+            expected = runs.observe(self.case, program, program.model)
+        if compiled.failure or expected.failure:
             return None
         if any(compiled.ends.get(name) != expected.ends.get(name) for name in self.runs.draws):
             return None
-        eager = expected.observation
-        return judge(Observations(eager, eager, eager, self.runs.noisy_in_float64, compiled.observation))
+        return judge(Observations(expected, expected, expected, self.runs.noisy_in_float64, compiled))
 
     @property
     def knows_float64(self) -> bool:
@@ -371,41 +340,30 @@ class Experiments:
     # -- programs that draw random numbers --------------------------------------------------------
 
     def _judge_drawing(
-        self, compiled: CompiledProgram, run: CaseRun, how: Compilation
+        self, compiled: CompiledProgram, run: Observation, how: Compilation
     ) -> tuple[Judgement | None, tuple[str, ...] | None, bool]:
-        """The judgement on a program that draws, what it was sampled for, and whether it draws others than promised."""
+        """The judgement on a program that draws, what it was sampled for, and whether it draws others than promised.
+
+        It is sampled if values differ and it neither drew eager's random numbers nor promised to. It draws others if
+        it promised, left the streams elsewhere than eager does, or has values that are right in their distribution.
+        """
         if compiled.kept is None:
             return None, None, False
-        judgement, sampled = self.judge(run.observation), None
-        if self._needs_seeds(judgement, run, how):
+        judgement, sampled = self.judge(run), None
+        failed, alike = run.failure or self.runs.eager.failure, self.runs.draws_alike(run)
+        differs = judgement.verdict.is_bug or judgement.verdict is Verdict.UNSTABLE or judgement.suspicious
+        bound = how.follows_eager_numbers and (alike or self.runs.promises_eager_numbers)
+        if not failed and differs and (self._is_elsewhere or not bound):
             judgement, sampled = self._judge_by_distribution(compiled, run)
-        return judgement, sampled, self._draws_others(compiled, run, judgement, how)
+        if not self.runs.promises_eager_numbers or not how.follows_eager_numbers or run.failure:
+            return judgement, sampled, False
+        others = not alike
+        if alike and judgement.verdict.is_bug and how.record:
+            verdict = self._judge_by_distribution(compiled, run)[0].verdict
+            others = not verdict.is_bug or verdict.kind != "values"
+        return judgement, sampled, others
 
-    def _needs_seeds(self, judgement: Judgement, run: CaseRun, how: Compilation) -> bool:
-        """Return whether values differ and the program neither drew eager's random numbers nor promised to."""
-        if run.observation.failure or self.runs.eager.failure:
-            return False
-        if not (judgement.verdict.is_bug or judgement.verdict is Verdict.UNSTABLE or judgement.suspicious):
-            return False
-        if not (how.follows_eager_numbers and self._baseline.draws_on_this_device):
-            return True
-        return not (self.runs.draws_alike(run) or self.runs.promises_eager_numbers)
-
-    def _draws_others(self, compiled: CompiledProgram, run: CaseRun, judgement: Judgement, how: Compilation) -> bool:
-        """Return whether a program that promises eager's random numbers is wrong in nothing but these.
-
-        It leaves the random streams elsewhere than eager does, or its values are right in their distribution.
-        """
-        if not self.runs.promises_eager_numbers or not how.follows_eager_numbers or run.observation.failure:
-            return False
-        if not self.runs.draws_alike(run):
-            return True
-        if not judgement.verdict.is_bug or not how.record:
-            return False
-        verdict = self._judge_by_distribution(compiled, run)[0].verdict
-        return not verdict.is_bug or verdict.kind != "values"
-
-    def _judge_by_distribution(self, compiled: CompiledProgram, run: CaseRun) -> tuple[Judgement, tuple[str, ...]]:
+    def _judge_by_distribution(self, compiled: CompiledProgram, run: Observation) -> tuple[Judgement, tuple[str, ...]]:
         """Judge values that vary with the seed by their distribution, and all others value by value.
 
         Returns:
@@ -427,7 +385,7 @@ class Experiments:
             again = [self.runs.sample(observation) for observation in seeded if not observation.failure]
             shown = {each.name for each in random_streams.find_differences(self.runs.more_eager_samples, again)}
             differences = [difference for difference in differences if difference.name in shown]
-        by_value = self.judge(with_eager_values(self.baseline, run.observation, names))
+        by_value = self.judge(with_eager_values(self.baseline, run, names))
         return _combine(by_value, names, differences), names
 
 

@@ -81,15 +81,9 @@ def triage_files(
 ) -> Generator[FileAnswer, None, None]:
     """Judge the files and yield an answer for each, in order. Files that cannot be cases cost no worker.
 
-    Args:
-        files: case files, scripts or notebooks.
-        conditions: where and how they run.
-        question: what is asked about each.
-        workers: how many processes judge them.
-        describe: also describe the machine.
-        listener: called by another thread with what a worker says that it does.
-        pool: whose workers judge them, and stay; it was opened under the same conditions. None: a pool of its own.
-        meanwhile: called once, while the workers import torch.
+    ``describe``: the machine too. ``listener`` is called by another thread with what a worker says that it does,
+    ``meanwhile`` once, while the workers import torch. The workers of a ``pool`` that is given, opened under the same
+    conditions, stay.
 
     Raises:
         UsageError: a plant cannot be used, a veto means nothing, or ``question.against`` names nothing to compare with.
@@ -200,8 +194,7 @@ class _FileTriage:
 
 
 def _make_answer(path: Path, report: ReportJson, machine: Mapping[str, object] | None = None) -> FileAnswer:
-    status = 1 if report["is_bug"] else 0
-    return FileAnswer(path, report, status=status, seconds=report["cost"]["seconds"], machine=machine)
+    return FileAnswer(path, report, None, int(report["is_bug"]), seconds=report["cost"]["seconds"], machine=machine)
 
 
 def _make_unjudged(path: Path, why: str) -> FileAnswer:
@@ -216,10 +209,9 @@ def _describe_early_loss(error: WorkerFailed) -> str:
         return f"{_describe_memory_use(error)} before anything was compiled; {_MORE_MEMORY}"
     if is_cut_off(error):
         return "it closes files of its process that are not its own; fix the file"
-    if isinstance(error, WorkerCrashed) and error.signal_name is None:
-        return f"it ends its process (exit status {error.exit_code}) before anything is compiled; fix the file"
     if isinstance(error, WorkerCrashed):
-        return f"its process is ended by {error.signal_name} before anything is compiled; fix the file"
+        name, own = error.signal_name, f"it ends its process (exit status {error.exit_code})"
+        return f"{own if name is None else f'its process is ended by {name}'} before anything is compiled; fix the file"
     return f"{error}; run it again"
 
 

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -171,15 +171,9 @@ def prepare(conditions: Conditions, threads: int = 1) -> None:
     run_plants(conditions.plants)
     install_custom(conditions.custom)
     seed_everything(0)
-    calm_collector()
-
-
-def calm_collector() -> None:
-    """Exempt everything loaded so far from garbage collection, and collect little while a case is judged.
-
-    The compiler allocates millions of objects; scanning torch's own again and again takes a tenth of the time.
-    :func:`judge_file` collects what the case before left.
-    """
+    # Exempt everything loaded so far from garbage collection, and collect little while a case is judged: the compiler
+    # allocates millions of objects, and scanning torch's own again and again takes a tenth of the time. `judge_file`
+    # collects what the case before left.
     gc.freeze()  # what is garbage by now (some 20,000 of 700,000 objects) would take 0.4 s to find
     gc.set_threshold(100_000, 50, 100)
     gc.enable()
@@ -213,15 +207,15 @@ def judge_file(task: JudgeTask) -> JudgeResult:
 
 
 def _judge_task(progress: CaseProgress, device: torch.device) -> JudgeResult:
-    task = progress.task
-    if task.source is None:
-        return _judge_path(Path(task.path), progress, device)
+    path, source = Path(progress.task.path), progress.task.source
+    if source is None:
+        return _judge_path(path, progress, device)
     with contextlib.ExitStack() as stack:
         try:
             # The case may remove the folder, or what it may not touch any more.
             made = tempfile.TemporaryDirectory(prefix="fuzzcompile-", ignore_cleanup_errors=True)
-            path = Path(stack.enter_context(made), Path(task.path).name)
-            path.write_text(task.source, encoding="utf-8")
+            path = Path(stack.enter_context(made), path.name)
+            path.write_text(source, encoding="utf-8")
         except OSError as error:
             raise MachineUnfit(
                 f"A case cannot be written to {tempfile.gettempdir()} ({error.strerror}): make room there, or set "
@@ -271,11 +265,7 @@ def judge_case(case: Case, progress: CaseProgress, device: torch.device, deadlin
         progress.watched = exact.enter_context(watch_focus(task.watch))
         judged = apply_contract(case) if bitwise else case
         asked = replace(task, thorough=task.thorough and not bitwise)
-
-        def run_triage(known: Collection[tuple[str, str]]) -> TriageReport:
-            return triage(judged, device, replace(asked, known=tuple(known)), deadline=deadline, progress=progress)
-
-        report = _attach_cause(run_triage, progress, judged, device, deadline)
+        report = _triage_with_cause(judged, device, asked, deadline, progress)
         if bitwise:
             from fuzzcompile.diagnosis.bitwise.promises import judge_bitwise
 
@@ -287,16 +277,11 @@ def judge_case(case: Case, progress: CaseProgress, device: torch.device, deadlin
     return report
 
 
-def _attach_cause(
-    triaged: Callable[[Collection[tuple[str, str]]], TriageReport],
-    progress: CaseProgress,
-    case: Case,
-    device: torch.device,
-    deadline: float | None,
+def _triage_with_cause(
+    case: Case, device: torch.device, task: JudgeTask, deadline: float | None, progress: CaseProgress
 ) -> TriageReport:
     """The report with its cause; what looks like a known bug and has another cause is triaged like any new bug."""
-    task = progress.task
-    report = triaged(task.known)
+    report = triage(case, device, task, deadline=deadline, progress=progress)
     if not report.is_bug:
         return report
     progress.note_verdict(report)  # the programs that are tried next may take this process down
@@ -309,9 +294,8 @@ def _attach_cause(
     cause = report.cause
     if not report.attribution.known or cause is None or cause["fingerprint"] in known:
         return report
-    fresh = triaged(())
-    if fresh.attribution.culprit is None or fresh.attribution.culprit.signature != drop_fingerprint(
-        report.signature or ""
-    ):
+    fresh = triage(case, device, replace(task, known=()), deadline=deadline, progress=progress)
+    culprit = fresh.attribution.culprit
+    if culprit is None or culprit.signature != drop_fingerprint(report.signature or ""):
         return add_cause(fresh, case, device, vetoes=task.vetoes, deadline=deadline)
     return replace(fresh, cause=cause, program=report.program)

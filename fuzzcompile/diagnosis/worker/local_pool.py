@@ -21,7 +21,7 @@ def start_worker(conditions: Conditions, threads: int) -> None:
 
     Importing torch and its compiler makes 700,000 objects, none of them garbage to speak of, and the collector scans
     them again and again: a third of the processor time (measured: 3.3 s instead of 2.4 s). It is switched on again by
-    :func:`~fuzzcompile.diagnosis.worker.judge.calm_collector`.
+    :func:`~fuzzcompile.diagnosis.worker.judge.prepare`.
     """
     gc.disable()
     from fuzzcompile.compiler.kernel_cache import prepare_toolchain
@@ -76,13 +76,8 @@ def open_pool(
 ) -> WorkerPool:
     """Start workers that judge cases. Each finds its device by itself, so that this process needs no torch.
 
-    Args:
-        conditions: the device, the target, the plants that each worker runs before its first task, the user's own
-            passes and backend, and the limits of a task.
-        workers: how many processes; the processors are divided among them as threads.
-        least_threads: the fewest threads of a worker, if the machine has as many processors.
-        share: the part of the machine's processors that is for these workers.
-        listener: called with what a worker says that it does.
+    They divide the ``share`` of the machine's processors that is theirs among them as threads, each of which has
+    ``least_threads`` if there are as many. ``listener`` is called with what a worker says that it does.
     """
     processors = max(1, int(share * count_cpus()))
     threads = max(1, min(least_threads, processors), processors // workers)

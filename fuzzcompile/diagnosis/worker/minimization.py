@@ -12,12 +12,11 @@ from typing import Protocol
 
 import torch
 
-from fuzzcompile.diagnosis.bitwise.bit_difference import Parting
 from fuzzcompile.diagnosis.bitwise.promises import find_broken_bits, judge_own_promises
 from fuzzcompile.diagnosis.causes.search import add_cause
-from fuzzcompile.diagnosis.engine import TriageProgress, triage
+from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.probe import Keep, SignatureLock, probe_case
-from fuzzcompile.diagnosis.worker.judge import isolate_process
+from fuzzcompile.diagnosis.worker.judge import CaseProgress, isolate_process
 from fuzzcompile.diagnosis.worker.minimize_task import Answer, CandidateLost, LocalAsker, MinimizeTask
 from fuzzcompile.diagnosis.worker.worker_loss import leave_eager, leave_report
 from fuzzcompile.model.contract import ReportJson
@@ -82,13 +81,9 @@ class Asker(Protocol):
     """The place where a minimization compiles: this process, or a worker of a pool."""
 
     def ask(self, step: Callable[[], Answer], *, name: str, source: str, limited: bool = False) -> Answer:
-        """Run a step, and return its answer.
+        """Run a step, which can be pickled and is called ``name``, of the program ``source``, and return its answer.
 
-        Args:
-            step: can be pickled.
-            name: tells it apart from the other steps of the search.
-            source: the program that it runs.
-            limited: whether the step is one of many, each with little time.
+        ``limited``: it is one of many, each with little time.
 
         Raises:
             CandidateLost: it took its process down, now or before.
@@ -142,7 +137,7 @@ class CandidateTools:
                 return lost.report
             if lost.compiling:
                 return {**self.report, "verdict": lost.verdict, "cost": {"compiles": 1}}
-            return {**self.report, "verdict": "invalid", "is_bug": False, "signature": None, "detail": str(lost)}
+            return {**self.report, "verdict": "invalid", "is_bug": False, "signature": None, "detail": lost.detail}
 
     def become_thorough(self) -> None:
         """Refine the verdicts of all further probes as triage does."""
@@ -166,7 +161,10 @@ def probe_candidate(
                 promise, compiles = find_broken_bits(case, device, target.promise, vetoes=vetoes)
                 if promise is None:
                     return ProbeResult(False, False, str(Verdict.ROUNDING), compiles)
-                return ProbeResult(_matches_target(target, promise.first), True, target.verdict, compiles)
+                culprit = promise.first.culprit if promise.first is not None else None
+                alike = culprit is not None and culprit.stage == target.stage and culprit.family in target.families
+                free = target.keep == "verdict" or not target.named
+                return ProbeResult(free or alike, True, target.verdict, compiles)
             result = probe_case(
                 case, device, vetoes=vetoes, screen=screen, thorough=thorough, target=target, on_eager=leave_eager
             )
@@ -177,21 +175,9 @@ def probe_candidate(
     return ProbeResult(target.matches(result), result.is_bug, str(result.verdict), result.compiles, result.screens)
 
 
-def _matches_target(target: SignatureLock, first: Parting | None) -> bool:
-    if target.keep == "verdict" or not target.named:
-        return True
-    culprit = first.culprit if first is not None else None
-    return culprit is not None and culprit.stage == target.stage and culprit.family in target.families
-
-
 def run_eagerly(program: Program) -> None:
     """Run a program in eager mode, which may end this process. Exceptions are ignored."""
     evaluate(program)
-
-
-class _EagerProgress(TriageProgress):
-    def note_eager(self) -> None:
-        leave_eager()
 
 
 def judge_source(source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, ...] = ()) -> ReportJson:
@@ -199,7 +185,8 @@ def judge_source(source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, .
     device = torch.device(get_current_device())
     with write_out(CaseText(source, {})) as path, isolate_process():
         case = load(path, device)
-        triaged = triage(case, device, JudgeTask(vetoes=vetoes, error_maps=True), progress=_EagerProgress())
+        task = JudgeTask(vetoes=vetoes, error_maps=True)
+        triaged = triage(case, device, task, progress=CaseProgress(task))
         leave_report(triaged.to_json())  # the programs that are tried next may end this process
         report = add_cause(triaged, case, device, vetoes=vetoes, known=causes)
         report = judge_own_promises(case, device, report, vetoes=vetoes, deadline=None)

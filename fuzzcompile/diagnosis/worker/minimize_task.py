@@ -30,18 +30,19 @@ _CRASHED = str(Verdict.CRASH)
 Answer = TypeVar("Answer")
 
 
+@dataclass(eq=False)
 class CandidateLost(Exception):
-    """A step that took its process down, or that was not run because it did so before.
+    """A step that took its process down, or that was not run (``ran``) because it did so before.
 
     ``verdict`` names what happened. ``compiling``: eager had finished, so that the compiler is to blame. ``report`` is
     the one that the process left behind, if it had come so far.
     """
 
-    def __init__(
-        self, verdict: str, detail: str, *, compiling: bool = False, report: ReportJson | None = None, ran: bool = True
-    ) -> None:
-        super().__init__(detail)
-        self.verdict, self.compiling, self.report, self.ran = verdict, compiling, report, ran
+    verdict: str
+    detail: str
+    compiling: bool = False
+    report: ReportJson | None = None
+    ran: bool = True
 
 
 @dataclass

@@ -1,21 +1,19 @@
 """Check that vetoed names exist, so that a misspelt name is not taken for a rewrite that changes nothing.
 
-What torch registers is known only where torch is imported. A name that the source of its passes spells nowhere is
-refused at once; of any other, a worker says whether it is a rule. Its list is kept in the user's cache for this torch.
+What torch registers is known only where torch is imported: a worker lists it, and the list is kept in the user's cache
+for this torch. Without a list, a name of which the source of torch's passes spells no beginning is refused at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
 import hashlib
 import importlib.util
 import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from fuzzcompile.compiler.veto_names import matches_veto
@@ -31,11 +29,14 @@ from fuzzcompile.programs.casefiles.case_file import CaseFile, local_modules, ot
 from fuzzcompile.run.pool.worker import WorkerStartFailed
 from fuzzcompile.run.pool.worker_pool import WorkerPool
 
+# Each with its stage, its name, and its name without variant.
 Rules = Collection[tuple[str, str, str]]
 
 _RULES: Callable[[], list[tuple[str, str, str]]] = NamedFunction("fuzzcompile.compiler.source_probes:list_rules")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _NUMBER = re.compile(r"_\d+$")
+# By torch's convention passes take a graph, handlers of patterns a match; SDPA patterns are numbered.
+_RULE = re.compile(r"def (?:(\w+)\(\s*(?:graph|gm|graph_module|match)\b|(\w+_pattern_\d+)\()")
 _NEAREST = 3
 _SECONDS = 300.0
 
@@ -56,18 +57,21 @@ class VetoCheck:
             UsageError: a name means nothing; the message lists the nearest ones.
         """
         for name in self._vetoes:
-            _check_stage(name)
-        if not self._list_doubtful(()):
-            return False
-        if self._conditions.custom:
-            return True  # only a worker knows what the user's own modules register
+            stage, colon, _ = name.partition(":")
+            if colon and stage not in STAGES:
+                near = difflib.get_close_matches(stage, STAGES, _NEAREST, 0.5) or STAGES
+                raise UsageError(f"--veto {name}: there is no stage {stage!r}; use {', '.join(near)}.")
+        doubtful = self._list_doubtful(())
+        if not doubtful or self._conditions.custom:  # only a worker knows what the user's own modules register
+            return bool(doubtful)
         kept = self._read_cache()
         if kept is not None:
             self._refuse(self._list_doubtful(kept), {name for rule in kept for name in rule[1:]})
             return False
-        self._refuse(
-            [name for name in self._list_doubtful(()) if not _is_spelt_in_torch(name)], read_pass_sources().rules
-        )
+        # A name that is made as torch runs differs from its source in what follows a number (pass_pattern_{index}).
+        text = "\n".join(path.read_text(encoding="utf-8") for path in _list_pass_files())
+        unknown = [name for name in doubtful if re.split(r"[*?\[\d]", _strip_stage(name))[0] not in text]
+        self._refuse(unknown, {rule or numbered for rule, numbered in _RULE.findall(text)})
         return True
 
     def ask_worker(self, pool: WorkerPool) -> None:
@@ -86,7 +90,7 @@ class VetoCheck:
         self._refuse(self._list_doubtful(rules), {name for rule in rules for name in rule[1:]})
 
     def _list_doubtful(self, rules: Rules) -> list[str]:
-        """The names that mean no rule, and no word of the files and plants."""
+        """The names that mean no rule, and no word of the files, the plants or a package that a case imports."""
         doubtful = [name for name in self._vetoes if not _is_known_rule(name, rules)]
         if not doubtful:
             return []
@@ -95,8 +99,7 @@ class VetoCheck:
         return [name for name in unknown if not self._is_in_packages(name)]
 
     def _is_in_packages(self, veto: str) -> bool:
-        """Return whether a package that a case imports spells the name: it may register passes of its own."""
-        head = _cut_at_glob(veto).encode()
+        head = re.split(r"[*?\[]", _strip_stage(veto))[0].encode()
         folders = [find_package_folder(package) for file in self._files for package in other_packages(file)]
         files = (path for folder in folders if folder is not None for path in folder.rglob("*.py"))
         return any(head in path.read_bytes() for path in files)
@@ -142,7 +145,7 @@ class VetoCheck:
     def _locate_cache(self) -> Path:
         from platformdirs import user_cache_path  # few commands have a veto
 
-        state = [(str(path), path.stat().st_mtime_ns) for path in list_pass_files()]
+        state = [(str(path), path.stat().st_mtime_ns) for path in _list_pass_files()]
         key = repr((installed_torch(), __version__, self._conditions.device, self._conditions.target, state))
         return user_cache_path("fuzzcompile") / "rules" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
@@ -160,13 +163,6 @@ def check_vetoes(conditions: Conditions, files: Collection[CaseFile] = ()) -> No
             vetoes.ask_worker(pool)
 
 
-def _check_stage(name: str) -> None:
-    stage, colon, _ = name.partition(":")
-    if colon and stage not in STAGES:
-        near = difflib.get_close_matches(stage, STAGES, _NEAREST, 0.5) or STAGES
-        raise UsageError(f"--veto {name}: there is no stage {stage!r}; use {', '.join(near)}.")
-
-
 def _is_known_rule(name: str, rules: Rules) -> bool:
     stage, colon, rest = name.partition(":")
     wanted = rest if colon else name
@@ -181,36 +177,6 @@ def _strip_stage(veto: str) -> str:
     return (rest if colon else stage).removeprefix("=")
 
 
-def _cut_at_glob(veto: str) -> str:
-    return re.split(r"[*?\[]", _strip_stage(veto))[0]
-
-
-def _is_spelt_in_torch(veto: str) -> bool:
-    """Return whether the source of torch's passes contains the name, or the beginning of a name made at run time."""
-    sources, head = read_pass_sources(), _cut_at_glob(veto)
-    made = any(
-        head.startswith(stem) or (head != _strip_stage(veto) and stem.startswith(head)) for stem in sources.stems
-    )
-    return made or any(matches_veto(word, word, _strip_stage(veto)) for word in sources.words)
-
-
-# Names in the source of the installed torch's passes, read without importing it.
-
-_SPELT = re.compile(rb"[A-Za-z_]\w*")
-_STEM = re.compile(rb"([A-Za-z_]\w*_)\{")  # in an f-string: pass_pattern_{index}
-# By torch's convention passes take a graph, handlers of patterns a match; SDPA patterns are numbered.
-_RULE = re.compile(rb"def (?:(\w+)\(\s*(?:graph|gm|graph_module|match)\b|(\w+_pattern_\d+)\()")
-
-
-@dataclass(frozen=True)
-class PassSources:
-    """Names in the files of torch's passes."""
-
-    words: frozenset[str]  # every identifier
-    stems: tuple[str, ...]  # beginnings of names that are made when torch runs
-    rules: frozenset[str]  # functions that look like passes and patterns
-
-
 def find_package_folder(package: str) -> Path | None:
     """The folder of an installed package, which is not imported; None if there is no such folder."""
     try:
@@ -221,26 +187,8 @@ def find_package_folder(package: str) -> Path | None:
     return Path(folders[0]) if folders else None
 
 
-def list_pass_files() -> list[Path]:
+def _list_pass_files() -> list[Path]:
     """The files that define the installed torch's passes, or name them."""
     root = find_package_folder("torch")
-    if root is None:
-        return []
-    inductor = root / "_inductor"
-    return sorted([*(inductor / "fx_passes").rglob("*.py"), *inductor.glob("*.py"), *root.glob("_functorch/**/*.py")])
-
-
-@functools.cache
-def read_pass_sources() -> PassSources:
-    """Read the names in those files; a tenth of a second of processor time."""
-    words, stems, rules = set[bytes](), set[bytes](), set[bytes]()
-    for path in list_pass_files():
-        text = path.read_bytes()
-        words.update(_SPELT.findall(text))
-        stems.update(_STEM.findall(text))
-        rules.update(name or numbered for name, numbered in _RULE.findall(text))
-    return PassSources(_decode_names(words), tuple(_decode_names(stems)), _decode_names(rules))
-
-
-def _decode_names(names: set[bytes]) -> frozenset[str]:
-    return frozenset(name.decode(errors="replace") for name in names)
+    globs = ("_inductor/fx_passes/**/*.py", "_inductor/*.py", "_functorch/**/*.py")
+    return [] if root is None else sorted(path for glob in globs for path in root.glob(glob))

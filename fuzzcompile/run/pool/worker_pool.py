@@ -137,10 +137,8 @@ class WorkerPool(TaskPool):
         time_limit: seconds that a task may take from when a ready worker receives it; checked every 50 ms.
         memory_limit: bytes of resident memory that a worker may use without its children; checked every 50 ms.
         max_tasks: number of tasks after which a worker is replaced (0: never).
-        initializer: called with ``initargs`` in each worker before its first task.
-        initargs: arguments of ``initializer``.
-        devices: worker i gets ``devices[i % len(devices)]``, which a task reads with ``current_device()``.
-        start_limit: seconds that the start of a worker with its initializer may take.
+        initializer: called with ``initargs`` in each worker before its first task, within ``start_limit`` seconds.
+        devices: worker i gets ``devices[i % len(devices)]``, which a task reads with ``get_current_device()``.
         environment: variables that workers have besides those of this process.
         listener: called with the state of a worker when it says what it does, by a thread of the pool; must not raise.
 

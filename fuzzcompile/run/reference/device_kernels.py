@@ -30,10 +30,6 @@ def find_stand_in(kernel: torch._ops.OpOverload) -> Callable[..., object] | None
     return fused_attention.bind_to_schema(schema, lambda given: compute(SimpleNamespace(**given)))
 
 
-def _multiply_to(call: _Call) -> torch.Tensor:
-    return torch.matmul(call.self.to(call.out_dtype), call.mat2.to(call.out_dtype))
-
-
 def _add_product_to(call: _Call) -> Any:
     first, second = (call.mat1, call.mat2) if hasattr(call, "mat1") else (call.batch1, call.batch2)
     product = call.alpha * torch.matmul(first.to(call.out_dtype), second.to(call.out_dtype))
@@ -53,11 +49,6 @@ def _differentiate_softmax(operator: Any, call: _Call) -> Any:
 def _batch_norm(call: _Call) -> Any:
     statistics = call.running_mean, call.running_var, call.training, call.exponential_average_factor, call.epsilon
     return _aten.native_batch_norm(call.input, call.weight, call.bias, *statistics)
-
-
-def _batch_norm_with_reserve(call: _Call) -> tuple[torch.Tensor, ...]:
-    """The reserve is empty here."""
-    return *_batch_norm(call), call.input.new_empty(0, dtype=torch.uint8)
 
 
 def _batch_norm_backward(call: _Call) -> Any:
@@ -82,10 +73,6 @@ def _rms_norm_backward(call: _Call) -> tuple[torch.Tensor | None, torch.Tensor |
     )
 
 
-def _masked_scale(call: _Call) -> Any:
-    return call.self * call.mask.to(call.self.dtype) * call.scale
-
-
 def _convolve(call: _Call) -> Any:
     bias, padding = getattr(call, "bias", None), getattr(call, "output_padding", None)
     groups = getattr(call, "groups", None) or call.self.size(1)  # a depthwise convolution names no number
@@ -93,21 +80,8 @@ def _convolve(call: _Call) -> Any:
     return _aten.convolution(call.self, call.weight, bias, *shape)
 
 
-def _convolve_relu(call: _Call) -> Any:
-    return _convolve(call).relu()
-
-
-def _convolve_add_relu(call: _Call) -> Any:
-    return (_convolve(call) + (call.z if call.alpha is None else call.z * call.alpha)).relu()
-
-
-def _sample_grid(call: _Call) -> torch.Tensor:
-    """Bilinear, zeros outside, corners aligned."""
-    return torch.grid_sampler_2d(call.self, call.grid, 0, 0, True)
-
-
-def _sample_grid_backward(call: _Call) -> Any:
-    return _aten.grid_sampler_2d_backward(call.grad_output, call.self, call.grid, 0, 0, True, [True, True])
+def _scale_addend(call: _Call) -> Any:
+    return call.z if call.alpha is None else call.z * call.alpha
 
 
 def _lstm_cell(call: _Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -191,32 +165,38 @@ def _multiply_groups(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None
 
 _FORMS: Mapping[str, Callable[[_Call], object]] = MappingProxyType(
     {
-        "aten::mm.dtype": _multiply_to,
-        "aten::bmm.dtype": _multiply_to,
+        **dict.fromkeys(
+            ("aten::mm.dtype", "aten::bmm.dtype"),
+            lambda call: torch.matmul(call.self.to(call.out_dtype), call.mat2.to(call.out_dtype)),
+        ),
         "aten::addmm.dtype": _add_product_to,
         "aten::baddbmm.dtype": _add_product_to,
         "aten::_softmax": partial(_take_softmax, _aten._softmax),
         "aten::_log_softmax": partial(_take_softmax, _aten._log_softmax),
         "aten::_softmax_backward_data": partial(_differentiate_softmax, _aten._softmax_backward_data),
         "aten::_log_softmax_backward_data": partial(_differentiate_softmax, _aten._log_softmax_backward_data),
-        "aten::cudnn_batch_norm": _batch_norm_with_reserve,
+        # The reserve is empty here.
+        "aten::cudnn_batch_norm": lambda call: (*_batch_norm(call), call.input.new_empty(0, dtype=torch.uint8)),
         "aten::cudnn_batch_norm_backward": _batch_norm_backward,
         "aten::miopen_batch_norm": _batch_norm,
         "aten::miopen_batch_norm_backward": _batch_norm_backward,
         "aten::_fused_rms_norm_backward": _rms_norm_backward,
-        "aten::_masked_scale": _masked_scale,
+        "aten::_masked_scale": lambda call: call.self * call.mask.to(call.self.dtype) * call.scale,
         "aten::cudnn_convolution": _convolve,
         "aten::cudnn_convolution_transpose": _convolve,
-        "aten::cudnn_convolution_relu": _convolve_relu,
-        "aten::cudnn_convolution_add_relu": _convolve_add_relu,
+        "aten::cudnn_convolution_relu": lambda call: _convolve(call).relu(),
+        "aten::cudnn_convolution_add_relu": lambda call: (_convolve(call) + _scale_addend(call)).relu(),
         "aten::miopen_convolution": _convolve,
         "aten::miopen_depthwise_convolution": _convolve,
-        "aten::miopen_convolution_relu": _convolve_relu,
-        "aten::miopen_convolution_add_relu": _convolve_add_relu,
+        "aten::miopen_convolution_relu": lambda call: _convolve(call).relu(),
+        "aten::miopen_convolution_add_relu": lambda call: (_convolve(call) + _scale_addend(call)).relu(),
         "aten::_conv_depthwise2d": _convolve,
         "aten::conv_depthwise3d": _convolve,
-        "aten::cudnn_grid_sampler": _sample_grid,
-        "aten::cudnn_grid_sampler_backward": _sample_grid_backward,
+        # Bilinear, zeros outside, corners aligned.
+        "aten::cudnn_grid_sampler": lambda call: torch.grid_sampler_2d(call.self, call.grid, 0, 0, True),
+        "aten::cudnn_grid_sampler_backward": lambda call: _aten.grid_sampler_2d_backward(
+            call.grad_output, call.self, call.grid, 0, 0, True, [True, True]
+        ),
         "aten::_thnn_fused_lstm_cell": _lstm_cell,
         "aten::_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
         "aten::_thnn_fused_gru_cell": _gru_cell,

@@ -19,9 +19,10 @@ What matches the kernel, and what does not:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -84,28 +85,9 @@ def find_scale(query: torch.Tensor, scale: float | None) -> float:
 KernelResults = tuple[torch.Tensor | int | None, ...]
 
 
-class KernelArguments(TypedDict, total=False):
-    """The arguments of a kernel by the names in its schema; each kernel has some of them.
-
-    Tensors have the shapes (batch, heads, length, width), ``logsumexp`` has (batch, heads, length).
-    """
-
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    attn_bias: torch.Tensor | None
-    attn_mask: torch.Tensor | None
-    dropout_p: float
-    is_causal: bool
-    scale: float | None
-    compute_log_sumexp: bool
-    grad_out: torch.Tensor
-    grad_out_: torch.Tensor
-    out: torch.Tensor
-    logsumexp: torch.Tensor
-    grad_input_mask: Sequence[bool]
-    philox_seed: torch.Tensor
-    philox_offset: torch.Tensor
+# The arguments of a kernel by the names in its schema. Tensors have the shapes (batch, heads, length, width),
+# ``logsumexp`` has (batch, heads, length).
+KernelArguments = dict[str, Any]
 
 
 _PADDED_ROWS = 32  # the memory efficient kernel rounds the length of its logsumexp up to a multiple of this
@@ -118,10 +100,10 @@ def find_stand_in(kernel: object) -> Callable[..., object] | None:
     """
     schema = getattr(kernel, "_schema", None)
     form = None if schema is None or schema.overload_name else _FORMS.get(schema.name.removeprefix("aten::"))
-    return None if form is None else bind_to_schema(schema, cast("Callable[[dict[str, Any]], object]", form))
+    return None if form is None else bind_to_schema(schema, form)
 
 
-def bind_to_schema(schema: Any, form: Callable[[dict[str, Any]], object]) -> Callable[..., object]:
+def bind_to_schema(schema: Any, form: Callable[[KernelArguments], object]) -> Callable[..., object]:
     """A function that gives ``form`` the arguments of an operator by their names, defaults included."""
     defaults = {argument.name: argument.default_value for argument in schema.arguments}
     return lambda *args, **kwargs: form(defaults | dict(zip(defaults, args, strict=False)) | kwargs)
@@ -170,8 +152,7 @@ class _Problem:
         return kept.to(self.query.device) * (1.0 / (1.0 - self.dropout) if self.dropout < 1.0 else 0.0)
 
 
-@dataclass(frozen=True)
-class _Forward:
+class _Forward(NamedTuple):
     output: torch.Tensor
     logsumexp: torch.Tensor  # (..., heads, L)
     state: tuple[int, int]
@@ -180,10 +161,8 @@ class _Forward:
 def _compute_attention(given: KernelArguments, *, masked_row: float = math.inf) -> _Forward:
     """``masked_row`` is the logsumexp of a row without any key."""
     problem = _Problem.from_arguments(given)
-    state = (0, 0)
-    if problem.dropout > 0.0:
-        drawn = torch.randint(2**62, (2,)).tolist()
-        state = (drawn[0], drawn[1])
+    drawn = torch.randint(2**62, (2,)).tolist() if problem.dropout > 0.0 else (0, 0)
+    state = (drawn[0], drawn[1])
     attention_scores = problem.scores()
     weights = torch.ops.aten._safe_softmax(attention_scores, -1) * problem.draw_kept(attention_scores.shape, state)
     output = torch.matmul(weights, problem.wide[2]).to(problem.query.dtype)
@@ -192,51 +171,42 @@ def _compute_attention(given: KernelArguments, *, masked_row: float = math.inf) 
 
 
 def _run_flash(given: KernelArguments) -> KernelResults:
-    forward, query = _compute_attention(given), given["query"]
-    state = torch.tensor(forward.state, dtype=torch.int64, device=query.device).to(torch.uint64)
+    (output, logsumexp, drawn), query = _compute_attention(given), given["query"]
+    state = torch.tensor(drawn, dtype=torch.int64, device=query.device).to(torch.uint64)
     unused = torch.zeros((), dtype=torch.int64, device=query.device).to(torch.uint64)
     lengths = query.size(-2), given["key"].size(-2)
-    output = _lay_out_as(query, forward.output)
-    return output, forward.logsumexp, None, None, *lengths, state, unused, query.new_empty(0)
+    return _lay_out_as(query, output), logsumexp, None, None, *lengths, state, unused, query.new_empty(0)
 
 
 def _run_efficient(given: KernelArguments) -> KernelResults:
-    forward, query = _compute_attention(given), given["query"]
+    (output, exact, state), query = _compute_attention(given), given["query"]
     length = query.size(-2)
     rows = -(-length // _PADDED_ROWS) * _PADDED_ROWS if given["compute_log_sumexp"] else 0
-    logsumexp = forward.logsumexp.new_full((*query.shape[:-2], rows), math.inf)
+    logsumexp = exact.new_full((*query.shape[:-2], rows), math.inf)
     if rows:
-        logsumexp[..., :length] = forward.logsumexp
-    return _move_heads_inside(forward.output), logsumexp, *_make_scalars(forward, query)
+        logsumexp[..., :length] = exact
+    return _move_heads_inside(output), logsumexp, *_make_scalars(state, query)
 
 
 def _run_cudnn(given: KernelArguments, *, is_cudnn: bool = True) -> KernelResults:
-    forward, query = _compute_attention(given), given["query"]
-    logsumexp = forward.logsumexp
+    (output, logsumexp, state), query = _compute_attention(given), given["query"]
     if is_cudnn or logsumexp.dim() != 3:
         logsumexp = logsumexp.unsqueeze(-1 if is_cudnn else 0)
     lengths = query.size(-2), given["key"].size(-2)
-    output = _lay_out_as(query, forward.output)
-    return output, logsumexp, None, None, *lengths, *_make_scalars(forward, query), None
-
-
-def _run_overrideable(given: KernelArguments) -> KernelResults:
-    return _run_cudnn(given, is_cudnn=False)
+    return _lay_out_as(query, output), logsumexp, None, None, *lengths, *_make_scalars(state, query), None
 
 
 def _run_cpu(given: KernelArguments) -> KernelResults:
-    forward = _compute_attention(given, masked_row=0.0)
-    logsumexp = forward.logsumexp.transpose(1, 2).contiguous().transpose(1, 2)
-    return _lay_out_as(given["query"], forward.output), logsumexp
+    output, logsumexp, _ = _compute_attention(given, masked_row=0.0)
+    return _lay_out_as(given["query"], output), _move_heads_inside(logsumexp)
 
 
-def _make_scalars(forward: _Forward, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    seed, offset = (torch.tensor(part, dtype=torch.int64, device=query.device) for part in forward.state)
-    return seed, offset
+def _make_scalars(state: tuple[int, int], query: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.tensor(part, dtype=torch.int64, device=query.device) for part in state]
 
 
-def _compute_gradients(given: KernelArguments) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of query, key, value and scores, by the flash algorithm."""
+def _run_backward(given: KernelArguments, *, heads_inside: bool = False, masks: bool = False) -> KernelResults:
+    """Gradients of query, key, value and, if it ``masks``, of the mask, by the flash algorithm."""
     problem = _Problem.from_arguments(given)
     query, key, value = problem.wide
     grad, out = raise_dtype(given["grad_out"] if "grad_out" in given else given["grad_out_"]), raise_dtype(given["out"])
@@ -251,39 +221,15 @@ def _compute_gradients(given: KernelArguments) -> tuple[torch.Tensor, torch.Tens
         torch.matmul(grad_scores.transpose(-2, -1), query) * problem.scale,
         torch.matmul((weights * kept).transpose(-2, -1), grad),
     )
-    inputs = (problem.query, problem.key, problem.value)
-    summed = [_ungroup_heads(gradient, like).to(like.dtype) for gradient, like in zip(gradients, inputs, strict=True)]
-    return summed[0], summed[1], summed[2], grad_scores
-
-
-def _run_backward(given: KernelArguments) -> KernelResults:
-    return _lay_out_like_inputs(given, _compute_gradients(given))
-
-
-def _run_backward_with_mask(given: KernelArguments) -> KernelResults:
-    gradients = _compute_gradients(given)
-    return *_lay_out_like_inputs(given, gradients), _find_mask_gradient(given, gradients[3])
-
-
-def _lay_out_like_inputs(given: KernelArguments, gradients: Sequence[torch.Tensor]) -> KernelResults:
-    inputs = given["query"], given["key"], given["value"]
-    return tuple(_lay_out_as(like, gradient) for like, gradient in zip(inputs, gradients, strict=False))
-
-
-def _run_efficient_backward(given: KernelArguments) -> KernelResults:
-    gradients = _compute_gradients(given)
-    return *(_move_heads_inside(gradient) for gradient in gradients[:3]), _find_mask_gradient(given, gradients[3])
-
-
-def _run_cpu_backward(given: KernelArguments) -> KernelResults:
-    return tuple(_move_heads_inside(gradient) for gradient in _compute_gradients(given)[:3])
-
-
-def _find_mask_gradient(given: KernelArguments, grad_scores: torch.Tensor) -> torch.Tensor | None:
-    mask = given["attn_bias"]
-    if mask is None or not given["grad_input_mask"][3]:
-        return None
-    return grad_scores.sum_to_size(mask.shape).to(mask.dtype)
+    results = list[torch.Tensor | None]()
+    for gradient, like in zip(gradients, (problem.query, problem.key, problem.value), strict=True):
+        summed = _ungroup_heads(gradient, like).to(like.dtype)
+        results.append(_move_heads_inside(summed) if heads_inside else _lay_out_as(like, summed))
+    if masks:
+        mask = given["attn_bias"]
+        wanted = mask is not None and given["grad_input_mask"][3]
+        results.append(grad_scores.sum_to_size(mask.shape).to(mask.dtype) if wanted else None)
+    return tuple(results)
 
 
 def _ungroup_heads(grad: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -308,7 +254,7 @@ def _lay_out_as(like: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def _move_heads_inside(values: torch.Tensor) -> torch.Tensor:
-    """The values laid out as (batch, length, heads, width)."""
+    """The values laid out as (batch, length, heads), each with its width if they have one."""
     return values.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -316,11 +262,11 @@ _FORMS: dict[str, Callable[[KernelArguments], KernelResults]] = {
     "_scaled_dot_product_flash_attention": _run_flash,
     "_scaled_dot_product_efficient_attention": _run_efficient,
     "_scaled_dot_product_cudnn_attention": _run_cudnn,
-    "_scaled_dot_product_fused_attention_overrideable": _run_overrideable,
+    "_scaled_dot_product_fused_attention_overrideable": partial(_run_cudnn, is_cudnn=False),
     "_scaled_dot_product_flash_attention_for_cpu": _run_cpu,
     "_scaled_dot_product_flash_attention_backward": _run_backward,
-    "_scaled_dot_product_efficient_attention_backward": _run_efficient_backward,
+    "_scaled_dot_product_efficient_attention_backward": partial(_run_backward, heads_inside=True, masks=True),
     "_scaled_dot_product_cudnn_attention_backward": _run_backward,
-    "_scaled_dot_product_fused_attention_overrideable_backward": _run_backward_with_mask,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _run_cpu_backward,
+    "_scaled_dot_product_fused_attention_overrideable_backward": partial(_run_backward, masks=True),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": partial(_run_backward, heads_inside=True),
 }

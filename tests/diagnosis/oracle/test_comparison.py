@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fuzzcompile.diagnosis.oracle.comparison import compare
+from fuzzcompile.diagnosis.oracle.judgement import compare
 from fuzzcompile.model.severity import Severity, rate_severity
 from fuzzcompile.run.observation import Value
 

@@ -14,7 +14,7 @@ from seeing import judged, normal, rounded_runs, seen, wide
 from torch import nn
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
-from fuzzcompile.diagnosis.oracle.comparison import compare_warnings
+from fuzzcompile.diagnosis.engine import compare_warnings
 from fuzzcompile.diagnosis.oracle.judgement import Judgement
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.verdicts import Verdict

@@ -141,7 +141,7 @@ class Rules:
     def __init__(self, *rules: tuple[str, CulpritActivity]) -> None:
         self.rules, self.asked = rules, 0
 
-    def screen(self, candidate: Program) -> ScreenResult:
+    def __call__(self, candidate: Program) -> ScreenResult:
         self.asked += 1
         text = write_source(candidate)
         for part, still in self.rules:

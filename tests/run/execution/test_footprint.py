@@ -29,21 +29,21 @@ def measured(write_case, body: str) -> Footprint:
 def test_storages_are_counted_once(write_case):
     tied = "    a, b = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)\n    b.weight = a.weight\n"
     found = measured(write_case, tied + "    return nn.Sequential(a, b), (x, x[:4], x.t())\n")
-    assert (found.parameters, found.inputs) == (LAYER, 8 * 64 * 4)
-    assert found.doubled == 2 * found.native and found.gradients == 0
+    assert (found.parameters, found.whole.native - found.parameters) == (LAYER, 8 * 64 * 4)
+    assert found.whole.doubled == 2 * found.whole.native and found.gradients.native == 0
 
 
 def test_low_precision_grows_by_more_in_float64(write_case):
     found = measured(write_case, "    return nn.Linear(64, 64, bias=False).bfloat16(), (torch.arange(64),)\n")
     assert found.parameters == LAYER // 2
-    assert found.doubled == 2 * LAYER + 64 * 8
+    assert found.whole.doubled == 2 * LAYER + 64 * 8
 
 
 def test_gradients_count_only_with_backward(write_case):
     layer = "    return nn.Linear(64, 64, bias=False), (x,)\n"
-    assert measured(write_case, layer).gradients == 0
+    assert measured(write_case, layer).gradients.native == 0
     found = measured(write_case, f"{layer}BACKWARD = True\n")
-    assert (found.gradients, found.gradients_doubled) == (LAYER, 2 * LAYER)
+    assert found.gradients[:2] == (LAYER, 2 * LAYER)
     assert found.total > measured(write_case, layer).total
 
 
