@@ -15,6 +15,7 @@ import json
 import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,14 +26,12 @@ from torch.nn import functional as F  # noqa: N812
 
 from fuzzcompile.fuzz.opinfo_cases import (
     Speller,
-    Unspellable,
+    UnusableSample,
     find_entry,
     iter_calls,
     iter_forms,
     list_errors,
     list_operators,
-    suppress_warnings,
-    write_call,
 )
 from fuzzcompile.fuzz.opinfo_cells import OpInfoCell, OpInfoOperator
 
@@ -115,9 +114,7 @@ def accepted(operator: OpInfoOperator) -> Iterator[tuple[str, str, dict[str, boo
     tried: set[str] = set()
     cell = OpInfoCell(operator.name, operator.variant, "function", "float32")
     for chunk in range(min(operator.samples // 6 + 1, MOST_SAMPLES // 6)):
-        with suppress_warnings():
-            calls = list(iter_calls(find_entry(cell.name, cell.variant), replace(cell, chunk=chunk)))
-        for call in calls:
+        for call in list(iter_calls(replace(cell, chunk=chunk), Counter())):
             form = re.sub(r"\bx\d+\b", "x", call.expression)
             if form not in tried and all("float32" in text and "drawn" not in text for text in call.tensors.values()):
                 text = call.expression.replace("torch.nn.functional.", "F.").replace("'", '"')
@@ -283,7 +280,7 @@ def refused(operator: OpInfoOperator) -> Iterator[tuple[str, str, dict[str, bool
         sample = error.sample_input
         try:
             call = refusal(entry, sample)
-        except Unspellable:
+        except UnusableSample:
             continue
         if (
             call is not None
@@ -308,8 +305,8 @@ def refusal(entry: Any, sample: Any) -> str | None:
     wanted = message(lambda: entry.op(sample.input, *sample.args, **sample.kwargs))
     if wanted is None:
         return None
-    for way in iter_forms(entry, "function"):
-        text = write_call(way, first, rest).replace("torch.nn.functional.", "F.").replace("'", '"')
+    for way in iter_forms(entry, "function", first, rest):
+        text = way.replace("torch.nn.functional.", "F.").replace("'", '"')
         for chosen in itertools.product(*tensors.values()):
             call = text
             for name, tensor in zip(tensors, chosen, strict=True):

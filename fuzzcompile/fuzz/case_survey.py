@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.torch_config import find_unknown_options
 from fuzzcompile.fuzz.generation.profile import DTYPES
@@ -68,13 +70,9 @@ class Survey:
     toggles: tuple[str, ...]
 
 
-def survey_case(path: str, device: str = "cpu") -> Survey:
-    """Load the case file at ``path``, run it in eager mode, and find out which of its properties can be varied.
-
-    Raises:
-        CaseError: it is no case file, or it fails in eager mode.
-    """
-    file, where = read_case_file(Path(path)), torch.device(device)
+def survey_case(path: str) -> Survey:
+    """Run the case file at ``path`` eagerly on this worker's device to see what can be varied, or raise `CaseError`."""
+    file, where = read_case_file(Path(path)), torch.device(get_current_device())
     if file.kind != "case":
         raise CaseError(
             f"{path} cannot be varied: it defines no make() that returns (module, inputs); write it as a case."
@@ -107,12 +105,6 @@ def survey_case(path: str, device: str = "cpu") -> Survey:
     )
 
 
-def resize_dimension(value: torch.Tensor, dimension: int, size: int) -> torch.Tensor:
-    """``value`` with its elements along ``dimension`` repeated, or cut off, to ``size``."""
-    index = torch.arange(size, device=value.device) % max(value.shape[dimension], 1)
-    return value.detach().index_select(dimension, index).requires_grad_(value.requires_grad)
-
-
 def _iter_resizable(case: Case, device: torch.device, tensors: dict[int, torch.Tensor]) -> Iterator[Resizable]:
     """Groups of dimensions of one size that can grow together by one, the larger groups first."""
     groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -125,19 +117,17 @@ def _iter_resizable(case: Case, device: torch.device, tensors: dict[int, torch.T
             if size == 0 or chosen in tried:
                 continue
             tried.add(chosen)
-            if _run_case(case, device, _make_resizing(chosen, size + 1)) is not None:
+            if _run_case(case, device, functools.partial(_resize, places=chosen, size=size + 1)) is not None:
                 yield Resizable(size, chosen)
 
 
-def _make_resizing(places: tuple[tuple[int, int], ...], size: int) -> InputChange:
-    def change(leaves: InputLeaves) -> InputLeaves:
-        for number, dimension in places:
-            leaf = leaves[number]
-            assert isinstance(leaf, torch.Tensor), "only tensors have dimensions"
-            leaves[number] = resize_dimension(leaf, dimension, size)
-        return leaves
-
-    return change
+def _resize(leaves: InputLeaves, places: Sequence[tuple[int, int]], size: int) -> InputLeaves:
+    for number, dimension in places:
+        value = leaves[number]
+        assert isinstance(value, torch.Tensor), "only tensors have dimensions"
+        index = torch.arange(size, device=value.device) % max(value.shape[dimension], 1)
+        leaves[number] = value.detach().index_select(dimension, index).requires_grad_(value.requires_grad)
+    return leaves
 
 
 def _can_cast(case: Case, device: torch.device, name: str) -> bool:
@@ -157,37 +147,15 @@ def _run_case(
     model: Callable[..., object] = program.model
     if dtype is not None and isinstance(model, torch.nn.Module):
         model = model.to(dtype)
-    leaves: InputLeaves = []
     seed_everything(0)
     # The user's program may raise anything at all: then this change is none that it takes.
     with contextlib.suppress(Exception), runs.enter_grad_mode(case.grad):
-        rebuild = _flatten(program.calls[0], leaves)
-        inputs = rebuild(iter(change(list(leaves))))
-        runs.drive(case, model, inputs)
+        leaves, structure = pytree.tree_flatten(program.calls[0], is_leaf=_is_leaf)
+        runs.drive(case, model, pytree.tree_unflatten(change(list(leaves)), structure))
         return model, leaves
     return None
 
 
-def _flatten(value: object, leaves: InputLeaves) -> Callable[[Iterator[object]], object]:
-    """Append the leaves of nested lists, tuples and dictionaries; return what builds the same around other leaves."""
-    if isinstance(value, dict):
-        parts = {key: _flatten(inner, leaves) for key, inner in value.items()}
-        return lambda replacing: {key: part(replacing) for key, part in parts.items()}
-    if type(value) in (list, tuple):
-        assert isinstance(value, (list, tuple))
-        rebuild, listed = type(value), [_flatten(inner, leaves) for inner in value]
-        return lambda replacing: rebuild(part(replacing) for part in listed)
-    leaves.append(value)
-    return next
-
-
-# What can be varied of a user's own case, found in a worker.
-
-
-def survey_case_file(path: str) -> Survey:
-    """The survey of the case file at ``path`` on this worker's device.
-
-    Raises:
-        CaseError: it is not a case file, or fails in eager mode.
-    """
-    return survey_case(path, get_current_device())
+def _is_leaf(value: object) -> bool:
+    """As the template of variations numbers them: within plain lists and tuples, and dictionaries."""
+    return not isinstance(value, dict) and type(value) not in (list, tuple)

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from types import EllipsisType
 from typing import Any
 
 import torch
@@ -22,9 +21,8 @@ from fuzzcompile.fuzz.opinfo_cells import DTYPES, SAMPLES, CellSource, OpInfoCel
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.templates import get_template
+from fuzzcompile.programs.ir.case_source import format_literal
 from fuzzcompile.run.device import seed_everything
-
-# Torch's own tables of operators, as `torch.testing._internal` has them.
 
 
 def list_operators(only: Sequence[str] = ()) -> tuple[OpInfoOperator, ...]:
@@ -40,17 +38,12 @@ def list_operators(only: Sequence[str] = ()) -> tuple[OpInfoOperator, ...]:
     for name in only:
         if not any(name in names[key] for key in entries):
             raise UsageError(f"Torch's tables have no operator {name}; names are such as add and nn.functional.gelu.")
-    with suppress_warnings():
+    with warnings.catch_warnings(action="ignore"):  # that making samples of deprecated or beta functions gives
         return tuple(_make_operator(e) for key, e in entries.items() if not only or names[key].intersection(only))
 
 
 def find_entry(name: str, variant: str) -> Any:
-    """The OpInfo of an operator.
-
-    Raises:
-        EnvironmentUnfit: the tables cannot be imported.
-        KeyError: they have no such entry.
-    """
+    """The OpInfo of an operator."""
     return _load_database()[name, variant]
 
 
@@ -65,15 +58,10 @@ def list_errors(entry: Any) -> Sequence[Any]:
         return ()
 
 
-def suppress_warnings() -> contextlib.AbstractContextManager[object]:
-    """Without the warnings that making samples of deprecated or beta functions gives."""
-    return warnings.catch_warnings(action="ignore")
-
-
 @cache
 def _load_database() -> dict[tuple[str, str], Any]:
     try:
-        with suppress_warnings():
+        with warnings.catch_warnings(action="ignore"):
             from torch.testing._internal.common_methods_invocations import op_db
     except ImportError as error:
         raise EnvironmentUnfit(
@@ -104,35 +92,26 @@ def _iter_table(entry: Any, dtype: str, *, gradients: bool = False) -> Iterator[
 # How an operator of the tables is called in a program: as a function of torch, a method, an operator, a property.
 
 
-def iter_forms(entry: Any, form: str) -> Iterator[str]:
-    """Ways to call it, likely ones first, as text with ``{first}`` and ``{arguments}`` (those after the first).
+def iter_forms(entry: Any, form: str, first: str, rest: Sequence[str]) -> Iterator[str]:
+    """Ways to call it on these arguments, likely ones first, as text.
 
     The tables often have a function of the test suite in the operator's place. Which of these is the same function is
     found by calling them.
     """
+    more, whole, method = ", ".join(rest), ", ".join([first, *rest]), entry.name.rpartition(".")[2]
     if form == "in_place":
-        name = entry.name.rpartition(".")[2]
-        for method in (getattr(entry.inplace_variant, "__name__", ""), f"{name}_"):
-            if hasattr(torch.Tensor, method):
-                yield f"{{first}}.{method}({{rest}})"
-        yield f"torch.{entry.name}({{all}}, inplace=True)"
+        for name in (getattr(entry.inplace_variant, "__name__", ""), f"{method}_"):
+            if hasattr(torch.Tensor, name):
+                yield f"{first}.{name}({more})"
+        yield f"torch.{entry.name}({whole}, inplace=True)"
         return
     for path in (entry.name.removeprefix("torch."), _find_native_path(entry)):
         if path is not None and callable(_resolve_path(path)):
-            yield f"torch.{path}({{all}})"
-    method = entry.name.rpartition(".")[2]
-    attribute = getattr(torch.Tensor, method, None)
-    if callable(attribute):
-        yield f"{{first}}.{method}({{rest}})"
-    elif attribute is not None:
-        yield f"{{first}}.{method}"
+            yield f"torch.{path}({whole})"
+    if (attribute := getattr(torch.Tensor, method, None)) is not None:
+        yield f"{first}.{method}({more})" if callable(attribute) else f"{first}.{method}"
     if callable(_resolve_path(f"ops.aten.{method}")):
-        yield f"torch.ops.aten.{method}({{all}})"
-
-
-def write_call(form: str, first: str, rest: list[str]) -> str:
-    """The text of a call."""
-    return form.format(first=first, rest=", ".join(rest), all=", ".join([first, *rest]))
+        yield f"torch.ops.aten.{method}({whole})"
 
 
 def _find_native_path(entry: Any) -> str | None:
@@ -183,11 +162,12 @@ def _move(x: torch.Tensor, layout: str) -> torch.Tensor:
 _VERBATIM = 512
 # Floating numbers are rounded to this many digits before they are spelled.
 _DIGITS = 3
+_COLLECTIONS = (list, tuple, torch.Size, dict, slice)
 _PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-class Unspellable(Exception):
-    """An argument that has no short text; the message says of what kind it is."""
+class UnusableSample(Exception):
+    """A sample that makes no case, or an argument that has no short text; the message says why."""
 
 
 @dataclass
@@ -205,21 +185,10 @@ class Speller:
     _kept: list[torch.Tensor] = field(default_factory=list)
 
     def value(self, value: object) -> str:
-        """The text of any argument.
-
-        Raises:
-            Unspellable: it is of a kind that has none.
-        """
+        """The text of any argument; `UnusableSample` if it has none."""
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        if isinstance(value, slice):
-            return f"slice({', '.join(self.value(part) for part in (value.start, value.stop, value.step))})"
-        if isinstance(value, (list, tuple)) and type(value) in (list, tuple, torch.Size):
-            inner = ", ".join(map(self.value, value))
-            return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
-        if isinstance(value, dict):
-            return "{" + ", ".join(f"{key!r}: {self.value(inner)}" for key, inner in value.items()) + "}"
-        return _write_scalar(value)
+        return format_literal(value, self.value) if type(value) in _COLLECTIONS else _write_plain(value)
 
     def _tensor(self, tensor: torch.Tensor) -> str:
         if id(tensor) not in self._names:
@@ -233,20 +202,17 @@ class Speller:
 
 
 def write_tensor(tensor: torch.Tensor, *, seed: int = 0) -> str:
-    """An expression for a tensor of the same dtype, shape, strides, offset and, if it is small, values.
+    """An expression for a tensor of the same dtype, shape, strides, offset and, if small, values; or `UnusableSample`.
 
     It uses ``strided`` and ``drawn``, functions of the case's template. Floating values are rounded to three digits.
-
-    Raises:
-        Unspellable: it is sparse, quantized, nested, or of another kind that has no strides.
     """
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        raise Unspellable(f"a tensor of class {type(tensor).__name__}")
+        raise UnusableSample(f"a tensor of class {type(tensor).__name__}")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
-        raise Unspellable(f"a {kind} tensor")
+        raise UnusableSample(f"a {kind} tensor")
     if tensor.is_conj() or tensor.is_neg() or tensor.device.type == "meta":
-        raise Unspellable("a tensor with a lazy conjugate or sign, or without values")
+        raise UnusableSample("a tensor with a lazy conjugate or sign, or without values")
     plain = tensor.detach()
     size, stride, offset, dtype = tuple(plain.shape), plain.stride(), plain.storage_offset(), str(plain.dtype)
     dense = plain.is_contiguous() and not offset
@@ -257,48 +223,37 @@ def write_tensor(tensor: torch.Tensor, *, seed: int = 0) -> str:
     if stored > _VERBATIM:
         low, high = _find_range(plain)
         return f"drawn({size}, {stride}, {offset}, {dtype}, seed={seed}, low={low}, high={high})"
-    values = list(map(_write_scalar, plain.as_strided((stored,), (1,), 0).tolist()))
-    if dense:
-        return f"torch.tensor({_nest_values(values, size)}, dtype={dtype})"
-    return f"strided({size}, {stride}, {offset}, torch.tensor([{', '.join(values)}], dtype={dtype}))"
+    values = _write_plain((plain if dense else plain.as_strided((stored,), (1,), 0)).tolist())
+    text = f"torch.tensor({values}, dtype={dtype})"
+    return text if dense else f"strided({size}, {stride}, {offset}, {text})"
 
 
 def _find_range(tensor: torch.Tensor) -> tuple[str, str]:
-    """The least and the largest finite value, as text."""
     values = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
     finite = values[values.isfinite()]
-    return (_write_scalar(finite.min().item()), _write_scalar(finite.max().item())) if finite.numel() else ("0", "1")
+    return (_write_plain(finite.min().item()), _write_plain(finite.max().item())) if finite.numel() else ("0", "1")
 
 
-def _nest_values(values: list[str], size: tuple[int, ...]) -> str:
-    if not size:
-        return values[0]
-    step = len(values) // size[0]
-    return "[" + ", ".join(_nest_values(values[at : at + step], size[1:]) for at in range(0, len(values), step)) + "]"
-
-
-def _write_scalar(value: object) -> str:
+def _write_plain(value: object) -> str:
+    if isinstance(value, list):
+        return format_literal(value, _write_plain)
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, complex):
-        return f"complex({_write_scalar(value.real)}, {_write_scalar(value.imag)})"
+        return f"complex({_write_plain(value.real)}, {_write_plain(value.imag)})"
     if type(value) is float:
         return repr(float(f"{value:.{_DIGITS}g}"))
     if value is None or type(value) in (bool, int, float, str):
         return repr(value)
     if isinstance(value, _PLAIN):
         return f"torch.device({str(value)!r})" if isinstance(value, torch.device) else str(value)
-    if isinstance(value, EllipsisType):
+    if value is ...:
         return "..."
-    raise Unspellable(f"an argument of type {type(value).__name__}")
+    raise UnusableSample(f"an argument of type {type(value).__name__}")
 
 
 # The tables seed random functions themselves, with this number (`wrapper_set_seed`).
 _SEED = 42
-
-
-class UnusableSample(Exception):
-    """A sample that makes no case; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -310,36 +265,32 @@ class SampleCall:
 
 
 def write_cells(cells: Sequence[OpInfoCell]) -> list[CellSource]:
-    """The cases of cells: up to `SAMPLES` samples of the table that can be spelled, or one call that eager refuses.
-
-    Raises:
-        EnvironmentUnfit: torch's tables cannot be imported.
-    """
+    """The cases of cells: up to `SAMPLES` samples of the table that can be spelled, or one call that eager refuses."""
     return list(map(_write_cell, cells))
 
 
 def _write_cell(cell: OpInfoCell) -> CellSource:
-    entry, left_out = find_entry(cell.name, cell.variant), Counter[str]()
-    calls: list[SampleCall] = []
-    with suppress_warnings():
-        for sample in _iter_samples(entry, cell):
-            try:
-                call = _spell_sample(entry, cell, sample, sum(len(call.tensors) for call in calls))
-                calls += [] if call is None else [call]
-            except (Unspellable, UnusableSample) as error:
-                left_out[str(error)] += 1
+    left_out = Counter[str]()
+    with warnings.catch_warnings(action="ignore"):
+        calls = list(iter_calls(cell, left_out))
     words = (cell.form.replace("_", " "), cell.dtype, cell.layout, "with gradients" if cell.backward else "")
     what = ", ".join(word for word in words if word)
     title = f"Samples of `{cell.label}` from torch's tables of operators: {what}."
     return CellSource(_render_case(title, cell, calls) if calls else None, len(calls), dict(left_out))
 
 
-def iter_calls(entry: Any, cell: OpInfoCell) -> Iterator[SampleCall]:
-    """The samples of a cell that can be spelled and do in eager mode what the table does; names begin anew for each."""
+def iter_calls(cell: OpInfoCell, left_out: Counter[str]) -> Iterator[SampleCall]:
+    """The samples of a cell that can be spelled and do in eager mode what the table does; the others are counted."""
+    entry, number = find_entry(cell.name, cell.variant), 0
     for sample in _iter_samples(entry, cell):
-        with contextlib.suppress(Unspellable, UnusableSample):
-            if (call := _spell_sample(entry, cell, sample, 0)) is not None:
-                yield call
+        try:
+            call = _spell_sample(entry, cell, sample, number)
+        except UnusableSample as error:
+            left_out[str(error)] += 1
+            continue
+        if call is not None:
+            number += len(call.tensors)
+            yield call
 
 
 def _iter_samples(entry: Any, cell: OpInfoCell) -> Iterator[Any]:
@@ -351,12 +302,7 @@ def _iter_samples(entry: Any, cell: OpInfoCell) -> Iterator[Any]:
 
 
 def _spell_sample(entry: Any, cell: OpInfoCell, sample: Any, start: int) -> SampleCall | None:
-    """A sample as text; None where the cell's layout is that of the sample itself.
-
-    Raises:
-        Unspellable: an argument has no text.
-        UnusableSample: the text does not do in eager mode what the table does.
-    """
+    """A sample as text; None where the cell's layout is that of the sample itself."""
     if cell.backward and not _is_identity(sample.output_process_fn_grad):
         raise UnusableSample("gradients that the table compares only after a function of the test suite")
     leaves, structure = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
@@ -369,7 +315,7 @@ def _spell_sample(entry: Any, cell: OpInfoCell, sample: Any, start: int) -> Samp
     rest += [f"{name}={speller.value(value)}" for name, value in keywords.items()]
     if cell.form == "in_place" and first not in speller.tensors:
         raise UnusableSample("a first operand that is no tensor")
-    ways = [write_call(way, first, rest) for way in iter_forms(entry, cell.form)]
+    ways = list(iter_forms(entry, cell.form, first, rest))
     if cell.form != "error":
         return SampleCall(speller.tensors, _find_equal(entry, cell, speller.tensors, ways, [first, *rest]))
     for way in ways:
@@ -414,7 +360,6 @@ class _ZeroedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _run_expression(
     tensors: Mapping[str, str], expression: str, cell: OpInfoCell, *, filled: bool = False, **names: object
 ) -> object:
-    """Run an expression eagerly, with the gradients of its tensors if the cell has them; return its result or error."""
     space: dict[str, Any] = {**_load_functions(), **names}
     deterministic = torch.are_deterministic_algorithms_enabled()
     try:
@@ -462,7 +407,6 @@ def _is_identity(function: Callable[[object], object]) -> bool:
 
 @cache
 def _load_functions() -> dict[str, Any]:
-    """The names that the texts use, as the template defines them."""
     names: dict[str, Any] = {"torch": torch}
     source = _render_case("", OpInfoCell("", "", "function"), [SampleCall({"x0": "strided drawn inf"}, "")])
     exec(source.partition("def program")[0], names)

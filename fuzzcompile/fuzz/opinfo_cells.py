@@ -8,9 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["CellSource", "OpInfoCell", "OpInfoOperator", "iter_cells", "order_cells"]
-
-
 CallForm = Literal["function", "in_place", "error"]
 
 DTYPES = (

@@ -8,13 +8,10 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from fuzzcompile.fuzz.case_survey import Survey, SurveyedInput, survey_case
+from fuzzcompile.fuzz.case_survey import Survey, SurveyedInput
 from fuzzcompile.model.inductor_toggles import collect_config, collect_options, find_toggle
 from fuzzcompile.model.templates import get_template
 from fuzzcompile.programs.edits.tensor_values import LAYOUTS, VALUES, fill_expression, find_functions
-
-__all__ = ["Survey", "Variation", "draw_variation", "survey_case"]
-
 
 # Operators on the text of a program: near misses of it, made by replacing pieces of its source.
 
@@ -28,34 +25,21 @@ Replacements = Iterator[tuple[str, ast.expr | ast.stmt, str]]
 """The name of an operator, a piece of the program, and the text in its place."""
 
 
-@dataclass(frozen=True)
-class SourceEdit:
-    """A piece of source (offsets in its bytes) and its replacement; ``name`` is that of the operator."""
-
-    name: str
-    start: int
-    end: int
-    text: str
-
-
-def list_edits(source: str) -> list[SourceEdit]:
-    """Every single edit that some operator can make to the functions and methods of the program."""
+def list_edits(source: str) -> list[tuple[str, str]]:
+    """Every single edit that some operator can make to the program's functions: its name, and the edited source."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return []
-    starts = [0, *itertools.accumulate(map(len, source.encode().splitlines(keepends=True)))]
-    edits = dict[SourceEdit, None]()
-    for name, node, text in _iter_replacements(source, tree):
+    encoded = source.encode()
+    starts = [0, *itertools.accumulate(map(len, encoded.splitlines(keepends=True)))]
+
+    def put(node: ast.expr | ast.stmt, text: str) -> str:
+        start = starts[node.lineno - 1] + node.col_offset
         end = starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
-        edits[SourceEdit(name, starts[node.lineno - 1] + node.col_offset, end, text)] = None
-    return list(edits)
+        return (encoded[:start] + text.encode() + encoded[end:]).decode()
 
-
-def apply_edit(source: str, edit: SourceEdit) -> str:
-    """The source with one edit made."""
-    whole = source.encode()
-    return (whole[: edit.start] + edit.text.encode() + whole[edit.end :]).decode()
+    return list(dict.fromkeys((name, put(node, text)) for name, node, text in _iter_replacements(source, tree)))
 
 
 def _iter_replacements(source: str, tree: ast.Module) -> Replacements:
@@ -74,7 +58,11 @@ def _iter_replacements(source: str, tree: ast.Module) -> Replacements:
         elif isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
             yield from _replace_operation(node, text)
         elif isinstance(node, ast.Assign):
-            yield from _write_in_place(node, text)
+            match node:
+                # ``x += y`` also changes aliases of ``x``.
+                case ast.Assign([ast.Name(name)], ast.BinOp(ast.Name(read), operator, right)) if name == read:
+                    if type(operator) in _SIGNS:
+                        yield "in_place", node, f"{name} {_SIGNS[type(operator)]}= {text(right)}"
         elif isinstance(node, ast.FunctionDef):
             yield from _return_results(node, text)
 
@@ -113,14 +101,6 @@ def _replace_operation(node: ast.BinOp, text: Callable[[ast.AST], str]) -> Repla
         yield "reciprocal", node, f"({left}) {'*' if sign == '/' else '/'} (1.0 / ({right}))"
 
 
-def _write_in_place(node: ast.Assign, text: Callable[[ast.AST], str]) -> Replacements:
-    """``x = x + y`` as ``x += y``, which also changes aliases of ``x``."""
-    match node:
-        case ast.Assign([ast.Name(name)], ast.BinOp(ast.Name(read), operator, right)) if name == read:
-            if type(operator) in _SIGNS:
-                yield "in_place", node, f"{name} {_SIGNS[type(operator)]}= {text(right)}"
-
-
 def _return_results(function: ast.FunctionDef, text: Callable[[ast.AST], str]) -> Replacements:
     """An intermediate value that is returned as well, and so has another user."""
     *body, last = function.body
@@ -152,8 +132,6 @@ class Variation:
 
 @dataclass
 class _Draft:
-    """Lines for the parts of the template, and the source that they follow."""
-
     survey: Survey
     rng: random.Random
     source: str
@@ -165,15 +143,13 @@ class _Draft:
     autocast: bool = False
 
     def render(self, names: list[str]) -> str:
-        """The whole file, with the names of its operators on top."""
         settings = [f"{name} = {value}" for name, value in self.settings.items()]
         if compile_options := collect_options(tuple(self.toggles)):
             settings.append(f"OPTIONS = {{**globals().get('OPTIONS', {{}}), **{compile_options!r}}}")
         if inductor := collect_config(tuple(self.toggles)):
             own = "globals().get('CONFIG', {})"
             settings.append(f"CONFIG = {{**{own}, 'inductor': {{**{own}.get('inductor', {{}}), **{inductor!r}}}}}")
-        template = get_template("variations/varied.py.j2")
-        text = template.render(
+        text = get_template("variations/varied.py.j2").render(
             source=self.source.rstrip(),
             names=names,
             inputs=self.inputs,
@@ -187,7 +163,6 @@ class _Draft:
         return text.rstrip() + "\n"
 
     def draw_input(self, fits: Callable[[SurveyedInput], bool]) -> SurveyedInput | None:
-        """One of the inputs for which this holds."""
         fitting = [leaf for leaf in self.survey.inputs if fits(leaf) and 0 not in leaf.shape]
         return self.rng.choice(fitting) if fitting else None
 
@@ -202,7 +177,6 @@ class _Draft:
 
     @property
     def needs_inference(self) -> bool:
-        """True if a drawn setting acts on frozen weights."""
         return any(find_toggle(name).inference for name in self.toggles)
 
 
@@ -225,8 +199,8 @@ def _vary_program(draft: _Draft) -> str | None:
     edits = list_edits(draft.source)
     if not edits:
         return None
-    name = draft.rng.choice(sorted({edit.name for edit in edits}))
-    draft.source = apply_edit(draft.source, draft.rng.choice([edit for edit in edits if edit.name == name]))
+    name = draft.rng.choice(sorted({name for name, _ in edits}))
+    draft.source = draft.rng.choice([edited for own, edited in edits if own == name])
     return name
 
 
@@ -317,7 +291,6 @@ def _vary_dynamic(draft: _Draft) -> str:
 
 
 def _vary_second_call(draft: _Draft) -> str | None:
-    """A second call at another size: guards, recompiles, and symbols for what changed."""
     places, size = ([], 0) if draft.survey.own_calls else draft.draw_size()
     if not places:
         return None

@@ -8,7 +8,7 @@ import torch
 
 from fuzzcompile.compiler.custom_code import list_loaded
 from fuzzcompile.compiler.torch_config import find_unknown_options
-from fuzzcompile.fuzz.operator_programs.operator_table import load_operator_table
+from fuzzcompile.fuzz.operator_programs.numerics import load_operator_table
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.inductor_toggles import FOR_GPU, TOGGLES
 from fuzzcompile.model.judge_task import WorkerDescription
@@ -18,11 +18,7 @@ from fuzzcompile.run.subprocesses import find_toolchain_fault
 
 
 def describe_worker(target: str | None) -> WorkerDescription:
-    """Describe this worker, whose compiler is told ``target``.
-
-    Raises:
-        EnvironmentUnfit: there is no C++ compiler that works, which compiling for the CPU takes.
-    """
+    """Describe this worker, whose compiler is told ``target``; `EnvironmentUnfit` without a C++ compiler that works."""
     device = torch.device(get_current_device())
     if device.type == "cpu" and (fault := find_toolchain_fault()) is not None:
         raise EnvironmentUnfit(f"torch.compile needs a C++ compiler on the CPU: {fault}.")
@@ -39,7 +35,6 @@ def list_lacking(target: str | None) -> tuple[str, ...]:
 
 
 def _torch_has(name: str) -> bool:
-    """Return whether the installed torch has the function that a call names ``torch.f``, ``F.f`` or ``Tensor.f``."""
     root, *path = name.split(".")
     value: object = {"torch": torch, "F": torch.nn.functional, "Tensor": torch.Tensor}.get(root)
     return functools.reduce(lambda value, part: getattr(value, part, None), path, value) is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fuzzcompile.model.focus_plan import FocusPlan, FocusQuestion
@@ -13,14 +12,6 @@ if TYPE_CHECKING:
     from fuzzcompile.fuzz.case_survey import Survey
     from fuzzcompile.fuzz.opinfo_cells import CellSource, OpInfoCell, OpInfoOperator
     from fuzzcompile.programs.edits.pattern_program import PatternProgram
-
-
-@dataclass(frozen=True)
-class PatternTask:
-    """Rules of the compiler, as (stage, name), to make programs for, and the seconds that each may take."""
-
-    rules: tuple[tuple[str, str], ...]
-    seconds: float = 12.0
 
 
 LIST_OPERATORS: Callable[[tuple[str, ...]], tuple[OpInfoOperator, ...]] = NamedFunction(
@@ -33,13 +24,13 @@ WRITE_CELLS: Callable[[Sequence[OpInfoCell]], list[CellSource]] = NamedFunction(
 )
 """The case files of cells of a sweep over these operators."""
 
-SURVEY: Callable[[str], Survey] = NamedFunction("fuzzcompile.fuzz.case_survey:survey_case_file")
+SURVEY: Callable[[str], Survey] = NamedFunction("fuzzcompile.fuzz.case_survey:survey_case")
 """The properties of a case file that can be varied, found on the worker's device."""
 
-PATTERNS: Callable[[PatternTask], tuple[PatternProgram, ...]] = NamedFunction(
-    "fuzzcompile.fuzz.focus.focus_worker:make_task_programs"
+PATTERNS: Callable[[tuple[str, str]], tuple[PatternProgram, ...]] = NamedFunction(
+    "fuzzcompile.fuzz.focus.focus_worker:make_programs"
 )
-"""Programs that make rules of the compiler fire, made on the worker's device."""
+"""Programs that make a rule of the compiler fire, given its stage and name, made on the worker's device."""
 
 FOCUS: Callable[[FocusQuestion], FocusPlan] = NamedFunction("fuzzcompile.fuzz.focus.focus_worker:find_focus_plan")
 """The aims of a focus in the installed torch, on the worker's device."""

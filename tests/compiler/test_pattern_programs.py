@@ -20,15 +20,15 @@ from torch._inductor.pattern_matcher import (
 )
 
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
-from fuzzcompile.fuzz.rules.code_mentions import find_mentions, list_rule_settings
+from fuzzcompile.fuzz.rules.rule_code import find_mentions, list_rule_settings
 from fuzzcompile.fuzz.rules.rule_programs import (
+    PatternReader,
     compile_program,
     make_rule_programs,
     runs_in_eager,
     write_statements,
 )
-from fuzzcompile.fuzz.rules.skeleton import fill_skeleton
-from fuzzcompile.fuzz.rules.skeleton_sources import PatternReader, record_calls
+from fuzzcompile.fuzz.rules.skeleton import fill_skeleton, record_calls
 from fuzzcompile.model.facts import facts
 from fuzzcompile.programs.edits.pattern_program import apply_edit
 from fuzzcompile.programs.ir.tracing import Untranslatable
@@ -73,7 +73,7 @@ def test_of_several_outputs_all_are_returned():
     skeleton = PatternReader(random.Random(0)).read_pattern(
         MultiOutputPattern([total, CallFunction(aten.exp.default, KeywordArg("x"))])
     )
-    assert skeleton.returns == [0, 1]
+    assert skeleton.returns == skeleton.calls and len(skeleton.calls) == 2
 
 
 def test_any_arguments_are_those_of_the_schema():
@@ -81,10 +81,14 @@ def test_any_arguments_are_those_of_the_schema():
     assert "F.layer_norm(x0, [" in lines[0] and given
 
 
-def test_operators_on_packed_weights_are_not_called_with_anything():
+def test_operators_on_packed_weights_are_what_the_compiler_packs_and_others_of_its_own_are_not_called():
     pattern = CallFunction(torch.ops.mkldnn._linear_pointwise.default, *(Arg() for _ in range(6)))
+    packed = PatternReader(random.Random(0)).read_pattern(pattern)
+    assert packed.frozen and packed.calls and not any("mkldnn" in str(call.target) for call in packed.calls)
     with pytest.raises(Untranslatable, match="called by the compiler alone"):
-        PatternReader(random.Random(0)).read_pattern(pattern)
+        PatternReader(random.Random(0)).read_pattern(
+            CallFunction(torch.ops._c10d_functional.wait_tensor.default, Arg())
+        )
 
 
 def test_a_search_function_is_recorded_call_by_call():
@@ -148,4 +152,4 @@ def test_a_rule_that_is_off_fires_under_the_setting_that_turns_it_on():
     rule = next(row for row in list_known_rules(CPU) if row.name == "matmul_fuse_pattern")
     (program, *_) = make_rule_programs(rule, CPU, seconds=20.0, enough=1)
     assert program.settings == {"freezing": True, "cpp.enable_concat_linear": True}
-    assert (rule.stage, rule.name) in compile_program(program, CPU).changed
+    assert compile_program(program, CPU)[rule.stage, rule.name]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fuzzcompile.fuzz.campaign.campaign_run import CampaignWorkers
     from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
     from fuzzcompile.fuzz.campaign.case_sources import CaseSource
-    from fuzzcompile.fuzz.focus.focus_request import FocusRequest
+    from fuzzcompile.model.focus_plan import FocusQuestion
 
 
 # Worker processes of one machine, each with a torch of its own.
@@ -179,7 +179,7 @@ class _CampaignCommand:
         self._check_places()
         return self._conclude(self._run_campaign(asked, outputs, clock))
 
-    def _find_focus(self) -> FocusRequest | None:
+    def _find_focus(self) -> FocusQuestion | None:
         from fuzzcompile.diagnosis.worker.veto_check import find_package_folder
         from fuzzcompile.fuzz.focus.focus_request import parse_focus
 
@@ -222,7 +222,7 @@ class _CampaignCommand:
         click.echo(format_starting(workers), err=True)
         return start_workers(self.conditions, workers, clock)
 
-    def _run_campaign(self, asked: FocusRequest | None, outputs: CampaignOutputs, clock: BudgetClock) -> Finished:
+    def _run_campaign(self, asked: FocusQuestion | None, outputs: CampaignOutputs, clock: BudgetClock) -> Finished:
         from rich.console import Console
 
         from fuzzcompile.fuzz.campaign.campaign_display import make_progress_handler
@@ -265,7 +265,7 @@ class _CampaignCommand:
         started: CampaignWorkers,
         clock: BudgetClock,
         source: CaseSource | None,
-        asked: FocusRequest | None,
+        asked: FocusQuestion | None,
         stack: ExitStack,
     ) -> CampaignSettings:
         """Return the settings of the campaign; a focus is opened within ``stack``."""
@@ -277,7 +277,7 @@ class _CampaignCommand:
         if asked is None and source is None:
             asked = focus_on_custom(started.surroundings.custom)
         if asked is not None:
-            focus = started.open_focus(asked.question, profile, clock, self.seed, sweeps=self.sweeps)
+            focus = started.open_focus(asked, profile, clock, self.seed, sweeps=self.sweeps)
             source = focused = stack.enter_context(focus)
             for note in (*asked.notes, *focused.notes):
                 click.echo(f"Focus: {note}", err=True)

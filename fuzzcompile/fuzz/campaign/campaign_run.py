@@ -27,7 +27,7 @@ from fuzzcompile.fuzz.campaign.case_sources import (
 from fuzzcompile.fuzz.campaign.focus_steering import FocusSource
 from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
 from fuzzcompile.fuzz.generation.profile import Profile
-from fuzzcompile.fuzz.worker_tasks import FOCUS, PATTERNS, SURVEY, PatternTask
+from fuzzcompile.fuzz.worker_tasks import FOCUS, PATTERNS, SURVEY
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.custom import Custom
@@ -156,8 +156,7 @@ class CampaignWorkers:
         share = min(_PREPARING, 0.25 * clock.remaining)  # endless for a budget of cases
         programs: list[PatternProgram] = []
         making = {
-            self.pool.schedule(PATTERNS, (PatternTask((rule,)),), label=f"make programs for {rule[1]}"): rule[1]
-            for rule in sources
+            self.pool.schedule(PATTERNS, (rule,), label=f"make programs for {rule[1]}"): rule[1] for rule in sources
         }
         for future in making:
             future.add_done_callback(lambda made: None if _has_failed(made) else programs.extend(made.result()))

@@ -26,11 +26,6 @@ class Definition:
     tree: ast.stmt = field(repr=False, compare=False)  # its syntax tree
 
     @property
-    def code(self) -> str:
-        """Its syntax tree as text, without positions: what tells whether it was changed."""
-        return ast.dump(self.tree)
-
-    @property
     def uses(self) -> set[str]:
         """The names and dotted names in it."""
         return set(_iter_names(self.tree))
@@ -38,36 +33,40 @@ class Definition:
 
 @dataclass(frozen=True)
 class DefinitionSource:
-    """A file's definitions and imports: by name, the dotted module and the name in it (empty for the module itself)."""
+    """A file's definitions, and what its imports are called where they come from."""
 
     file: str
     definitions: tuple[Definition, ...]
-    imports: dict[str, tuple[str, str]]
+    imports: dict[str, str]
+    tree: ast.Module = field(repr=False)
 
     @classmethod
     def parse(cls, file: str, text: str) -> DefinitionSource:
-        """Read a file.
-
-        Raises:
-            SyntaxError: it is not Python.
-        """
+        """Read a file; raises `SyntaxError` if it is not Python."""
         tree = ast.parse(text)
-        return cls(file, tuple(_iter_definitions(tree.body)), dict(_iter_imports(tree, file)))
+        return cls(file, tuple(_iter_definitions(tree.body)), dict(_iter_imports(tree)), tree)
 
     @cached_property
     def names(self) -> set[str]:
         """The names of the definitions."""
         return {part.name for part in self.definitions}
 
+    @property
+    def codes(self) -> dict[str, list[str]]:
+        """Of each name the code of its definitions: their syntax trees as text, of the empty name all other code."""
+        codes, defining = defaultdict[str, list[str]](list), {part.tree for part in self.definitions}
+        for part in self.definitions:
+            tree = part.tree
+            if isinstance(tree, ast.ClassDef):  # what is in it has definitions of its own
+                tree = ast.ClassDef(tree.name, tree.bases, tree.keywords, [], tree.decorator_list)
+            codes[part.name].append(ast.dump(tree))
+        return {**codes, "": [ast.dump(statement) for statement in self.tree.body if statement not in defining]}
+
     def find_at(self, first: int, last: int) -> list[Definition]:
         """The definitions that have one of these lines; of a class and its method, the method."""
         met = [part for part in self.definitions if part.first <= last and first <= part.last]
         inner = {part.name.rpartition(".")[0] for part in met if part.first <= first and last <= part.last}
         return [part for part in met if part.name not in inner]
-
-    def find_named(self, name: str) -> list[Definition]:
-        """The definitions of that name: there are several where it is assigned again."""
-        return [part for part in self.definitions if part.name == name]
 
 
 def _iter_definitions(body: Iterable[ast.stmt], within: str = "") -> Iterator[Definition]:
@@ -107,16 +106,11 @@ def _iter_names(tree: ast.AST) -> Iterator[str]:
                     yield from _iter_names(child)
 
 
-def _iter_imports(tree: ast.Module, file: str) -> Iterator[tuple[str, tuple[str, str]]]:
+def _iter_imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Also those within functions: passes import what they need where they need it."""
-    package = list(PurePosixPath(file).parent.parts)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.asname or alias.name, (alias.name, "")) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *((node.module or "").split(".") if node.module else [])])
-            yield from ((alias.asname or alias.name, (module, alias.name)) for alias in node.names)
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from ((alias.asname or alias.name, alias.name.rpartition(".")[2]) for alias in node.names)
 
 
 @dataclass
@@ -139,15 +133,11 @@ class CodeGraph:
                 self._sources[file] = DefinitionSource.parse(file, (self.root / file).read_text(encoding="utf-8"))
         return self._sources[file]
 
-    def find_places(self, span: Span) -> list[DefinitionPlace]:
-        """The definitions that have a line of ``span``."""
+    def find_places(self, span: Span) -> dict[DefinitionPlace, Span]:
+        """The definitions that have a line of ``span``, and their lines."""
         source = self.find_source(span.file)
-        return [] if source is None else [(span.file, part.name) for part in source.find_at(span.first, span.last)]
-
-    def list_spans(self, place: DefinitionPlace) -> list[Span]:
-        """The lines of a definition."""
-        source = self.find_source(place[0])
-        return [] if source is None else [Span(place[0], part.first, part.last) for part in source.find_named(place[1])]
+        parts = [] if source is None else source.find_at(span.first, span.last)
+        return {(span.file, part.name): Span(span.file, part.first, part.last) for part in parts}
 
     def find_reached(self, places: Collection[DefinitionPlace]) -> set[DefinitionPlace]:
         """The definitions that these use, directly or through others, themselves included."""
@@ -181,14 +171,10 @@ class CodeGraph:
                 yield source.file, f"{owner}.{rest}"
             elif used in own or head in own:
                 yield source.file, used if used in own else head
-            elif head in source.imports or used in source.imports:
-                yield from self._resolve_import(*source.imports[used if used in source.imports else head], rest)
-
-    def _resolve_import(self, module: str, name: str, rest: str) -> Iterator[DefinitionPlace]:
-        """``name`` of ``module`` may be a module itself, of which ``rest`` is used."""
-        for path, wanted in ((module, name or rest), (f"{module}.{name}", rest)):
-            stem, wanted = path.replace(".", "/"), wanted.split(".")[0]
-            for file in (f"{stem}.py", f"{stem}/__init__.py"):
-                source = self.find_source(file) if file in self.files else None
-                if source is not None and wanted in source.names:
-                    yield file, wanted
+            elif head in source.imports:
+                # A definition of another file, or the module that has it.
+                name, inner = source.imports[head], rest.partition(".")[0]
+                for file in self.files:
+                    other, wanted = self.find_source(file), inner if PurePosixPath(file).stem == name else name
+                    if other is not None and wanted in other.names:
+                        yield file, wanted

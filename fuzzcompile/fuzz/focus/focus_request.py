@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,50 +18,30 @@ from fuzzcompile.run.subprocesses import capture_output
 
 # Which definitions a diff of a checkout touches: lines differ from the installed torch's, names seldom do.
 
-_HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _SECONDS = 120.0
-Ranges = list[tuple[int, int]]
 
 
-@dataclass(frozen=True)
-class TouchedFile:
-    """Touched parts of a file."""
-
-    file: str  # relative to the checkout, as the installed torch has it: ``torch/_inductor/ir.py``
-    names: tuple[str, ...]  # the definitions, before and after
-    outside: int = 0  # how many of the changed lines stand in none
-
-
-def find_changes(checkout: Path, revision: str) -> list[TouchedFile]:
+def find_changes(checkout: Path, revision: str) -> list[tuple[str, list[str]]]:
     """The files of torch that differ from ``revision`` in a checkout, with the definitions that differ.
+
+    The empty name stands for what is in no definition; comments and places do not count.
 
     Raises:
         UsageError: git does not know the revision, or the folder is no checkout.
         EnvironmentUnfit: there is no git, or it hangs.
     """
-    options = ("--unified=0", "--no-color", "--no-ext-diff", "--no-renames")
-    diff = _run_git(checkout, "diff", *options, revision, "--", "torch")
-    touched = [_find_touched_names(checkout, revision, *changed) for changed in _iter_diff_files(diff)]
-    return [each for each in touched if each.names or each.outside]
-
-
-def _find_touched_names(checkout: Path, revision: str, file: str, old: Ranges, new: Ranges) -> TouchedFile:
-    path, was = checkout / file, ""
-    # It is new, or the revision is a range that git can diff and not show.
-    with contextlib.suppress(UsageError):
-        was = _run_git(checkout, "show", f"{revision.split('..')[0]}:{file}")
-    after = _parse_source(file, path.read_text(encoding="utf-8") if path.is_file() else "")
-    before = _parse_source(file, was)
-    names, outside = dict[str, None](), 0
-    for source, ranges in ((after, new), (before, old)):
-        for first, last in ranges:
-            met = source.find_at(first, last)
-            outside += 0 if met else last - first + 1
-            for name in (part.name for part in met):
-                # More than comments, blank lines or the place of a definition changed.
-                if [part.code for part in before.find_named(name)] != [part.code for part in after.find_named(name)]:
-                    names[name] = None
-    return TouchedFile(file, tuple(names), outside)
+    changes = []
+    for file in _run_git(checkout, "diff", "--name-only", "--no-renames", revision, "--", "torch").splitlines():
+        if file.endswith(".py"):
+            path, was = checkout / file, ""
+            # It is new, or the revision is a range that git can diff and not show.
+            with contextlib.suppress(UsageError):
+                was = _run_git(checkout, "show", f"{revision.split('..')[0]}:{file}")
+            after = _parse_source(file, path.read_text(encoding="utf-8") if path.is_file() else "").codes
+            before = _parse_source(file, was).codes
+            names = [name for name in {**after, **before} if before.get(name) != after.get(name)]
+            changes += [(file, names)] if names else []
+    return changes
 
 
 def _parse_source(file: str, text: str) -> DefinitionSource:
@@ -69,22 +49,6 @@ def _parse_source(file: str, text: str) -> DefinitionSource:
         return DefinitionSource.parse(file, text)
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{file} of the checkout cannot be read as Python ({error}): mend it first.") from error
-
-
-def _iter_diff_files(diff: str) -> Iterator[tuple[str, Ranges, Ranges]]:
-    """Each Python file of a diff with the lines that went and the lines that came."""
-    old, new = defaultdict[str, Ranges](list), defaultdict[str, Ranges](list)
-    names = dict[str, None]()
-    file = ""
-    for line in diff.splitlines():
-        if line.startswith(("--- a/", "+++ b/")):
-            file = line[6:]
-        elif (hunk := _HUNK.match(line)) is not None and file.endswith(".py"):
-            names[file] = None
-            first, count, to_first, to_count = (int(part) if part is not None else 1 for part in hunk.groups())
-            old[file] += [(first, first + count - 1)] if count else []
-            new[file] += [(to_first, to_first + to_count - 1)] if to_count else []
-    return ((name, old[name], new[name]) for name in names)
 
 
 def _run_git(folder: Path, *arguments: str) -> str:
@@ -102,15 +66,7 @@ _FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<first>\d+)(?:-(?P<last>\d+))?)?$")
 _MOST_NAMED = 5
 
 
-@dataclass(frozen=True)
-class FocusRequest:
-    """Questions for a worker, and sentences on names that could not be resolved."""
-
-    question: FocusQuestion
-    notes: tuple[str, ...] = ()
-
-
-def parse_focus(focus: Sequence[str], changed: Sequence[str], checkout: Path | None, root: Path) -> FocusRequest:
+def parse_focus(focus: Sequence[str], changed: Sequence[str], checkout: Path | None, root: Path) -> FocusQuestion:
     """Read what a user aims at: names, files, ``FILE:LINE`` and ``FILE:FROM-TO``, and what differs from revisions.
 
     ``checkout`` is one of PyTorch, by default the working directory; ``root`` holds the installed torch.
@@ -130,23 +86,23 @@ def parse_focus(focus: Sequence[str], changed: Sequence[str], checkout: Path | N
         )
     if any(revision.startswith("-") for revision in changed):
         raise UsageError("--changed takes a revision of git, such as main or HEAD~1, not an option.")
-    touched = [part for revision in changed for part in find_changes(folder, revision)]
+    touched = [each for revision in changed for each in find_changes(folder, revision)]
     if changed and not touched:
         raise UsageError(
             f"Nothing under {folder}/torch differs from {' or '.join(changed)}: there is nothing to aim at."
         )
-    mapped = [_find_installed_lines(part, root) for part in touched]
+    mapped = [_find_installed_lines(file, names, root) for file, names in touched]
     spans = [*(span for spans, _ in (*lines, *mapped) for span in spans)]
     notes = tuple(note for _, notes in (*lines, *mapped) for note in notes)
     if not names and not spans:
         raise UsageError(f"What differs there is not in the installed torch: {' '.join(notes)}")
-    return FocusRequest(FocusQuestion(tuple(names), tuple(dict.fromkeys(spans))), notes)
+    return FocusQuestion(tuple(names), tuple(dict.fromkeys(spans)), notes=notes)
 
 
-def focus_on_custom(custom: Sequence[LoadedCustom]) -> FocusRequest | None:
+def focus_on_custom(custom: Sequence[LoadedCustom]) -> FocusQuestion | None:
     """Return the focus of a campaign with passes of the user's own; None without one."""
     names = tuple(loaded.name for loaded in custom if loaded.kind == "pass")
-    return FocusRequest(FocusQuestion(names)) if names else None
+    return FocusQuestion(names) if names else None
 
 
 def _parse_lines(what: str, match: re.Match[str], root: Path) -> tuple[list[Span], list[str]]:
@@ -161,20 +117,14 @@ def _parse_lines(what: str, match: re.Match[str], root: Path) -> tuple[list[Span
         raise UsageError(f"--focus {what}: {given.name} has lines 1 to {length}; write FILE:FROM-TO with FROM <= TO.")
     if not foreign:
         return [Span(file, first, last)], []
-    names = tuple(part.name for part in _parse_source(file, text).find_at(first, last))
-    return _find_installed_lines(TouchedFile(file, names), root)
+    return _find_installed_lines(file, [part.name for part in _parse_source(file, text).find_at(first, last)], root)
 
 
 def _find_relative_path(path: Path, root: Path, what: str) -> str:
     """The file of the installed torch that ``path`` means, however much of it was written."""
-    parts = path.parts
-    for start in (index for index in range(len(parts)) if parts[index] == "torch"):
-        inside = Path(*parts[start:])
-        if (root / inside).is_file():
-            return inside.as_posix()
-    ending = f"/{path.as_posix().lstrip('./')}"
-    installed = (path.relative_to(root).as_posix() for path in sorted((root / "torch").rglob("*.py")))
-    files = [file for file in installed if f"/{file}".endswith(ending)]
+    given = f"/{path.as_posix().lstrip('./')}"
+    installed = [f"/{known.relative_to(root).as_posix()}" for known in sorted((root / "torch").rglob("*.py"))]
+    files = [known[1:] for known in installed if known.endswith(given) or given.endswith(known)]
     if len(files) == 1:
         return files[0]
     if files:
@@ -185,19 +135,17 @@ def _find_relative_path(path: Path, root: Path, what: str) -> str:
     )
 
 
-def _find_installed_lines(touched: TouchedFile, root: Path) -> tuple[list[Span], list[str]]:
-    """The lines of the installed torch that define what was touched elsewhere, and what is not there."""
-    path = root / touched.file
+def _find_installed_lines(file: str, names: Sequence[str], root: Path) -> tuple[list[Span], list[str]]:
+    path = root / file
     if not path.is_file():
-        return [], [f"{touched.file} is not in the installed torch."]
-    source = DefinitionSource.parse(touched.file, path.read_text(encoding="utf-8"))
-    spans = [Span(touched.file, part.first, part.last) for name in touched.names for part in source.find_named(name)]
+        return [], [f"{file} is not in the installed torch."]
+    source = DefinitionSource.parse(file, path.read_text(encoding="utf-8"))
     notes = []
-    if absent := [name for name in touched.names if name not in source.names]:
-        notes.append(f"{touched.file}: the installed torch does not define {', '.join(absent[:_MOST_NAMED])}.")
-    if touched.outside:
-        notes.append(f"{touched.file}: {touched.outside} changed lines lie outside of every definition.")
-    return spans, notes
+    if absent := [name for name in names if name and name not in source.names]:
+        notes.append(f"{file}: the installed torch does not define {', '.join(absent[:_MOST_NAMED])}.")
+    if "" in names:
+        notes.append(f"{file}: some of the changes lie outside of every definition.")
+    return [Span(file, part.first, part.last) for part in source.definitions if part.name in names], notes
 
 
 # How often each aim of a campaign fired, was refused and by what, or what it lacked.
@@ -208,17 +156,18 @@ Counted = tuple[str, str, str, int]
 """Stage, rule, outcome and count, as a case covered it."""
 
 
+_OUTCOMES = ("fired", "refused", "fallback")
+
+
 @dataclass
-class AimTally:
+class _AimTally:
     """The counts of one aim.
 
-    ``called`` counts operators that were called instead of lowered, ``cases`` those judged cases in which it matched.
+    A fallback is an operator that was called instead of lowered, ``cases`` are the judged ones in which it matched.
     """
 
     aim: FocusAim
-    fired: int = 0
-    refused: int = 0
-    called: int = 0
+    counts: Counter[str] = field(default_factory=Counter)  # by outcome
     cases: int = 0
     checks: Counter[str] = field(default_factory=Counter)
     operators: set[str] = field(default_factory=set)
@@ -227,24 +176,20 @@ class AimTally:
     @property
     def matched(self) -> int:
         """Count of its pattern's matches, whatever became of them; of an operator, count of its calls."""
-        return self.fired + self.refused + self.called
+        return sum(self.counts[outcome] for outcome in _OUTCOMES)
 
-    def count(self, coverage: Iterable[Counted], seen: FocusObservation) -> bool:
-        """Add what one case covered; whether it matched."""
+    def count(self, coverage: Iterable[Counted], seen: FocusObservation) -> None:
         before = self.matched
         for stage, rule, outcome, count in coverage:
             if (stage, rule) in self.aim.rules:
-                self.fired += count * (outcome == "fired")
-                self.refused += count * (outcome == "refused")
-                self.called += count * (outcome == "fallback")
-        self.fired += any(span in seen.spans for span in self.aim.spans)
+                self.counts[outcome] += count
+        self.counts["fired"] += any(span in seen.spans for span in self.aim.spans)
         for (stage, rule, check), count in seen.checks.items():
             self.checks[check] += count * ((stage, rule) in self.aim.rules)
         self.checks += Counter()  # drops zeros
         self.operators |= seen.operators
         self.lines |= {place for place in seen.lines if any(span.contains(*place) for span in self.aim.spans)}
         self.cases += self.matched > before
-        return self.matched > before
 
     @property
     def missing(self) -> str:
@@ -261,22 +206,22 @@ class AimTally:
         return "the lines never ran" if self.aim.spans else "nothing in the graphs was what it looks for"
 
     def describe(self) -> str:
-        """The counts in words."""
         if not self.matched:
             return f"never matched; {self.missing}"
+        fired, refused, called = (self.counts[outcome] for outcome in _OUTCOMES)
         if self.aim.spans:
-            return f"ran in {self.fired} cases, {len(self.lines)} different lines"
-        parts = [f"fired {self.fired}", f"refused {self.refused}" if self.aim.kind != "operator" else ""]
-        parts.append(f"called, not lowered, {self.called}" if self.called else "")
+            return f"ran in {fired} cases, {len(self.lines)} different lines"
+        parts = [f"fired {fired}", f"refused {refused}" if self.aim.kind != "operator" else ""]
+        parts.append(f"called, not lowered, {called}" if called else "")
         by = ", ".join(f"{check} ({count})" for check, count in self.checks.most_common(3))
         return ", ".join(filter(None, parts)) + (f"; refused by {by}" if by else "")
 
     def to_json(self) -> dict[str, object]:
-        """The entry of the summary."""
-        entry: dict[str, object] = {"fired": self.fired, "refused": self.refused, "matched": self.matched}
+        fired, refused, called = (self.counts[outcome] for outcome in _OUTCOMES)
+        entry: dict[str, object] = {"fired": fired, "refused": refused, "matched": self.matched}
         entry |= {"kind": self.aim.kind, "stage": self.aim.stage or None, "cases": self.cases}
-        if self.called:
-            entry["called"] = self.called
+        if called:
+            entry["called"] = called
         if self.aim.spans:
             entry["lines"] = len(self.lines)
         if self.aim.settings:
@@ -289,7 +234,7 @@ class FocusTally:
 
     def __init__(self, plan: FocusPlan) -> None:
         self.plan, self.unwatched = plan, set[str]()
-        self.aims = [AimTally(aim) for aim in plan.aims]
+        self.aims = [_AimTally(aim) for aim in plan.aims]
 
     def count(self, coverage: Collection[Counted], seen: FocusObservation) -> None:
         """Add what one case covered."""

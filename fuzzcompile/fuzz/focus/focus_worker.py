@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -16,34 +16,28 @@ from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
 from fuzzcompile.compiler.watch.rule_labels import get_base_name, get_family
 from fuzzcompile.fuzz.focus.code_graph import CodeGraph, DefinitionPlace
-from fuzzcompile.fuzz.focus.rule_code import list_code_places, list_pattern_operators
+from fuzzcompile.fuzz.rules.rule_code import list_code_places, list_pattern_operators
 from fuzzcompile.fuzz.rules.rule_programs import make_rule_programs
-from fuzzcompile.fuzz.worker_tasks import PatternTask
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.focus_plan import FocusAim, FocusPlan, FocusQuestion, Span
-from fuzzcompile.model.inductor_toggles import Settings, merge_settings, solve_switches, switch_entry_on
+from fuzzcompile.model.inductor_toggles import merge_settings, solve_switches, switch_entry_on
 from fuzzcompile.model.stages import DECOMPOSITION, LOWERING, STAGES
 from fuzzcompile.programs.edits.pattern_program import PatternProgram
 from fuzzcompile.run.pool.worker import get_current_device, say
 
-# Which of the names that a ledger gives a user means.
-
 _NEAREST = 4
 _WORD = re.compile(r"^(aten|prims|torch)\.")
-NameReading = Callable[[str], str]
-"""From the name of a rule to what several share: the name without its variant, or its family."""
+# From the name of a rule to what several share: the name without its variant, or its family.
+_READINGS = (get_base_name, get_family)
 
 
-def select_names(
-    what: str, rules: Sequence[tuple[str, str]], operators: Sequence[str], readings: Sequence[NameReading]
-) -> set[str]:
+def select_names(what: str, rules: Sequence[tuple[str, str]], operators: Sequence[str]) -> set[str]:
     """The names of rules or operators that ``what`` means.
 
     A name is taken as it stands; else as what several rules share (a name without its variant, a family) or a glob;
     else as an operator, with or without namespace and overload; else as the ending of one name. ``stage:`` before it
-    restricts it to one stage. ``rules`` are stages and names, ``operators`` names of overloads (``aten.mm.default``),
-    ``readings`` how names of rules are shortened, the closest first.
+    restricts it to one stage. ``rules`` are stages and names, ``operators`` names of overloads (``aten.mm.default``).
 
     Raises:
         UsageError: it means nothing, or several things.
@@ -52,14 +46,15 @@ def select_names(
     staged = bool(colon) and stage in STAGES
     wanted = rest if staged else what
     names = {name for own, name in rules if not staged or own == stage}
-    if matching := next(filter(None, _iter_matchings(wanted, names, operators, readings)), None):
+    if matching := next(filter(None, _iter_matchings(wanted, names, operators)), None):
         return matching
-    ends = {name for name in (*names, *operators) if _has_ending(name, wanted)}
+    ending = re.compile(rf"[_.:]{re.escape(wanted)}$")  # which begins a word
+    ends = {name for name in (*names, *operators) if wanted and ending.search(name)}
     ends = {name for name in ends if name.removesuffix(wanted)[-1] in ".:"} or ends
-    groups = {readings[0](name) for name in ends}
+    groups = set(map(get_base_name, ends))
     if len(groups) == 1:
         return ends
-    known = {name.lower(): name for name in sorted({*names, *map(readings[0], names), *operators})}
+    known = {name.lower(): name for name in sorted({*names, *map(get_base_name, names), *operators})}
     close = difflib.get_close_matches(wanted.lower(), sorted(known), _NEAREST, 0.5)
     near = sorted(ends)[:_NEAREST] or [known[name] for name in close]
     kind = "may mean several" if ends else "names no rule, pass or operator of the installed torch"
@@ -67,11 +62,9 @@ def select_names(
     raise UsageError(f"--focus {what} {kind}{nearest}. `fuzzcompile passes` lists them.")
 
 
-def _iter_matchings(
-    wanted: str, names: set[str], operators: Sequence[str], readings: Sequence[NameReading]
-) -> Iterator[set[str]]:
+def _iter_matchings(wanted: str, names: set[str], operators: Sequence[str]) -> Iterator[set[str]]:
     yield {name for name in (*names, *operators) if name == wanted}
-    for reading in readings:
+    for reading in _READINGS:
         yield {name for name in names if wanted.strip("_") == reading(name).strip("_")}
     if any(letter in wanted for letter in "*?["):
         yield {name for name in (*names, *operators) if fnmatch.fnmatchcase(name, wanted)}
@@ -80,27 +73,19 @@ def _iter_matchings(
     yield {name for name in overloads if not name.endswith("out")} or overloads  # graphs are functional
 
 
-def _has_ending(name: str, wanted: str) -> bool:
-    """Return whether a name ends with ``wanted``, which begins a word of it."""
-    start = len(name) - len(wanted)
-    return bool(wanted) and name.endswith(wanted) and start > 0 and name[start - 1] in "_.:"
-
-
 _ROOT = Path(torch.__file__).parent.parent
 # Every replacement pattern runs through it.
 _SHARED = "torch/_inductor/pattern_matcher.py"
 _RULES = ("pass", "pattern")
 # A function behind more operators than this is not theirs but the lowering's own: its lines are aimed at.
 _MOST_OPERATORS = 24
+# For the programs of one rule.
+_SECONDS = 12.0
 Label = tuple[str, str]
 
 
 def find_focus_plan(question: FocusQuestion) -> FocusPlan:
-    """Find the aims of a focus in the installed torch, on this worker's device: each once, as they were asked for.
-
-    Raises:
-        UsageError: a name means nothing or several things, or nothing that is aimed at can be reached here.
-    """
+    """Find the aims of a focus in the installed torch, on this worker's device: each once, as they were asked for."""
     say("looking up what to focus on")
     planning = _Planning(question)
     aims = [aim for name in question.names for aim in planning.find_named(name)]
@@ -122,12 +107,8 @@ class _Planning:
         self.operators = [row for row in known if row.kind not in (*_RULES, "setting")]
 
     def find_named(self, what: str) -> list[FocusAim]:
-        names = select_names(
-            what,
-            [(row.stage, row.name) for row in self.rules],
-            sorted({row.name for row in self.operators}),
-            (get_base_name, get_family),
-        )
+        rules = [(row.stage, row.name) for row in self.rules]
+        names = select_names(what, rules, sorted({row.name for row in self.operators}))
         stage = what.partition(":")[0] if what.partition(":")[0] in {row.stage for row in self.rules} else None
         rows = [row for row in self.rules if row.name in names and stage in (None, row.stage)]
         inside = [row for row in self._find_run_by(rows) if row.kind == "pattern"]
@@ -139,14 +120,16 @@ class _Planning:
 
     def find_in(self, span: Span) -> list[FocusAim]:
         """The rules and operators behind some lines; the lines themselves where there are none."""
-        places, rows = set(self._graph.find_places(span)), list[KnownRule]()
+        around, rows = self._graph.find_places(span), list[KnownRule]()
+        places = set(around)
         if span.file in {*self._graph.files, *(file for row in self.rules for file, _ in list_code_places(row))}:
             rows = [row for row in self.rules if places & self._reach[row.stage, row.name]]
             rows = rows or self._find_registered(places)
-        around = [inner for place in places for inner in self._graph.list_spans(place)]
         registered = self.operators if span.file not in self._graph.files else ()  # files of passes define no operator
         behind = [
-            row for row in registered if any(inner.contains(*at) for at in list_code_places(row) for inner in around)
+            row
+            for row in registered
+            if any(inner.contains(*at) for at in list_code_places(row) for inner in around.values())
         ]
         aims, operators = self._make_rule_aims(rows), {row.name for row in behind}
         if len(operators) <= _MOST_OPERATORS:
@@ -191,37 +174,27 @@ class _Planning:
         return [self._make_rule_aim(*label, same) for label, same in grouped.items()]
 
     def _make_rule_aim(self, stage: str, name: str, rows: list[KnownRule]) -> FocusAim:
-        """The aim of a rule, which several passes of a stage may run."""
         alone = len({row.stage for row in self.rules if row.name == name}) == 1
-        first = min(rows, key=lambda row: row.on is False)
+        first = min(rows, key=lambda row: row.on is False)  # several passes of a stage may run it
         inside = dict.fromkeys((row.stage, row.name) for row in self._find_run_by(rows))
+        # The switches: the condition around its pass, and the setting that the facts name for it.
+        reasons = (reason for reason in facts().unreachable if reason.covers(stage, name, self.device.type))
+        named = [switch_entry_on(reason.setting, get_setting) for reason in reasons if reason.setting is not None]
+        wanted = merge_settings([solve_switches(first.when, get_setting) if first.on is False else {}, *named])
+        # A reason against it that holds whatever is set; of a target, none were checked.
+        lasting = None if self.question.target else facts().find_lasting_reason(stage, name, self.device.type)
         return FocusAim(
             label=name if alone else f"{stage}:{name}",
             kind="pass" if first.kind == "pass" else "pattern",
             stage=stage,
             rules=((stage, name), *inside),
-            settings=self._find_settings(stage, name, first),
+            settings={entry: value for entry, value in wanted.items() if get_setting(entry) is not MISSING},
             when=first.when if first.on is False else "",
-            why_not=self._explain_unreachable(stage, name),
+            why_not="" if lasting is None or lasting.models else f"{lasting.group}: {lasting.why}",
             operators=tuple(list_pattern_operators(first)),
         )
 
-    def _find_settings(self, stage: str, name: str, row: KnownRule) -> Settings:
-        """Find the switches of a rule: the condition around its pass, and the setting that the facts name for it."""
-        reasons = (reason for reason in facts().unreachable if reason.covers(stage, name, self.device.type))
-        named = [switch_entry_on(reason.setting, get_setting) for reason in reasons if reason.setting is not None]
-        wanted = merge_settings([solve_switches(row.when, get_setting) if row.on is False else {}, *named])
-        return {entry: value for entry, value in wanted.items() if get_setting(entry) is not MISSING}
-
-    def _explain_unreachable(self, stage: str, name: str) -> str:
-        """The reason against a rule that holds whatever is set; of a target, none were checked."""
-        if self.question.target is not None:
-            return ""
-        reason = facts().find_lasting_reason(stage, name, self.device.type)
-        return "" if reason is None or reason.models else f"{reason.group}: {reason.why}"
-
     def _make_operator_aims(self, names: Collection[str]) -> list[FocusAim]:
-        """One aim for each operator, however it is compiled."""
         stages = defaultdict[str, set[str]](set)
         for row in self.operators:
             stages[row.name].add(row.stage)
@@ -232,20 +205,12 @@ class _Planning:
         return aims
 
 
-# Programs for rules of the compiler, made and tried on a worker.
+def make_programs(rule: tuple[str, str]) -> tuple[PatternProgram, ...]:
+    """The best programs for a rule, as (stage, name), that are found in some seconds; none if nothing is known to call.
 
-
-def make_task_programs(task: PatternTask) -> tuple[PatternProgram, ...]:
-    """Programs for the rules of a task, in its order; for each the best that were found in the time given.
-
-    A rule without any program is one that nothing is known to call; a program with ``fires=False`` did not make its
-    rule fire by itself, and near misses of it still may.
+    Those with ``fires=False`` did not make the rule fire by themselves, and near misses of them still may.
     """
+    say(f"looking for programs for {rule[0]}:{rule[1]}")
     device = torch.device(get_current_device())
-    rows = {(row.stage, row.name): row for row in list_known_rules(device) if row.kind != "setting"}
-    made: list[PatternProgram] = []
-    for stage, rule in task.rules:
-        say(f"looking for programs for {stage}:{rule}")
-        if (stage, rule) in rows:
-            made += make_rule_programs(rows[stage, rule], device, task.seconds)
-    return tuple(made)
+    rows = [row for row in list_known_rules(device) if row.kind != "setting" and (row.stage, row.name) == rule]
+    return tuple(make_rule_programs(rows[-1], device, _SECONDS)) if rows else ()

@@ -1,30 +1,26 @@
-"""Draws cases: the Hypothesis strategy of a profile, cases from choices, and cases as files."""
+"""Draws cases: the Hypothesis strategy of a profile, cases from choices, cases as files, and cases shrunk."""
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
+from hypothesis.database import InMemoryExampleDatabase
 
 from fuzzcompile.fuzz.generation.inputs import fit_spec
-from fuzzcompile.fuzz.generation.profile import (
-    CPU_REPERTOIRE,
-    GPU_REPERTOIRE,
-    Name,
-    Profile,
-    Repertoire,
-    StaleRecipe,
-    compute_generator_version,
-    list_names,
-)
+from fuzzcompile.fuzz.generation.profile import CPU_REPERTOIRE, GPU_REPERTOIRE, Profile, Repertoire, StaleRecipe
 from fuzzcompile.fuzz.generation.rendering import render
 from fuzzcompile.fuzz.generation.spec import (
     Attention,
@@ -45,30 +41,12 @@ from fuzzcompile.fuzz.generation.spec import (
 )
 from fuzzcompile.fuzz.idioms.registry import Role, find_attention_traits, idiom, idioms
 from fuzzcompile.fuzz.near_misses.near_miss_registry import apply_near_misses
-from fuzzcompile.fuzz.operator_programs.indexing import DRAWING
-from fuzzcompile.fuzz.operator_programs.program import add_program, add_programs_beside
+from fuzzcompile.fuzz.operator_programs.elements import DRAWING
+from fuzzcompile.fuzz.operator_programs.production import add_program, add_programs_beside
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.inductor_toggles import EAGER_NUMBERS, FOR_GPU, OWN_RANDOM_STREAM
 from fuzzcompile.programs.edits.tensor_values import InputLayout
-
-__all__ = [
-    "CaseSpec",
-    "GeneratedCase",
-    "Name",
-    "Profile",
-    "StaleRecipe",
-    "case_strategy",
-    "compute_generator_version",
-    "draw_case_at",
-    "from_choices",
-    "list_names",
-    "render",
-    "write_cases",
-]
-
-
-# From a profile to a Hypothesis strategy of case specs.
 
 # Percentage of cases that are a plain attention, without a near miss; and of operator programs among the others.
 # Both can be steered by the names that such cases have: bench/steering.py compares other shares.
@@ -89,19 +67,15 @@ _SEQUENCES: Weights[Size] = (
 _INPUTS: Weights[InputLayout] = (("contiguous", 76), ("transposed", 8), ("outer_last", 8), ("sliced", 8))
 
 
-@lru_cache(maxsize=64)
-def case_strategy(profile: Profile) -> st.SearchStrategy[CaseSpec]:
-    """All cases that a profile allows. Every one of them renders to a program that runs in eager."""
-    return _cases(profile)
-
-
 @st.composite
-def _cases(draw: st.DrawFn, profile: Profile) -> CaseSpec:
-    """Draws every choice, even one without effect, except those within a block or an idiom.
+def case_strategy(draw: st.DrawFn, profile: Profile) -> CaseSpec:
+    """All cases that a profile allows. Every one of them renders to a program that runs in eager.
 
-    Lowering a choice then leaves the meaning of all later ones unchanged, as shrinking needs it.
+    Every choice is drawn, even one without effect, except those within a block or an idiom: lowering a choice then
+    leaves the meaning of all later ones unchanged, as shrinking needs it.
     """
-    pen, repertoire = Pen(draw, profile.weight_by_name), _choose_repertoire(profile)
+    pen = Pen(draw, {**dict(profile.weights), **dict.fromkeys(profile.without, 0)})
+    repertoire = _choose_repertoire(profile)
     if pen.chance(_PLAIN, "plain"):
         return replace(fit_spec(_draw_plain(pen, profile)), seed=pen.number(999_999))
     if pen.chance(_PROGRAMS, "program") and profile.near_misses:
@@ -143,7 +117,8 @@ def _draw_plain(pen: Pen, profile: Profile) -> CaseSpec:
 
     A near miss means something only if its plain neighbour is known to be rewritten.
     """
-    attention = _draw_form(pen, [(idiom.name, idiom.attention.plain) for idiom in idioms("attention")])
+    weights = [(idiom.name, idiom.attention.plain) for idiom in idioms("attention")]
+    attention = idiom(pen.draw_named(weights)).draw_attention(pen)
     mask, wide = attention.mask, pen.chance(35)
     if mask is not None and mask.use == "add" and mask.dtype != "bool":  # to a rewrite one bias is like another
         dtype = "float32" if wide and find_attention_traits(attention).widens_plain_mask else mask.dtype
@@ -199,15 +174,7 @@ def _choose_random_numbers(pen: Pen, spec: CaseSpec) -> CaseSpec:
     return replace(spec, compile=replace(spec.compile, toggles=wanted))
 
 
-def _draw_form(pen: Pen, weights: Weights[str]) -> Attention:
-    """An attention with the choices that only its idiom has."""
-    form = idiom(pen.draw_named(weights)).draw_attention
-    assert form is not None, "an attention idiom draws its own parameters"
-    return form(pen)
-
-
 def _draw_name(pen: Pen, role: Role, percent: int) -> str | None:
-    """An idiom of that role in ``percent`` of the draws."""
     known = idioms(role)
     total = sum(idiom.weight for idiom in known)
     choices: list[tuple[str | None, int]] = [(None, total * (100 - percent))]
@@ -239,7 +206,8 @@ def _draw_block(pen: Pen) -> tuple[Block | None, str | None]:
 
 
 def _draw_attention(pen: Pen, *, within: bool) -> Attention:
-    attention = _draw_form(pen, [(idiom.name, idiom.weight) for idiom in idioms("attention")])
+    name = pen.draw_named([(idiom.name, idiom.weight) for idiom in idioms("attention")])
+    attention = idiom(name).draw_attention(pen)
     projection = _draw_name(pen, "projection", percent=85 if within else 40)
     layout = pen.draw_weighted(_LAYOUTS)
     return replace(
@@ -274,7 +242,12 @@ def _draw_compile(pen: Pen, profile: Profile, layer: Part | None) -> Compile:
     grad = pen.draw_weighted(_GRADS)
     again = pen.chance(12, "second_call")
     # At other sizes most of the time.
-    calls = tuple(_draw_call(pen) for _ in range(pen.draw_weighted([(1, 60), (2, 25), (3, 15)])))
+    calls = tuple(
+        FurtherCall(
+            pen.draw_weighted(_BATCHES), pen.draw_weighted(_SEQUENCES), pen.draw_weighted(_INPUTS), pen.chance(10)
+        )
+        for _ in range(pen.draw_weighted([(1, 60), (2, 25), (3, 15)]))
+    )
     dynamic = pen.draw_weighted([(None, 40), (True, 50), (False, 10)])
     fullgraph = pen.chance(3)
     autocast = pen.chance(5, "autocast")
@@ -296,12 +269,6 @@ def _draw_compile(pen: Pen, profile: Profile, layer: Part | None) -> Compile:
         mark=mark if again and odd else None,
         captured=captured,
         path=path if odd else COMPILE,
-    )
-
-
-def _draw_call(pen: Pen) -> FurtherCall:
-    return FurtherCall(
-        pen.draw_weighted(_BATCHES), pen.draw_weighted(_SEQUENCES), pen.draw_weighted(_INPUTS), pen.chance(10)
     )
 
 
@@ -351,20 +318,13 @@ class GeneratedCase:
 
 def draw_case_at(seed: int, index: int, profile: Profile) -> GeneratedCase:
     """The ``index``-th case of a campaign: the same for the same arguments, on any machine."""
-    for attempt in count():
-        buffer = random.Random(f"fuzzcompile {seed} {index} {attempt}").randbytes(_BUFFER_BYTES)
-        case = _draw_from_bytes(buffer, profile)
-        if case is not None:
-            return case
-    raise AssertionError("unreachable")
+    labels = (f"fuzzcompile {seed} {index} {attempt}" for attempt in count())
+    drawn = (_draw_from_bytes(random.Random(label).randbytes(_BUFFER_BYTES), profile) for label in labels)
+    return next(filter(None, drawn))
 
 
 def from_choices(choices: bytes, profile: Profile) -> GeneratedCase:
-    """The case that these bytes spell; where they end early, the simplest choices follow.
-
-    Raises:
-        ValueError: Hypothesis rejects the bytes under this profile.
-    """
+    """The case that these bytes spell, then the simplest choices; `ValueError` if Hypothesis rejects them."""
     case = _draw_from_bytes(choices + bytes(_BUFFER_BYTES), profile)
     if case is None:
         raise ValueError("Hypothesis rejects these choices")
@@ -380,13 +340,9 @@ def _draw_from_bytes(buffer: bytes, profile: Profile) -> GeneratedCase | None:
 
 @lru_cache(maxsize=64)
 def _make_reader(profile: Profile) -> tuple[list[CaseSpec], Callable[[bytes], bytes | None]]:
-    """A list, and a function that draws a spec from bytes and appends it to the list."""
     seen: list[CaseSpec] = []
     read: Any = given(case_strategy(profile))(lambda spec: seen.append(spec))  # ``given`` does not type what it adds
     return seen, settings(database=None, suppress_health_check=list(HealthCheck))(read).hypothesis.fuzz_one_input
-
-
-# Cases as files, without running them.
 
 
 def write_cases(folder: Path, seed: int, count: int, profile: Profile, *, start: int = 0) -> list[Path]:
@@ -413,3 +369,119 @@ def write_cases(folder: Path, seed: int, count: int, profile: Profile, *, start:
     except OSError as error:
         raise UsageError(f"Cannot write cases to {folder}: {error.strerror or error}; name another folder.") from error
     return paths
+
+
+# Shrinks a case by the choices it was drawn from: Hypothesis shrinks the choices, so every candidate is a program that
+# the generator could have drawn, and runs in eager. A test costs a compile, so tests and time are bounded.
+
+# Hypothesis stops a shrink after five minutes; the next one resumes it.
+_MAX_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class GeneratedRecipe:
+    """The choices that the generator drew a case from, and the profile without which they mean nothing."""
+
+    choices: bytes
+    profile: Profile = field(default_factory=Profile)
+
+    def shrink(
+        self,
+        is_interesting: Callable[[GeneratedCase], bool],
+        *,
+        max_tests: int,
+        deadline: float | None,
+        on_test: Callable[[GeneratedCase], None],
+    ) -> GeneratedCase | None:
+        """Shrink as :class:`~fuzzcompile.programs.shrink.outcome.Recipe` says, to the most readable case."""
+        original = from_choices(self.choices, self.profile)
+        answers, best = dict[str, bool](), list[GeneratedCase]()  # the best is the last
+
+        def test(case: GeneratedCase) -> None:
+            answers[case.source] = interesting = is_interesting(case)
+            if interesting and (not best or readability(case) < readability(best[-1])):
+                best.append(case)
+            if best:
+                on_test(best[-1])
+
+        def probe(spec: CaseSpec) -> None:
+            case = GeneratedCase.of(spec)
+            if case.source not in answers:  # each source is tested once
+                if len(answers) >= max_tests or (deadline is not None and time.monotonic() >= deadline):
+                    raise _Stop
+                try:
+                    test(original if case.source == original.source else case)
+                except BaseException as error:  # of any kind: Hypothesis would take it for a finding
+                    raise _Stop from error
+            if answers[case.source]:
+                raise _Interesting
+
+        try:
+            # Or Hypothesis leaves a ``.hypothesis`` folder of constants where the user works.
+            with TemporaryDirectory(prefix="fuzzcompile-") as folder:
+                set_hypothesis_home_dir(folder)
+                _run_hypothesis(given(case_strategy(self.profile))(probe), original.choices, best)
+        except _Stop as stop:
+            if stop.__cause__ is not None:
+                raise stop.__cause__ from None
+        finally:
+            set_hypothesis_home_dir(None)
+        return best[-1] if best else None
+
+
+class _Interesting(Exception):
+    pass
+
+
+class _Stop(BaseException):
+    """Ends the search from within the predicate: a budget is spent, or the cause was raised there.
+
+    Hypothesis would take an ``Exception`` for a finding and shrink it, and a ``SystemExit`` too.
+    """
+
+
+def _run_hypothesis(probe: Any, choices: bytes, found: Sequence[GeneratedCase]) -> None:
+    search = settings(
+        database=InMemoryExampleDatabase(),
+        phases=[Phase.reuse, Phase.shrink],
+        deadline=None,
+        derandomize=False,
+        verbosity=Verbosity.quiet,
+        report_multiple_bugs=False,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+    )(probe)
+    with suppress(_Interesting):
+        # Stores the choices in the database, which the runs below start from.
+        search.hypothesis.fuzz_one_input(choices)
+    for _ in range(_MAX_ROUNDS if found else 0):
+        before = len(found)
+        with suppress(_Interesting):
+            search()
+        if len(found) == before:
+            return
+
+
+def read_recipe(choices: bytes | None, spec: Mapping[str, object] | None) -> GeneratedRecipe | None:
+    """Return the recipe of a stored case; None where it has none, or another version of the generator wrote it."""
+    profile = (spec or {}).get("profile")
+    try:
+        read = Profile.from_json(profile) if isinstance(profile, dict) else Profile()
+    except StaleRecipe:
+        return None
+    return GeneratedRecipe(choices, read) if choices else None
+
+
+def readability(case: GeneratedCase) -> tuple[int, ...]:
+    """A sort key: fewer modules, fewer lines, plainer attention and smaller sizes come first."""
+    spec, dims = case.spec, case.spec.dims
+    plainest = Attention(spec.attention.idiom)
+    return (
+        case.source.count("(nn.Module)"),
+        sum(1 for line in case.source.splitlines() if line),
+        sum(getattr(spec.attention, part.name) != getattr(plainest, part.name) for part in fields(Attention)),
+        dims.batch + dims.sequence + dims.heads + dims.head_dim,
+        int(spec.dtype != "float32"),
+        len(case.source),
+        spec.seed,
+    )

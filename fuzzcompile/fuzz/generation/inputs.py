@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from fuzzcompile.fuzz.generation.spec import (
-    Attention,
-    CaseSpec,
-    Compile,
-    Dims,
-    FurtherCall,
-    Mask,
-    Part,
-    ProgramArgument,
-    Size,
-)
+from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec, Compile, Dims, FurtherCall, Mask, Part, Size
 from fuzzcompile.fuzz.idioms.registry import find_attention_traits, idiom, idioms
 from fuzzcompile.fuzz.near_misses.near_miss_registry import find_detour
 from fuzzcompile.model.contract import AOTI, COMPILE
@@ -116,7 +106,6 @@ def _find_mask_dtype(spec: CaseSpec, mask: Mask) -> str:
 
 
 def _keeps_true(spec: CaseSpec, mask: Mask) -> bool:
-    """Return whether true means that a key is kept."""
     return mask.use == "keep" or not find_attention_traits(spec.attention).has_scores
 
 
@@ -137,20 +126,15 @@ def list_inputs(spec: CaseSpec, dims: Dims) -> list[tuple[str, str]]:
 
 def _render_extra_input(spec: CaseSpec, name: str) -> str:
     a, d = spec.attention, spec.dims
-    if spec.program is not None:
-        (argument,) = (known for known in spec.program.arguments if known.name == name)
-        return _render_argument(argument, d)
+    for argument in spec.program.arguments if spec.program is not None else ():
+        if argument.name == name:
+            shape = format_tuple(resolve_shape(argument.shape, d))
+            function = "randint(-4, 5, " if argument.dtype.startswith("int") else "randn("
+            of_numbers = f"torch.{function}{shape}, dtype=torch.{argument.dtype})"
+            return f"torch.rand({shape}) > 0.5" if argument.dtype == "bool" else of_numbers
     if name == "memory":
         return _render_floating(spec, (d.batch, d.keys, d.width))
     return render_mask(spec, make_fixed_sizes(spec)) if name == "mask" else find_attention_traits(a).inputs(a, d)[name]
-
-
-def _render_argument(argument: ProgramArgument, dims: Dims) -> str:
-    shape = format_tuple(resolve_shape(argument.shape, dims))
-    if argument.dtype == "bool":
-        return f"torch.rand({shape}) > 0.5"
-    function = "randint(-4, 5, " if argument.dtype.startswith("int") else "randn("
-    return f"torch.{function}{shape}, dtype=torch.{argument.dtype})"
 
 
 def list_call_dims(spec: CaseSpec) -> list[Dims]:
@@ -185,7 +169,6 @@ def _write_dtype(dtype: str) -> str:
 
 
 def _render_floating(spec: CaseSpec, shape: tuple[int, ...]) -> str:
-    """An expression for a floating tensor of that shape, with the values and memory layout that the spec asks for."""
     option = _write_dtype(spec.dtype)
     if spec.values is None and spec.inputs == "contiguous":
         return f"torch.randn({join_sizes(shape)}{option}{', requires_grad=True' if spec.backward else ''})"
@@ -354,7 +337,12 @@ def _fit_compile(spec: CaseSpec) -> Compile:
     fixes = {size for part in traits for size in part.fixes}
     calls = tuple(_fit_call(spec, call, fixes) for call in calls)
     # Only Python state makes calls like the first worth while.
-    calls = tuple(call for call in calls if recalled or not _repeats(spec, call))
+    first = (spec.dims, spec.inputs)
+    calls = tuple(
+        call
+        for call in calls
+        if recalled or (call.dims(spec.dims), call.inputs) != first or (call.grad and not spec.backward)
+    )
     return replace(how, calls=calls) if calls else replace(how, calls=(), dynamic=None, mark=None)
 
 
@@ -372,7 +360,3 @@ def _fit_call(spec: CaseSpec, call: FurtherCall, fixes: Collection[str]) -> Furt
         return call
     batch: Size = "one" if call.batch == "none" else call.batch
     return replace(call, batch=batch, sequence="one" if call.sequence == "none" else call.sequence)
-
-
-def _repeats(spec: CaseSpec, call: FurtherCall) -> bool:
-    return call.dims(spec.dims) == spec.dims and call.inputs == spec.inputs and (spec.backward or not call.grad)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import hypothesis
+import msgspec
 
-from fuzzcompile.fuzz.generation.spec import Dims
+from fuzzcompile.fuzz.generation.spec import NEAR_MISSES, Dims
 from fuzzcompile.fuzz.idioms.registry import idioms
-from fuzzcompile.fuzz.near_misses.near_miss_registry import NEAR_MISSES
-from fuzzcompile.fuzz.operator_programs.operator_table import load_operator_table
+from fuzzcompile.fuzz.operator_programs.numerics import load_operator_table
 from fuzzcompile.fuzz.operator_programs.production import PRODUCTIONS
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.model.inductor_toggles import FOR_GPU, TOGGLES, InductorToggle
-
-# Every name by which the generator can be steered, with the weight that it is registered with.
 
 
 @dataclass(frozen=True)
@@ -41,11 +39,6 @@ def list_names(*, gpu: bool = False) -> tuple[Name, ...]:
     )
 
 
-def list_registered(*, gpu: bool = False) -> tuple[tuple[str, str, int], ...]:
-    """Name, kind and weight of everything registered, in order: the meaning of choices depends on them."""
-    return tuple((name.name, name.kind, name.weight) for name in list_names(gpu=gpu))
-
-
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -57,12 +50,10 @@ class StaleRecipe(FuzzcompileError):
 class Profile:
     """The axes of a campaign; together with a seed it fixes every case that is drawn.
 
-    Without ``near_misses`` none of the operators of `fuzzcompile.fuzz.near_misses` is drawn,
-    the plain coincidences of shape among them. ``weights`` steer by name (see `fuzzcompile.fuzz.generation.profile`):
-    in
-    percent of what is registered, 0 to 10,000. ``without`` are names that are never drawn, such as settings that the
-    installed torch lacks. With ``gpu`` the sizes, dtypes and settings are those that matter where the compiler works
-    for a GPU (see `fuzzcompile.fuzz.generation.profile`).
+    Without ``near_misses`` none of the operators of `fuzzcompile.fuzz.near_misses` is drawn, the plain coincidences of
+    shape among them. ``weights`` steer by name, in percent of what is registered, 0 to 10,000. ``without`` are names
+    that are never drawn, such as settings that the installed torch lacks. With ``gpu`` the sizes, dtypes and settings
+    are those that matter where the compiler works for a GPU.
     """
 
     near_misses: bool = True
@@ -79,55 +70,33 @@ class Profile:
         if any(not 0 <= weight <= 10_000 for _, weight in self.weights):
             raise ValueError("weights are percentages from 0 to 10,000")
 
-    @property
-    def weight_by_name(self) -> dict[str, int]:
-        """The weight of each name that is steered."""
-        return {**dict(self.weights), **dict.fromkeys(self.without, 0)}
-
     def steer(self, weights: Mapping[str, int]) -> Profile:
         """The same profile under these weights; equal weights make equal profiles."""
         return replace(self, weights=tuple(sorted(weights.items())))
 
     def to_json(self) -> dict[str, object]:
         """Plain data for `from_json`, with the version of the generator that reads choices under it."""
-        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-        return {
-            **plain,
-            "weights": [list(pair) for pair in self.weights],
-            "generator": compute_generator_version(gpu=self.gpu),
-        }
+        plain = msgspec.json.decode(msgspec.json.encode(self))
+        return {**plain, "generator": compute_generator_version(gpu=self.gpu)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Profile:
-        """The profile that `to_json` wrote.
-
-        Raises:
-            StaleRecipe: another version of the generator wrote it, under which choices mean something else.
-        """
-        version, gpu = data.get("generator"), bool(data.get("gpu"))
-        own = compute_generator_version(gpu=gpu)
+        """The profile that `to_json` wrote; `StaleRecipe` if another version of the generator did."""
+        version, own = data.get("generator"), compute_generator_version(gpu=bool(data.get("gpu")))
         if version != own:
             raise StaleRecipe(
                 f"The recipe was drawn by another version of the generator ({version or 'the first'}, this is {own}), "
                 "so its choices cannot be read; its source can still be judged and minimized."
             )
-        return cls(
-            data["near_misses"],
-            tuple(data["dtypes"]),
-            data["training"],
-            tuple((name, weight) for name, weight in data["weights"]),
-            tuple(data["without"]),
-            gpu,
-        )
+        return msgspec.convert(data, cls)
 
 
 def compute_generator_version(*, gpu: bool = False) -> str:
-    """Identifies the meaning of choices: the grammar, what is registered with its weight, the operators, Hypothesis.
-
-    What is drawn for a GPU only has a version of its own, so that it makes no other recipe stale.
-    """
+    """Identifies the meaning of choices: the grammar, what is registered with its weight, the operators, Hypothesis."""
+    # What is drawn for a GPU only has a version of its own, so that it makes no other recipe stale.
     grammar = (_GRAMMAR, _GPU_GRAMMAR) if gpu else _GRAMMAR
-    known = repr((grammar, list_registered(gpu=gpu), load_operator_table().version, hypothesis.__version__))
+    registered = tuple((name.name, name.kind, name.weight) for name in list_names(gpu=gpu))  # in order
+    known = repr((grammar, registered, load_operator_table().version, hypothesis.__version__))
     return f"{_GRAMMAR}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
 
 
@@ -135,9 +104,6 @@ def compute_generator_version(*, gpu: bool = False) -> str:
 _GRAMMAR = 10
 # The same for `fuzzcompile.fuzz.generation.profile.GPU_REPERTOIRE`.
 _GPU_GRAMMAR = 1
-
-
-# Sizes, dtypes and settings that matter where the compiler works: other ones for a GPU than for the CPU.
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from fuzzcompile.fuzz.generation.inputs import (
     takes_targets,
     takes_x,
 )
-from fuzzcompile.fuzz.generation.spec import Attention, Block, CaseSpec, Dims, OperatorProgram, Part
+from fuzzcompile.fuzz.generation.spec import Block, CaseSpec, OperatorProgram, Part
 from fuzzcompile.fuzz.idioms.registry import find_attention_traits, idiom
 from fuzzcompile.fuzz.near_misses.near_miss_registry import find_detour
 from fuzzcompile.model.contract import COMPILE
@@ -30,11 +30,8 @@ from fuzzcompile.model.inductor_toggles import collect_config, collect_options
 from fuzzcompile.model.templates import expand_macro, get_template
 from fuzzcompile.programs.edits.tensor_values import find_functions, format_tuple
 
-# The parts of a case file beside its program: how it is compiled and called, and what it is made of.
 
-
-def render_description(spec: CaseSpec) -> str:
-    """The names of the idioms, near misses and choices in the case, for its docstring."""
+def _describe(spec: CaseSpec) -> str:
     lines = ["A generated case.", ""]
     parts = (("Idioms", spec.idioms), ("Near misses", spec.near_misses), ("Operators", spec.operators))
     for title, names in (*parts, ("Choices", spec.choices)):
@@ -43,8 +40,7 @@ def render_description(spec: CaseSpec) -> str:
     return "\n".join([*lines, ""])
 
 
-def list_settings(spec: CaseSpec) -> list[tuple[str, str]]:
-    """The names and expressions at the top of the file that say how the case is compiled and called."""
+def _list_settings(spec: CaseSpec) -> list[tuple[str, str]]:
     how = spec.compile
     configs = {"inductor": collect_config(how.toggles), "dynamo": dict.fromkeys(_CAPTURE, True) if how.captured else {}}
     settings: dict[str, object] = {
@@ -61,7 +57,6 @@ def list_settings(spec: CaseSpec) -> list[tuple[str, str]]:
 
 
 def _render_constant(value: object, indent: str = "") -> str:
-    """A constant in Python as a formatter would write it: a dictionary with one entry a line."""
     if not isinstance(value, Mapping):
         return json.dumps(value) if isinstance(value, str) else repr(value)
     inner = indent + "    "
@@ -69,8 +64,7 @@ def _render_constant(value: object, indent: str = "") -> str:
     return "{\n" + "".join(entries) + indent + "}" if entries else "{}"
 
 
-def render_calls(spec: CaseSpec) -> str:
-    """The inputs of the further calls, as a list; empty without such calls."""
+def _render_calls(spec: CaseSpec) -> str:
     rows = []
     for call in spec.compile.calls:
         laid_out = replace(spec, inputs=call.inputs, backward=spec.backward or call.grad)
@@ -81,14 +75,13 @@ def render_calls(spec: CaseSpec) -> str:
     return "[\n" + "".join(rows) + "]" if rows else ""
 
 
-def render_driver(spec: CaseSpec) -> str:
-    """The body of ``run``, where the case is not simply called."""
+def _render_driver(spec: CaseSpec) -> str:
     how, call = spec.compile, "return model(*inputs)"
     if how.autocast is not None:
         call = f"with torch.autocast(inputs[0].device.type, dtype=torch.{how.autocast}):\n    {call}"
     if how.mark is not None:
         call = f"torch._dynamo.decorators.{how.mark}(inputs[0], 0)\n{call}"
-    return "" if call == "return model(*inputs)" else call
+    return call if how.autocast or how.mark else ""
 
 
 # Numbers, and tensors of sizes, that depend on what a tensor holds stay in the graph.
@@ -96,11 +89,7 @@ _CAPTURE = ("capture_scalar_outputs", "capture_dynamic_output_shape_ops")
 
 
 # The mask dtypes that promote scores of each dtype (two half formats meet in float32).
-_WIDER = {
-    "float32": ("float64",),
-    "float16": ("float32", "float64"),
-    "bfloat16": ("float16", "float32", "float64"),
-}
+_WIDER = {"float32": ("float64",), "float16": ("float32", "float64"), "bfloat16": ("float16", "float32", "float64")}
 
 # Marks of parameters that start at 0 or 1, where an error in what is done with them does not show.
 _CONSTANT_AT_FIRST = ("Norm(", "nn.Parameter(torch.zeros", "nn.Parameter(torch.ones")
@@ -118,12 +107,12 @@ def render(spec: CaseSpec, *, described: bool = False) -> str:
     cast = spec.dtype != "float32" and any(mark in source for source in classes for mark in ("nn.Parameter", "self."))
     return get_template("case.py.j2").render(
         spec=spec,
-        description=render_description(spec) if described else "",
+        description=_describe(spec) if described else "",
         classes=classes,
         inputs=inputs,
-        settings=list_settings(spec),
-        calls=render_calls(spec),
-        driver=render_driver(spec),
+        settings=_list_settings(spec),
+        calls=_render_calls(spec),
+        driver=_render_driver(spec),
         functional=any("F." in source for source in classes),
         backends=any("sdpa_kernel(" in source for source in classes),
         cast=f".to(torch.{spec.dtype})" if cast else "",
@@ -179,7 +168,12 @@ def _choose_sizes(spec: CaseSpec, x: str) -> Sizes:
 
 def _render_attention_class(spec: CaseSpec, name: str) -> str:
     a, d, (entering, *_) = spec.attention, spec.dims, list_activations(spec)
-    n, value = _choose_sizes(spec, entering), compute_scale(a, d)
+    n, traits = _choose_sizes(spec, entering), find_attention_traits(a)
+    features = d.width if a.layout == "flat" else d.head_dim
+    # The scale that keeps scores near 1, from the number of features summed; or the odd one that was drawn.
+    root = float(features**0.5)
+    value = {"factor": 1 / root, "divisor": root, "of_each": root**-0.5}[traits.scale]
+    value = float(a.chosen["factor"]) if "factor" in a.chosen else round(value, 4)
     parts = {part: _load_macros(getattr(a, part)) for part in ("projection", "position", "norm", "grouping")}
     text = (
         idiom(a.idiom)
@@ -191,7 +185,7 @@ def _render_attention_class(spec: CaseSpec, name: str) -> str:
             n=n,
             name=name,
             arguments=[*list_activations(spec), *list_extra_inputs(spec)],
-            rotated=d.width if a.layout == "flat" else d.head_dim,
+            rotated=features,
             takes_x=takes_x(spec),
             source="memory" if a.cross else "x",
             kv_width=spec.key_heads * d.head_dim,
@@ -199,9 +193,9 @@ def _render_attention_class(spec: CaseSpec, name: str) -> str:
             product="q @ k" if a.key_permuted else "q @ k.transpose(-2, -1)",
             scale_value=value,
             scale=value if a.scale == "literal" else "self.scale",
-            promoted=_promotes_scores(spec),
+            promoted=bool(a.mask and a.mask.use == "add" and traits.has_scores and a.mask.dtype in _WIDER[spec.dtype]),
             narrow=bool(a.chosen.get("narrow")),
-            drops=a.dropout is not None and find_attention_traits(a).has_scores,
+            drops=a.dropout is not None and traits.has_scores,
             made=render_mask(spec, n, f"{entering}.device") if a.mask and a.mask.inside else None,
             call=_render_sdpa_arguments(spec, value),
         )
@@ -211,17 +205,16 @@ def _render_attention_class(spec: CaseSpec, name: str) -> str:
 
 def _render_sdpa_arguments(spec: CaseSpec, scale: float) -> str:
     a = spec.attention
+    shared = idiom(a.grouping).traits.sdpa_argument if a.grouping else ""
     choices = (
         ("q, k, v", True),
         ("mask", a.mask is not None),
         (f"dropout_p={a.dropout}", a.dropout is not None),
         ("is_causal=True", a.is_causal and a.mask is None),
         (f"scale={scale}", bool(a.chosen.get("scaled")) or "factor" in a.chosen),
+        (shared, bool(shared)),
     )
-    arguments = [argument for argument, present in choices if present]
-    if a.grouping and (shared := idiom(a.grouping).traits.sdpa_argument):
-        arguments.append(shared)
-    return ", ".join(arguments)
+    return ", ".join(argument for argument, present in choices if present)
 
 
 def _render_arrangement(spec: CaseSpec, n: Sizes, letter: str) -> str:
@@ -245,23 +238,7 @@ def _render_arrangement(spec: CaseSpec, n: Sizes, letter: str) -> str:
     return calls
 
 
-def compute_scale(a: Attention, d: Dims) -> float:
-    """The scale that keeps scores near 1, from the number of features summed; or the odd one that was drawn."""
-    root = float((d.width if a.layout == "flat" else d.head_dim) ** 0.5)
-    value = {"factor": 1 / root, "divisor": root, "of_each": root**-0.5}[find_attention_traits(a).scale]
-    return float(a.chosen["factor"]) if "factor" in a.chosen else round(value, 4)
-
-
-def _promotes_scores(spec: CaseSpec) -> bool:
-    """Return whether the added mask promotes the scores to a wider dtype than the value's."""
-    mask = spec.attention.mask
-    if mask is None or mask.use != "add" or not find_attention_traits(spec.attention).has_scores:
-        return False
-    return mask.dtype in _WIDER[spec.dtype]
-
-
 def _render_block_class(spec: CaseSpec, block: Block, name: str) -> str:
-    """The block; a single one is the model itself."""
     embedding = _load_macros(spec.embedding) if name == "Model" else None
     extra = list_extra_inputs(spec)
     return get_template("block.py.j2").render(

@@ -1,15 +1,16 @@
 """A case as plain data: which idioms, with which parameters, at which sizes, compiled how.
 
 A spec is the whole recipe: `fuzzcompile.fuzz.generation.rendering.render` turns it into source without drawing
-anything, and every name it reports is read off the data, so that it cannot say one thing and
-render another.
+anything, and every name it reports is read off the data, so that it cannot say one thing and render another.
 """
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Literal, TypeVar
 
 from hypothesis import strategies as st
@@ -203,10 +204,9 @@ class FurtherCall:
 class Compile:
     """Settings of compiling and calling the case, beyond ``torch.compile(model)`` under ``no_grad``.
 
-    ``calls`` follow the first one. ``toggles`` name settings of `fuzzcompile.model.inductor_toggles`.
-    ``mark`` is what the
-    program says of its first input's batch before each call. With ``captured`` numbers and sizes that depend on values
-    stay in the graph. ``path`` is what runs in the place of the program (`fuzzcompile.model.contract`).
+    ``calls`` follow the first one. ``toggles`` name settings of `fuzzcompile.model.inductor_toggles`. ``mark`` is what
+    the program says of its first input's batch before each call. With ``captured`` numbers and sizes that depend on
+    values stay in the graph. ``path`` is what runs in the place of the program (`fuzzcompile.model.contract`).
     """
 
     grad: str | None = None
@@ -281,13 +281,14 @@ class CaseSpec:
     @property
     def near_misses(self) -> tuple[str, ...]:
         """Names of the near misses that the case has, whether drawn or by coincidence."""
-        return tuple(name for name, present in MARKS.items() if present(self))
+        return tuple(miss.name for miss in NEAR_MISSES if miss.present(self))
 
     @property
     def plain(self) -> bool:
         """True if the case is one attention over query, key and value, of any batch, and nothing else."""
         around = (self.layer, self.block, self.embedding, self.head, self.attention.projection)
-        return not any((*around, self.program, self.programs)) and STILL_PLAIN.issuperset(self.near_misses)
+        plain = all(miss.keeps_plain or not miss.present(self) for miss in NEAR_MISSES)
+        return plain and not any((*around, self.program, self.programs))
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -327,7 +328,6 @@ class CaseSpec:
 
     @property
     def _later(self) -> tuple[str, ...]:
-        """What further calls have and the first has not."""
         calls = self.compile.calls
         sizes = [call.dims(self.dims) for call in calls]
         named = {
@@ -349,17 +349,11 @@ class CaseSpec:
         return {"schema": _SCHEMA, **asdict(self), "idioms": [*self.idioms], "near_misses": [*self.near_misses]}
 
 
-# How to recognise each near miss in a spec, by name. They register here, because this module may not import them.
-MARKS: dict[str, Callable[[CaseSpec], bool]] = {}
-# The names of those that leave a plain attention plain.
-STILL_PLAIN: set[str] = set()
-
-
-# Weighted draws whose first choice is the simplest, so that shrinking walks towards it.
-
+# Cached here, because a look-up in Hypothesis's own cache costs more than the draw.
+_integers = cache(st.integers)
 T = TypeVar("T")
+# Choices and their weights, the simplest first.
 Weights = Sequence[tuple[T, int]]
-"""Choices and their weights, the simplest first."""
 
 
 @dataclass(frozen=True)
@@ -371,7 +365,7 @@ class Pen:
 
     def number(self, most: int) -> int:
         """Any of 0 … ``most``, the smallest first."""
-        return self.draw(_up_to(most))
+        return self.draw(_integers(0, most))
 
     def chance(self, percent: int, name: str | None = None) -> bool:
         """True in ``percent`` of the draws, steered by ``name``; false is the simpler answer."""
@@ -384,17 +378,9 @@ class Pen:
         return choices[self.number(len(choices) - 1)]
 
     def draw_weighted(self, choices: Weights[T]) -> T:
-        """Any of the choices, in proportion to the weights.
-
-        Raises:
-            ValueError: no weight is positive.
-        """
-        at = self.number(sum(weight for _, weight in choices) - 1)
-        for choice, weight in choices:
-            if at < weight:
-                return choice
-            at -= weight
-        raise ValueError("weights must be positive")
+        """Any of the choices, in proportion to the weights."""
+        ends = list(accumulate(weight for _, weight in choices))
+        return choices[bisect(ends, self.number(ends[-1] - 1))][0]
 
     def draw_named(self, choices: Weights[T]) -> T:
         """As `draw_weighted`, steered where choices are names; the first is drawn if all are ruled out."""
@@ -405,7 +391,30 @@ class Pen:
         return self.draw_weighted(steered)
 
 
-@cache
-def _up_to(most: int) -> st.SearchStrategy[int]:
-    """Cached here, because a look-up in Hypothesis's own cache costs more than the draw."""
-    return st.integers(0, most)
+# Near misses by name. They register here, because this module may not import them.
+
+Predicate = Callable[[CaseSpec], bool]
+Change = Callable[[Pen, CaseSpec], CaseSpec]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearMiss:
+    """An operator: drawn in ``percent`` of the cases that have all ``requires`` and none of ``excludes``.
+
+    These name traits of a case, so that it applies to idioms that it does not know. ``present`` recognises what it
+    leaves in the data. Of a ``family`` one operator is drawn, or a few, and ``percent`` is its weight there. One that
+    ``keeps_plain`` leaves a plain attention plain.
+    """
+
+    name: str
+    summary: str
+    percent: int
+    present: Predicate
+    change: Change
+    requires: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    family: str | None = None
+    keeps_plain: bool = False
+
+
+NEAR_MISSES: list[NearMiss] = []

@@ -1,8 +1,8 @@
 """The idioms by name: adding one takes a template and a unit, in this package or outside of it.
 
-The unit, a function for an attention and a row of ``parts.toml`` for any other role, says how often the idiom is drawn,
-its choices, and what it can do: near misses, settings and choices that give way to each other ask for these
-capabilities, never for a name.
+The unit, a row of ``parts.toml`` (outside of this package, a function that draws an attention), says how often the
+idiom is drawn, its choices, and what it can do: near misses, settings and choices that give way to each other ask for
+these capabilities, never for a name.
 
 The template is ``templates/idioms/NAME.py.j2``, or the idiom's ``source``. ``n`` are the sizes as source text, ``p``
 the part's choices. What the template has to give depends on the role:
@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
+import msgspec
 from jinja2 import Template
 
 from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec, Choice, Choices, Dims, Layout, Part, Pen
@@ -109,7 +110,7 @@ class Idiom:
     role: Role
     summary: str
     weight: int = 1
-    draw_attention: DrawAttention | None = None
+    drawn: DrawAttention | None = None
     choices: ChoiceTable = field(default_factory=dict)
     attention: AttentionTraits = AttentionTraits()
     traits: PartTraits = PartTraits()
@@ -118,6 +119,10 @@ class Idiom:
     def draw_choices(self, pen: Pen) -> Part:
         """The idiom with its choices drawn."""
         return Part(self.name, tuple(draw_choices(pen, self.choices).items()))
+
+    def draw_attention(self, pen: Pen) -> Attention:
+        """An attention of this idiom, with its choices drawn."""
+        return self.drawn(pen) if self.drawn else Attention(self.name, form=self.draw_choices(pen).choices)
 
     def load(self) -> Template:
         """The template that renders it."""
@@ -137,40 +142,25 @@ def draw_choices(pen: Pen, choices: ChoiceTable) -> Choices:
     return {name: draw(value) for name, value in choices.items()}
 
 
-def read_part_idiom(name: str, row: dict[str, Any]) -> Idiom:
+def read_idiom(name: str, row: dict[str, Any]) -> Idiom:
     """The idiom of a row of ``parts.toml``."""
     own = {key: row.pop(key) for key in ("role", "summary", "weight", "choices") if key in row}
-    traits: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-    traits["fit"] = tuple(GivingWay(**entry) for entry in row.get("fit", ()))
-    return Idiom(name, traits=PartTraits(**traits), **own)
+    if own["role"] == "attention":
+        traits: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+        return Idiom(name, attention=AttentionTraits(**traits), **own)
+    return Idiom(name, traits=msgspec.convert(row, PartTraits), **own)
 
 
 _IDIOMS: dict[str, Idiom] = {}
 
 
 def register(idiom: Idiom) -> Idiom:
-    """Make an idiom known; the first of a role is its simplest.
-
-    Raises:
-        ValueError: an idiom of that name is registered.
-    """
+    """Make an idiom known; the first of a role is its simplest."""
     if idiom.name in _IDIOMS:
         raise ValueError(f"two idioms are called {idiom.name}")
     _IDIOMS[idiom.name] = idiom
     idioms.cache_clear()
     return idiom
-
-
-def unregister(name: str) -> None:
-    """Forget the idiom of that name; recipes that were drawn with it are stale.
-
-    Rendered sources stay cached: don't register another template under the same name in this process.
-
-    Raises:
-        KeyError: there is none.
-    """
-    del _IDIOMS[name]
-    idioms.cache_clear()
 
 
 def attention_idiom(
@@ -187,11 +177,7 @@ def attention_idiom(
 
 
 def idiom(name: str) -> Idiom:
-    """The idiom of that name.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """The idiom of that name."""
     return _IDIOMS[name]
 
 

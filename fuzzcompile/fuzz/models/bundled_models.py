@@ -15,12 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import platformdirs
+
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
-
-__all__ = ["SIZES", "Architecture", "Size", "find_architecture", "list_architectures", "render_case", "write_case_file"]
-
-
-# The bundled configurations, by the names that users know them by.
 
 _TIMM = "timm/"
 
@@ -60,11 +57,7 @@ def list_architectures() -> tuple[str, ...]:
 
 
 def find_architecture(name: str) -> Architecture:
-    """The architecture that ``name`` names: as in the table or an alias, in any case, with or without the hub's owner.
-
-    Raises:
-        UsageError: there is none; the message lists close names.
-    """
+    """The architecture of that name or alias, in any case, with or without the hub's owner; or `UsageError`."""
     known = {spelling.lower(): each for each in _load_table().values() for spelling in (each.name, *each.aliases)}
     wanted = name.lower()
     for spelling in (wanted, wanted.rpartition("/")[2]):
@@ -91,12 +84,7 @@ _SIZES = {
 
 
 def write_case_file(name: str, *, training: bool = False, size: Size = "tiny", dtype: str = "float32") -> Path:
-    """Write :func:`render_case` into the user's cache, where later commands find it under the same name.
-
-    Raises:
-        UsageError: there is no such configuration.
-        EnvironmentUnfit: the library that defines the architecture is not installed.
-    """
+    """Write :func:`render_case` into the user's cache for later commands; `EnvironmentUnfit` without the library."""
     chosen = find_architecture(name)
     if importlib.util.find_spec(chosen.library) is None:
         extra = "timm" if chosen.library == "timm" else "models"
@@ -113,8 +101,7 @@ def write_case_file(name: str, *, training: bool = False, size: Size = "tiny", d
 
 
 def _find_folder() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(cache) if cache else Path.home() / ".cache") / "fuzzcompile" / "models"
+    folder = platformdirs.user_cache_path("fuzzcompile") / "models"
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
@@ -127,9 +114,6 @@ def render_case(name: str, *, training: bool = False, size: Size = "tiny", dtype
 
     The file needs torch and the library that defines the architecture, and no network. In ``training`` it has labels
     and a backward pass; ``dtype`` is that of parameters and floating inputs, as torch names it.
-
-    Raises:
-        UsageError: there is no such configuration.
     """
     from fuzzcompile.model.templates import get_template
 
@@ -158,7 +142,6 @@ def render_case(name: str, *, training: bool = False, size: Size = "tiny", dtype
 def _make_inputs(
     chosen: Architecture, arguments: Mapping[str, object], size: Size, *, training: bool, dtype: str
 ) -> dict[str, str]:
-    """The keyword arguments of a call, as Python expressions."""
     option = "" if dtype == "float32" else f", dtype=torch.{dtype}"
     if chosen.inputs == "seen":
         free = chosen.image if size == "full" else _NARROW_IMAGE
@@ -170,7 +153,7 @@ def _make_inputs(
         return {"pixel_values": images, **({"labels": f"torch.arange({_BATCH})"} if labelled else {})}
 
     def make_tokens(length: int) -> str:
-        """Random tokens, none of the special ones that stand first."""
+        # None of the special ones that stand first.
         return f"torch.randint(4, {arguments['vocab_size']}, ({_BATCH}, {length}))"
 
     if chosen.inputs == "heard":

@@ -10,50 +10,21 @@ from importlib import resources
 from typing import Any
 
 from fuzzcompile.fuzz.generation.spec import (
-    MARKS,
-    STILL_PLAIN,
+    NEAR_MISSES,
     CaseSpec,
+    Change,
     Choices,
     Mask,
     MaskShape,
     MaskUse,
+    NearMiss,
     Part,
     Pen,
+    Predicate,
 )
-from fuzzcompile.fuzz.idioms.registry import draw_choices, find_attention_traits, list_traits
+from fuzzcompile.fuzz.idioms.registry import AttentionTraits, draw_choices, find_attention_traits, list_traits
 from fuzzcompile.model.templates import expand_macro, get_template
 from fuzzcompile.programs.edits.tensor_values import LAYOUTS, VALUES
-
-Predicate = Callable[[CaseSpec], bool]
-Change = Callable[[Pen, CaseSpec], CaseSpec]
-
-
-@dataclass(frozen=True, kw_only=True)
-class NearMiss:
-    """An operator: drawn in ``percent`` of the cases that have all ``requires`` and none of ``excludes``.
-
-    These name traits of a case, so that it applies to idioms that it does not know. ``present`` recognises what it
-    leaves in the data. Of a ``family`` one operator is drawn, or a few, and ``percent`` is its weight there. One that
-    ``keeps_plain`` leaves a plain attention plain.
-    """
-
-    name: str
-    summary: str
-    percent: int
-    present: Predicate
-    change: Change
-    requires: tuple[str, ...] = ()
-    excludes: tuple[str, ...] = ()
-    family: str | None = None
-    keeps_plain: bool = False
-
-    def applies(self, spec: CaseSpec) -> bool:
-        """Return whether it can be made of the case."""
-        traits = list_traits(spec)
-        return traits.issuperset(self.requires) and traits.isdisjoint(self.excludes)
-
-
-NEAR_MISSES: list[NearMiss] = []
 
 # Percentage of cases in which an operator of the family is drawn.
 FAMILIES = {"memory": 14, "values": 12, "detour": 8}
@@ -74,31 +45,24 @@ def apply_near_misses(pen: Pen, spec: CaseSpec) -> CaseSpec:
 
 
 def _apply_if_hit(pen: Pen, operator: NearMiss, spec: CaseSpec, hit: bool) -> CaseSpec:
-    return operator.change(pen, spec) if hit and operator.applies(spec) else spec
+    return operator.change(pen, spec) if hit and applies(operator, spec) else spec
 
 
-def register_near_miss(operator: NearMiss) -> None:
-    """Make an operator known.
+def applies(operator: NearMiss, spec: CaseSpec) -> bool:
+    """Return whether the near miss can be made of the case."""
+    traits = list_traits(spec)
+    return traits.issuperset(operator.requires) and traits.isdisjoint(operator.excludes)
 
-    Raises:
-        ValueError: an operator of that name is registered.
-    """
-    if operator.name in MARKS:
+
+def _register_near_miss(operator: NearMiss) -> None:
+    if any(known.name == operator.name for known in NEAR_MISSES):
         raise ValueError(f"two near misses are called {operator.name}")
     NEAR_MISSES.append(operator)
-    MARKS[operator.name] = operator.present
-    if operator.keeps_plain:
-        STILL_PLAIN.add(operator.name)
 
 
 # Detours by name: a few statements over the activation, before or after the body, to which rewrites apply.
 
 DrawDetour = Callable[[Pen], Choices]
-
-
-def always(part: Part) -> bool:
-    """A gradient flows, whatever was chosen."""
-    return True
 
 
 def never(part: Part) -> bool:
@@ -119,7 +83,7 @@ class Detour:
     summary: str
     weight: int
     draw: DrawDetour
-    has_gradient: Callable[[Part], bool] = always
+    has_gradient: Callable[[Part], bool] = lambda part: True
     writes: bool = False
     reads_values: bool = False
     source: str | None = None
@@ -135,7 +99,7 @@ _DETOURS: dict[str, Detour] = {}
 def detour(
     weight: int,
     *,
-    has_gradient: Callable[[Part], bool] = always,
+    has_gradient: Callable[[Part], bool] = lambda part: True,
     writes: bool = False,
     reads_values: bool = False,
     source: str | None = None,
@@ -144,18 +108,14 @@ def detour(
 
     def decorate(draw: DrawDetour) -> DrawDetour:
         summary = (draw.__doc__ or "").strip().partition("\n")[0]
-        register_detour(Detour(draw.__name__, summary, weight, draw, has_gradient, writes, reads_values, source))
+        _register_detour(Detour(draw.__name__, summary, weight, draw, has_gradient, writes, reads_values, source))
         return draw
 
     return decorate
 
 
-def register_detour(detour: Detour) -> None:
-    """Make a detour known, and draw it as a near miss.
-
-    Raises:
-        ValueError: a near miss of that name is registered.
-    """
+def _register_detour(detour: Detour) -> None:
+    """Make a detour known, and draw it as a near miss."""
 
     def change(pen: Pen, spec: CaseSpec) -> CaseSpec:
         place = pen.one_of(("after", "before"))
@@ -165,26 +125,12 @@ def register_detour(detour: Detour) -> None:
         return any(part.name == detour.name for _, part in spec.detours)
 
     row = {"summary": detour.summary, "percent": detour.weight, "family": "detour"}
-    register_near_miss(read_near_miss(detour.name, {**row, "present": present, "change": change}))
+    _register_near_miss(_read_near_miss(detour.name, {**row, "present": present, "change": change}))
     _DETOURS[detour.name] = detour
 
 
-def unregister_detour(name: str) -> None:
-    """Forget the detour of that name; recipes that were drawn with it are stale.
-
-    Raises:
-        KeyError: there is none.
-    """
-    del _DETOURS[name], MARKS[name]
-    NEAR_MISSES[:] = [operator for operator in NEAR_MISSES if operator.name != name]
-
-
 def find_detour(part: Part) -> Detour:
-    """The detour that a part was drawn from.
-
-    Raises:
-        KeyError: it is not registered.
-    """
+    """The detour that a part was drawn from."""
     return _DETOURS[part.name]
 
 
@@ -194,7 +140,7 @@ _PARTS = ("case", "attention", "form", "block", "dims", "layer")
 Entries = Mapping[str, Mapping[str, Any]]
 
 
-def read_near_miss(name: str, row: Mapping[str, Any]) -> NearMiss:
+def _read_near_miss(name: str, row: Mapping[str, Any]) -> NearMiss:
     """The near miss of a row of ``near_misses.toml``, in which ``present`` and ``change`` say what entries cannot."""
     entries: Entries = {part: row[part] for part in _PARTS if part in row}
     whole: dict[str, Any] = {"name": name, "present": partial(_has, entries), "change": partial(_set, entries)}
@@ -227,7 +173,6 @@ def _set(entries: Entries, pen: Pen, spec: CaseSpec) -> CaseSpec:
 
 
 def _with(spec: CaseSpec, part: str, **changes: Any) -> CaseSpec:
-    """The case with entries of its attention, block, dims or layer changed."""
     whole: Any = getattr(spec, part)
     changed: Any = whole.with_choices(**changes) if isinstance(whole, Part) else replace(whole, **changes)
     return replace(spec, **{part: changed})
@@ -236,16 +181,16 @@ def _with(spec: CaseSpec, part: str, **changes: Any) -> CaseSpec:
 # What a row cannot say: how the case changes, and how the change is recognised.
 
 
-def _change_softmax_axis(pen: Pen, spec: CaseSpec) -> CaseSpec:
-    return _with(spec, "attention", softmax_axis=pen.one_of((-2, 0, 1) if "heads" in list_traits(spec) else (-2, 0)))
-
-
 def _with_mask(spec: CaseSpec, **changes: Any) -> CaseSpec:
     return _with(spec, "attention", mask=replace(spec.attention.mask or Mask(), **changes))
 
 
-def _mask_is(holds: Callable[[CaseSpec, Mask], bool]) -> Predicate:
-    return lambda spec: spec.attends and spec.attention.mask is not None and holds(spec, spec.attention.mask)
+def _mask_is(holds: Callable[[AttentionTraits, Mask], bool]) -> Predicate:
+    def present(spec: CaseSpec) -> bool:
+        mask = spec.attention.mask
+        return spec.attends and mask is not None and holds(find_attention_traits(spec.attention), mask)
+
+    return present
 
 
 def _change_mask_dtype(pen: Pen, spec: CaseSpec) -> CaseSpec:
@@ -262,11 +207,6 @@ def _change_mask_dtype(pen: Pen, spec: CaseSpec) -> CaseSpec:
     return _with_mask(spec, kind=kind, dtype="bool", use=use)
 
 
-def _has_other_dtype(spec: CaseSpec, mask: Mask) -> bool:
-    traits = find_attention_traits(spec.attention)
-    return traits.has_scores and mask.dtype not in ("model", *traits.mask_dtypes)
-
-
 def _change_mask_rank(pen: Pen, spec: CaseSpec) -> CaseSpec:
     mask, traits = spec.attention.mask or Mask(), list_traits(spec)
     shapes: list[MaskShape] = ["matrix", "full"]
@@ -277,17 +217,9 @@ def _change_mask_rank(pen: Pen, spec: CaseSpec) -> CaseSpec:
     return _with_mask(spec, shape=pen.one_of(shapes))
 
 
-def _has_other_rank(spec: CaseSpec, mask: Mask) -> bool:
-    return mask.shape not in ("square", "key") and not (mask.kind == "alibi" and mask.shape == "heads")
-
-
 def _block_query(pen: Pen, spec: CaseSpec) -> CaseSpec:
     mask = spec.attention.mask or Mask()
     return _with_mask(spec, kind=mask.kind if mask.dtype == "bool" else "causal", blocked=True)
-
-
-def _equate_heads(pen: Pen, spec: CaseSpec) -> CaseSpec:
-    return _with(_with(spec, "attention", cross=False), "dims", sequence=spec.dims.heads)
 
 
 def _make_heads_one(pen: Pen, spec: CaseSpec) -> CaseSpec:
@@ -300,12 +232,23 @@ def _empty(pen: Pen, spec: CaseSpec) -> CaseSpec:
 
 
 _CHANGES: dict[str, tuple[Change, Predicate]] = {
-    "softmax_axis": (_change_softmax_axis, lambda spec: spec.attends and spec.attention.softmax_axis != -1),
-    "mask_dtype": (_change_mask_dtype, _mask_is(_has_other_dtype)),
-    "mask_rank": (_change_mask_rank, _mask_is(_has_other_rank)),
-    "query_blocked": (_block_query, _mask_is(lambda spec, mask: mask.blocked)),
+    "softmax_axis": (
+        lambda pen, spec: _with(
+            spec, "attention", softmax_axis=pen.one_of((-2, 0, 1) if "heads" in list_traits(spec) else (-2, 0))
+        ),
+        lambda spec: spec.attends and spec.attention.softmax_axis != -1,
+    ),
+    "mask_dtype": (
+        _change_mask_dtype,
+        _mask_is(lambda traits, mask: traits.has_scores and mask.dtype not in ("model", *traits.mask_dtypes)),
+    ),
+    "mask_rank": (
+        _change_mask_rank,
+        _mask_is(lambda _, mask: mask.shape not in ("square", "key") and (mask.kind, mask.shape) != ("alibi", "heads")),
+    ),
+    "query_blocked": (_block_query, _mask_is(lambda _, mask: mask.blocked)),
     "sequence_is_heads": (
-        _equate_heads,
+        lambda pen, spec: _with(_with(spec, "attention", cross=False), "dims", sequence=spec.dims.heads),
         lambda spec: spec.attends and spec.attention.layout != "flat" and spec.dims.sequence == spec.dims.heads,
     ),
     "sequence_is_head_dim": (
@@ -323,14 +266,14 @@ def _iter_layouts() -> Iterator[NearMiss]:
         row = {"summary": layout.summary, "percent": layout.weight, "family": "memory", "case": {"inputs": name}}
         if layout.weight:
             limits = {"excludes": ("embedding",)} if 3 in layout.ranks else of_heads
-            yield read_near_miss(f"inputs_{name}", {**row, **limits})
+            yield _read_near_miss(f"inputs_{name}", {**row, **limits})
 
 
 def _iter_values() -> Iterator[NearMiss]:
     for name, values in VALUES.items():
         row = {"summary": values.summary, "percent": values.weight, "family": "values", "case": {"values": name}}
         if values.weight:
-            yield read_near_miss(name, {**row, "excludes": ("embedding",)})
+            yield _read_near_miss(name, {**row, "excludes": ("embedding",)})
 
 
 def _register_rows() -> None:
@@ -339,13 +282,13 @@ def _register_rows() -> None:
     for name, row in tomllib.loads(text).items():
         if name in generated:
             for operator in generated[name]():
-                register_near_miss(operator)
+                _register_near_miss(operator)
         elif "choices" in row:
             draw = partial(draw_choices, choices=row.pop("choices"))
-            register_detour(Detour(name, row.pop("summary"), row.pop("percent"), draw, **row))
+            _register_detour(Detour(name, row.pop("summary"), row.pop("percent"), draw, **row))
         else:
             change = dict(zip(("change", "present"), _CHANGES.get(name, ()), strict=False))
-            register_near_miss(read_near_miss(name, {**row, **change}))
+            _register_near_miss(_read_near_miss(name, {**row, **change}))
 
 
 _register_rows()

@@ -4,9 +4,4 @@ A production (`production.PRODUCTIONS`) picks operands that fit among all values
 and says what comes out; so every program runs in eager mode, whatever it is made of, and values get several uses.
 """
 
-from __future__ import annotations
-
-from fuzzcompile.fuzz.operator_programs import creations, indexing, numerics
-from fuzzcompile.fuzz.operator_programs.production import PRODUCTIONS, Production, production, register_production
-
-__all__ = ["PRODUCTIONS", "Production", "creations", "indexing", "numerics", "production", "register_production"]
+from fuzzcompile.fuzz.operator_programs import elements, numerics  # noqa: F401 - they register their productions

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+
+import msgspec
 
 from fuzzcompile.fuzz.generation.spec import Pen
-from fuzzcompile.fuzz.operator_programs.creations import format_number, make_integers, replace_axis
-from fuzzcompile.fuzz.operator_programs.operator_table import TableOperator, load_operator_table
+from fuzzcompile.fuzz.operator_programs.elements import format_number, make_integers, replace_axis
 from fuzzcompile.fuzz.operator_programs.production import (
     FLOATING,
     INTEGERS,
@@ -16,13 +21,57 @@ from fuzzcompile.fuzz.operator_programs.production import (
     Shape,
     broadcast_shapes,
     fill_size,
-    find_least,
     find_result_dtype,
-    is_one,
     production,
     promote_number,
     rank_category,
 )
+
+# Torch's operators that keep the form of an activation, and calls that eager refuses: ``tools/operator_table.py`` makes
+# ``operators.json`` from torch's own tables; ``composed.json`` adds calls of several functions that keep the form of
+# whole rows together.
+_TABLES = ("operators", "composed")
+
+
+@dataclass(frozen=True)
+class TableOperator:
+    """An operator and calls of it."""
+
+    name: str  # the function as it is called: ``torch.lerp``, ``F.celu``, ``Tensor.expand_as``
+    # Expressions; ``{x}`` is the activation, ``{y}`` a tensor of its shape, ``{rows}`` the activation as (N, C, L),
+    # ``{a}`` a parameter.
+    calls: tuple[str, ...]
+    gradient: bool = True  # a gradient flows
+    alike: bool = False  # both operands must have one dtype
+    cast: bool = False  # the result may have another dtype than the activation
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """All operators, by what they are: of each element alone, of two tensors, of whole rows, refused."""
+
+    elementwise: tuple[TableOperator, ...]
+    of_two: tuple[TableOperator, ...]
+    along: tuple[TableOperator, ...]
+    refused: tuple[TableOperator, ...]
+    torch: str  # the version whose tables it was made from
+    version: str = ""  # identifies the text
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each operator, once."""
+        parts = (*self.elementwise, *self.of_two, *self.along, *self.refused)
+        return tuple(sorted({operator.name for operator in parts}))
+
+
+@cache
+def load_operator_table() -> OperatorTable:
+    """The table that comes with the package."""
+    text, composed = (resources.files(__package__).joinpath(f"{name}.json").read_bytes() for name in _TABLES)
+    table = msgspec.json.decode(text, type=OperatorTable)
+    along = (*table.along, *msgspec.json.decode(composed, type=tuple[TableOperator, ...]))
+    return replace(table, along=along, version=hashlib.sha256(text).hexdigest()[:8])
+
 
 # Numbers for which rules have special cases, or at which kernels overflow or vanish.
 _NUMBERS: tuple[float, ...] = (2, 1, 0, -1, 0.5, 1.0, 0.0, -2.0, 3, 100, 1e-30, 3e4, -0.5, float("inf"), True)
@@ -44,8 +93,7 @@ def draw_call(pen: Pen, operators: tuple[TableOperator, ...]) -> tuple[TableOper
     return pen.one_of([(row, call) for row in operators if row.name == name for call in row.calls])
 
 
-def find_partner(scope: Scope, of: ProgramValue) -> ProgramValue | None:
-    """A value that broadcasts with this one."""
+def _find_partner(scope: Scope, of: ProgramValue) -> ProgramValue | None:
     return scope.some(lambda value: broadcast_shapes(value.shape, of.shape) is not None)
 
 
@@ -88,7 +136,7 @@ def with_a_number(pen: Pen, scope: Scope) -> object:
 def of_two(pen: Pen, scope: Scope) -> object:
     """An operator on two values that broadcast, of one dtype or two."""
     first = scope.pick(lambda value: value.dtype != "bool")
-    second = find_partner(scope, first) or first
+    second = _find_partner(scope, first) or first
     if pen.chance(30):
         first, second = second, first
     shape, dtype = broadcast_shapes(first.shape, second.shape), find_result_dtype(first, second)
@@ -143,7 +191,7 @@ def comparison(pen: Pen, scope: Scope) -> object:
     if kind == "property" and of.is_floating:
         return scope.make(f"torch.{pen.one_of(_PROPERTIES)}({of.name})", of.shape, "bool")
     operator = pen.one_of(_COMPARISONS)
-    second = find_partner(scope, of) if kind == "values" else None
+    second = _find_partner(scope, of) if kind == "values" else None
     shape = broadcast_shapes(of.shape, second.shape) if second else None
     if second is None or shape is None:
         return scope.make(f"{of.name} {operator} {pen.one_of((0, 0.5, 1, -1))}", of.shape, "bool")
@@ -181,8 +229,6 @@ def clamp(pen: Pen, scope: Scope) -> object:
     lower = "" if low is None else f"min={format_number(low)}, "
     return scope.make_alike("torch.clamp({x}, {lower}max={upper})", of, lower=lower, upper=format_number(high))
 
-
-# Productions of matrix products, with factors, biases and transposed operands.
 
 _FACTORS = (1, 2, -1, 0.5, 0)
 _PRODUCTS = ("{a} @ {b}", "torch.matmul({a}, {b})", "({a} @ {b}) * 2", "({a}.abs() @ {b}) + ({a} @ {b})")
@@ -229,7 +275,6 @@ def affine_product(pen: Pen, scope: Scope) -> object:
 
 
 def _choose_bias(pen: Pen, scope: Scope, shape: Shape, dtype: str) -> str:
-    """A value that broadcasts to the shape, a constant that does, or, rarely, one of another size."""
     fitting = scope.some(lambda value: value.dtype == dtype and broadcast_shapes(value.shape, shape) == shape)
     if fitting is not None and pen.chance(60):
         return fitting.name
@@ -257,8 +302,6 @@ def contraction(pen: Pen, scope: Scope) -> object:
     bias = f", {of.name}.new_ones(3)" if "{bias}" in form and pen.chance(40) else ""
     return scope.make(form.format(x=of.name, width=width, bias=bias), tuple(shape), of.dtype, of)
 
-
-# Productions along axes: reductions, scans, orders, norms.
 
 _SUMS = ("sum", "mean", "amax", "amin", "prod", "nansum", "logsumexp", "var", "std", "norm", "any", "all",
          "count_nonzero", "argmax", "argmin", "median")  # fmt: skip
@@ -332,7 +375,7 @@ def scan(pen: Pen, scope: Scope) -> object:
 def order(pen: Pen, scope: Scope) -> object:
     """Sorted or greatest values and their places, under ties too."""
     of, axis = scope.pick_with_axis(lambda value: value.dtype != "bool")
-    form, count = pen.one_of(_ORDERS), min(2, find_least(of.shape[axis]))
+    form, count = pen.one_of(_ORDERS), min(2, min(of.shape[axis]))
     sorts, left = form.startswith("sort"), [fill_size(count, of.shape[axis])] if "topk" in form else []
     shape = of.shape if sorts else replace_axis(of.shape, axis, *left)
     call = f"{of.name}.{form.format(axis=axis, count=count)}"
@@ -344,7 +387,7 @@ def order(pen: Pen, scope: Scope) -> object:
 @production(4)
 def normalised(pen: Pen, scope: Scope) -> object:
     """A norm over the last axis, by the library or by hand."""
-    of = scope.pick(lambda value: value.is_floating and value.rank > 1 and find_least(value.shape[-1]) > 1)
+    of = scope.pick(lambda value: value.is_floating and value.rank > 1 and min(value.shape[-1]) > 1)
     return scope.make_alike(pen.one_of(_NORMALISED), of, width=scope.text(of.shape[-1]))
 
 
@@ -352,9 +395,7 @@ def normalised(pen: Pen, scope: Scope) -> object:
 def pooled(pen: Pen, scope: Scope) -> object:
     """A function along the last axis of a value with three axes: pooling, resizing, scans, searches."""
     of = scope.pick(
-        lambda value: (
-            value.is_floating and value.rank == 3 and find_least(value.shape[-1]) > 1 and not is_one(value.shape[0])
-        )
+        lambda value: value.is_floating and value.rank == 3 and min(value.shape[-1]) > 1 and set(value.shape[0]) != {1}
     )
     operator, call = draw_call(pen, load_operator_table().along)
     made = call.format(rows=of.name)
@@ -366,7 +407,7 @@ def pooled(pen: Pen, scope: Scope) -> object:
 def padded(pen: Pen, scope: Scope) -> object:
     """Padded at the ends of the last axis with a constant or with what is there; amounts may be zero or negative."""
     of = scope.pick(lambda value: value.rank > 0)
-    if find_least(of.shape[-1]) < 3:
+    if min(of.shape[-1]) < 3:
         return None
     before, after = pen.one_of(((1, 1), (0, 2), (0, 0), (-1, 1), (0, -1), (2, 0)))
     modes = ("constant", "value", "reflect", "circular", "replicate")

@@ -1,15 +1,25 @@
-"""Productions by name, and the typed values and scope that they write statements with. Imports no torch."""
+"""Operator programs, their productions by name, and the typed values and scope that these write statements with."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from string import ascii_lowercase
 
-from fuzzcompile.fuzz.generation.spec import Pen
-
-# Types of the values in a program: symbolic shape, dtype, memory, and whether a gradient flows. Imports no torch.
+from fuzzcompile.fuzz.generation.inputs import (
+    alters_inputs,
+    find_input_shape,
+    fit_spec,
+    list_activations,
+    list_call_dims,
+    resolve_shape,
+    takes_x,
+)
+from fuzzcompile.fuzz.generation.spec import CaseSpec, OperatorProgram, Pen, ProgramArgument
 
 # A size in each call of the case.
 Dim = tuple[int, ...]
@@ -19,8 +29,8 @@ FLOATING = ("float16", "bfloat16", "float32", "float64")
 SIGNED = ("int8", "int16", "int32", "int64")
 INTEGERS = (*SIGNED, "uint8")
 DTYPES = (*FLOATING, *INTEGERS, "bool")
+# The bytes of an element.
 WIDTHS = dict(zip(DTYPES, (2, 2, 4, 8, 1, 2, 4, 8, 1, 1), strict=True))
-"""The bytes of an element."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +64,6 @@ class ProgramValue:
         """True if it holds integers, not booleans."""
         return self.dtype in INTEGERS
 
-    @property
-    def elements(self) -> Dim:
-        """The number of elements in each call."""
-        return count_elements(self.shape)
-
 
 def count_elements(shape: Shape) -> Dim:
     """Count the elements of a tensor of that shape in each call; () for a shape without axes, which has one."""
@@ -76,21 +81,11 @@ def broadcast_shapes(first: Shape, second: Shape) -> Shape | None:
         first, second = second, first
     joined = list(first)
     for at in range(1, len(second) + 1):
-        if first[-at] != second[-at] and not is_one(second[-at]):
-            if not is_one(first[-at]):
+        if first[-at] != second[-at] and set(second[-at]) != {1}:
+            if set(first[-at]) != {1}:
                 return None
             joined[-at] = second[-at]
     return tuple(joined)
-
-
-def is_one(size: Dim) -> bool:
-    """Return whether a size is 1 in every call."""
-    return all(number == 1 for number in size)
-
-
-def find_least(size: Dim) -> int:
-    """The smallest that a size ever is."""
-    return min(size, default=1)
 
 
 def promote_dtypes(*dtypes: str) -> str:
@@ -123,8 +118,6 @@ def promote_number(dtype: str, number: float) -> str:
         return dtype
     return "float32" if kind == 2 else "int64"
 
-
-# The values and statements of a program while it is drawn.
 
 # Not x, q, k, v and y, which are inputs, and not l, which reads as 1.
 _FREE_NAMES = tuple(letter for letter in ascii_lowercase if letter not in "xyqkvnl")
@@ -251,7 +244,9 @@ class Scope:
         return self._keep(expression, replace(of, name=name, shape=shape, frozen=of.frozen or frozen))
 
     def _keep(self, expression: str, value: ProgramValue) -> ProgramValue | None:
-        if len(value.name) + len(expression) + 3 > _LONGEST or any(number > _MOST for number in value.elements):
+        if len(value.name) + len(expression) + 3 > _LONGEST or any(
+            number > _MOST for number in count_elements(value.shape)
+        ):
             return None
         self.statements.append(f"{value.name} = {expression}")
         self.values.append(value)
@@ -282,18 +277,129 @@ def production(weight: int) -> Callable[[Produce], Produce]:
     """
 
     def decorate(produce: Produce) -> Produce:
-        register_production(Production(produce.__name__, (produce.__doc__ or "").strip(), weight, produce))
+        name = produce.__name__
+        if name in PRODUCTIONS:
+            raise ValueError(f"two productions are called {name}")
+        PRODUCTIONS[name] = Production(name, (produce.__doc__ or "").strip(), weight, produce)
         return produce
 
     return decorate
 
 
-def register_production(added: Production) -> None:
-    """Make a production known.
+# Draws operator programs and places them in a case.
 
-    Raises:
-        ValueError: a production of that name is registered.
-    """
-    if added.name in PRODUCTIONS:
-        raise ValueError(f"two productions are called {added.name}")
-    PRODUCTIONS[added.name] = added
+# How many statements, fewer first.
+_LENGTHS = ((1, 4), (2, 16), (3, 20), (4, 20), (5, 16), (6, 11), (7, 7), (8, 6))
+# Percentage of programs drawn from so few productions, which then meet often (swarm testing, Groce et al. 2012).
+_SWARMS, _SWARM = 60, 5
+# A production may find no value that fits; so many are tried for each statement.
+_TRIES = 3
+
+
+def grow_program(pen: Pen, values: Sequence[ProgramValue], *, backward: bool, alters_inputs: bool) -> Scope:
+    """The values and statements of a program over these inputs."""
+    scope = Scope(pen, list(values), backward, alters_inputs)
+    choices = [(production, production.weight) for production in PRODUCTIONS.values()]
+    weights = [(production, weight * pen.weights.get(production.name, 100)) for production, weight in choices]
+    weights = weights if any(weight for _, weight in weights) else choices
+    if pen.chance(_SWARMS):
+        weights = [(pen.draw_weighted(weights), 1) for _ in range(_SWARM)]
+    for _ in range(pen.draw_weighted(_LENGTHS)):
+        for _ in range(_TRIES):
+            drawn = pen.draw_weighted(weights)
+            with suppress(NothingFits):
+                if drawn.produce(pen, scope):
+                    scope.operators.append(drawn.name)
+                    break
+    return scope
+
+
+_NAME_PATTERN = re.compile(r"\b[a-z]\w*")
+
+
+def prune_statements(statements: Sequence[str], *results: str) -> tuple[str, ...]:
+    """The statements without those that make values for nothing; those that write stay."""
+    read, kept = set(results), list[str]()
+    for statement in reversed(statements):
+        made, equals, expression = statement.partition(" = ")
+        targets = set(made.split(", ")) if equals and "[" not in made else set[str]()
+        if targets and not targets & read:
+            continue
+        read |= set(_NAME_PATTERN.findall(expression if targets else statement))
+        kept.append(statement)
+    return tuple(reversed(kept))
+
+
+def _find_last(scope: Scope) -> ProgramValue:
+    """The youngest value; one with a gradient where gradients are asked for, if there is one beside the inputs."""
+    return next(value for value in reversed(scope.values) if value.gradient or not scope.backward)
+
+
+# Percentage of the cases with a body that have an operator program beside it.
+_BESIDE = 35
+# Shapes of a further input: they broadcast with the activation, or multiply it.
+_SHAPES: tuple[tuple[str | int, ...], ...] = (
+    ("B", "T", "C"), ("C",), ("T", 1), ("B", 1, "C"), (), ("C", "C"), ("C", 3), ("T", "C"),
+)  # fmt: skip
+
+
+def add_program(pen: Pen, spec: CaseSpec) -> CaseSpec:
+    """A fitted case of a program that is empty, with a program over its activation, further inputs and parameters."""
+    arguments, alters = _draw_arguments(pen, spec.dtype), alters_inputs(spec)
+    x = replace(_make_value(spec, ProgramArgument("x", ("B", "T", "C"), spec.dtype)), frozen=not alters)
+    values = [x, *(_make_value(spec, argument) for argument in arguments)]
+    scope = grow_program(pen, values, backward=spec.backward, alters_inputs=alters)
+    # It returns what no statement of it uses, and perhaps an inner value or an input too.
+    uses = Counter(name for statement in scope.statements for name in set(_NAME_PATTERN.findall(statement)))
+    unused = [value.name for value in reversed(scope.values[len(values) :]) if uses[value.name] == 1]
+    outputs = unused or [_find_last(scope).name]
+    if pen.chance(40):
+        outputs.append(pen.one_of(list(reversed(scope.values))).name)
+    if spec.backward and not any(value.gradient for value in scope.values if value.name in outputs):
+        outputs.append(_find_last(scope).name)
+    outputs = list(dict.fromkeys(outputs))
+    program = OperatorProgram(
+        prune_statements(scope.statements, *outputs), tuple(dict.fromkeys(scope.operators)), tuple(outputs), arguments
+    )
+    return replace(spec, program=program)
+
+
+def _draw_arguments(pen: Pen, dtype: str) -> tuple[ProgramArgument, ...]:
+    kinds = pen.draw_weighted([((), 45), (("y",), 25), (("weight",), 20), (("y", "weight"), 10)])
+    arguments = []
+    for name in kinds:
+        parameter = name == "weight"
+        shapes = [shape for shape in _SHAPES if "B" not in shape and "T" not in shape] if parameter else _SHAPES
+        other = pen.one_of((dtype, "float32", "int64", "bool", "float64", "int32"))
+        arguments.append(ProgramArgument(name, pen.one_of(shapes), dtype if parameter else other, parameter))
+    return tuple(arguments)
+
+
+def _make_value(spec: CaseSpec, argument: ProgramArgument) -> ProgramValue:
+    sizes = tuple(zip(*(resolve_shape(argument.shape, dims) for dims in list_call_dims(spec)), strict=True))
+    name = f"self.{argument.name}" if argument.parameter else argument.name
+    gradient = spec.backward and (argument.parameter or name == "x")
+    return ProgramValue(name, sizes, argument.dtype, name, gradient=gradient, frozen=argument.parameter)
+
+
+def add_programs_beside(pen: Pen, spec: CaseSpec) -> CaseSpec:
+    """A fitted case with a program that makes its activation anew before or after its body, or without."""
+    wanted, place = pen.chance(_BESIDE), pen.one_of(("before", "after"))
+    if not wanted or any(0 in (dims.batch, dims.sequence) for dims in list_call_dims(spec)):
+        return spec
+    if place == "after" and not takes_x(spec):
+        place = "before"
+    name = list_activations(spec)[0]
+    shapes = [find_input_shape(replace(spec, dims=dims), name) for dims in list_call_dims(spec)]
+    entered = ProgramValue(name, tuple(zip(*shapes, strict=True)), spec.dtype, name, gradient=spec.backward)
+    alters = alters_inputs(spec) and spec.embedding is None and not spec.aliased
+    scope = grow_program(pen, [entered], backward=spec.backward, alters_inputs=alters)
+    last, shape = _find_last(scope), entered.shape
+    if (last.shape, last.dtype) == (shape, spec.dtype):
+        scope.say(f"{name} = {last.name}")
+    elif broadcast_shapes(last.shape, shape) == shape:
+        scope.say(f"{name} = {name} + {last.name}{'' if last.dtype == spec.dtype else f'.to(torch.{spec.dtype})'}")
+    else:
+        scope.say(f"{name} = {name} + {last.name}.to(torch.{spec.dtype}).mean()")
+    program = OperatorProgram(prune_statements(scope.statements, name), tuple(dict.fromkeys(scope.operators)))
+    return fit_spec(replace(spec, programs=((place, program),)))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import operator
 import random
+import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.programs.edits.pattern_program import Operand
@@ -35,76 +38,158 @@ class ArgumentHole:
     parameter: str = ""
 
 
-@dataclass(frozen=True)
-class CallResult:
-    """The result of an earlier call, by its place among the calls."""
-
-    index: int
-
-
-@dataclass
+@dataclass(eq=False)
 class RuleCall:
     """One call: of a function, or with a string as its target of a method of the first argument.
 
-    With ``anything`` the rule leaves all arguments open, and the operator's own schema says what it takes.
+    Its arguments are literals, holes, and earlier calls in the place of their results. With ``anything`` the rule
+    leaves all of them open, and the operator's own schema says what it takes.
     """
 
-    target: object
+    target: Any
     args: tuple[object, ...] = ()
     kwargs: dict[str, object] = field(default_factory=dict)
     anything: bool = False
 
-    def iter_leaves(self) -> Iterator[object]:
+    def list_leaves(self) -> list[object]:
         """The arguments, lists and dictionaries opened."""
-        yield from pytree.tree_leaves((self.args, self.kwargs))
+        return pytree.tree_leaves((self.args, self.kwargs))
 
     def list_holes(self) -> list[ArgumentHole]:
         """The holes among the arguments, each once."""
-        return list(dict.fromkeys(leaf for leaf in self.iter_leaves() if isinstance(leaf, ArgumentHole)))
+        return list(dict.fromkeys(leaf for leaf in self.list_leaves() if isinstance(leaf, ArgumentHole)))
 
-    def map_leaves(self, change: Callable[[object], object]) -> RuleCall:
-        """The call with other arguments."""
-        return RuleCall(self.target, *pytree.tree_map(change, (self.args, self.kwargs)))
+    def replace_leaves(self, change: Callable[[object], object]) -> None:
+        """Take other arguments."""
+        self.args, self.kwargs = pytree.tree_map(change, (self.args, self.kwargs))
 
 
 @dataclass
 class CallSkeleton:
-    """Calls in order; ``returns`` are the results that nothing else reads, or that have a further user.
+    """Calls in order, and the values of holes that are filled: an operand for a tensor, else the value itself.
 
-    ``frozen`` asks for weights that are constants, ``backward`` for gradients.
+    ``returns`` are the calls whose results nothing else reads, or that have a further user. ``frozen`` asks for weights
+    that are constants, ``backward`` for gradients.
     """
 
     calls: list[RuleCall] = field(default_factory=list)
-    returns: list[int] = field(default_factory=list)
+    returns: list[RuleCall] = field(default_factory=list)
     backward: bool = False
     frozen: bool = False
+    values: dict[ArgumentHole, object] = field(default_factory=dict)
 
-    def append(self, call: RuleCall) -> CallResult:
+    def append(self, target: object, /, *args: object, **kwargs: object) -> RuleCall:
         """Append a call."""
-        self.calls.append(call)
-        return CallResult(len(self.calls) - 1)
+        self.calls.append(RuleCall(target, args, kwargs))
+        return self.calls[-1]
 
     @property
     def draws(self) -> bool:
         """Return whether some call draws random numbers."""
         parts = ("dropout", "rand", "bernoulli", "normal_", "uniform")
-        targets: list[Any] = [call.target for call in self.calls]
+        targets = [call.target for call in self.calls]
         names = [target if isinstance(target, str) else getattr(target, "__name__", "") for target in targets]
         seeded = (torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) for target in targets)
         return any(seeded) or any(part in name for name in names for part in parts)
 
+    @property
+    def names(self) -> dict[RuleCall, str]:
+        """What the statements of a program call the results."""
+        return {call: f"t{index}" for index, call in enumerate(self.calls)}
+
     def finish(self) -> CallSkeleton:
         """Return what is read by no call, if nothing is returned yet."""
-        read = {leaf.index for call in self.calls for leaf in call.iter_leaves() if isinstance(leaf, CallResult)}
-        self.returns = self.returns or [index for index in range(len(self.calls)) if index not in read]
+        read = {leaf for call in self.calls for leaf in call.list_leaves() if isinstance(leaf, RuleCall)}
+        self.returns = self.returns or [call for call in self.calls if call not in read]
         return self
+
+    def map_operands(self, change: Callable[[Operand], Operand]) -> CallSkeleton:
+        """The same calls on other operands."""
+        return replace(self, values=pytree.tree_map_only(Operand, change, self.values))
+
+    def name_operands(self) -> CallSkeleton:
+        """The same with names for the operands, in the order in which they are used."""
+        names = (f"x{number}" for number in itertools.count())
+        return self.map_operands(lambda operand: replace(operand, name=next(names)))
+
+    def list_operands(self) -> list[Operand]:
+        """The operands that calls take, in the order of their names, each once."""
+        values = [self.values[hole] for call in self.calls for hole in call.list_holes()]
+        found = {leaf.name: leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Operand)}
+        return sorted(found.values(), key=lambda operand: int(operand.name[1:]))
+
+
+_SPECIAL = {
+    f"__{name}__": getattr(operator, name)
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "matmul", "pow", "mod", "eq", "ne", "lt", "le", "gt", "ge")
+} | {"__getitem__": operator.getitem, "__and__": operator.and_, "__or__": operator.or_}
+_REFLECTED = {f"__r{name.strip('_')}__": function for name, function in _SPECIAL.items()}
+
+
+def record_calls(
+    function: Callable[..., object], inputs: Sequence[Any], scalars: Mapping[str, object], *, training: bool
+) -> CallSkeleton:
+    """The calls of torch that a function makes with these inputs, of which tensors become operands."""
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    holes = {id(value): ArgumentHole(f"x{at}", "Tensor") for at, value in enumerate(tensors)}
+    mode = _Recording(dict(holes))
+    with torch.no_grad(), mode:
+        result = function(*inputs, **scalars)
+    skeleton = mode.skeleton
+    made = [mode.known.get(id(leaf)) for leaf in pytree.tree_leaves(result)]
+    skeleton.returns = list(dict.fromkeys(leaf for leaf in made if isinstance(leaf, RuleCall)))
+    skeleton.backward = training
+    for value in tensors:
+        shape, strides = tuple(value.shape), None if value.is_contiguous() else value.stride()
+        dtype = str(value.dtype).removeprefix("torch.")
+        skeleton.values[holes[id(value)]] = Operand("", shape, dtype, strides=strides, trainable=value.requires_grad)
+    return skeleton.finish()
+
+
+class _Recording(TorchFunctionMode):
+    """Notes each call whose result is a tensor, or holds one."""
+
+    def __init__(self, known: dict[int, ArgumentHole | RuleCall]) -> None:
+        super().__init__()
+        self.known, self.skeleton = known, CallSkeleton()
+        self._alive: list[object] = []  # an id means nothing once its object is gone
+
+    def __torch_function__(
+        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        self._alive.append(result)
+        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if not tensors or (isinstance(result, torch.Tensor) and id(result) in self.known):
+            return result
+        target, given = _find_call_target(func, args)
+        made = self.skeleton.append(target, *given, **(kwargs or {}))
+        made.replace_leaves(lambda leaf: self.known.get(id(leaf), leaf))
+        if isinstance(result, torch.Tensor):
+            self.known[id(result)] = made
+        else:
+            for index, tensor in enumerate(tensors):
+                self.known[id(tensor)] = self.skeleton.append(operator.getitem, made, index)
+        return result
+
+
+def _find_call_target(function: Any, args: Sequence[Any]) -> tuple[object, Sequence[Any]]:
+    name, kind = getattr(function, "__name__", ""), type(function).__name__
+    if name == "__get__":  # a property such as ``T``
+        return getattr, (args[0], function.__self__.__name__)
+    if name in _SPECIAL:
+        return _SPECIAL[name], args
+    if name in _REFLECTED:
+        return _REFLECTED[name], (args[1], args[0])
+    is_method = kind in ("method_descriptor", "wrapper_descriptor")
+    return name if is_method or "Tensor." in getattr(function, "__qualname__", "") else function, args
 
 
 # What a call takes: names and types of its arguments, from the operator's schema or the function's signature.
 
 
 @dataclass(frozen=True)
-class CallParameter:
+class _CallParameter:
     """One parameter: its type as a schema spells it (empty if unknown), and whether it may be left out."""
 
     name: str
@@ -113,20 +198,31 @@ class CallParameter:
     keyword: bool = False
 
 
-def list_parameters(target: object, given: int | None, rng: random.Random) -> list[CallParameter]:
+def _list_parameters(target: object, given: int | None, rng: random.Random) -> list[_CallParameter]:
     """The parameters of an operator, function or method, in order; those of any overload that takes ``given`` of them.
 
     A function of torch without a signature of its own takes what ATen's operator of that name takes.
     """
-    overloads = [_read_schema(overload) for overload in _list_overloads(target)]
+    overloads = [
+        [
+            _CallParameter(own.name, str(getattr(own, "real_type", own.type)), own.has_default_value(), own.kwarg_only)
+            for own in overload._schema.arguments
+        ]
+        for overload in _list_overloads(target)
+    ]
     if overloads:
-        return rng.choice([parameters for parameters in overloads if _can_take(parameters, given)] or overloads)
+        taking = []
+        for own in overloads:
+            usual = not any(p.name in ("out", "generator") or "Dimname" in p.kind for p in own)
+            if usual and (given is None or sum(not p.optional for p in own) <= given <= len(own)):
+                taking.append(own)
+        return rng.choice(taking or overloads)
     try:
         signature = inspect.signature(target) if callable(target) else inspect.Signature()
     except (TypeError, ValueError):
         return []
     return [
-        CallParameter(name, _read_annotation(own), own.default is not own.empty, own.kind is own.KEYWORD_ONLY)
+        _CallParameter(name, _read_annotation(own), own.default is not own.empty, own.kind is own.KEYWORD_ONLY)
         for name, own in signature.parameters.items()
         if own.kind not in (own.VAR_POSITIONAL, own.VAR_KEYWORD)
     ]
@@ -134,7 +230,7 @@ def list_parameters(target: object, given: int | None, rng: random.Random) -> li
 
 def annotate_holes(call: RuleCall, rng: random.Random) -> None:
     """Give the holes of a call the names and types of the parameters that they stand for; add those that must be."""
-    parameters = list_parameters(call.target, None if call.anything else len(call.args), rng)
+    parameters = _list_parameters(call.target, None if call.anything else len(call.args), rng)
     if call.anything:
         # Holes for what it needs and, in half of the calls, for some of what it may leave out.
         positional = [parameter for parameter in parameters if not parameter.keyword]
@@ -159,13 +255,6 @@ def annotate_holes(call: RuleCall, rng: random.Random) -> None:
                 inner.name = parameter.name if inner.name in ("", "arg") else inner.name
 
 
-def _read_schema(overload: torch._ops.OpOverload) -> list[CallParameter]:
-    return [
-        CallParameter(own.name, str(getattr(own, "real_type", own.type)), own.has_default_value(), own.kwarg_only)
-        for own in overload._schema.arguments
-    ]
-
-
 def _read_annotation(parameter: inspect.Parameter) -> str:
     annotation, default = str(parameter.annotation), parameter.default
     if "Tensor" in annotation:
@@ -188,13 +277,6 @@ def _list_overloads(target: object) -> list[torch._ops.OpOverload]:
         packet = getattr(torch.ops.aten, name, None)
     overloads = [getattr(packet, name) for name in getattr(packet, "_overload_names", ())]
     return [overload for overload in overloads if packet is target or "out" not in str(overload)]
-
-
-def _can_take(parameters: list[CallParameter], given: int | None) -> bool:
-    needed = [parameter for parameter in parameters if not parameter.optional]
-    if any(parameter.name in ("out", "generator") or "Dimname" in parameter.kind for parameter in parameters):
-        return False
-    return given is None or len(needed) <= given <= len(parameters)
 
 
 # Values to try for the arguments that a rule leaves open.
@@ -232,22 +314,20 @@ _NAMED_VALUES: dict[str, tuple[object, ...]] = {
     "correction": (1, 0),
     "equation": ("ij,jk->ik", "bij,bjk->bik", "bij,bijk->bik", "ij,ijk->ik"),
     "approximate": ("none", "tanh"),
-    "training": (False, True),
-    "layout": (torch.strided,),
     "pin_memory": (False, None),
+}
+# Kinds of an argument of which the name is all that is known, by what is in that.
+_KINDS_BY_NAME = {
+    "dim": ("int",),
+    "section|shape|size|perm": ("List[int]", "List[int]", "int"),
+    "dtype|^to_": ("ScalarType",),
+    "scale|value": ("Tensor", "number"),
+    "": (*("Tensor",) * 8, "int", "List[int]", "number", "ScalarType"),
 }
 _INDICES = ("index", "indices", "selector", "target", "batch1_idx", "idx", "offsets")
 _MASKS = ("mask", "condition", "cond")
 _INTEGERS = (0, 1, 2, -1, 4, 8, 3)
 _SCALARS = (2, 0.5, 1.0, 2.0, 0.125, -1.0, 0, 1)
-
-
-# Kinds of arguments that have one value.
-_ONLY = {
-    "Device": torch.device("cpu"),
-    "MemoryFormat": torch.contiguous_format,
-    "Layout": torch.strided,
-}
 
 
 class Candidates:
@@ -277,10 +357,15 @@ class Candidates:
                 return None
         if hole.parameter.startswith(("quantize.", "dequantize.")):
             return self._draw_quantisation(*hole.parameter.split("."))
-        named = self._draw_named(hole.parameter or hole.name)
-        if named is not None and self.rng.random() < 0.85 and "Tensor" not in kind:
-            return named
-        return self._draw_kind(kind or self._guess_kind(hole.name), hole.name, operands)
+        name = hole.parameter or hole.name
+        alike = (key for key in _NAMED_VALUES if name == key or (len(key) > 2 and name.endswith(f"_{key}")))
+        if (key := next(alike, None)) is not None and self.rng.random() < 0.85 and "Tensor" not in kind:
+            return self.rng.choice(_NAMED_VALUES[key])
+        if not kind:
+            kind = self.rng.choice(
+                next(kinds for words, kinds in _KINDS_BY_NAME.items() if re.search(words, hole.name))
+            )
+        return self._draw_kind(kind, hole.name, operands)
 
     def _draw_kind(self, kind: str, name: str, operands: Sequence[torch.Tensor]) -> object:
         rng = self.rng
@@ -295,7 +380,12 @@ class Candidates:
             case "Tensor":
                 return self._draw_operand(name, operands)
             case "int" | "SymInt":
-                return self._draw_integer(name, operands)
+                rank = operands[0].dim() if operands else 0
+                if "dim" in name and rank:
+                    if self.dim is None or rng.random() < 0.4:
+                        self.dim = rng.randrange(-rank, rank)
+                    return self.dim  # calls along one dimension are what most rules look for
+                return rng.choice(tuple(operands[0].shape) if rank and rng.random() < 0.3 else _INTEGERS)
             case "float" | "number":
                 return rng.choice((self.numbers if rng.random() < 0.3 else ()) or _SCALARS)
             case "bool":
@@ -307,7 +397,8 @@ class Candidates:
                     return operands[0].dtype
                 return rng.choice(self.dtypes or [torch.float32, torch.bfloat16, torch.float16, torch.int64])
             case single:
-                return _ONLY.get(single)
+                only = {"Device": torch.device("cpu"), "MemoryFormat": torch.contiguous_format, "Layout": torch.strided}
+                return only.get(single)
 
     def _draw_operand(self, name: str, beside: Sequence[torch.Tensor] = ()) -> Operand:
         """An operand, of a shape that others have or of a new one, and often of the dtype of what stands ``beside``."""
@@ -329,7 +420,6 @@ class Candidates:
         return Operand("", shape, dtype.removeprefix("torch."))
 
     def _draw_quantisation(self, operator: str, parameter: str) -> object:
-        """Arguments of quantising operators, those of one program alike."""
         dtype, least, most = self.quantised
         if parameter == "input":
             operand = self._draw_operand("")
@@ -338,35 +428,6 @@ class Candidates:
             return 0.1
         own = {"quant_min": least, "quant_max": most, "dtype": getattr(torch, dtype), "zero_point": 10}
         return own.get(parameter)
-
-    def _draw_named(self, name: str) -> object:
-        for key, values in _NAMED_VALUES.items():
-            if name == key or (len(key) > 2 and name.endswith(f"_{key}")):
-                return self.rng.choice(values)
-        return None
-
-    def _guess_kind(self, name: str) -> str:
-        """A kind for an argument of which the name is all that is known."""
-        if "dim" in name:
-            return "int"
-        if any(part in name for part in ("section", "sizes", "shape", "size", "perm")):
-            return self.rng.choice(("List[int]", "List[int]", "int"))
-        if "dtype" in name or name.startswith("to_"):
-            return "ScalarType"
-        if "scale" in name or "value" in name:
-            return self.rng.choice(("Tensor", "number"))
-        if name == "keepdim":
-            return "bool"
-        return self.rng.choice(("Tensor",) * 8 + ("int", "List[int]", "number", "ScalarType"))
-
-    def _draw_integer(self, name: str, operands: Sequence[torch.Tensor]) -> int:
-        if "dim" in name and operands and operands[0].dim():
-            if self.dim is None or self.rng.random() < 0.4:
-                self.dim = self.rng.randrange(-operands[0].dim(), operands[0].dim())
-            return self.dim  # calls along one dimension are what most rules look for
-        if operands and self.rng.random() < 0.3 and operands[0].dim():
-            return self.rng.choice(tuple(operands[0].shape))
-        return self.rng.choice(_INTEGERS)
 
     def _draw_sizes(self, name: str, operands: Sequence[torch.Tensor]) -> list[int]:
         """Whole numbers: dimensions, a permutation, parts of a size, or another shape of the first operand."""
@@ -378,23 +439,18 @@ class Candidates:
         if "dim" in name:
             return rng.sample(range(-len(shape), 0), rng.choice((1, min(2, len(shape)))))
         if "section" in name or "split" in name:
-            joined = [given[self.dim or 0] for given in self.shapes if -len(given) <= (self.dim or 0) < len(given)]
-            return joined if joined and rng.random() < 0.3 else self._draw_parts(rng.choice(shape))
-        return rng.choice(list(_list_reshapes(shape)))
-
-    def _draw_parts(self, size: int) -> list[int]:
-        count = self.rng.choice([n for n in (2, 3, 4, size) if 0 < n <= max(size, 2)])
-        if size % count == 0 and self.rng.random() < 0.7:
-            return [size // count] * count
-        return [1, size - 1] if count == 2 else [*[1] * (count - 1), max(size - count + 1, 0)]
-
-
-def _list_reshapes(shape: list[int]) -> list[list[int]]:
-    """Shapes with as many elements, and expansions of ``shape``."""
-    total = math.prod(shape)
-    joined = [[*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :]] for at in range(len(shape) - 1)]
-    cut = [[*shape[:at], 2, size // 2, *shape[at + 1 :]] for at, size in enumerate(shape) if size % 2 == 0]
-    return [shape, *joined, *cut, [total], [-1, shape[-1]], [1, *shape], list(itertools.chain(shape, [1]))]
+            parts = [given[self.dim or 0] for given in self.shapes if -len(given) <= (self.dim or 0) < len(given)]
+            if parts and rng.random() < 0.3:
+                return parts
+            size = rng.choice(shape)
+            count = rng.choice([n for n in (2, 3, 4, size) if 0 < n <= max(size, 2)])
+            if size % count == 0 and rng.random() < 0.7:
+                return [size // count] * count
+            return [1, size - 1] if count == 2 else [*[1] * (count - 1), max(size - count + 1, 0)]
+        # A shape with as many elements, or an expansion.
+        joined = [[*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :]] for at in range(len(shape) - 1)]
+        cut = [[*shape[:at], 2, size // 2, *shape[at + 1 :]] for at, size in enumerate(shape) if size % 2 == 0]
+        return rng.choice([shape, *joined, *cut, [math.prod(shape)], [-1, shape[-1]], [1, *shape], [*shape, 1]])
 
 
 # Values for the holes of a skeleton, found by running it eagerly on tiny tensors.
@@ -406,54 +462,31 @@ _SECONDS = 1.5
 _MOST_ELEMENTS = 1 << 16
 
 
-@dataclass(frozen=True)
-class FilledSkeleton:
-    """A skeleton with a value for each hole: an operand for a tensor, else the value itself."""
-
-    skeleton: CallSkeleton
-    values: dict[ArgumentHole, object]
-
-    def map_operands(self, change: Callable[[Operand], Operand]) -> FilledSkeleton:
-        """The same skeleton with other operands."""
-        return FilledSkeleton(self.skeleton, pytree.tree_map_only(Operand, change, self.values))
-
-    def name_operands(self) -> FilledSkeleton:
-        """The same with names for the operands, in the order in which they are used."""
-        names = (f"x{number}" for number in itertools.count())
-        return self.map_operands(lambda operand: replace(operand, name=next(names)))
-
-    def list_operands(self) -> list[Operand]:
-        """The operands that calls take, in the order of their names, each once."""
-        values = [self.values[hole] for call in self.skeleton.calls for hole in call.list_holes()]
-        found = {leaf.name: leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Operand)}
-        return sorted(found.values(), key=lambda operand: int(operand.name[1:]))
-
-
 def fill_skeleton(
     skeleton: CallSkeleton, rng: random.Random, dtype: str, constants: Sequence[object] = ()
-) -> FilledSkeleton | None:
-    """Values with which all calls run in eager mode; None if none were found."""
+) -> CallSkeleton | None:
+    """The skeleton with values with which all calls run in eager mode; None if none were found."""
     for call in skeleton.calls:
         annotate_holes(call, rng)
-    return _FillSearch(skeleton, Candidates(rng, dtype, constants), {}).run()
+    return _FillSearch(skeleton, Candidates(rng, dtype, constants)).run()
 
 
-def recast_operands(filled: FilledSkeleton, dtype: str) -> FilledSkeleton | None:
+def recast_operands(filled: CallSkeleton, dtype: str) -> CallSkeleton | None:
     """The same with all floating operands of another dtype; None where the calls do not take it."""
     cast = filled.map_operands(lambda operand: replace(operand, dtype=dtype) if operand.floating else operand)
-    return _FillSearch(filled.skeleton, Candidates(random.Random(0), dtype), cast.values).run()
+    return _FillSearch(cast, Candidates(random.Random(0), dtype)).run()
 
 
 class _FillSearch:
-    def __init__(self, skeleton: CallSkeleton, candidates: Candidates, values: dict[ArgumentHole, object]) -> None:
-        self.skeleton, self.candidates, self.values = skeleton, candidates, values
-        self.tensors = {hole: _make_tensors(value) for hole, value in values.items()}
-        self.results: list[object] = []
+    def __init__(self, skeleton: CallSkeleton, candidates: Candidates) -> None:
+        self.skeleton, self.candidates, self.values = skeleton, candidates, dict(skeleton.values)
+        # What holes and calls stand for, as tensors.
+        self.made: dict[object, object] = {hole: _make_tensors(value) for hole, value in self.values.items()}
         self.left, self.until = _MOST_CALLS, time.monotonic() + _SECONDS
 
-    def run(self) -> FilledSkeleton | None:
+    def run(self) -> CallSkeleton | None:
         with torch.no_grad(), warnings.catch_warnings(action="ignore"):
-            return FilledSkeleton(self.skeleton, self.values) if self._fill_from(0) else None
+            return replace(self.skeleton, values=self.values) if self._fill_from(0) else None
 
     def _fill_from(self, index: int) -> bool:
         if index == len(self.skeleton.calls):
@@ -464,38 +497,32 @@ class _FillSearch:
             if self.left <= 0 or time.monotonic() > self.until:
                 return False
             self.left -= 1
-            self._draw_holes(call, open_holes)
+            known = _list_tensors(list(map(self._resolve, call.list_leaves())))
+            for hole in open_holes:
+                value = self.candidates.draw_value(hole, known) if hole.like is None else self.values.get(hole.like)
+                self.values[hole], self.made[hole] = value, _make_tensors(value)
+                known += _list_tensors(self.made[hole])
             if self._run_call(call) and self._fill_from(index + 1):
                 return True
-            del self.results[index:]
             for hole in open_holes:
-                del self.values[hole], self.tensors[hole]
+                del self.values[hole], self.made[hole]
         return False
-
-    def _draw_holes(self, call: RuleCall, holes: Sequence[ArgumentHole]) -> None:
-        known = _list_tensors(list(map(self._resolve, call.iter_leaves())))
-        for hole in holes:
-            value = self.candidates.draw_value(hole, known) if hole.like is None else self.values.get(hole.like)
-            self.values[hole], self.tensors[hole] = value, _make_tensors(value)
-            known += _list_tensors(self.tensors[hole])
 
     def _run_call(self, call: RuleCall) -> bool:
         args, kwargs = pytree.tree_map(self._resolve, (call.args, call.kwargs))
         try:
-            if _is_private(call.target):
-                # An operator's meta function checks its arguments.
+            if isinstance(call.target, torch._ops.OpOverload) and "::_" in call.target._schema.name:
+                # Meant for torch's own use: its kernel may crash on wrong arguments, which its meta function checks.
                 _call_target(call.target, *pytree.tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, kwargs)))
             result = _call_target(call.target, args, kwargs)
         except Exception:  # of any kind: these are not the values that the operator takes
             return False
-        self.results.append(result)
+        self.made[call] = result
         tensors = _list_tensors(result)
         return bool(tensors) and all(tensor.numel() <= _MOST_ELEMENTS for tensor in tensors)
 
     def _resolve(self, leaf: object) -> object:
-        if isinstance(leaf, CallResult):
-            return self.results[leaf.index]
-        return self.tensors.get(leaf) if isinstance(leaf, ArgumentHole) else leaf
+        return self.made.get(leaf) if isinstance(leaf, (ArgumentHole, RuleCall)) else leaf
 
 
 def _call_target(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
@@ -504,23 +531,17 @@ def _call_target(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> ob
     return target(*args, **kwargs)
 
 
-def _is_private(target: object) -> bool:
-    """Whether an operator is meant for torch's own use: its kernel may take any arguments, and crash on wrong ones."""
-    return isinstance(target, torch._ops.OpOverload) and target._schema.name.partition("::")[2].startswith("_")
-
-
 def _list_tensors(tree: object) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _make_tensors(value: object) -> object:
-    return pytree.tree_map_only(Operand, _make_tensor, value)
+    def make(operand: Operand) -> torch.Tensor:
+        dtype = getattr(torch, operand.dtype)
+        if operand.dtype == "bool":
+            return torch.rand(operand.shape) > 0.5
+        if dtype.is_floating_point or dtype.is_complex:
+            return torch.randn(operand.shape).to(dtype)
+        return torch.randint(0, operand.high, operand.shape, dtype=dtype)
 
-
-def _make_tensor(operand: Operand) -> torch.Tensor:
-    dtype = getattr(torch, operand.dtype)
-    if operand.dtype == "bool":
-        return torch.rand(operand.shape) > 0.5
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(operand.shape).to(dtype)
-    return torch.randint(0, operand.high, operand.shape, dtype=dtype)
+    return pytree.tree_map_only(Operand, make, value)

@@ -6,7 +6,7 @@ from collections import Counter
 
 from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at
 from fuzzcompile.fuzz.generation.profile import Profile, list_names
-from fuzzcompile.fuzz.near_misses.near_miss_registry import NEAR_MISSES
+from fuzzcompile.fuzz.generation.spec import NEAR_MISSES
 
 NAMES = [operator.name for operator in NEAR_MISSES]
 OF_THE_MATHS = {"softmax_axis", "key_permuted"}

@@ -20,11 +20,12 @@ from torch._inductor.pattern_matcher import CallFunction, KeywordArg, Match, reg
 import fuzzcompile.fuzz.generation.cases
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.triage_report import TriageReport
-from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at, from_choices
+from fuzzcompile.fuzz.generation.cases import GeneratedCase, GeneratedRecipe, draw_case_at, from_choices
 from fuzzcompile.fuzz.generation.profile import Profile, StaleRecipe
-from fuzzcompile.fuzz.idioms.registry import idiom, idioms, register, unregister
-from fuzzcompile.fuzz.near_misses.near_miss_registry import NEAR_MISSES, unregister_detour
-from fuzzcompile.fuzz.recipe import GeneratedRecipe
+from fuzzcompile.fuzz.generation.spec import NEAR_MISSES
+from fuzzcompile.fuzz.idioms import registry
+from fuzzcompile.fuzz.idioms.registry import idiom, idioms, register
+from fuzzcompile.fuzz.near_misses import near_miss_registry
 from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.programs.casefiles.case_module import load_case
 
@@ -33,13 +34,19 @@ OFTEN = Profile(dtypes=("float32",)).steer({ATTENTION: 5000, DETOUR: 2000})
 UNSPOILED = Profile(near_misses=False, dtypes=("float32",), training=False).steer({ATTENTION: 5000})
 
 
+def forget_idiom(name: str) -> None:
+    del registry._IDIOMS[name]
+    idioms.cache_clear()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> Iterator[None]:
     """The worked example of CONTRIBUTING.md for the time of this module."""
     block("tests/fuzz/generation/new_idiom.py").executed()
     yield
-    unregister(ATTENTION)
-    unregister_detour(DETOUR)
+    forget_idiom(ATTENTION)
+    del near_miss_registry._DETOURS[DETOUR]
+    NEAR_MISSES[:] = [operator for operator in NEAR_MISSES if operator.name != DETOUR]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +91,7 @@ def test_its_choices_replay_and_are_stale_without_it(drawn: list[GeneratedCase])
     assert from_choices(case.choices, OFTEN) == case
     recipe = OFTEN.to_json()
     added = idiom(ATTENTION)
-    unregister(ATTENTION)
+    forget_idiom(ATTENTION)
     try:
         with pytest.raises(StaleRecipe):
             Profile.from_json(recipe)

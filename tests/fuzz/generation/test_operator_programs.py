@@ -19,10 +19,10 @@ from fuzzcompile.fuzz.operator_programs.production import (
     ProgramValue,
     Scope,
     find_result_dtype,
+    grow_program,
     promote_dtypes,
     promote_number,
 )
-from fuzzcompile.fuzz.operator_programs.program import grow_program
 
 # The sizes of two calls.
 SIZES = {"x": ((2, 3), (4, 5), (6, 6)), "y": ((6, 6),)}

@@ -10,8 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from fuzzcompile.fuzz.generation.spec import Pen
-from fuzzcompile.fuzz.operator_programs.numerics import draw_call
-from fuzzcompile.fuzz.operator_programs.operator_table import TableOperator, load_operator_table
+from fuzzcompile.fuzz.operator_programs.numerics import TableOperator, draw_call, load_operator_table
 from fuzzcompile.fuzz.worker_description import list_lacking
 
 TABLE = load_operator_table()

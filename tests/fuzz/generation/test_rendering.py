@@ -11,9 +11,8 @@ import pytest
 
 from fuzzcompile.fuzz.generation.cases import GeneratedCase
 from fuzzcompile.fuzz.generation.rendering import render
-from fuzzcompile.fuzz.generation.spec import Attention, Block, CaseSpec, Dims, Mask, Part
+from fuzzcompile.fuzz.generation.spec import NEAR_MISSES, Attention, Block, CaseSpec, Dims, Mask, Part
 from fuzzcompile.fuzz.idioms.registry import idioms
-from fuzzcompile.fuzz.near_misses.near_miss_registry import NEAR_MISSES
 from fuzzcompile.model.templates import find_template_folder
 
 ALLOWED = ("torch", "nn", "functional", "SDPBackend", "sdpa_kernel")

@@ -29,7 +29,6 @@ NEVER = {17}
 
 def variants(attention: Idiom, seeds: range) -> Iterator[CaseSpec]:
     """The idiom with its choices drawn, in both layouts, evaluated, and trained with dropout and without."""
-    assert attention.draw_attention is not None
     for seed in seeds:
         drawn = attention.draw_attention(pen(f"{attention.name} {seed}"))
         for layout in attention.attention.layouts or ("heads_first", "heads_last"):

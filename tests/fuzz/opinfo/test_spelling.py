@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuzzcompile.fuzz.opinfo_cases import Speller, Unspellable, lay_out, write_tensor
+from fuzzcompile.fuzz.opinfo_cases import Speller, UnusableSample, lay_out, write_tensor
 
 BASE = torch.arange(24.0).view(2, 3, 4) / 2
 
@@ -67,5 +67,5 @@ def test_a_tensor_that_comes_twice_is_one_variable():
     [(torch.eye(2).to_sparse(), "sparse_coo"), (torch.nn.ReLU(), "ReLU"), (torch.Generator(), "Generator")],
 )
 def test_what_has_no_text_says_of_what_kind_it_is(value: object, reason: str):
-    with pytest.raises(Unspellable, match=reason):
+    with pytest.raises(UnusableSample, match=reason):
         Speller().value(value)
