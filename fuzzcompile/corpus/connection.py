@@ -127,7 +127,7 @@ def connect(url: URL, *, migrating: bool = False) -> Engine:
     try:
         engine = create_engine(
             url,
-            json_serializer=to_json,
+            json_serializer=functools.partial(json.dumps, allow_nan=False),  # a NaN raises ValueError
             connect_args=server_arguments(url) if is_postgres else {},
             hide_parameters=True,  # an error would show a case's whole source
             **pool,
@@ -143,11 +143,6 @@ def connect(url: URL, *, migrating: bool = False) -> Engine:
         prepare_server(engine)
         Watch(engine)
     return engine
-
-
-def to_json(value: object) -> str:
-    """Strict JSON: a NaN or an infinity raises ValueError."""
-    return json.dumps(value, allow_nan=False)
 
 
 @contextmanager

@@ -178,26 +178,22 @@ def machines_by_finding(
     details: Mapping[int, Environment],
 ) -> defaultdict[int, Machines]:
     """Map each finding that fulfils the conditions (none: all) to the machines on which it was seen and judged."""
-    reproduced, judged = _reproduced(session, chosen), _judged(session, chosen)
+    judged = _judged(session, chosen)
+    confirmed = select(ReproducerRow.finding_id, ReproducerRow.environment_id).where(
+        ReproducerRow.confirmed, ReproducerRow.environment_id.is_not(None), ReproducerRow.imported.is_(False)
+    )
+    if chosen:
+        confirmed = confirmed.join(FindingRow, ReproducerRow.finding_id == FindingRow.id).where(*chosen)
+    reproduced: defaultdict[int, list[int]] = defaultdict(list)
+    for finding, environment in session.execute(confirmed):
+        if environment is not None:  # for the type checker: the query leaves these out
+            reproduced[finding].append(environment)
     found: defaultdict[int, Machines] = defaultdict(Machines)
     for key in seen.keys() | reproduced.keys():
         counted = seen[key].counted() if key in seen else []
         hits = [details[each] for each in (*counted, *reproduced[key])]
         found[key] = list_machines(hits, [(details[each], verdict) for each, verdict in judged[key]])
     return found
-
-
-def _reproduced(session: Session, chosen: Sequence[ColumnElement[bool]]) -> defaultdict[int, list[int]]:
-    query = select(ReproducerRow.finding_id, ReproducerRow.environment_id).where(
-        ReproducerRow.confirmed, ReproducerRow.environment_id.is_not(None), ReproducerRow.imported.is_(False)
-    )
-    if chosen:
-        query = query.join(FindingRow, ReproducerRow.finding_id == FindingRow.id).where(*chosen)
-    grouped: defaultdict[int, list[int]] = defaultdict(list)
-    for finding, environment in session.execute(query):
-        if environment is not None:  # for the type checker: the query leaves these out
-            grouped[finding].append(environment)
-    return grouped
 
 
 def _judged(session: Session, chosen: Sequence[ColumnElement[bool]]) -> defaultdict[int, list[tuple[int, str]]]:

@@ -73,25 +73,20 @@ def bring_up_to_date(engine: Engine, *, create: bool) -> None:
         with engine.connect() as connection:
             tables = set(inspect(connection).get_table_names())
             revision = read_revision(connection)
-        if revision != HEAD:
-            _refuse_unusable(engine.url, revision, bool(tables - {VERSION_TABLE}), create)
-            upgrade(engine.url)
+        if revision == HEAD:
+            return
+        _refuse_unusable(engine.url, revision, bool(tables - {VERSION_TABLE}), create)
 
+        from alembic import command
 
-def upgrade(url: URL) -> None:
-    """Make the tables of a new corpus, or migrate an older one, in one transaction under the write lock.
-
-    Two processes may get here together: the second waits, then finds nothing left to do.
-    """
-    from alembic import command
-
-    with _migrating(url) as connection:
-        config = configuration(connection)
-        if read_revision(connection) is None:
-            fresh_tables().create_all(connection)
-            command.stamp(config, "head")
-        else:
-            command.upgrade(config, "head")
+        # Two processes may get here together: the second waits for the lock, then finds nothing left to do.
+        with _migrating(engine.url) as connection:
+            config = configuration(connection)
+            if read_revision(connection) is None:
+                fresh_tables().create_all(connection)
+                command.stamp(config, "head")
+            else:
+                command.upgrade(config, "head")
 
 
 @contextmanager

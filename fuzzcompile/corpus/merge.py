@@ -165,9 +165,15 @@ def settle(
         return finding, ()
     merged: list[int] = []
     signature = _signature(reproducer)
-    if signature is not None and (
-        (anew and signature != finding.signature and not _says_more(finding.signature, signature))
-        or _replaces(session, signature, finding, reproducer)
+    if (
+        signature is not None
+        and signature != finding.signature
+        and (
+            (anew and not _says_more(finding.signature, signature))
+            or is_unproved(finding.signature)
+            or _says_more(signature, finding.signature)
+            or (belongs_apart(session, finding, reproducer) and _is_all_there_is(session, finding, reproducer))
+        )
     ):
         namesake = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
         _remember(session, finding)
@@ -209,8 +215,16 @@ def move_apart(session: Session, finding: FindingRow, reproducer: ReproducerRow)
         run.finding_id = target.id
     target.hits, finding.hits = target.hits + len(runs), finding.hits - len(runs)
     session.flush()
-    for row in (finding, target):
-        _recount(session, row)
+    for row in (finding, target):  # when it was seen, and its best run
+        rows = session.execute(
+            select(RunRow, CaseRow.source)
+            .join(CaseRow, RunRow.case_id == CaseRow.id)
+            .where(RunRow.finding_id == row.id)
+        ).all()
+        row.first_seen, row.last_seen = (end(run.created for run, _ in rows) for end in (min, max))
+        best = min(rows, key=lambda each: run_rank(cast("ReportJson", each[0].report), each[1]))
+        row.best_run_id = best[0].id
+        choose(session, row)
     return target, is_new
 
 
@@ -277,14 +291,6 @@ def run_rank(report: ReportJson, source: str) -> Rank:
 # -- two become one ---------------------------------------------------------------------------------
 
 
-def _replaces(session: Session, signature: str, finding: FindingRow, reproducer: ReproducerRow) -> bool:
-    if signature == finding.signature:
-        return False
-    if is_unproved(finding.signature) or _says_more(signature, finding.signature):
-        return True
-    return belongs_apart(session, finding, reproducer) and _is_all_there_is(session, finding, reproducer)
-
-
 def _says_more(signature: str, known: str) -> bool:
     """Return whether a signature says more of a bug than the one that is known."""
     if is_unproved(known):
@@ -339,7 +345,16 @@ def _merge(session: Session, findings: Sequence[FindingRow], merged: list[int]) 
 def _absorb(session: Session, survivor: FindingRow, vanishing: FindingRow) -> None:
     """Give everything of one finding to an older one, and remember what it was called."""
     key, old = survivor.id, vanishing.id
-    _keep_marks(survivor, vanishing)
+    # The older finding's mark stands, the other's goes into its note.
+    if vanishing.status == OPEN:
+        said = vanishing.note
+    elif survivor.status == OPEN:
+        survivor.status, survivor.duplicate_of_id = vanishing.status, vanishing.duplicate_of_id
+        survivor.issue, said = vanishing.issue or survivor.issue, vanishing.note
+    else:
+        mark = " ".join(filter(None, (vanishing.status, vanishing.issue, vanishing.note)))
+        said = f"{public_id(vanishing.id)}, merged into this: {mark}"
+    survivor.note = "; ".join(dict.fromkeys(filter(None, (survivor.note, said)))) or None
     own_scripts = select(ReproducerRow.sha256).where(ReproducerRow.finding_id == key)
     own_links = select(Related.url).where(Related.finding_id == key)
     better = session.get_one(RunRow, vanishing.best_run_id)
@@ -364,34 +379,8 @@ def _absorb(session: Session, survivor: FindingRow, vanishing: FindingRow) -> No
         survivor.duplicate_of_id, survivor.status = None, OPEN
 
 
-def _keep_marks(survivor: FindingRow, vanishing: FindingRow) -> None:
-    """Keep the marks of both findings: the older finding's mark first, the other's in its note."""
-    if vanishing.status == OPEN:
-        said = vanishing.note
-    elif survivor.status == OPEN:
-        survivor.status, survivor.duplicate_of_id = vanishing.status, vanishing.duplicate_of_id
-        survivor.issue, said = vanishing.issue or survivor.issue, vanishing.note
-    else:
-        mark = " ".join(filter(None, (vanishing.status, vanishing.issue, vanishing.note)))
-        said = f"{public_id(vanishing.id)}, merged into this: {mark}"
-    survivor.note = "; ".join(dict.fromkeys(filter(None, (survivor.note, said)))) or None
-
-
 def _remember(session: Session, finding: FindingRow) -> None:
     session.add(FormerNameRow(finding_id=finding.id, signature=finding.signature, merged_id=None))
-
-
-def _recount(session: Session, finding: FindingRow) -> None:
-    """After runs came or went: when the finding was seen, and its best run."""
-    rows = session.execute(
-        select(RunRow, CaseRow.source)
-        .join(CaseRow, RunRow.case_id == CaseRow.id)
-        .where(RunRow.finding_id == finding.id)
-    ).all()
-    finding.first_seen, finding.last_seen = (end(run.created for run, _ in rows) for end in (min, max))
-    best = min(rows, key=lambda row: run_rank(cast("ReportJson", row[0].report), row[1]))
-    finding.best_run_id = best[0].id
-    choose(session, finding)
 
 
 def _signature(reproducer: ReproducerRow) -> str | None:

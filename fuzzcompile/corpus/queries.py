@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar, cast
 
@@ -24,7 +24,6 @@ from fuzzcompile.corpus.models import (
 )
 from fuzzcompile.corpus.records import Finding, FindingSummary, Reproducer, public_id
 from fuzzcompile.model.errors import UsageError
-from fuzzcompile.model.hints import format_command
 
 # What findings were drawn from: the generator's general parts, or a form that a public report spelled.
 
@@ -55,27 +54,6 @@ def drawn_from(cases: Iterable[Collection[str]]) -> str | None:
         return None
     forms = [[name for name in REPORTS if name in features] for features in known]
     return f"the form of {REPORTS[forms[0][0]]}" if all(forms) else GENERAL
-
-
-# Which programs may be run: those of another corpus are foreign code until someone here trusts them.
-
-_MOST_LISTED = 5
-
-
-def require_trust(findings: Sequence[FindingSummary], corpus: str) -> None:
-    """Refuse to run findings of another corpus that no one here trusts."""
-    foreign = [finding.public_id for finding in findings if not finding.trusted]
-    if not foreign:
-        return
-    few = len(foreign) <= _MOST_LISTED
-    trusting = format_command("corpus", "trust", *(foreign if few else ()), all=not few, corpus=corpus)
-    read = format_command("corpus", "show", foreign[0], corpus=corpus)
-    if len(foreign) == 1:
-        says = f"{foreign[0]} comes from another corpus, and running it runs its code: read it with `{read}`"
-    else:
-        listed = ", ".join(foreign) if few else f"{len(foreign)} findings ({', '.join(foreign[:_MOST_LISTED])}, ...)"
-        says = f"{listed} come from another corpus, and running them runs their code: read each as with `{read}`"
-    raise UsageError(f"{says}, then give --trust, or `{trusting}`.")
 
 
 _FINDINGS_NAMED = 10

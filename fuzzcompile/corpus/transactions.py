@@ -121,10 +121,10 @@ def put_run(
     token: str | None = None,
     imported: bool = False,
 ) -> StoredReport:
-    """Store a judged case: its source, environment, run, finding and coverage.
+    """Store a judged case (`fuzzcompile.corpus.store.Store.record`).
 
     A run that comes from another corpus was ``created`` there, and hit a finding of that ``signature``; with
-    ``imported``, its case is not trusted. One whose ``token`` is there already is not stored again.
+    ``imported``, its case is not trusted.
     """
     if not isinstance(report.get("verdict"), str):
         raise ValueError("a report needs a verdict")
@@ -167,11 +167,7 @@ def put_reproducer(
     *,
     imported: bool = False,
 ) -> StoredReproducer:
-    """Store a reproducer; a script that is already stored is updated. The finding takes from it what it shows.
-
-    ``replaces`` is the hash of the finding's script or case that was judged anew to make this one. An ``imported`` one
-    is marked, and changes nothing of one that is trusted.
-    """
+    """Store a reproducer (`Store.add_reproducer`); an ``imported`` one changes nothing of one that is trusted."""
     finding = session.get_one(FindingRow, finding_id)
     row = _reproducer(session, finding_id, reproducer.sha256)
     if imported and row is not None and not row.imported:

@@ -37,8 +37,8 @@ from fuzzcompile.model.settings import FILE_NAME, read_settings
 
 # Rows of one transaction: reports and sources take some ten kilobytes each.
 CHUNK = 500
-# References to rows of a later table, or of the same one: they are set when all rows are there.
-_LATER = {"findings": ("best_run_id", "best_reproducer_id", "duplicate_of_id")}
+# References of findings to rows of a later table, or of the same one: they are set when all rows are there.
+_LATER = ("best_run_id", "best_reproducer_id", "duplicate_of_id")
 _TABLES = [table for table in Base.metadata.sorted_tables if "id" in table.columns]
 _SMALL = [table for table in Base.metadata.sorted_tables if table.name not in ("cases", "runs")]
 # What changes of the large tables, whose rows it would take long to read.
@@ -155,7 +155,7 @@ class _Transfer:
                 chosen = chosen.where(table.c.id > last).order_by(table.c.id).limit(CHUNK)
             elif target.execute(select(table).limit(1)).first() is not None:
                 return 0
-            later = dict.fromkeys(_LATER.get(table.name, ()))
+            later = dict.fromkeys(_LATER if table.name == "findings" else ())
             rows = [{**row._mapping, **later} for row in self._read(source, chosen)]
             if rows:
                 target.execute(insert(table), rows)
@@ -170,14 +170,13 @@ class _Transfer:
         """Set the references that were left out, compare, and let the target be a corpus."""
         with writing(self._target).begin() as target:
             self._insist(target, mark)
-            for name, columns in _LATER.items():
-                table = Base.metadata.tables[name]
-                rows = self._read(source, select(table.c.id, *(table.c[column] for column in columns)))
-                setting = update(table).where(table.c.id == bindparam("key"))
-                setting = setting.values({column: bindparam(f"to_{column}") for column in columns})
-                keys = ("key", *(f"to_{column}" for column in columns))
-                if rows:
-                    target.execute(setting, [dict(zip(keys, row, strict=True)) for row in rows])
+            findings = Base.metadata.tables["findings"]
+            rows = self._read(source, select(findings.c.id, *(findings.c[column] for column in _LATER)))
+            setting = update(findings).where(findings.c.id == bindparam("key"))
+            setting = setting.values({column: bindparam(f"to_{column}") for column in _LATER})
+            keys = ("key", *(f"to_{column}" for column in _LATER))
+            if rows:
+                target.execute(setting, [dict(zip(keys, row, strict=True)) for row in rows])
             for table in Base.metadata.sorted_tables:
                 if target.scalar(select(func.count()).select_from(table)) != self.done.rows[table.name]:
                     raise CorpusError(

@@ -23,7 +23,7 @@ from fuzzcompile.fuzz.generation.cases import read_recipe
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import ReportJson, read_target
-from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, UsageError
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.versions import installed_torch
 from fuzzcompile.programs.casefiles.case_file import defines_make, read_case_file
@@ -34,6 +34,7 @@ from fuzzcompile.programs.shrink.minimize import minimize as reduce_case
 from fuzzcompile.programs.shrink.outcome import MinimizeResult, SearchTally
 from fuzzcompile.programs.shrink.search import SearchBudget, SearchProgress
 from fuzzcompile.report.finding_facts import IssueFacts
+from fuzzcompile.report.output_files import write_whole
 from fuzzcompile.run.device import describe_environment, resolve_device
 from fuzzcompile.run.pool.worker import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerStartFailed
 from fuzzcompile.run.pool.worker_pool import WorkerPool
@@ -198,10 +199,8 @@ def read_state(state: Path, subject: MinimizeSubject) -> tuple[SearchTally, Repo
 def write_state(state: Path, subject: MinimizeSubject, tally: SearchTally) -> None:
     """Keep what a search learned so far; if the file cannot be written, only --resume is lost."""
     kept = {**asdict(tally), "source": hash_source(subject.source), "report": subject.report}
-    draft = state.with_name(f"{state.name}.part")
-    with contextlib.suppress(OSError):
-        draft.write_text(json.dumps(kept), encoding="utf-8")
-        draft.replace(state)
+    with contextlib.suppress(FuzzcompileError):
+        write_whole(state, json.dumps(kept).encode(), "--out")
 
 
 # Secondary findings: candidates of a reduction that fail in another way, judged and stored on their own.

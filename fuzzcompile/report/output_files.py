@@ -32,9 +32,10 @@ def check_writable(path: Path, option: str, *, parents: bool = False) -> None:
 
 
 def write_whole(path: Path, content: bytes, option: str) -> None:
-    """Write the file whole or not at all; EnvironmentUnfit (a full disk) or UsageError names ``option``."""
+    """Write the file, and folders above it, whole or not at all; EnvironmentUnfit or UsageError names ``option``."""
     draft = _draft(path)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         draft.write_bytes(content)
         draft.replace(path)
     except OSError as error:

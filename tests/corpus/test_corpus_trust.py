@@ -12,10 +12,10 @@ from corpus_examples import ENVIRONMENT, STREAM, bug, campaign, case, report, re
 from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import imports
-from fuzzcompile.corpus.queries import require_trust
 from fuzzcompile.corpus.records import CorpusGone
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.corpus.transfer import opened
+from fuzzcompile.front.cli.case_arguments import require_trusted
 from fuzzcompile.model.errors import UsageError
 
 FOLD, OTHER = "post_grad:p.py:fold:sum(dim)", "post_grad:q.py:other:mul"
@@ -134,14 +134,14 @@ def test_an_imported_campaign_that_had_not_ended_holds_no_part_here(
 
 def test_the_refusal_says_how_to_read_and_how_to_trust(store: Store, theirs: Store, tmp_path: Path) -> None:
     store.record(None, case("own\n"), ENVIRONMENT, bug())
-    require_trust(store.findings(), store.location)
+    require_trusted(store, store.findings(), trusted=False)
     arrive(store, theirs, "database", tmp_path)
     with pytest.raises(UsageError, match=r"^F2 comes .* runs its code: .*corpus show F2.*--trust, or .*trust F2"):
-        require_trust([store.finding("F1"), store.finding("F2")], store.location)
+        require_trusted(store, [store.finding("F1"), store.finding("F2")], trusted=False)
     with pytest.raises(UsageError, match=r"^F2, F3 come from another corpus.*corpus trust F2 F3"):
-        require_trust(store.findings(), store.location)
+        require_trusted(store, store.findings(), trusted=False)
     with pytest.raises(UsageError, match=r"^8 findings \(F2, F3, .*corpus trust --all"):
-        require_trust(store.findings() * 4, store.location)
+        require_trusted(store, store.findings() * 4, trusted=False)
 
 
 def test_nothing_is_trusted_if_one_name_is_wrong(store: Store, theirs: Store, tmp_path: Path) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from rich.console import Console
+from rich.status import Status
 
 from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.diagnosis.worker.file_triage import FileAnswer, triage_files
@@ -252,14 +252,9 @@ def _find_device(invocation: Invocation, target: str | None) -> str:
     return others[0] if others and target is None else "cpu"
 
 
-@contextlib.contextmanager
-def _show_status(name: str) -> Iterator[None]:
-    """Name the step in progress on a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    with Console(stderr=True).status(f"Judging {name} ..."):
-        yield
+def _show_status(name: str) -> Status:
+    """Name the call on a terminal; elsewhere, and in a notebook, nothing is shown."""
+    return Console(stderr=True, force_jupyter=False).status(f"Judging {name} ...")
 
 
 def _reword(error: str, name: str) -> str:

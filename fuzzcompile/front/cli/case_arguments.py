@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fuzzcompile.model.errors import CaseError, UsageError
+from fuzzcompile.model.hints import format_command
 from fuzzcompile.model.settings import locate_corpus, read_settings
 from fuzzcompile.programs.casefiles.case_file import looks_like_path, read_case_file
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fuzzcompile.corpus.store import Store
 
 _MOST_NAMES = 500  # that a shell is offered
+_MOST_LISTED = 5
 
 
 def open_corpus(location: str | None, *, create: bool = False) -> Store:
@@ -56,12 +58,22 @@ def find_case(name: str) -> Path | None:
 
 def require_trusted(store: Store, findings: Sequence[FindingSummary], *, trusted: bool) -> None:
     """Refuse to run findings that come from another corpus, unless the user trusts them (now: ``--trust``)."""
-    from fuzzcompile.corpus.queries import require_trust
-
     if trusted:
         store.trust(finding.id for finding in findings)
+        return
+    corpus = store.location
+    foreign = [finding.public_id for finding in findings if not finding.trusted]
+    if not foreign:
+        return
+    few = len(foreign) <= _MOST_LISTED
+    trusting = format_command("corpus", "trust", *(foreign if few else ()), all=not few, corpus=corpus)
+    read = format_command("corpus", "show", foreign[0], corpus=corpus)
+    if len(foreign) == 1:
+        says = f"{foreign[0]} comes from another corpus, and running it runs its code: read it with `{read}`"
     else:
-        require_trust(findings, store.location)
+        listed = ", ".join(foreign) if few else f"{len(foreign)} findings ({', '.join(foreign[:_MOST_LISTED])}, ...)"
+        says = f"{listed} come from another corpus, and running them runs their code: read each as with `{read}`"
+    raise UsageError(f"{says}, then give --trust, or `{trusting}`.")
 
 
 def require_corpus(store: Store | None, name: str) -> Store:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.front.cli import options
+from fuzzcompile.front.cli.finding_output import format_columns
 from fuzzcompile.model.conditions import choose_running_device
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.stages import STAGES
@@ -138,6 +140,7 @@ def _write_report(path: Path, table: CoverageTable, patterns: AttentionCoverage 
     from fuzzcompile.model.templates import get_template
     from fuzzcompile.model.versions import __version__
     from fuzzcompile.report.circumstances import versions
+    from fuzzcompile.report.output_files import write_whole
     from fuzzcompile.run.device import describe_environment
 
     rules = [row for row in table.stages if row.kind in RULES]
@@ -160,27 +163,15 @@ def _write_report(path: Path, table: CoverageTable, patterns: AttentionCoverage 
         percent=_format_percent,
         scrub=scrub,
     )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"The report cannot be written to {path} ({error.strerror}); name another file.") from error
+    write_whole(path, text.encode(), "--report")
 
 
 def _print_coverage(table: CoverageTable, shown: list[StageCoverage], *, every: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from fuzzcompile.fuzz.campaign.budget import format_duration
 
-    console = Console()
-    if console.is_terminal:
-        grid = Table(*_COVERAGE_COLUMNS, box=None, pad_edge=False)
-        for row in shown:
-            grid.add_row(*_format_coverage_cells(row))
-        console.print(grid)
-    else:  # for grep and cut
-        click.echo("\n".join("\t".join(cells) for cells in (_COVERAGE_COLUMNS, *map(_format_coverage_cells, shown))))
+    rows = [_COVERAGE_COLUMNS, *map(_format_coverage_cells, shown)]
+    # Tabs are for grep and cut.
+    click.echo("\n".join(format_columns(rows) if sys.stdout.isatty() else map("\t".join, rows)))
     for row in shown:
         if not every and row.kind in _MANY_NAMES:
             continue
@@ -197,7 +188,7 @@ def _print_coverage(table: CoverageTable, shown: list[StageCoverage], *, every: 
     counted = f": {table.counters.cases} cases"
     if table.within is not None:
         counted = f": the {table.counters.cases} cases of the first {format_duration(table.ran)} of campaigns"
-    click.echo(f"\ntorch {table.torch}{told}, counted in {table.corpus}{counted}.", err=not console.is_terminal)
+    click.echo(f"\ntorch {table.torch}{told}, counted in {table.corpus}{counted}.", err=not sys.stdout.isatty())
 
 
 def _format_shares(table: CoverageTable) -> str:

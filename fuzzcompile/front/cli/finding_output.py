@@ -55,12 +55,16 @@ def format_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _format_cells(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> tuple[str, ...]:
-    number = stored.reproducer_lines
+    number, culprit = stored.reproducer_lines, "not attributed"
+    if known := stored.culprit:
+        file = (known.get("source") or "").rpartition("/")[2]
+        place = f"{file}:{known.get('line')}" if file else known.get("stage")
+        culprit = f"{known.get('rewrite') or 'unknown'} ({place})"
     return (
         stored.public_id,
         stored.severity or "unknown",
         stored.verdict,
-        _format_culprit(stored),
+        culprit,
         "yes" if stored.is_proved else "no",
         str(stored.hits),
         ", ".join(stored.torch_versions),
@@ -69,16 +73,6 @@ def _format_cells(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> tup
         stored.drawn_from or "not recorded",
         "; ".join(filter(None, (_format_mark(stored, groups), "" if stored.trusted else "not trusted"))),
     )
-
-
-def _format_culprit(stored: FindingSummary) -> str:
-    """The culprit and where it stands, short enough for a column."""
-    culprit = stored.culprit
-    if not culprit:
-        return "not attributed"
-    file = (culprit.get("source") or "").rpartition("/")[2]
-    place = f"{file}:{culprit.get('line')}" if file else culprit.get("stage")
-    return f"{culprit.get('rewrite') or 'unknown'} ({place})"
 
 
 def _format_mark(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> str:

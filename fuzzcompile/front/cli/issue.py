@@ -93,16 +93,16 @@ def _rank_culprit(culprit: CulpritJson | None) -> tuple[bool, bool]:
 
 
 def _collect_facts(subject: Path | str, conditions: Conditions, location: str | None) -> IssueFacts:
-    if isinstance(subject, str):
-        with open_existing_corpus(location) as store:
-            require_corpus(store, subject).finding(subject)  # before torch is imported to work on it
-
-    from fuzzcompile.front.minimize_case import collect_file_facts
-    from fuzzcompile.fuzz.campaign.campaign_outputs import collect_issue_facts
-
     with open_existing_corpus(location) as store:
         if isinstance(subject, str):
+            require_corpus(store, subject).finding(subject)  # before torch is imported to work on it
+
+            from fuzzcompile.fuzz.campaign.campaign_outputs import collect_issue_facts
+
             return collect_issue_facts(require_corpus(store, subject), subject)
+
+    from fuzzcompile.front.minimize_case import collect_file_facts
+
     click.echo(f"Judging {subject} and making its script (half a minute or more) ...", err=True)
     return collect_file_facts(subject, conditions)
 

@@ -107,22 +107,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         status = 0
     except OSError as error:  # a full disk, a folder without rights: of the machine, wherever it was met
         status = 3
-        _explain(_describe_machine_error(error), debug)
+        reason = error.strerror or str(error)
+        message = f"The system refuses a file ({reason}); mend that and run again, or see where with --debug."
+        if error.filename is not None:
+            places = "(--corpus, --out, TMPDIR, TORCHINDUCTOR_CACHE_DIR)"
+            message = f"Cannot use {error.filename}: {reason}; mend that, or choose another place {places}."
+        _explain(message, debug)
     except Exception as error:  # a bug of ours ends with one sentence too; --debug shows the traceback
         status = 3
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         _explain(f"Internal error ({what}); run again with --debug and report it to the fuzzcompile developers.", debug)
     sys.exit(status if isinstance(status, int) else 0)
-
-
-def _describe_machine_error(error: OSError) -> str:
-    reason = error.strerror or str(error)
-    if error.filename is None:
-        return f"The system refuses a file ({reason}); mend that and run again, or see where with --debug."
-    return (
-        f"Cannot use {error.filename}: {reason}; mend that, or choose another place (--corpus, --out, TMPDIR, "
-        "TORCHINDUCTOR_CACHE_DIR)."
-    )
 
 
 def _explain(message: str, debug: bool) -> None:

@@ -147,7 +147,7 @@ class _MinimizeCommand:
         return 0
 
     def minimize_one(self, clock: BudgetClock) -> int:
-        from fuzzcompile.report.output_files import EventLog, check_writable
+        from fuzzcompile.report.output_files import EventLog, check_writable, write_whole
 
         if self.out is not None:
             check_writable(self.out, "--out", parents=True)
@@ -172,7 +172,7 @@ class _MinimizeCommand:
             self._keep(store, subject, small, out, clock)
         if self.others is not None:
             for number, source in enumerate(small.other_sources, start=1):
-                _write(self.others / f"{out.stem}_other_{number}.py", source)
+                write_whole(self.others / f"{out.stem}_other_{number}.py", source.encode(), "--others")
         if small.interrupted:
             return _INTERRUPTED
         if small.confirmed:
@@ -238,6 +238,7 @@ class _MinimizeCommand:
         from fuzzcompile.corpus.records import public_id
         from fuzzcompile.front.minimize_case import MOST_SECONDARY, store_secondary_findings
         from fuzzcompile.fuzz.campaign.campaign_outputs import keep_reproducer
+        from fuzzcompile.report.output_files import write_whole
 
         if store is not None and subject.finding is not None and not small.interrupted:
             kept = keep_reproducer(store, subject.finding, small)
@@ -246,7 +247,7 @@ class _MinimizeCommand:
                 click.echo(f"The reproducer shows another cause than {subject.finding}: it is {cause}.")
             for key in kept.merged:
                 click.echo(f"{public_id(key)} is the same bug as {kept.public_id}, and was merged into it.")
-        _write(out, small.reproducer)
+        write_whole(out, small.reproducer.encode(), "--out")
         typed = {**self.conditions.options(), "corpus": self.location, "out": self.out, "others": self.others}
         for text in _describe_conclusion(small, out, CommandSubject(self.name, typed), self.others):
             click.echo(text)
@@ -300,11 +301,3 @@ def _describe_confirmation(small: MinimizeResult, out: Path, named: CommandSubje
 
 def _locate_state(out: Path) -> Path:
     return out.with_name(f"{out.name}.state")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise EnvironmentUnfit(f"Cannot write {path}: {error.strerror}; choose another --out.") from error

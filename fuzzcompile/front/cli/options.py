@@ -65,17 +65,17 @@ PATH, FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=Fal
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-def _check_writable(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    if path is not None and not context.resilient_parsing:
-        from fuzzcompile.report.output_files import check_writable
-
-        check_writable(path, option.opts[0])
-    return path
-
-
 def output_file(*names: str, **attributes: Any) -> Callable[[OptionCommand], OptionCommand]:
     """An option that names a file to write, which is refused before any work if it cannot be written."""
-    return click.option(*names, **{"type": PATH, "metavar": "FILE", "callback": _check_writable, **attributes})
+
+    def check(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+        if path is not None and not context.resilient_parsing:
+            from fuzzcompile.report.output_files import check_writable
+
+            check_writable(path, option.opts[0])
+        return path
+
+    return click.option(*names, **{"type": PATH, "metavar": "FILE", "callback": check, **attributes})
 
 
 device = setting_option("device", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run.")

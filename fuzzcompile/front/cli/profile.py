@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.front.cli import options
-from fuzzcompile.model.conditions import Conditions, Limits, choose_running_device
+from fuzzcompile.model.conditions import Conditions, Limits, choose_running_device, list_modes
 from fuzzcompile.model.hints import CommandSubject, format_command
 from fuzzcompile.model.settings import FiniteRange
+from fuzzcompile.model.tolerances import Tolerances
 
 if TYPE_CHECKING:
     from fuzzcompile.analyses.profile.recordings import RecordedRun
@@ -92,13 +93,16 @@ def profile(
     Exit status: 1 for a jump, 3 if the case cannot be run in one of both ways, otherwise 0. The layer of a jump under
     inductor is triaged at once.
     """
+    from fuzzcompile.analyses.profile.side_names import spelled
     from fuzzcompile.diagnosis.worker.veto_check import check_vetoes
     from fuzzcompile.front.cli.wait_line import WaitLine
     from fuzzcompile.programs.casefiles.case_file import read_case_file
 
     conditions = Conditions(choose_running_device(device, None), vetoes, plants, Limits(timeout, int(memory * 2**30)))
     measured = against or ("inductor" if record is None else "eager")
-    _check_options((measured, reference), tolerances)
+    for text in (measured, reference):  # before any work
+        spelled(text, list_modes())
+    Tolerances.load(tolerances)
     check_vetoes(conditions, [read_case_file(case)])
 
     from fuzzcompile.analyses.profile.layer_profile import ProfileOptions
@@ -134,16 +138,6 @@ def _show_profile(answer: ProfileJson, name: CommandSubject, page: Path | None, 
     else:
         print_profile(report_console(), answer, name=name)
     return 1 if answer["verdict"] == "jump" else 0
-
-
-def _check_options(sides: tuple[str, str], tolerances: Path | None) -> None:
-    from fuzzcompile.analyses.profile.side_names import spelled
-    from fuzzcompile.model.conditions import list_modes
-    from fuzzcompile.model.tolerances import Tolerances
-
-    for text in sides:
-        spelled(text, list_modes())
-    Tolerances.load(tolerances)
 
 
 def _describe_recording(recorded: RecordedRun, case: Path) -> str:

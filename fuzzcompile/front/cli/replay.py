@@ -15,6 +15,7 @@ import click
 
 from fuzzcompile.front.cli import options
 from fuzzcompile.front.cli.case_arguments import complete_findings, open_corpus, require_trusted
+from fuzzcompile.front.cli.finding_output import format_columns
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions, Limits, choose_running_device
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
@@ -222,31 +223,24 @@ def _format_result(result: Result) -> str:
 
 
 def _print_replays(replays: ReplayRun, corpus: str) -> None:
-    from rich.table import Table
-
-    from fuzzcompile.report.verdict_text import report_console
-
     several = len(replays.versions) > 1
-    table = Table(
-        "finding", "severity", *replays.versions, *(("since", "fixed in") if several else ()), "what", box=None
-    )
+    ends = ("since", "fixed in") if several else ()
+    rows = [("finding", "severity", *replays.versions, *ends, "what")]
     notes = []
     for record in replays.records:
         statuses = _format_statuses(record, replays.versions, "REGRESSION")
         ends = (_format_since(record), record.history.fixed_in or "-") if several else ()
-        table.add_row(record.name, str(record.subject.severity or "-"), *statuses, *ends, record.subject.what)
+        rows.append((record.name, str(record.subject.severity or "-"), *statuses, *ends, record.subject.what))
         if several or record.subject.not_replayable:
             notes += [f"{record.name}: {note}." for note in record.notes]
-    console = report_console()
-    console.print(table)
     torches = ", ".join(version for version, _ in replays.builds.values()) or "no torch"
     counts = ", ".join(f"{count} {status}" for status, count in replays.counts.items()) or "nothing was run"
     interrupted = "Interrupted; what is shown is stored. " if replays.interrupted else ""
     back = sum(bool(record.regressions) for record in replays.records)
     counted = f"{_many(len(replays.records), 'finding')} on torch {torches}: {counts}; regressions: {back}."
     advice = list(_advise(replays, corpus)) or ["nothing: what was known still fails"]
-    for text in (f"{interrupted}{counted}", *notes, *(f"next: {each}" for each in advice)):
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    nexts = (f"next: {each}" for each in advice)
+    click.echo("\n".join((*format_columns(rows), f"{interrupted}{counted}", *notes, *nexts)))
 
 
 def _format_statuses(record: Record, versions: list[str], regression: str) -> Iterator[str]:

@@ -163,8 +163,11 @@ class _CampaignCommand:
         return self.drawn_from == "opinfo"
 
     def run(self) -> int:
+        from fuzzcompile.diagnosis.worker.veto_check import check_vetoes
         from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget
         from fuzzcompile.fuzz.campaign.campaign_outputs import CampaignOutputs
+        from fuzzcompile.programs.casefiles.case_file import read_case_file
+        from fuzzcompile.report.output_files import check_writable
 
         # The clock runs from here: starting workers is part of the budget.
         clock = BudgetClock(CampaignBudget.parse(self.budget))
@@ -176,7 +179,9 @@ class _CampaignCommand:
             raise UsageError("A campaign is --screen-only or --full-only, not both.")
         asked = self._find_focus()
         outputs = CampaignOutputs(self.log, self.sarif, self.summary_file, self.location)
-        self._check_places()
+        check_writable(self.drafts / "draft.md", "--drafts", parents=True)
+        open_corpus(self.location, create=True).close()
+        check_vetoes(self.conditions, [] if self.origin is None else [read_case_file(self.origin)])
         return self._conclude(self._run_campaign(asked, outputs, clock))
 
     def _find_focus(self) -> FocusQuestion | None:
@@ -196,16 +201,6 @@ class _CampaignCommand:
         if aims and torch is None:
             raise EnvironmentUnfit("There is no torch installed to aim at.")
         return None if torch is None else parse_focus(self.focus, self.changed, self.checkout, torch.parent)
-
-    def _check_places(self) -> None:
-        """Check the folder of drafts, the corpus and the vetoes before any worker starts."""
-        from fuzzcompile.diagnosis.worker.veto_check import check_vetoes
-        from fuzzcompile.programs.casefiles.case_file import read_case_file
-        from fuzzcompile.report.output_files import check_writable
-
-        check_writable(self.drafts / "draft.md", "--drafts", parents=True)
-        open_corpus(self.location, create=True).close()
-        check_vetoes(self.conditions, [] if self.origin is None else [read_case_file(self.origin)])
 
     def _start_workers(self, clock: BudgetClock) -> AbstractContextManager[CampaignWorkers]:
         """Announce the workers, and return the context in which they run: on this machine, or those of a cluster."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import glob
 import importlib
 import json
@@ -23,7 +22,6 @@ from fuzzcompile.model.severity import Severity, rank, rate_severity
 
 if TYPE_CHECKING:
     from fuzzcompile.diagnosis.worker.file_triage import FileAnswer
-    from fuzzcompile.front.cli.wait_line import WaitLine
     from fuzzcompile.front.known_bugs import IgnorePatterns
     from fuzzcompile.report.output_files import EventLog
 
@@ -108,12 +106,18 @@ class _TriageCommand:
         from fuzzcompile.diagnosis.worker.file_triage import triage_files
         from fuzzcompile.front.cli.wait_line import WaitLine
         from fuzzcompile.front.known_bugs import Baseline, IgnorePatterns
+        from fuzzcompile.model.versions import installed_torch
         from fuzzcompile.run.subprocesses import sigterm_interrupts
 
         ignored = IgnorePatterns.of(self.ignored)
         files = list_case_files(self.cases, ignored)
         known = Baseline.of(self.baseline, ignored)
         waiting = WaitLine(as_json=self.as_json, several=len(files) > 1)
+
+        def show_start() -> None:
+            waiting.say(f"starting a worker, which imports torch {installed_torch()}")
+            importlib.import_module("fuzzcompile.report.verdict_text")  # while there is time: the answer needs it
+
         results = triage_files(
             files,
             self.conditions,
@@ -121,7 +125,7 @@ class _TriageCommand:
             workers=self.workers,
             describe=self.page is not None,
             listener=waiting.show_worker_state,
-            meanwhile=functools.partial(_show_start, waiting),
+            meanwhile=show_start,
         )
         # On Ctrl-C the generator is closed at once, and its workers and files with it.
         with sigterm_interrupts(), contextlib.closing(results), self._log_events(files) as events, waiting:
@@ -192,13 +196,6 @@ class _TriageCommand:
             write_whole(self.junit, format_triage_junit(scanned), "--junit")
         if self.sarif is not None:
             write_whole(self.sarif, sarif(scanned, __version__), "--sarif")
-
-
-def _show_start(waiting: WaitLine) -> None:
-    from fuzzcompile.model.versions import installed_torch
-
-    waiting.say(f"starting a worker, which imports torch {installed_torch()}")
-    importlib.import_module("fuzzcompile.report.verdict_text")  # while there is time: the answer needs it
 
 
 def _list_bugs(answers: Sequence[FileAnswer]) -> None:

@@ -226,4 +226,4 @@ def test_a_wrong_time_is_said_in_one_sentence(corpus, within):
 def test_a_report_that_cannot_be_written_is_said_in_one_sentence(corpus, tmp_path):
     (tmp_path / "file").write_text("")
     status, _, err = call("coverage", "--report", tmp_path / "file" / "coverage.md", "--corpus", corpus)
-    assert status == 2 and "cannot be written" in err and len(err.splitlines()) == 1
+    assert status == 2 and "Cannot write" in err and len(err.splitlines()) == 1

@@ -9,4 +9,4 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Do nothing: `fuzzcompile.corpus.maintenance.upgrade` makes a new corpus from the models."""
+    """Do nothing: `fuzzcompile.corpus.maintenance.bring_up_to_date` makes a new corpus from the models."""
