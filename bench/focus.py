@@ -89,7 +89,7 @@ def reachable() -> list[Rule]:
 
     def can_fire(row: KnownRule) -> bool:
         is_table = row.kind == "pass" and (row.stage, row.name) in tables
-        return not is_table and facts().find_lasting_reason(row.stage, row.name, "cpu") is None
+        return not is_table and facts().find_reason(row.stage, row.name, "cpu") is None
 
     return list(dict.fromkeys((row.stage, row.name) for row in rows if can_fire(row)))
 

@@ -6,7 +6,7 @@ Rules are passes, patterns, operators with a decomposition or lowering, and sett
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -34,16 +34,16 @@ UNREGISTERED = "not registered in this torch"
 # What the corpus counts there are shapes of kernels, which torch does not register.
 _UNLISTED = (SCHEDULER,)
 _KINDS: Mapping[str, Kind] = {DECOMPOSITION: "decomposition", LOWERING: "lowering"}
-# Outcomes by stage and name, and by the pass that ran the rewrite.
-_Counts = Mapping[tuple[str, str], Mapping[str, Counter[str]]]
 # A process that compiles for a target registers its patterns first; trying all of those for attention takes minutes.
 _SECONDS = 900.0
 
 Result = TypeVar("Result")
 
 
-def _ask_target(target: str, ask: Callable[[torch.device], Result], device: torch.device) -> Result:
-    """Return the result of ``ask`` for ``device`` in a process that compiles for the target."""
+def _ask_target(target: str | None, ask: Callable[[torch.device], Result], device: torch.device) -> Result:
+    """Return the result of ``ask`` for ``device``, for a target in a process that compiles for it."""
+    if target is None:
+        return ask(device)
     with open_pool(Conditions(str(device), limits=Limits(_SECONDS), target=target), 1) as pool:
         try:
             return pool.submit(ask, device).result()
@@ -58,10 +58,7 @@ def _list_sendable(device: torch.device) -> list[KnownRule]:
 
 @dataclass(frozen=True)
 class ListedRule:
-    """One pass, pattern, operator or setting with its counts in the corpus.
-
-    The counts are None where there is no corpus, or where nothing of the kind is counted.
-    """
+    """One pass, pattern, operator or setting with its counts in the corpus; None where nothing is counted."""
 
     known: KnownRule
     fired: int | None = None
@@ -75,24 +72,16 @@ class ListedRule:
         return {**{key: value for key, value in own.items() if value not in (None, "") or key == "on"}, **counts}
 
 
-@dataclass(frozen=True)
-class RuleListing:
-    """All of them, and the corpus in which they were counted (None: there is none)."""
-
-    rows: list[ListedRule]
-    corpus: str | None
-
-
 def list_rules(
     device: torch.device, location: str | None, *, target: str | None = None, until: datetime | None = None
-) -> RuleListing:
-    """The catalogue of the installed torch with the counts of a corpus.
+) -> tuple[list[ListedRule], str | None]:
+    """The catalogue of the installed torch with the counts of a corpus, and that corpus (None: there is none).
 
     Rewrites that the corpus saw under this torch but torch does not register (a user's own passes) are added. Without
     a ``location``, the counts are those of the default corpus, if there is one. With a ``target``, what is registered
     for it is listed; what a case judged after ``until`` was the first to reach counts as never reached.
     """
-    known = list_known_rules(device) if target is None else _ask_target(target, _list_sendable, device)
+    known = _ask_target(target, _list_sendable, device)
     compiler = identify_compiler({"torch": str(torch.__version__), "target": target})
     try:
         with Store.open(location, create=False) as store:
@@ -100,50 +89,44 @@ def list_rules(
     except CorpusError:
         if location is not None:
             raise
-        return RuleListing([ListedRule(row) for row in known], None)
-    return RuleListing(list(_count_rules(known, seen)), corpus)
+        return [ListedRule(row) for row in known], None
+    return _count_rules(known, seen), corpus
 
 
-def _count_rules(known: Sequence[KnownRule], seen: Iterable[CoverageRow]) -> Iterator[ListedRule]:
+def _count_rules(known: Sequence[KnownRule], seen: Iterable[CoverageRow]) -> list[ListedRule]:
     counts = defaultdict[tuple[str, str], dict[str, Counter[str]]](lambda: defaultdict(Counter))
     for row in seen:
         counts[row.stage, row.rewrite][row.pass_name or ""][row.outcome] += row.count
     passes = defaultdict[tuple[str, str], set[str]](set)
     for rule in known:
         passes[rule.stage, rule.name].add(rule.pass_name or "")
-    listed = []
+    # A table of patterns counts as often as its patterns fired, and a pass as often as the rules that it makes.
+    inside = defaultdict[tuple[str, str | None], Counter[str]](Counter)
+    counted = list[tuple[KnownRule, Counter[str]]]()
     for rule in known:
         by_pass = counts.get((rule.stage, rule.name), {})
         # A name that stands once is counted whatever pass ran it: tables without a name get that of their caller.
         alone = len(passes[rule.stage, rule.name]) == 1
-        listed.append(_count_rule(rule, by_pass.values() if alone else [by_pass.get(rule.pass_name or "", Counter())]))
+        own = by_pass.values() if alone else [by_pass.get(rule.pass_name or "", Counter())]
+        counted.append((rule, sum(own, Counter[str]())))
+        if rule.kind == "pattern":
+            inside[rule.stage, rule.pass_name].update(counted[-1][1])
     unregistered = {at: by_pass for at, by_pass in counts.items() if at not in passes and at[0] not in _UNLISTED}
-    yield from _add_patterns(listed, unregistered)
-    for (stage, name), by_pass in unregistered.items():
-        own = KnownRule(stage, _KINDS.get(stage, "pass"), name, next(iter(by_pass)) or None, when=UNREGISTERED)
-        yield _count_rule(own, by_pass.values())
-
-
-def _count_rule(rule: KnownRule, counts: Iterable[Counter[str]]) -> ListedRule:
-    total = sum(counts, Counter[str]())
-    fallback = total["fallback"] if rule.kind == "lowering" else None
-    return ListedRule(rule) if rule.kind == "setting" else ListedRule(rule, total["fired"], total["refused"], fallback)
-
-
-def _add_patterns(listed: list[ListedRule], unregistered: _Counts) -> Iterator[ListedRule]:
-    """Count a table of patterns as often as its patterns fired, and a pass as often as the rules that it makes."""
-    inside = defaultdict[tuple[str, str | None], Counter[str]](Counter)
-    for row in listed:
-        if row.known.kind == "pattern":
-            inside[row.known.stage, row.known.pass_name].update(fired=row.fired or 0, refused=row.refused or 0)
     for (stage, _), by_pass in unregistered.items():
         for pass_name, outcomes in by_pass.items():
             inside[stage, pass_name].update(outcomes)
-    for row in listed:
-        if row.known.kind == "pass":
-            more = inside[row.known.stage, row.known.name]
-            row = replace(row, fired=(row.fired or 0) + more["fired"], refused=(row.refused or 0) + more["refused"])
-        yield row
+    for rule, total in counted:
+        if rule.kind == "pass":
+            total.update(inside[rule.stage, rule.name])
+    for (stage, name), by_pass in unregistered.items():
+        rule = KnownRule(stage, _KINDS.get(stage, "pass"), name, next(iter(by_pass)) or None, when=UNREGISTERED)
+        counted.append((rule, sum(by_pass.values(), Counter[str]())))
+    return [
+        ListedRule(rule)
+        if rule.kind == "setting"
+        else ListedRule(rule, total["fired"], total["refused"], total["fallback"] if rule.kind == "lowering" else None)
+        for rule, total in counted
+    ]
 
 
 # Coverage: what campaigns have reached of all that torch registers.
@@ -176,7 +159,7 @@ class StageCoverage:
         return {**vars(self), "unreachable": reasons, "share": self.share}
 
 
-@dataclass(frozen=True)
+@dataclass
 class CoverageTotal:
     """Counts of the rewrite rules and observed passes of all stages."""
 
@@ -184,19 +167,10 @@ class CoverageTotal:
     unreachable: int | None  # those with a reason against them; None if no reasons were checked on this torch
     fired: int
 
-    @property
-    def share_of_known(self) -> float:
-        """The share that fired of all that torch registers."""
-        return self.fired / max(self.known, 1)
-
-    @property
-    def share(self) -> float | None:
-        """The share that fired of those that can be reached; None if that is not known."""
-        return None if self.unreachable is None else self.fired / max(self.known - self.unreachable, 1)
-
-    def to_json(self) -> dict[str, object]:
-        """As plain JSON."""
-        return {**vars(self), "share": self.share, "share_of_known": self.share_of_known}
+    def __post_init__(self) -> None:
+        reachable = None if self.unreachable is None else max(self.known - self.unreachable, 1)
+        self.share = None if reachable is None else self.fired / reachable  # of those that can be reached
+        self.share_of_known = self.fired / max(self.known, 1)  # of all that torch registers
 
 
 @dataclass(frozen=True)
@@ -242,7 +216,7 @@ def measure_coverage(
         counters = store.counters(compiler=compiler, until=until)
         seen, corpus = store.coverage(compiler, until=until), store.location
     groups = defaultdict[tuple[str, str], list[ListedRule]](list)
-    for row in list_rules(device, location, target=target, until=until).rows:
+    for row in list_rules(device, location, target=target, until=until)[0]:
         # A pass that torch does not register (a user's own) could only ever count as reached.
         if row.known.kind != "setting" and row.known.when != UNREGISTERED:
             groups[row.known.stage, row.known.kind].append(row)
@@ -292,10 +266,7 @@ def _measure_stage(
     return StageCoverage(stage, kind, len(rows), unreachable=unreachable, **names)
 
 
-# Coverage of SDPA patterns: those that can fire on a device, and those that a corpus has made fire.
-
-
-@dataclass(frozen=True)
+@dataclass
 class AttentionCoverage:
     """Names of SDPA patterns, in the order in which torch registers them."""
 
@@ -304,24 +275,10 @@ class AttentionCoverage:
     fired: Sequence[str]  # for a case of the corpus
     untried: dict[str, str]  # those whose search function does not compile, with the reason
 
-    @property
-    def never(self) -> list[str]:
-        """Those that can fire and never did."""
-        return [name for name in self.can_fire if name not in self.fired]
-
-    @property
-    def silent(self) -> list[str]:
-        """Those that do not fire for any search function."""
-        return [name for name in self.registered if name not in self.can_fire]
-
-    @property
-    def share(self) -> float | None:
-        """The share of those that can fire which did; None where none can."""
-        return 1 - len(self.never) / len(self.can_fire) if self.can_fire else None
-
-    def to_json(self) -> dict[str, object]:
-        """Everything, names included, as plain JSON."""
-        return {**vars(self), "never": self.never, "silent": self.silent, "share": self.share}
+    def __post_init__(self) -> None:
+        self.never = [name for name in self.can_fire if name not in self.fired]
+        self.silent = [name for name in self.registered if name not in self.can_fire]  # for any search function
+        self.share = 1 - len(self.never) / len(self.can_fire) if self.can_fire else None  # of those that can fire
 
 
 def measure_attention_coverage(
@@ -350,7 +307,6 @@ def measure_attention_coverage(
 def _try_patterns(
     device: torch.device, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[list[str], list[VariantResult]]:
-    """Return the registered patterns, and what the search function of each made fire."""
     candidates, attempts = read_variants(device), list[VariantResult]()
     for attempt in try_variants(device, candidates):
         attempts.append(attempt)

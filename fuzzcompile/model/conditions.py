@@ -20,11 +20,7 @@ _OPTION = re.compile(r"auto|cpu|cuda(?::(?P<index>\d+))?")
 
 
 def parse_device_index(option: str) -> int:
-    """The index in ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; 0 where there is none.
-
-    Raises:
-        UsageError: ``option`` is spelled otherwise.
-    """
+    """The index in ``auto``, ``cpu``, ``cuda`` or ``cuda:N``, 0 where there is none; UsageError for anything else."""
     match = _OPTION.fullmatch(option)
     if match is None:
         raise UsageError(f"{option!r} is not a device; use auto, cpu, cuda or cuda:N.")
@@ -33,14 +29,10 @@ def parse_device_index(option: str) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """Time (seconds) and memory (bytes) that one case may take.
-
-    The memory is enough for generated cases, and small enough that a case that keeps growing does not take the machine
-    down.
-    """
+    """Time (seconds) and memory (bytes) that one case may take."""
 
     seconds: float = 180.0
-    memory: int = 8 * 2**30
+    memory: int = 8 * 2**30  # enough for generated cases, and a case that keeps growing does not take the machine down
 
 
 @dataclass(frozen=True)
@@ -65,12 +57,7 @@ class Conditions:
 
 
 def choose_running_device(device: str, target: str | None) -> str:
-    """The device on which cases run, of those that the user named: for a target, the CPU.
-
-    Raises:
-        UsageError: ``device`` is spelled otherwise, there is no such target, or a GPU is to run what is compiled for
-            a target.
-    """
+    """The device on which cases run: for a target the CPU; UsageError for a GPU then, and for what there is not."""
     parse_device_index(device)
     if target is None:
         return device
@@ -119,22 +106,14 @@ BASELINES = ("eager", "float64", "aot_eager", "cpu", EXPORT, AOTI)
 
 
 def check_against(against: str, modes: Collection[str]) -> None:
-    """Refuse what compiled cannot be compared with, beside eager and the like every one of torch's ``modes``.
-
-    Raises:
-        UsageError: listing the names that are accepted.
-    """
+    """Refuse by a UsageError what compiled cannot be compared with; every one of torch's ``modes`` it can."""
     known = (*BASELINES, *modes)
     if against not in known:
         raise UsageError(f"Nothing can be compared with {against!r}; use one of {', '.join(known)}.")
 
 
 def list_modes() -> tuple[str, ...] | None:
-    """The modes of ``torch.compile`` of the installed torch; None if no table of facts is about its version.
-
-    Raises:
-        EnvironmentUnfit: there is no torch.
-    """
+    """The modes of ``torch.compile``; None if no facts are about the installed torch, EnvironmentUnfit without one."""
     version = installed_torch()
     if not version:
         raise EnvironmentUnfit("torch is not installed in this environment; install it beside fuzzcompile.")

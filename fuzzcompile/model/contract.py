@@ -276,8 +276,6 @@ PATHS = (COMPILE, EXPORT, AOTI)
 """``torch.compile``; ``torch.export``, whose program runs in eager mode; AOTInductor, which compiles that program."""
 
 
-# Reading a report that was written elsewhere.
-
 CORE = ("schema", "case", "torch", "device", "verdict", "is_bug", "confidence")
 """Keys that every report has."""
 
@@ -287,11 +285,7 @@ class ReportMalformed(ValueError):
 
 
 def check_report(value: object) -> ReportJson:
-    """Return ``value`` as a report, with whatever further keys a newer version wrote.
-
-    Raises:
-        ReportMalformed: it lacks a part that every report has, or holds one of another type.
-    """
+    """Return ``value`` as a report, with whatever further keys a newer version wrote; ReportMalformed if it is none."""
     import msgspec  # most commands read no foreign report
 
     try:

@@ -1,7 +1,4 @@
-"""A user's own passes and backend, as they are named on the command line. Needs no torch.
-
-A pass is ``module:attribute`` or ``file.py:attribute``; workers import it (:mod:`fuzzcompile.compiler.custom_code`).
-"""
+"""A user's own passes and backend, as the command line names them: ``module:attribute`` or ``file.py:attribute``."""
 
 from __future__ import annotations
 
@@ -59,6 +56,14 @@ class CustomPass:
     target: ObjectPath
     at: str | None = None
 
+    @classmethod
+    def parse(cls, text: str) -> CustomPass:
+        """Read ``module:attribute@stage``, in which the stage may be left out."""
+        named, at, place = text.partition("@") if "@" in text.rpartition(":")[2] else (text, "", "")
+        if at and place not in PLACES:
+            raise UsageError(f"--pass {text}: there is no stage {place!r} for passes; use {', '.join(PLACES)}.")
+        return cls(ObjectPath.parse(named, "--pass"), place or None)
+
     def __str__(self) -> str:
         return str(self.target) if self.at is None else f"{self.target}@{self.at}"
 
@@ -77,7 +82,7 @@ class Custom:
         One ``--at`` is for every pass that names no stage itself (``module:attribute@stage``); of several, the first is
         for the first such pass, and so on.
         """
-        named = [_parse_pass(text) for text in passes]
+        named = [CustomPass.parse(text) for text in passes]
         if len({custom.target.name for custom in named}) < len(named):
             raise UsageError("--pass: two passes have the same name, so that reports could not tell them apart.")
         open_places = [custom for custom in named if custom.at is None]
@@ -121,10 +126,3 @@ class LoadedCustom:
 def is_custom(pass_name: str | None) -> bool:
     """Return whether the pass of a label or culprit is a user's own: no pass of torch has a colon in its name."""
     return pass_name is not None and ":" in pass_name
-
-
-def _parse_pass(text: str) -> CustomPass:
-    named, at, place = text.partition("@") if "@" in text.rpartition(":")[2] else (text, "", "")
-    if at and place not in PLACES:
-        raise UsageError(f"--pass {text}: there is no stage {place!r} for passes; use {', '.join(PLACES)}.")
-    return CustomPass(ObjectPath.parse(named, "--pass"), place or None)

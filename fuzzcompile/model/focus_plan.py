@@ -9,8 +9,6 @@ from typing import Literal
 
 from fuzzcompile.model.stages import BEHIND_GRAPHS, FREEZING, POST_GRAD
 
-# Lines of a file of the compiler. Imports no torch.
-
 END = 10**9
 """The last line of a file, however long it is."""
 

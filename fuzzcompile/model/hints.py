@@ -1,7 +1,4 @@
-"""Command lines that a message tells the user to type: quoted for a shell, complete, and no longer than need be.
-
-Every command that fuzzcompile prints is made here, so that each of them works pasted into the shell it was read in.
-"""
+"""The command lines that messages tell the user to type: quoted for a shell, complete, and no longer than need be."""
 
 from __future__ import annotations
 
@@ -37,9 +34,6 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
 def format_command(*words: str | Path, published: bool = False, **options: object) -> str:
     """A command line of fuzzcompile that works when it is pasted into a shell in the working directory.
 
-    ``hints.command("minimize", "F3", corpus=location, device="cpu")`` is ``fuzzcompile minimize F3 --device cpu`` where
-    ``location`` is the corpus in force anyway.
-
     ``words`` are the command, its subcommand and its arguments; paths inside the working directory are made relative.
     ``options`` are given by name, ``max_memory`` for ``--max-memory``: True for a flag, a tuple for an option that is
     given several times; None, False and () for one that is not given. A value that is in force without the option, from
@@ -53,7 +47,8 @@ def format_command(*words: str | Path, published: bool = False, **options: objec
     parts += [_format_argument(word) for word in words]
     for name, value in options.items():
         if not _is_redundant(name, value, settings):
-            parts += _format_option(f"--{name.replace('_', '-')}", value)
+            flag, values = f"--{name.replace('_', '-')}", value if isinstance(value, tuple) else (value,)
+            parts += [flag] if value is True else [part for each in values for part in (flag, _format_text(each))]
     return shlex.join(parts)
 
 
@@ -116,28 +111,22 @@ def find_program() -> list[str]:
 
 def _find_python() -> str:
     """Return the word that calls this interpreter: its name, where that is the first one of the PATH."""
-    return next(
-        (name for name in ("python", "python3") if _name_same_file(shutil.which(name), sys.executable)), sys.executable
-    )
+    names = (name for name in ("python", "python3") if _name_same_file(shutil.which(name), sys.executable))
+    return next(names, sys.executable)
 
 
 def _is_ours(script: Path) -> bool:
-    """Return whether a script belongs to this installation and not to another environment."""
-    beside = Path(sys.executable).parent
-    return beside.resolve() in (script.parent.resolve(), script.resolve().parent) or _name_same_file(
-        str(script), sys.argv[0]
-    )
+    beside = Path(sys.executable).parent.resolve() in (script.parent.resolve(), script.resolve().parent)
+    return beside or _name_same_file(str(script), sys.argv[0])
 
 
 def _name_same_file(left: str | None, right: str) -> bool:
     """Return whether both name one file in one folder: a link in another folder is of another environment."""
-    return (
-        left is not None and Path(left).parent == Path(right).parent and Path(left).resolve() == Path(right).resolve()
-    )
+    one, other = Path(left or ""), Path(right)
+    return left is not None and one.parent == other.parent and one.resolve() == other.resolve()
 
 
 def _is_redundant(name: str, value: object, settings: ActiveSettings | None) -> bool:
-    """Return whether an option is superfluous: it is not given, or its value is in force without it."""
     if value is None or value is False or value == ():
         return True
     key = name.replace("_", "-")
@@ -145,13 +134,6 @@ def _is_redundant(name: str, value: object, settings: ActiveSettings | None) -> 
         return False
     in_force = settings.find_value(key)
     return locate_corpus(value) == locate_corpus(in_force) if key == "corpus" else value == in_force
-
-
-def _format_option(name: str, value: object) -> list[str]:
-    if value is True:
-        return [name]
-    values = value if isinstance(value, tuple) else (value,)
-    return [part for each in values for part in (name, _format_text(each))]
 
 
 def _format_argument(word: str | Path) -> str:

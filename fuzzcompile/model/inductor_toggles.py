@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -46,36 +45,24 @@ def _read_toggles(table: Mapping[str, dict[str, Any]], *, inference: bool = Fals
         yield InductorToggle(name, **{**row, "options": tuple(row["options"].items())}, inference=inference)
 
 
-def _list_fusions(
-    entry: str, normalisation: str, passes: Mapping[str, str], batches: Iterable[str], *, normalised: bool
-) -> tuple[list[InductorToggle], list[InductorToggle]]:
-    """The toggles of a stage's passes, and those of its fusions of equal operators (``normalised``: behind its own)."""
-    first: dict[str, dict[str, int]] = {normalisation: {}}
-    over_parts = [
-        InductorToggle(name, summary, ((entry, {**first, name: {}}),), acts_on="rejoined_parts")
-        for name, summary in passes.items()
-    ]
-    stage = entry.removesuffix("_fusion_options").replace("_", "-")
-    over_operators = [
-        InductorToggle(
-            f"batch_{operator}",
-            f"The {stage} fusion batch_{operator}, for two operators or more.",  # the compiler's default wants five
-            ((entry, {**(first if normalised else {}), f"batch_{operator}": {"min_fuse_set_size": 2}}),),
-            acts_on="equal_operators",
-        )
-        for operator in batches
-    ]
-    return over_parts, over_operators
-
-
 def _list_toggles() -> Iterator[InductorToggle]:
     known = facts().fusions
-    pre_grad = (known.pre_grad_options, known.pre_grad_normalisation, known.pre_grad, known.pre_grad_batches)
-    post_grad = (known.post_grad_options, known.post_grad_normalisation, known.post_grad, known.post_grad_batches)
-    listed = _list_fusions(*pre_grad, normalised=True), _list_fusions(*post_grad, normalised=False)
+    stages = (
+        (known.pre_grad_options, known.pre_grad_normalisation, known.pre_grad, known.pre_grad_batches, True),
+        (known.post_grad_options, known.post_grad_normalisation, known.post_grad, known.post_grad_batches, False),
+    )
     yield from _read_toggles(_TABLE["frozen"], inference=True)
-    for kind in zip(*listed, strict=True):
-        yield from itertools.chain(*kind)
+    for entry, first, passes, _, _ in stages:
+        for name, summary in passes.items():
+            yield InductorToggle(name, summary, ((entry, {first: {}, name: {}}),), acts_on="rejoined_parts")
+    for entry, first, _, operators, is_behind_first in stages:
+        stage = entry.removesuffix("_fusion_options").replace("_", "-")
+        for operator in operators:
+            name = f"batch_{operator}"
+            sizes = {name: {"min_fuse_set_size": 2}}  # the compiler's default wants five
+            options: Option = {first: {}, **sizes} if is_behind_first else sizes
+            summary = f"The {stage} fusion {name}, for two operators or more."
+            yield InductorToggle(name, summary, ((entry, options),), acts_on="equal_operators")
     yield from _read_toggles(_TABLE["general"])
 
 
@@ -125,10 +112,7 @@ gives what no entry holds."""
 
 
 def solve_switches(condition: str, present: Present) -> Settings:
-    """Return the settings under which ``condition``, source of the compiler, no longer fails on settings alone.
-
-    A part that depends on the program, or cannot be solved, adds no setting.
-    """
+    """Settings under which ``condition``, source of the compiler, does not fail on settings alone."""
     try:
         tree = ast.parse(condition, mode="eval").body if condition else None
     except SyntaxError:
@@ -149,24 +133,20 @@ def add_prerequisites(settings: Settings) -> Settings:
 
     The compiler runs the passes of its fusion options in the order of their keys.
     """
-    toggles = [dict[str, object](toggle.options) for toggle in (*TOGGLES, *FOR_GPU)]
-    before = merge_settings(
-        options for options in toggles if any(_sets_wanted(options, entry, value) for entry, value in settings.items())
-    )
-    return merge_settings(
-        [before, {entry: _drop_present(value, before.get(entry)) for entry, value in settings.items()}]
-    )
-
-
-def _drop_present(value: object, before: object) -> object:
-    if not isinstance(value, dict) or not isinstance(before, dict):
-        return value
-    return {key: inner for key, inner in value.items() if key not in before}
-
-
-def _sets_wanted(options: Mapping[str, object], entry: str, value: object) -> bool:
-    mine = options.get(entry)
-    return isinstance(value, dict) and isinstance(mine, Mapping) and bool(value) and list(mine)[-1] in value
+    needed = []
+    for toggle in (*TOGGLES, *FOR_GPU):
+        options = dict[str, object](toggle.options)
+        for entry, value in settings.items():
+            own = options.get(entry)
+            if isinstance(value, dict) and isinstance(own, Mapping) and value and list(own)[-1] in value:
+                needed.append(options)
+                break
+    before, added = merge_settings(needed), settings.copy()
+    for entry, value in settings.items():
+        present = before.get(entry)
+        if isinstance(value, dict) and isinstance(present, dict):
+            added[entry] = {key: inner for key, inner in value.items() if key not in present}
+    return merge_settings([before, added])
 
 
 def _solve(test: ast.expr, wanted: bool, present: Present) -> Settings:
@@ -177,15 +157,12 @@ def _solve(test: ast.expr, wanted: bool, present: Present) -> Settings:
         if isinstance(test.op, ast.And) is wanted:
             return merge_settings(parts)
         return min(parts, key=len)  # one that holds already asks for nothing
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        return _solve_comparison(test.left, test.ops[0], test.comparators[0], wanted, present)
-    entry = _read_entry(test)
-    if entry is None or not isinstance(_read_value(entry, present), (bool, type(None))):
-        return {}
-    return {} if bool(_read_value(entry, present)) is wanted else {entry: wanted}
-
-
-def _solve_comparison(left: ast.expr, how: ast.cmpop, right: ast.expr, wanted: bool, present: Present) -> Settings:
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        entry = _read_entry(test)
+        value = None if entry is None else _read_value(entry, present)
+        settled = entry is None or not isinstance(value, (bool, type(None))) or bool(value) is wanted
+        return {} if entry is None or settled else {entry: wanted}
+    left, how, right = test.left, test.ops[0], test.comparators[0]
     constant, entry = left if isinstance(left, ast.Constant) else right, _read_entry(right) or _read_entry(left)
     if entry is None or not isinstance(constant, ast.Constant):
         return {}

@@ -13,8 +13,6 @@ from fuzzcompile.model.custom import LoadedCustom
 from fuzzcompile.model.focus_plan import FocusObservation, FocusWatch
 from fuzzcompile.model.verdicts import CoverageCount
 
-# Functions for a worker by their names, so that a process which only submits them need not import their modules.
-
 
 @dataclass(frozen=True)
 class NamedFunction:
@@ -45,10 +43,7 @@ class JudgeTask(Question):
 
 @dataclass(frozen=True)
 class JudgeResult:
-    """A report in its JSON form, what the compile covered, and the machine if the task asked for it.
-
-    ``seen`` is what the judged compile showed of the task's `FocusWatch`.
-    """
+    """A report as JSON, what the compile covered, the machine if asked for, and what a `FocusWatch` saw."""
 
     report: ReportJson
     coverage: tuple[CoverageCount, ...] = ()

@@ -62,9 +62,6 @@ def _find_stack_culprit(output: str, when: str) -> CulpritJson | None:
     }
 
 
-# Reports on cases whose judging was cut short, as JSON of the contract. Needs no torch: the parent writes them.
-
-
 def report_worker_failure(
     case: str, torch_version: str, device: str, verdict: Verdict, detail: str, output: str = ""
 ) -> ReportJson:

@@ -41,13 +41,12 @@ def _keep_separator(parameter: re.Match[str]) -> str:
 
 def scrub(text: str) -> str:
     """Cut every absolute path in a text to what follows ``site-packages``, or to the file's name."""
-    return _PATH.sub(_shorten_path, text)
 
+    def shorten(match: re.Match[str]) -> str:
+        installed = _INSTALLED.search(match[0])
+        return installed[1] if installed else re.split(r"[/\\]", match[0].rstrip("/\\"))[-1]
 
-def _shorten_path(match: re.Match[str]) -> str:
-    path = match.group()
-    installed = _INSTALLED.search(path)
-    return installed[1] if installed else re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+    return _PATH.sub(shorten, text)
 
 
 def fold_lines(text: str, limit: int = 300) -> str:

@@ -28,10 +28,7 @@ FILE_NAME = "fuzzcompile.db"
 
 
 def locate_corpus(named: object) -> str:
-    """The absolute path of the database, or the URL without its password; a folder stands for the database in it.
-
-    Two names of one place give the same.
-    """
+    """The absolute path of the database (in a folder, of the one there), or the URL without its password."""
     text = str(named).removeprefix("sqlite:///")
     if "://" in text:
         return _POSTGRES.sub("postgresql://", strip_password(text))
@@ -70,12 +67,11 @@ class Setting:
         return f"FUZZCOMPILE_{self.key.replace('-', '_').upper()}"
 
     def read(self, given: object, base: Path) -> SettingValue | None:
-        """The value for what TOML or an environment variable gives; None if it is not of this type.
-
-        Relative paths begin at ``base``.
-        """
+        """The value of what TOML or an environment variable gives, paths from ``base``; None for another type."""
         items = given if self.multiple else [given]
-        if not isinstance(items, list) or not all(_is_scalar(item) for item in items):
+        if not isinstance(items, list):
+            return None
+        if not all(isinstance(item, str | int | float) and item != "" and not isinstance(item, bool) for item in items):
             return None
         try:
             values = [self.type.convert(str(item), None, None) for item in items]
@@ -85,10 +81,6 @@ class Setting:
             return base / Path(values[0]).expanduser()
         value: SettingValue = tuple(values) if self.multiple else values[0]
         return value
-
-
-def _is_scalar(item: object) -> bool:
-    return isinstance(item, str | int | float) and not isinstance(item, bool) and item != ""
 
 
 def _list_words(words: list[str]) -> dict[str, Any]:
@@ -168,9 +160,7 @@ def read_settings() -> ActiveSettings:
     """Read the environment, and the first pyproject.toml with ``[tool.fuzzcompile]`` in the working folder or above it.
 
     Files without that table belong to parts of a project, and are passed over; an empty variable is the same as none.
-
-    Raises:
-        UsageError: a value is wrong, a key is unknown, or a file cannot be read or is not TOML; the sentence names it.
+    UsageError names a value that is wrong, a key that is unknown, or a file that cannot be read or is not TOML.
     """
     folder, environment = Path.cwd(), {}
     for known in SETTINGS:

@@ -64,7 +64,9 @@ def rate_bug(verdict: str | None, outputs: Sequence[OutputJson]) -> Severity | N
     """The severity of a verdict with this evidence; None for verdicts that are no bug."""
     wrong = [output for output in outputs if output.get("finding") not in (None, "same", "close", "wild")]
     if verdict == "metadata":
-        return _rate_metadata(wrong)
+        if not wrong or any(output.get("finding") != "stride" for output in wrong):
+            return Severity.SILENT
+        return Severity.RAISING_LAYOUT if any(map(_view_raises, wrong)) else Severity.LAYOUT
     own = _OF_VERDICT.get(verdict or "")
     if own is Severity.SILENT and wrong and all(output.get("finding") == "alias" for output in wrong):
         return Severity.ALIASING
@@ -77,14 +79,7 @@ def rank(report: ReportJson | None) -> tuple[int, bool]:
     return (len(Severity) if own is None else own.rank, report is not None and read_target(report) is not None)
 
 
-def _rate_metadata(wrong: Sequence[OutputJson]) -> Severity:
-    if not wrong or any(output.get("finding") != "stride" for output in wrong):
-        return Severity.SILENT
-    return Severity.RAISING_LAYOUT if any(_view_raises(output) for output in wrong) else Severity.LAYOUT
-
-
 def _view_raises(output: OutputJson) -> bool:
-    """Return whether eager's result can be viewed flat and the compiled one cannot."""
     said = output.get("view_raises")
     if said is not None:
         return bool(said)

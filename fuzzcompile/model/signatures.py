@@ -1,10 +1,7 @@
 """Signatures as text: what makes two findings the same bug (docs/machines.md). Needs no torch.
 
-A signature is ``stage:source:family``. Where the cause of a bug in a graph pass, a decomposition, a fake tensor or
-functionalization is known, it ends in that cause's fingerprint: ``stage:source:family:fingerprint``. Without it the
-signature is *coarse*: two coarse signatures that agree may still be two bugs. An error without a culprit is
-``stage:ErrorType:message``, and what gives wrong results without a proved culprit ``stage:-:program-KEY``: neither
-takes a fingerprint.
+They are ``stage:source:family``, with ``:fingerprint`` behind it where the cause is known, ``stage:ErrorType:message``
+for an error without a culprit, and ``stage:-:program-KEY`` for wrong results without a proved one.
 """
 
 from __future__ import annotations
@@ -44,8 +41,7 @@ def parse_stage(signature: str) -> str:
 
 def drop_fingerprint(signature: str) -> str:
     """The signature without the fingerprint of its cause: the place in the compiler."""
-    match = _PARTS.fullmatch(signature)
-    return match[1] if match is not None else signature
+    return replace_fingerprint(signature, None)
 
 
 def parse_fingerprint(signature: str) -> str | None:
@@ -102,37 +98,24 @@ def raise_alike(left: ReportJson, right: ReportJson) -> bool:
     That is: the same function of the compiler raises, or the messages differ in numbers and names only. The causes of
     two such errors may be put into different words, because several changes keep a program from a check that fails.
     """
-    if not all(_is_proved_error(report) for report in (left, right)):
+    for report in (left, right):
+        is_proved = (report.get("culprit") or {}).get("necessary") is True
+        if report.get("verdict") not in _ERRORS or not report.get("signature") or not is_proved:
+            return False
+    if drop_fingerprint(left["signature"] or "") != drop_fingerprint(right["signature"] or ""):
         return False
-    if not name_same_place(left["signature"] or "", right["signature"] or ""):
-        return False
-    frames, messages = ([of(report) for report in (left, right)] for of in (_find_raising_function, _normalise_error))
-    return any(first is not None and first == second for first, second in (frames, messages))
-
-
-def _is_proved_error(report: ReportJson) -> bool:
-    culprit = report.get("culprit")
-    return (
-        report.get("verdict") in _ERRORS and bool(report.get("signature")) and (culprit or {}).get("necessary") is True
-    )
-
-
-def _find_raising_function(report: ReportJson) -> tuple[object, object] | None:
-    """File and name of the innermost function of the compiler that raised; None where none did."""
-    raised = read_details(report.get("culprit")).get("raised")
-    return (raised[0]["source"], raised[0]["function"]) if raised else None
+    raised = [read_details(report.get("culprit")).get("raised") for report in (left, right)]
+    functions = [(frames[0]["source"], frames[0]["function"]) if frames else None for frames in raised]
+    errors = [find_error(report) for report in (left, right)]
+    # An error that is nothing but types says nothing.
+    messages = [None if error is None or _TYPES.fullmatch(error) else normalise_message(error) for error in errors]
+    return any(first is not None and first == second for first, second in (functions, messages))
 
 
 def find_error(report: ReportJson) -> str | None:
     """Type and message of the error that a report is about; None for another kind of bug."""
     error = _ERROR.search(str(report.get("detail") or ""))
     return None if error is None else error.group()
-
-
-def _normalise_error(report: ReportJson) -> str | None:
-    """The error that a report is about, normalised; None for one that says nothing."""
-    error = find_error(report)
-    return None if error is None or _TYPES.fullmatch(error) else normalise_message(error)
 
 
 def normalise_message(message: str) -> str:

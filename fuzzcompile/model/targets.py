@@ -1,7 +1,6 @@
 """Targets: devices that the compiler generates code for, apart from the device that runs it.
 
-A target is named by its kind and architecture, as in ``cuda:sm_90``. What the compiler is told of it are the published
-figures of one common product of that architecture. Needs no torch.
+The compiler is told the published figures of one common product of the architecture (``cuda:sm_90``). Needs no torch.
 """
 
 from __future__ import annotations
@@ -60,11 +59,7 @@ TARGETS = MappingProxyType({target.name: target for target in _ALL})
 
 
 def find_target(name: str) -> Target:
-    """The target of this name.
-
-    Raises:
-        UsageError: there is none; the message lists those that there are.
-    """
+    """The target of this name; UsageError lists those that there are."""
     if name not in TARGETS:
         raise UsageError(f"{name!r} is not a target; use one of {', '.join(TARGETS)}.")
     return TARGETS[name]

@@ -1,8 +1,7 @@
 """How far is far: every threshold on which a verdict or a culprit rests, with the measurement or reason behind it.
 
-Limits per pair of devices or backends, which a user may set, are in tolerances.toml; the sizes of the samples that a
-statistical test of random numbers takes are beside that test (:mod:`fuzzcompile.diagnosis.oracle.random_streams`).
-Times, and numbers of tries, decide about no verdict, and stand where they are used.
+Limits per pair of devices or backends, which a user may set, are in tolerances.toml. Sizes of samples, times and
+numbers of tries stand where they are used.
 """
 
 from __future__ import annotations

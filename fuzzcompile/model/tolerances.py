@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -56,22 +56,22 @@ class Tolerances:
         """The table that comes with fuzzcompile, with the entries of a user's TOML file in place of its own.
 
         A file holds tables such as ``[same_backend.float32]``, each with any of ``factor``, ``relative``, ``absolute``
-        and ``reason``.
-
-        Raises:
-            UsageError: the file cannot be read, or names an unknown pair, dtype or key, or holds a wrong value.
+        and ``reason``. UsageError says what cannot be read or used of it.
         """
         text = importlib.resources.files(__package__).joinpath("tolerances.toml").read_text("utf-8")
-        table = cls({(row.pair, row.dtype): row for row in _iter_rows(tomllib.loads(text))})
-        return table if path is None else table._override(path)
+        own = Path("tolerances.toml")
+        rows = {key: Tolerance(*key, **entries) for key, entries in _iter_rows(tomllib.loads(text), own, None)}
+        known = cls(rows).dtypes
+        for key, entries in () if path is None else _iter_rows(_read(path), path, known):
+            reason = f"{path and path.name}, in place of: {rows[key].reason}"
+            rows[key] = replace(rows[key], **{"reason": reason, **entries})
+        return cls(rows)
 
     def for_pair(self, kind: str, dtype: str) -> Tolerance:
         """The row of a pair, one of :data:`PAIRS`, in a dtype, such as ``float32`` or ``torch.float32``.
 
-        A complex dtype has the row of its parts, a float8 or float4 dtype that of bfloat16, the narrowest.
-
-        Raises:
-            UsageError: there is no such pair or dtype.
+        A complex dtype has the row of its parts, a float8 or float4 dtype that of bfloat16, the narrowest. UsageError
+        if there is no such pair or dtype.
         """
         name = dtype.removeprefix("torch.")
         name = "bfloat16" if name.startswith(("float8", "float4")) else _STANDS_FOR.get(name, name)
@@ -84,21 +84,6 @@ class Tolerances:
         """Those that have rows, widest first."""
         return tuple(dict.fromkeys(dtype for _, dtype in self.rows))
 
-    def _override(self, path: Path) -> Tolerances:
-        rows = dict(self.rows)
-        for pair, dtypes in _read_tables(_read(path), path, PAIRS, "pair").items():
-            for dtype, entries in _read_tables(dtypes, path, self.dtypes, "dtype").items():
-                before = rows[pair, dtype]
-                reason = f"{path.name}, in place of: {before.reason}"
-                rows[pair, dtype] = replace(before, **{"reason": reason, **_check_entries(entries, path)})
-        return Tolerances(rows)
-
-
-def _iter_rows(table: Mapping[str, Mapping[str, Mapping[str, object]]]) -> Iterable[Tolerance]:
-    for pair, dtypes in table.items():
-        for dtype, entries in dtypes.items():
-            yield Tolerance(pair, dtype, **_check_entries(entries, Path("tolerances.toml")))
-
 
 def _read(path: Path) -> dict[str, object]:
     try:
@@ -109,17 +94,20 @@ def _read(path: Path) -> dict[str, object]:
         raise UsageError(f"{path} is not a TOML file ({error}); correct it.") from error
 
 
-def _read_tables(
-    table: Mapping[str, object], path: Path, known: Iterable[str], what: str
-) -> dict[str, Mapping[str, object]]:
-    """The tables of one level, all of known names."""
-    result = {}
-    for name, entries in table.items():
-        _check_known(what, name, known, str(path))
-        if not isinstance(entries, Mapping):
-            raise UsageError(f"{path}: {name} must be a table, as in [same_backend.float32].")
-        result[name] = entries
-    return result
+def _iter_rows(
+    table: Mapping[str, object], path: Path, dtypes: Iterable[str] | None
+) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
+    for pair, of_pair in table.items():
+        _check_known("pair", pair, PAIRS, str(path))
+        for dtype, entries in _check_table(pair, of_pair, path).items():
+            _check_known("dtype", dtype, [dtype] if dtypes is None else dtypes, str(path))
+            yield (pair, dtype), _check_entries(_check_table(dtype, entries, path), path)
+
+
+def _check_table(name: str, value: object, path: Path) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{path}: {name} must be a table, as in [same_backend.float32].")
+    return value
 
 
 def _check_known(what: str, name: str, known: Iterable[str], where: str) -> None:
@@ -132,10 +120,7 @@ def _check_entries(entries: Mapping[str, Any], path: Path) -> dict[str, Any]:
         _check_known("key", key, _KEYS, str(path))
         if key == "reason" and not isinstance(value, str):
             raise UsageError(f"{path}: reason must be text, not {value!r}.")
-        if key in _NUMBERS and not _is_size(value):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if key in _NUMBERS and not (is_number and math.isfinite(value) and value >= 0):
             raise UsageError(f"{path}: {key} must be a number of at least 0, not {value!r}.")
     return {key: float(value) if key in _NUMBERS else value for key, value in entries.items()}
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

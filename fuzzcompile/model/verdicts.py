@@ -45,8 +45,6 @@ _KINDS = {**dict.fromkeys(VALUES, "values"), Verdict.COMPILE_ERROR: "error", Ver
 _BENIGN = frozenset({Verdict.EQUAL, Verdict.ROUNDING, Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdict.INVALID})
 
 
-# The result of comparing one observable.
-
 # How the compiled value differs. "close": by rounding. "wild": within what rounding allows, but eager itself has no
 # correct digits. "far": farther from the reference than rounding explains. "alias": a write into the value changes
 # another value in one of the runs only.
@@ -105,15 +103,11 @@ NO_REFERENCE = "no float64 reference"
 
 @dataclass(frozen=True)
 class CoverageCount:
-    """Number of matches of a rewrite rule with one outcome, or of uses of a decomposition, lowering or kernel.
-
-    ``outcome`` is ``fired``, ``refused`` or ``vetoed``, or ``fallback`` for an operator that is called, not lowered.
-    ``step`` is the largest step in float64 of a rule that fired; None where it was not replayed.
-    """
+    """Number of matches of a rewrite rule with one outcome, or of uses of a decomposition, lowering or kernel."""
 
     stage: str
     pass_name: str | None
     rewrite: str
-    outcome: str
+    outcome: str  # ``fired``, ``refused`` or ``vetoed``, or ``fallback`` for an operator that is called, not lowered
     count: int
-    step: float | None = None
+    step: float | None = None  # the largest in float64 of a rule that fired; None where it was not replayed

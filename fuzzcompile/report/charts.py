@@ -1,8 +1,6 @@
-"""Charts as inline SVG, drawn by matplotlib, for the pages of ``profile`` and ``watch``.
+"""Charts as inline SVG for the pages of ``profile`` and ``watch``: panels above one axis (layers, or steps).
 
-A chart is a stack of panels above one axis (layers, or steps). It stands in a light and in a dark page: text and lines
-take the colour of the text around it, and series are told apart by colour, marker and dash. The same numbers give the
-same bytes.
+They stand in a light and in a dark page, and the same numbers give the same bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +13,6 @@ from html import escape
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from markupsafe import Markup
-
-from fuzzcompile.model.errors import EnvironmentUnfit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,23 +47,17 @@ _SETTINGS = {
 
 
 class Series(NamedTuple):
-    """Values along the axis; None and NaN are gaps, marked below the curve.
-
-    ``is_limit`` draws a broken line without markers: what the other series are held against.
-    """
+    """Values along the axis; None and NaN are gaps, marked below the curve."""
 
     name: str
     values: Sequence[float | None]
-    is_limit: bool = False
+    is_limit: bool = False  # drawn as a broken line without markers: what the other series are held against
 
 
 class Panel(NamedTuple):
-    """Series that share a vertical axis; ``label`` says what it measures, with its unit.
+    """Series that share a vertical axis; zeros lie on the floor of a logarithmic one, which is labelled 0."""
 
-    Where it is logarithmic, zeros lie on its floor, which is labelled 0.
-    """
-
-    label: str
+    label: str  # what the axis measures, with its unit
     series: Sequence[Series]
     log: bool = True
 
@@ -83,18 +73,20 @@ Along: TypeAlias = Sequence[str] | Sequence[int]
 
 def chart(
     along: Along, panels: Sequence[Panel], *, axis: str, about: str, highlight: tuple[int, str] | None = None
-) -> str:
+) -> Markup:
     """Draw panels above one axis, as an ``svg`` element without references to anything outside it.
 
     What the values belong to are names (of layers), drawn at equal distances, or numbers (of steps); each series has
     one value for each. ``about`` is for readers who do not see the chart, and ``highlight`` an index into ``along`` and
-    what to write there, such as ``(7, "jump")``. EnvironmentUnfit if matplotlib is not installed.
+    what to write there, such as ``(7, "jump")``. A paragraph says why there is no chart.
     """
+    if not along:
+        return Markup("<p>Nothing was compared.</p>")
     try:
         import matplotlib
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise EnvironmentUnfit("Plots need matplotlib: pip install 'fuzzcompile[profile]'.") from error
+    except ImportError:
+        return Markup("<p>{}</p>").format("Plots need matplotlib: pip install 'fuzzcompile[profile]'.")
     with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": about}):
         heights = [_HEIGHT, *[_LOWER] * (len(panels) - 1)]
         # The labels of the axis take height too.
@@ -107,19 +99,7 @@ def chart(
             if highlight is not None:
                 _highlight(axes, places, highlight, named=axes is rows[0])
         _label(rows[-1], along, axis, None if highlight is None else highlight[0])
-        return _svg(figure, about)
-
-
-def chart_or_reason(
-    along: Along, panels: Sequence[Panel], *, axis: str, about: str, highlight: tuple[int, str] | None = None
-) -> Markup:
-    """The chart as a part of a page; if it cannot be drawn, a paragraph that says why."""
-    if not along:
-        return Markup("<p>Nothing was compared.</p>")
-    try:
-        return Markup(chart(along, panels, axis=axis, about=about, highlight=highlight))
-    except EnvironmentUnfit as error:
-        return Markup("<p>{}</p>").format(str(error))
+        return Markup(_svg(figure, about))
 
 
 def shortened(names: Sequence[str]) -> tuple[list[str], str]:

@@ -53,10 +53,7 @@ def format_triage_junit(entries: Sequence[Scanned]) -> bytes:
 
 
 def format_replay_junit(records: Sequence[Record]) -> bytes:
-    """The document: regressions fail, and so does each failing finding; what gives no answer is an error.
-
-    Skipped are bugs that a person has marked as known, and what was not run.
-    """
+    """The document: failing findings fail, no answer is an error, known bugs and what was not run are skipped."""
     return _document(case for record in records for case in _replayed_cases(record))
 
 
@@ -207,14 +204,8 @@ def _bug(case: Scanned, report: ReportJson, rules: Sequence[str]) -> Json:
     message = f"{report['verdict']}: {meaning(report)}"
     if culprit:
         message += f"; {name_role(culprit)}: {describe_culprit(culprit)}"
-    properties = {
-        "verdict": report["verdict"],
-        "severity": rank,
-        "confidence": report.get("confidence"),
-        "torch": report.get("torch"),
-        "device": report.get("device"),
-        "finding": case.finding,
-    }
+    told = {key: report.get(key) for key in ("confidence", "torch", "device")}
+    properties = {"verdict": report["verdict"], "severity": rank, **told, "finding": case.finding}
     # The user's line in the case; the first where the culprit names none, since readers of SARIF ask for a line. What
     # is in the corpus was compiled under a name of its own.
     site, names = _SITE.search(str((culprit or {}).get("site") or "")), (case.path.stem, report.get("case"))

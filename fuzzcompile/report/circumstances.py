@@ -95,23 +95,16 @@ def circumstances(report: ReportJson) -> Iterator[str]:
     yield from (f"note: {note}" for note in (evidence.get("notes") or ())[:_NAMES])
 
 
-def several(texts: Sequence[str], separator: str) -> str:
+def several(texts: Sequence[str], separator: str, most: int = _NAMES) -> str:
     """The first of them on one line, and how many more there are."""
-    shown = [" ".join(str(text).split()) for text in texts[:_NAMES]]
-    more = f" and {len(texts) - _NAMES} more" if len(texts) > _NAMES else ""
-    return separator.join(shown) + more
-
-
-# What a result depends on, as lines to publish.
+    shown = [" ".join(str(text).split()) for text in texts[:most]]
+    return separator.join(shown) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def versions(environment: Mapping[str, object]) -> list[tuple[str, str]]:
     """Labels and values of the known parts of an environment (:func:`fuzzcompile.run.device.describe_environment`)."""
     known = ((label, environment.get(key)) for key, label in WORDS["versions"].items())
     return [(label, scrub(str(value))) for label, value in known if value not in (None, "")]
-
-
-# On how many machines a finding was seen, in one sentence that claims no more than was tried.
 
 
 def seen_on(machines: Machines) -> str:

@@ -99,14 +99,6 @@ def _always(facts: IssueFacts) -> Iterator[Rule]:
     yield Rule("Existing issues and pull requests searched", bool(facts.searched) or None, searched)
 
 
-def _random_state(facts: IssueFacts) -> Rule:
-    text = facts.plain or facts.reproducer or ""
-    seeded, draws = "manual_seed" in text, "rand" in text or "dropout" in text
-    met = None if not text else seeded or not draws
-    note = "the reproducer seeds itself" if seeded else "it draws no random numbers" if met else "not shown"
-    return Rule("Equal random state", met, note, "seed the script before each of the two runs")
-
-
 # What these do shows without an attribution: an error, a crash or a hang needs no other proof.
 _EVIDENT = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR, Verdict.CRASH, Verdict.TIMEOUT)
 
@@ -126,16 +118,12 @@ def find_refusal(facts: IssueFacts) -> Refusal | None:
     Refused are: what is no bug, what a person has marked, what belongs to a group that has an issue, what is fixed in
     the newest torch that was tried, a suspect without proof, and what breaks a rule of PyTorch's for fuzzers.
     """
-    return next(_refusals(facts), None)
-
-
-def _refusals(facts: IssueFacts) -> Iterator[Refusal]:
     if not facts.is_bug:
         subject = facts.subject
         explained = subject.format_command(*(("corpus", "show") if subject.is_finding else ("triage",)))
-        yield Refusal(why_not(facts), f"nothing does: `{explained}` explains the verdict")
-        return
-    yield from _marked(facts)
+        return Refusal(why_not(facts), f"nothing does: `{explained}` explains the verdict")
+    if (marked := next(_marked(facts), None)) is not None:
+        return marked
     # Fixed in the newest torch that was tried; an older one says nothing of the torch where it was seen.
     history, newest = facts.history, facts.history.newest if facts.history is not None else None
     is_newer = newest is not None and order(newest) >= order(public(facts.torch or ""))
@@ -143,11 +131,10 @@ def _refusals(facts: IssueFacts) -> Iterator[Refusal]:
         subject, corpus = facts.subject, facts.subject.options.get("corpus")
         replayed = format_command("replay", published=subject.published, select=subject.name, corpus=corpus)
         remedy = f"nothing, unless it comes back: `{replayed}` says so"
-        yield Refusal(f"it is fixed in torch {newest}, the newest that was tried", remedy)
-    yield from _unproved(facts)
-    for rule in rules(facts):
-        if rule.met is False:
-            yield Refusal(f"a rule of PyTorch's for fuzzers is not met: {rule.text} ({rule.note})", rule.remedy)
+        return Refusal(f"it is fixed in torch {newest}, the newest that was tried", remedy)
+    broken = (rule for rule in rules(facts) if rule.met is False)
+    unmet = (Refusal(f"a rule of PyTorch's for fuzzers is not met: {r.text} ({r.note})", r.remedy) for r in broken)
+    return _unproved(facts) or next(unmet, None)
 
 
 # What a person says of a finding that is not to be filed.
@@ -183,11 +170,11 @@ def _marked(facts: IssueFacts) -> Iterator[Refusal]:
         yield Refusal(f"{group} is marked {umbrella.status}{note}", wrong)
 
 
-def _unproved(facts: IssueFacts) -> Iterator[Refusal]:
+def _unproved(facts: IssueFacts) -> Refusal | None:
     culprit = facts.culprit
     unnamed = culprit is None or "stack" in read_details(culprit)  # a stack places a loss and blames nothing
     if facts.proved or facts.without_compiler or (unnamed and facts.verdict in _EVIDENT):
-        return
+        return None
     if culprit is None:
         reason = "nothing in the compiler could be shown to cause it"
     else:
@@ -195,7 +182,7 @@ def _unproved(facts: IssueFacts) -> Iterator[Refusal]:
         reason = f"`{name}` is a suspect, not a proof: switching it off alone was not shown to repair the case"
     words = ("corpus", "refresh") if facts.subject.is_finding else ("bisect",)
     further = facts.subject.format_command(*words, timeout=_MORE_SECONDS)
-    yield Refusal(reason, f"a proved culprit: `{further}` looks further, with more time")
+    return Refusal(reason, f"a proved culprit: `{further}` looks further, with more time")
 
 
 def _reopened(subject: CommandSubject) -> str:
@@ -216,13 +203,6 @@ class IndexEntry(NamedTuple):
     has_draft: bool
     row: str
 
-    @property
-    def rank(self) -> tuple[int, int, str]:
-        """Sorts the worst first, and by number within one severity."""
-        known = self.severity in list(Severity)
-        number = re.search(r"\d+", self.finding)
-        return Severity(self.severity).rank if known else len(Severity), int(number[0]) if number else 0, self.finding
-
 
 def make_entry(finding: str, facts: IssueFacts, refusal: Refusal | None) -> IndexEntry:
     """The entry of a finding by its public id."""
@@ -232,10 +212,7 @@ def make_entry(finding: str, facts: IssueFacts, refusal: Refusal | None) -> Inde
 
 
 def with_entry(index: str, entry: IndexEntry, replaces: str | None = None) -> str:
-    """The text of an index with one entry added or replaced; what a person wrote between the tables is lost.
-
-    ``replaces`` names a finding that was merged into that of the entry.
-    """
+    """An index with one entry added in place of its own or of one merged into it; a person's text is lost."""
     rows = [row for line in index.splitlines() if (row := _ROW.match(line)) and row["name"] not in ("draft", "finding")]
     known = [IndexEntry(row["link"] or row["name"], row["severity"], bool(row["link"]), row[0]) for row in rows]
     return make_index([*(other for other in known if other.finding not in (entry.finding, replaces)), entry])
@@ -243,7 +220,13 @@ def with_entry(index: str, entry: IndexEntry, replaces: str | None = None) -> st
 
 def make_index(entries: Iterable[IndexEntry]) -> str:
     """The text of an index, in Markdown."""
-    ordered = sorted(entries, key=lambda entry: entry.rank)
+    ranks = {str(severity): severity.rank for severity in Severity}
+
+    def place(entry: IndexEntry) -> tuple[int, int, str]:
+        number = re.search(r"\d+", entry.finding)
+        return ranks.get(entry.severity, len(ranks)), int(number[0]) if number else 0, entry.finding
+
+    ordered = sorted(entries, key=place)
     drafts, refused = ([entry.row for entry in ordered if entry.has_draft is wanted] for wanted in (True, False))
     lines = ["# Drafts", "", f"{len(drafts)} to be filed, {len(refused)} refused. The worst come first.", ""]
     if drafts:

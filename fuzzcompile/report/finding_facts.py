@@ -14,7 +14,7 @@ from fuzzcompile.model.contract import CauseJson, OutputJson, ReportJson, ShownJ
 from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.hints import CommandSubject
-from fuzzcompile.model.severity import Severity, rate_severity
+from fuzzcompile.model.severity import rate_severity
 from fuzzcompile.model.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -30,10 +30,7 @@ _LONGEST = 70  # characters of an expression in a title
 
 
 def read_constants(source: str | None) -> dict[str, object] | None:
-    """The module-level constants of a case file; True for what is no literal, such as the tensors of ``CALLS``.
-
-    None for a user's own script, and for what cannot be read.
-    """
+    """The module-level constants of a case file, True for what is no literal; None for any other text."""
     module, values = _parsed(source), dict[str, object]()
     if not any(isinstance(node, ast.FunctionDef) and node.name == "make" for node in module):
         return None
@@ -100,28 +97,6 @@ class IssueFacts:
     machines: Machines | None = None  # where it was seen and judged; None for a case that is in no corpus
     subject: CommandSubject = field(default_factory=lambda: CommandSubject("FINDING"))  # on a command line
 
-    verdict: str = field(init=False)  # its name
-    is_bug: bool = field(init=False)  # whether there is a bug to file
-    detail: str = field(init=False)  # usually an error's message
-    severity: Severity | None = field(init=False)  # None for no bug
-    low_confidence: bool = field(init=False)  # triage was not sure
-    promise: str | None = field(init=False)  # of a setting, that it breaks, in the words of the report
-    device: str | None = field(init=False)  # on which it was seen
-    torch: str | None = field(init=False)  # in which it was seen
-    target: str | None = field(init=False)  # the device that the compiler was told; None where it was the one that ran
-    seen_on_device: bool = field(init=False)  # a device of the kind for which it was compiled showed it
-    culprit: CulpritJson | None = field(init=False)  # if it is known
-    proved: bool = field(init=False)  # switching off the culprit alone removed the bug
-    cause: CauseJson | None = field(init=False)  # the change under which the case passes, if it is known
-    plain: str | None = field(init=False)  # the script for an issue, if it showed the bug
-    without_compiler: bool = field(init=False)  # a script without torch.compile shows the fault
-    eager_is_wrong: bool = field(init=False)  # eager mode, too, calls the operator in the way that goes wrong
-    kernel: str | None = field(init=False)  # the operator whose own kernel is wrong, such as ``aten.cat.default``
-    outputs: Sequence[OutputJson] = field(init=False)  # evidence by output
-    wrong: list[OutputJson] = field(init=False)  # outputs that are wrong: gradients last, the worst of each first
-    shares_wrongly: bool = field(init=False)  # the only fault is which memory the outputs share
-    measured: OutputJson | None = field(init=False, default=None)  # the worst error; None if none is measured
-
     @classmethod
     def of_stored(
         cls,
@@ -161,22 +136,30 @@ class IssueFacts:
         self.is_bug = is_bug if is_bug is not None else self.verdict in {str(v) for v in Verdict if v.is_bug}
         self.severity = rate_severity(report) if self.is_bug else None
         self.low_confidence = report.get("confidence") != "high"
-        self.promise = evidence.get("promise")
+        self.promise = evidence.get("promise")  # of a setting, that it breaks, in the words of the report
+        # The device on which it was seen, the torch, and the device that the compiler was told (None: the one that
+        # ran); whether a device of the kind for which it was compiled showed it.
         self.device = report.get("device") or _text(self.environment.get("device"))
         self.torch = report.get("torch") or _text(self.environment.get("torch"))
         self.target, target = read_target(report), report.get("target")
         self.seen_on_device = target is None or target["confirmed_on_device"]
-        self.culprit, self.cause = report.get("culprit") or None, report.get("cause") or None
-        self.proved = bool(self.culprit and self.culprit.get("necessary"))
-        self.plain = shown.get("plain") if shown.get("plain_shows", True) else None
+        self.culprit: CulpritJson | None = report.get("culprit") or None
+        self.cause: CauseJson | None = report.get("cause") or None  # the change under which the case passes
+        self.proved = bool(self.culprit and self.culprit.get("necessary"))  # switching it off alone removed the bug
+        self.plain = shown.get("plain") if shown.get("plain_shows", True) else None  # the script for an issue
+        # A script without torch.compile shows the fault; eager mode, too, calls the operator in the wrong way.
         self.without_compiler, self.eager_is_wrong = bool(shown.get("eager_only")), bool(shown.get("eager_is_wrong"))
+        # The operator whose own kernel is wrong, such as ``aten.cat.default``.
         kernel, blamed = read_details(self.culprit).get("aten_kernel"), self._rewrite if self.without_compiler else ""
         self.kernel = kernel["operator"] if kernel is not None else blamed if blamed.startswith("aten.") else None
-        self.outputs = evidence.get("outputs") or ()
+        self.outputs: Sequence[OutputJson] = evidence.get("outputs") or ()
         wrong = [entry for entry in self.outputs if entry.get("finding") not in _HARMLESS]
         gradients = {str(x.get("name")): ObservableName.parse(str(x.get("name"))).gradient for x in wrong}
+        # Gradients last, the worst of each first.
         self.wrong = sorted(wrong, key=lambda entry: (gradients[str(entry.get("name"))], -_badness(entry)))
+        # The only fault is which memory the outputs share.
         self.shares_wrongly = bool(wrong) and all(entry.get("finding") == "alias" for entry in wrong)
+        self.measured: OutputJson | None = None  # the worst error; None if none is measured
         for entry in self.wrong or sorted(self.outputs, key=_badness, reverse=True):
             has_error = entry.get("max_abs_error_compiled") is not None or bool(entry.get("non_finite"))
             if has_error and self.measured is None and entry.get("finding") not in _UNMEASURED:

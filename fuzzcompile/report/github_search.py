@@ -48,8 +48,6 @@ def base_classes(source: str, names: Collection[str], torch: str | None) -> list
     return list(dict.fromkeys(base.id for base in bases if isinstance(base, ast.Name) and base.id in classes))
 
 
-# The operators that a program calls, read off its source.
-
 _OPERATORS: dict[type[ast.operator], str] = {
     ast.MatMult: "matmul",
     ast.Mod: "remainder",
@@ -72,10 +70,7 @@ class CalledOperator(NamedTuple):
 
 
 def list_calls(source: str) -> list[CalledOperator]:
-    """The operators that a source calls, each once, in its order.
-
-    Text that does not parse has none. Of a case file, only its program counts: not ``make``, and not what runs it.
-    """
+    """The operators that a source calls, each once, in its order; of a case file, those of its program alone."""
     try:
         module = ast.parse(textwrap.dedent(source))
     except SyntaxError:
@@ -93,17 +88,13 @@ def list_calls(source: str) -> list[CalledOperator]:
 
 
 def most_telling(calls: Sequence[CalledOperator], rewrite: str) -> list[CalledOperator]:
-    """The calls that tell programs apart, those first which the name of a rewrite contains.
-
-    What every program calls is left out, unless there is nothing else.
-    """
+    """The calls that tell programs apart (all, if none does), those in a rewrite's name first."""
     words, named = WORDS["search"], rewrite.lower().replace("_", "")
     telling = [call for call in calls if call.name not in words["everywhere"]] or calls
     return sorted(telling, key=lambda call: (call.name.replace("_", "") not in named, call.name in words["common"]))
 
 
 def _nodes(module: ast.AST) -> Iterator[ast.AST]:
-    """Every node of a program, in the order of the source; neither its set-up nor its check."""
     for child in ast.iter_child_nodes(module):
         is_set_up = isinstance(child, ast.FunctionDef) and child.name in _SET_UP
         if not is_set_up and not (isinstance(module, ast.Module) and isinstance(child, ast.If)):
@@ -308,6 +299,7 @@ def _find_terms(terms: Sequence[str], hit: Hit) -> Iterator[tuple[str, str]]:
 
 
 API: Final = "https://api.github.com"
+REPOSITORY: Final = "pytorch/pytorch"
 _TIMEOUT = 20.0
 _PER_PAGE = 50
 _MOST_PAGES = 2
@@ -322,10 +314,7 @@ class SearchFailed(EnvironmentUnfit):
 
 
 class Answer(NamedTuple):
-    """The answer to one query: ``total`` reports of a kind match it, of which the best ``hits`` were read.
-
-    ``complete`` is False where GitHub ran out of time and says that there may be more.
-    """
+    """The ``total`` reports of a kind that match a query, and the best; ``complete`` unless GitHub ran out of time."""
 
     query: str
     kind: str
@@ -371,10 +360,10 @@ class GitHub:
     def __exit__(self, *error: object) -> None:
         self._client.close()
 
-    def search(self, query: str, kind: str, repository: str) -> Answer:
-        """The reports of one kind in a repository that match a query; SearchFailed says why there is no answer."""
+    def search(self, query: str, kind: str) -> Answer:
+        """The reports of one kind that match a query; SearchFailed says why there is no answer."""
         hits: list[Hit] = []
-        total, complete, asked = 0, True, f"{query} repo:{repository} {_KINDS[kind]}"
+        total, complete, asked = 0, True, f"{query} repo:{REPOSITORY} {_KINDS[kind]}"
         for page in range(1, _MOST_PAGES + 1):
             response = self._get({"q": asked, "per_page": _PER_PAGE, "page": page})
             try:
@@ -382,12 +371,11 @@ class GitHub:
                 items, total = answer["items"], int(answer["total_count"])
                 complete = complete and not answer.get("incomplete_results")
                 hits += [_read_hit(item, kind) for item in items]
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                what = f"{self._host} answered with something else than JSON"
-                raise SearchFailed(f"{what}: check GITHUB_API_URL.") from error
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                what = f"{self._host} does not answer as GitHub's search API does ({error!r})"
-                raise SearchFailed(f"{what}: check GITHUB_API_URL.") from error
+                is_json = not isinstance(error, json.JSONDecodeError | UnicodeDecodeError)
+                what = f"does not answer as GitHub's search API does ({error!r})"
+                what = what if is_json else "answered with something else than JSON"
+                raise SearchFailed(f"{self._host} {what}: check GITHUB_API_URL.") from error
             # More than the pages that are read are not worth a request: GitHub has put its best matches first.
             if not items or len(hits) >= total or total > _PER_PAGE * _MOST_PAGES:
                 break
@@ -449,34 +437,23 @@ def _read_hit(item: Mapping[str, Any], kind: str) -> Hit:
     names = [str(label.get("name")).lower() for label in labels or () if isinstance(label, dict)]
     # PyTorch's bot merges by pushing and closing, and says so with a label alone.
     merged = isinstance(pull, dict) and (pull.get("merged_at") or "merged" in names)
-    return Hit(
-        str(item["html_url"]),
-        kind,
-        str(item["title"]),
-        str(item.get("body") or ""),
-        "merged" if merged else str(item["state"]),
-        datetime.fromisoformat(str(item.get("updated_at") or item["created_at"])),
-    )
-
-
-# A search for public reports on one finding, from its terms to the ranked links.
-
-REPOSITORY: Final = "pytorch/pytorch"
+    state, updated = "merged" if merged else str(item["state"]), str(item.get("updated_at") or item["created_at"])
+    text = str(item["title"]), str(item.get("body") or "")
+    return Hit(str(item["html_url"]), kind, *text, state, datetime.fromisoformat(updated))
 
 
 @dataclass(frozen=True)
 class Search:
     """What was asked, and the likeliest reports first. That there are none is known only of what was asked."""
 
-    repository: str
     when: datetime
     asked: Sequence[Answer]
     related: Sequence[Related]
 
     def to_text(self) -> str:
         """The ranked links with their reasons, then what was asked."""
-        head = f"{len(self.related)} reports in {self.repository} may be about it:"
-        none = f"No report in {self.repository} matches well enough, of those that these queries found:"
+        head = f"{len(self.related)} reports in {REPOSITORY} may be about it:"
+        none = f"No report in {REPOSITORY} matches well enough, of those that these queries found:"
         lines = [head if self.related else none]
         for report in self.related:
             lines += [f"  {report.url}  {report.kind}, {report.state}: {report.title}", f"      {report.why}"]
@@ -492,7 +469,7 @@ class Search:
         queries = [{**asked._asdict(), "read": len(asked.hits)} for asked in self.asked]
         keys = ("query", "kind", "total", "read", "complete")
         return {
-            "repository": self.repository,
+            "repository": REPOSITORY,
             "searched": self.when.isoformat(timespec="seconds"),
             "queries": [{key: query[key] for key in keys} for query in queries],
             "related": [report.to_json() for report in self.related],
@@ -506,6 +483,6 @@ def search(report: ReportJson, source: str, github: GitHub, expression: str = ""
     SearchFailed if GitHub does not answer one of the queries: a search that asked for less would claim too much.
     """
     terms = extract_terms(report, source, expression)
-    asked = [github.search(query, kind, REPOSITORY) for query in make_queries(terms) for kind in _KINDS]
+    asked = [github.search(query, kind) for query in make_queries(terms) for kind in _KINDS]
     when = datetime.now(UTC)
-    return Search(REPOSITORY, when, asked, ranked(terms, [hit for answer in asked for hit in answer.hits], when))
+    return Search(when, asked, ranked(terms, [hit for answer in asked for hit in answer.hits], when))

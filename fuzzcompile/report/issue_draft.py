@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.privacy import fold_lines, scrub
+from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.templates import get_environment
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.report import proof, wording
@@ -81,6 +82,9 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
     for needed in facts.report.get("contributors") or ():
         place = f", `{needed['source']}:{needed.get('line')}`" if needed.get("source") else ""
         contributors.append(f"`{needed.get('rewrite') or needed.get('family')}` ({needed.get('stage')}{place})")
+    component, labels = proof.name_component(facts), [] if facts.without_compiler else ["oncall: pt2"]
+    labels += ["module: correctness (silent)"] if facts.severity is Severity.SILENT else []
+    labels += [component[1]] if component else []
     machines = [] if facts.machines is None else [("Machines", scrub(seen_on(facts.machines)))]
     return {
         "facts": facts,
@@ -89,7 +93,7 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         "script": script,
         "whole_output": scrub(output).strip(),
         "ladder": ladder,
-        "component": proof.name_component(facts),
+        "component": component,
         "culprit": proof.culprit_line(facts),
         "paths": proof.paths(facts),
         "proof": proof.proof(facts),
@@ -111,7 +115,7 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         "notes": [scrub(note) for note in facts.report.get("evidence", {}).get("notes") or ()],
         "versions": [*versions({**facts.environment, **facts.where}), *machines],
         "rules": rules(facts),
-        "labels": ", ".join(f"`{label}`" for label in proof.labels(facts)),
+        "labels": ", ".join(f"`{label}`" for label in (*labels, "topic: fuzzer")),
         "newest": facts.history.newest if facts.history is not None else None,
     }
 
@@ -156,7 +160,6 @@ def draft_umbrella(group: Umbrella, members: Sequence[IssueFacts]) -> str:
 
 
 def _row(facts: IssueFacts) -> list[str]:
-    """Cells on one finding: its name, operator, call, what matters, and what eager and compiled give."""
     culprit, cause = facts.culprit or {}, facts.cause or {}
     seen = find_pair(facts.wrong[0]) if facts.wrong else None
     eager, compiled = (seen.eager, seen.compiled) if seen else ("", fold_lines(facts.detail))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -15,10 +16,7 @@ from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, UsageEr
 
 
 def check_writable(path: Path, option: str, *, parents: bool = False) -> None:
-    """Check before any work that the file can be written, or raise a UsageError that names ``option``.
-
-    ``parents`` that are not there yet will be made.
-    """
+    """Check that the file can be written, in ``parents`` to be made if that is set; UsageError names ``option``."""
     if path.is_dir():
         raise UsageError(f"Cannot write {path}: it is a folder; name a file for {option}.")
     draft = _draft(path)
@@ -58,6 +56,20 @@ def make_empty_folder(path: Path, option: str) -> None:
         raise UsageError(f"{path} is not empty; name a new or an empty folder for {option}.")
 
 
+def make_next_folder(wanted: Path, option: str) -> Path:
+    """Make the folder, or the first of its name with a number behind it (from 2) that is not there yet."""
+    for number in itertools.count(1):
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}_{number}")
+        try:
+            folder.mkdir(parents=True)
+            break
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UsageError(f"Cannot make the folder {folder}: {error.strerror}; pass {option}.") from error
+    return folder.resolve()
+
+
 def _draft(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
@@ -66,9 +78,6 @@ def _unwritable(path: Path, error: OSError, option: str) -> FuzzcompileError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EnvironmentUnfit(f"Cannot write {path}: {error.strerror}; make room, or name another {option}.")
     return UsageError(f"Cannot write {path}: {error.strerror}; name another file for {option}.")
-
-
-# A log of what a command does, as JSON Lines: an object for each event, written when it happens.
 
 
 class EventLog:

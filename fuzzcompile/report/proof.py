@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from fuzzcompile.model.contract import OutputJson, ReportJson, read_target
 from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.privacy import fold_lines, scrub
-from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.stages import BY_NAME, CODEGEN, DISPATCHER_LABEL, DYNAMO, INDUCTOR_LABEL
 from fuzzcompile.model.verdicts import VALUES
+from fuzzcompile.report.circumstances import several
 from fuzzcompile.report.finding_facts import IssueFacts
 
 NEEDED = "also needed"
@@ -30,17 +29,11 @@ _LABELS = {
 }
 
 
-@dataclass(frozen=True)
-class Fact:
-    """A detail of a culprit; a ``text`` of several lines is code, or a list."""
+class Fact(NamedTuple):
+    """A detail of a culprit; a ``text`` of several lines is code, or a list, and takes lines of its own."""
 
     label: str
     text: str
-
-    @property
-    def is_block(self) -> bool:
-        """Return whether it takes lines of its own."""
-        return "\n" in self.text
 
 
 class Tried(NamedTuple):
@@ -52,27 +45,22 @@ class Tried(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """Distance by which one rewrite moved the result, relative to its size: in float64, and in the program's dtypes.
-
-    None where the graph could not be replayed. ``of_culprit`` marks the culprit's own.
-    """
+    """Distance by which a rewrite moved the result, relative to its size; None where its graph was not replayed."""
 
     name: str
     stage: str
     site: str
-    float64: float | None
+    float64: float | None  # its graph run in float64; ``native`` in the dtypes of the program
     native: float | None
-    of_culprit: bool
+    of_culprit: bool  # whether it is the culprit's own
 
 
 def matched(culprit: CulpritJson) -> list[str]:
     """The lines of the program that the culprit matched, each with its code and the names of its nodes."""
     lines = []
     for entry in read_details(culprit).get("matched") or ():
-        nodes = entry["nodes"]
-        more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
         code = f": {entry['code']}" if entry["code"] else ""
-        lines.append(f"{entry['source'] or 'no known line'}{code}  ({', '.join(nodes[:_NAMED])}{more})")
+        lines.append(f"{entry['source'] or 'no known line'}{code}  ({several(entry['nodes'], ', ', _NAMED)})")
     return lines
 
 
@@ -247,14 +235,6 @@ def name_component(facts: IssueFacts) -> tuple[str, str] | None:
     return _RUNGS.get(next(wrong, ""))
 
 
-def labels(facts: IssueFacts) -> list[str]:
-    """The labels to ask for; those of the component only where it is known."""
-    component = name_component(facts)
-    own = [] if facts.without_compiler else ["oncall: pt2"]
-    own += ["module: correctness (silent)"] if facts.severity is Severity.SILENT else []
-    return [*own, *([component[1]] if component else []), "topic: fuzzer"]
-
-
 def paths(facts: IssueFacts) -> str:
     """What a composite operator calls in eager mode and as it is traced; empty where no such operator is at fault."""
     composite = read_details(facts.culprit).get("composite")
@@ -313,8 +293,6 @@ def proof(facts: IssueFacts) -> str:
         text += ", ".join(f"`{entry.get('rewrite') or entry.get('family')}`" for entry in contributors)
     return f"{text}."
 
-
-# Rows of the tables that pages and drafts show.
 
 _MAX_ROWS = 12
 _LAYOUTS = ("dtype", "shape", "stride")

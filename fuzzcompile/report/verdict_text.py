@@ -29,8 +29,6 @@ from fuzzcompile.report.proof import (
     workaround_with_cost,
 )
 
-# The proof of a culprit as lines for a terminal.
-
 _MATCHED = 6  # lines of the program shown
 _LINES = 30  # lines of a diff or a kernel shown
 
@@ -41,14 +39,15 @@ def proof_lines(culprit: CulpritJson) -> Iterator[str]:
     if step := find_step(culprit):
         yield f"moves the result, in units of its size, by {step}"
     diff = "\n".join(get_diff(culprit))
-    facts = [(fact.label, fact.text, fact.is_block) for fact in list_proof_facts(culprit)]
-    for label, text, is_block in [*facts, *([("graph before (-) and after (+)", diff, True)] if diff else [])]:
-        yield f"{label}:" if is_block else f"{label}: {text}"
-        if is_block:
+    for label, text in (*list_proof_facts(culprit), ("graph before (-) and after (+)", diff)):
+        if "\n" in text:
             lines = text.splitlines()
+            yield f"{label}:"
             yield from (f"  {line}" for line in lines[:_LINES])
             if len(lines) > _LINES:
                 yield f"  ... and {len(lines) - _LINES} more lines (--json has all)"
+        elif text:
+            yield f"{label}: {text}"
 
 
 def ablation_table(report: ReportJson) -> Table:
@@ -284,7 +283,6 @@ _MEASURED = ("max_abs_error", "rms_error", "max_ulps")
 
 
 def _figure(output: OutputJson, key: str) -> str:
-    """A number in at most seven characters; ``non_finite`` beside it names what JSON cannot hold."""
     value = output.get(key)
     return format_number(value) if isinstance(value, int | float) else str(output.get("non_finite") or "-")
 

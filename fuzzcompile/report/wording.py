@@ -51,7 +51,6 @@ _PATHS = {"export": "torch.export.export", "aoti": "torch._inductor.aoti_compile
 
 
 def _opt_ins(constants: Mapping[str, object]) -> Iterator[str]:
-    """What a case file asks for beyond the defaults, as a user writes it (docs/machines.md)."""
     yield from (f"options={{{key!r}: {value!r}}}" for key, value in _settings(constants.get("OPTIONS")))
     for area, settings in _settings(constants.get("CONFIG")):
         yield from (f"torch._{area}.config.{key} = {value!r}" for key, value in _settings(settings))
@@ -176,10 +175,7 @@ def refusal(facts: IssueFacts) -> tuple[str, str]:
 
 
 def error_in(facts: IssueFacts, limit: int = _ERROR) -> str:
-    """The error of a program that eager runs, on one line; as code where Markdown would read it otherwise.
-
-    The first message of g++, clang++ or the like says more than torch's own.
-    """
+    """An error on one line, as code where Markdown would read it; of g++, clang++ or the like before torch's own."""
     kind, message = facts.detail.partition(":")[0], re.search(r": error: (.+)", facts.shown.get("error_log") or "")
     compilers = f"{kind}: {_NAMESPACES.sub('', message[1])}" if message is not None and kind.isidentifier() else ""
     text = fold_lines(compilers or facts.detail, limit) or "an error"
@@ -218,18 +214,14 @@ def in_users_words(facts: IssueFacts, *texts: str) -> bool:
     """Return whether every name in texts that are code stands in the script or the expression that the reader sees."""
     plain = facts.shown.get("plain") or ""
     seen = f"{plain}\n{facts.expression or ''}"
-    names = [name for text in texts if _is_composed(text) for name in _NAME.findall(text)]
+    names, composed = list[str](), (ast.Call, ast.Subscript, ast.List)
+    for text in texts:  # code that calls or indexes something, not a name or words such as "shape (1, 2)"
+        if not re.search(r"\w \(", text) and any(isinstance(node, composed) for node in _parse_arguments(text)[3:]):
+            names += _NAME.findall(text)
     return not plain or all(re.search(rf"\b{name}\b", seen) for name in names)
 
 
-def _is_composed(text: str) -> bool:
-    """Return whether a text is code that calls or indexes something, not a name or words such as "shape (1, 2)"."""
-    composed = (ast.Call, ast.Subscript, ast.List)
-    return not re.search(r"\w \(", text) and any(isinstance(node, composed) for node in _parse_arguments(text)[3:])
-
-
 def _parse_arguments(text: str) -> list[ast.AST]:
-    """The nodes of a call of something with the text as its arguments; none if it is no code."""
     try:
         return list(ast.walk(ast.parse(f"call({text})")))
     except (SyntaxError, ValueError):
@@ -244,7 +236,6 @@ def reordering(facts: IssueFacts) -> str | None:
 
 
 def _written(facts: IssueFacts) -> Effect | None:
-    """Inputs or parts of the module that only one of both runs changes: what else differs follows from it."""
     named = [(ObservableName.parse(str(entry.get("name"))), entry.get("detail")) for entry in facts.wrong]
     written = [(observable, detail) for observable, detail in named if observable.after]
     details = {detail for _, detail in written}
@@ -374,7 +365,6 @@ def _right_with(facts: IssueFacts) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Code in backticks, words such as "shape (1, 2)" as they are."""
     flat = fold_lines(text, 80)
     return f"`{flat}`" if not re.search(r"\w \(", flat) and _parse_arguments(flat) else flat
 

@@ -142,7 +142,7 @@ def test_a_program_of_a_rule_makes_it_fire_and_its_near_misses_run():
 @pytest.mark.slow
 def test_most_patterns_that_can_fire_do_in_a_program_of_their_own():
     patterns = [row for row in list_known_rules(CPU) if row.kind == "pattern" and not row.name.startswith("_sfdp")]
-    rules = [row for row in patterns if facts().find_lasting_reason(row.stage, row.name, "cpu") is None]
+    rules = [row for row in patterns if facts().find_reason(row.stage, row.name, "cpu") is None]
     fired = {row.name: any(p.fires for p in make_rule_programs(row, CPU, 10.0, enough=1)) for row in rules}
     assert sum(fired.values()) > 0.7 * len(fired), [name for name, fires in fired.items() if not fires]
 

@@ -26,22 +26,17 @@ from fuzzcompile.run.observation import Observation
 from fuzzcompile.run.runs import observe
 from fuzzcompile.run.tensors import map_tree
 
-# How far two results of a layer are apart: all of its floating outputs taken together.
-
 
 @dataclass(frozen=True)
 class Distance:
-    """Absolute errors between two results, infinite where only one of them has a number that is not finite.
-
-    ``size`` is the RMS of the second, ``value`` its magnitude at the largest error.
-    """
+    """Absolute errors between two results, infinite where only one of them has a number that is not finite."""
 
     largest: float
     rms: float
-    size: float
+    size: float  # RMS of the second
     cosine: float | None
     finite: bool
-    value: float = 0.0
+    value: float = 0.0  # magnitude of the second at the largest error
 
     @property
     def relative(self) -> float:
@@ -50,10 +45,7 @@ class Distance:
 
 
 def distance(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> Distance | None:
-    """The distance of two lists of tensors; None if their numbers or shapes differ or there are none.
-
-    Integers and booleans count as the numbers that they are.
-    """
+    """The distance of two lists of tensors; None if their numbers or shapes differ or there are none."""
     if len(first) != len(second) or any(a.shape != b.shape for a, b in zip(first, second, strict=True)):
         return None
     count, largest, squares, size, product, own = 0, 0.0, 0.0, 0.0, 0.0, 0.0
@@ -80,11 +72,7 @@ def distance(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> D
 
 @dataclass(frozen=True)
 class Layer:
-    """One call of a layer, measured. What could not be measured is None, and ``note`` says why.
-
-    ``own`` is the rounding error of the layer run eagerly on this side's input, in the coarser of both precisions, and
-    ``rounding`` the program with every operator moved by an ulp, up to here, against the reference.
-    """
+    """One call of a layer, measured. What could not be measured is None, and ``note`` says why."""
 
     label: str  # its name, and its number from the second call on
     kind: str  # its class
@@ -93,8 +81,8 @@ class Layer:
     inherited: Distance | None = None  # the reference's layer on this side's input, against the reference's output
     entering: Distance | None = None  # this side's input against the reference's
     noise: Distance | None = None  # what rounding does to this layer alone, on this side's input
-    own: Distance | None = None
-    rounding: Distance | None = None
+    own: Distance | None = None  # rounding of the layer run eagerly on this side's input, in the coarser precision
+    rounding: Distance | None = None  # the program with every operator moved by an ulp, up to here
     truth: Distance | None = None  # this side's output against float64
     reference_truth: Distance | None = None  # the reference's output against float64
     exact: float | None = None  # what this side, computed in float64, makes newly; relative to the size of the output
@@ -116,31 +104,31 @@ class Layer:
         return factor if math.isfinite(factor) else None
 
 
-def apart(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> Distance | None:
-    """The distance of kept tensors, at the elements that both have; None if they do not correspond."""
+Kept = Sequence[KeptTensor]
+
+
+def apart(first: Kept | None, second: Kept) -> Distance | None:
+    """The distance of kept tensors, at the elements that both have; None without a first, or if none correspond."""
     pairs = _pairs(first, second)
     return None if pairs is None else distance([a for a, _ in pairs], [b for _, b in pairs])
 
 
-def relative_step(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> float | None:
+def relative_step(first: Kept | None, second: Kept) -> float | None:
     """Return the largest relative change of kept tensors; None as for :func:`apart`."""
     pairs = _pairs(first, second)
     return None if pairs is None else max((value_change.relative_change(a, b) for a, b in pairs), default=0.0)
 
 
-def _pairs(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
-    if misshapen(first, second):
+def _pairs(first: Kept | None, second: Kept) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+    if first is None or _misshapen(first, second):
         return None
     pairs = [pair for one, other in zip(first, second, strict=True) if (pair := one.beside(other)) is not None]
     return pairs if len(pairs) == len(first) else None
 
 
-def misshapen(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> bool:
-    """Return whether two results differ in the number of their tensors, or in a shape."""
+def _misshapen(first: Kept, second: Kept) -> bool:
     return [tensor.shape for tensor in first] != [tensor.shape for tensor in second]
 
-
-# Gradients of a training case, by layer: those of the parameters that a layer holds.
 
 SUFFIX = " (gradient)"
 _OTHERS = "(others)"
@@ -170,6 +158,8 @@ def gradient_layers(
         owned[max(holders, key=len, default=_OTHERS)].append(name)
     layers = []
     for owner, gradients in owned.items():
+        if not gradients:
+            continue
         own, wanted, right, moved, double = ([run[name] for name in gradients if name in run] for run in runs)
         missing = [name for name in gradients if name not in runs[0]]
         layer = Layer(
@@ -182,7 +172,7 @@ def gradient_layers(
             exact=None if exact is None else _step(double, right),
             note=f"no gradient of {', '.join(missing[:3])}" if missing else "",
         )
-        layers += [layer] if gradients else []
+        layers.append(layer)
     return layers
 
 
@@ -267,7 +257,7 @@ class Alone:
                     buffer.copy_(before)
 
 
-def _misfit(kept: Sequence[KeptTensor], own: Sequence[torch.Tensor]) -> str | None:
+def _misfit(kept: Kept, own: Sequence[torch.Tensor]) -> str | None:
     """Return the reason why kept inputs cannot take the place of a layer's own; None if they can."""
     if len(kept) != len(own):
         return f"it got {len(kept)} tensors, and {len(own)} in the reference"
@@ -281,10 +271,7 @@ def _misfit(kept: Sequence[KeptTensor], own: Sequence[torch.Tensor]) -> str | No
 
 @dataclass
 class Walk:
-    """Runs the reference and measures each layer of the other side as it ends.
-
-    The layers of a compiled or recorded reference, whose results are ``given``, are run alone in eager mode.
-    """
+    """Runs the reference, or its layers eagerly where its results are ``given``, and measures each layer as it ends."""
 
     case: Case  # the case
     device: torch.device  # where sides run that name no device of their own
@@ -303,8 +290,7 @@ class Walk:
         if not look.operators and not self._alike:
             # The layers in the dtype and on the device of the measured side. They are copied: a script has one set of
             # modules, which the next run converts.
-            side = self.reference if self.against.kind == "recording" else self.against
-            layers = find_layers(side.built(self.case, self.device), look.depth)
+            layers = find_layers(self._rerun.built(self.case, self.device), look.depth)
             self._others = {name: copy.deepcopy(module) for name, module in layers.items()}
         program = self.reference.built(self.case, self.device)
         self._native = program.dtype
@@ -331,21 +317,17 @@ class Walk:
         self._measure((call.name, call.number), call.kind, _viewed(leaves(result)), (call, entered))
 
     @property
-    def _alike(self) -> bool:
-        same = len({(side.dtype, side.is_exact) for side in (self.reference, self.against)}) == 1
-        return same and self._place == self.reference.device(self.device)
+    def _rerun(self) -> Side:
+        """The side as which layers run again: the reference, if the measured one was recorded elsewhere."""
+        return self.reference if self.against.kind == "recording" else self.against
 
     @property
-    def _place(self) -> torch.device:
-        """The device on which layers run again: the reference's, if the measured one was recorded elsewhere."""
-        return (self.reference if self.against.kind == "recording" else self.against).device(self.device)
+    def _alike(self) -> bool:
+        same = len({(side.dtype, side.is_exact) for side in (self.reference, self.against)}) == 1
+        return same and self._rerun.device(self.device) == self.reference.device(self.device)
 
     def _measure(
-        self,
-        key: tuple[str, int],
-        kind: str,
-        output: Sequence[KeptTensor],
-        ran: tuple[LayerCall, Entered] | None = None,
+        self, key: tuple[str, int], kind: str, output: Kept, ran: tuple[LayerCall, Entered] | None = None
     ) -> None:
         measured = self.measured.calls.get(key)
         if self.given is not None and key in self.given:
@@ -354,15 +336,15 @@ class Walk:
         if measured is None:
             self.layers.append(Layer(label, kind, note=f"{self.against} does not call it"))
             return
-        truth, rounding = self.truth.get(key), self.rounding.get(key)
+        truth, rounding = (calls[key].outputs if key in calls else None for calls in (self.truth, self.rounding))
         layer = Layer(
             label,
             kind,
             apart=apart(measured.outputs, output),
-            misshapen=misshapen(measured.outputs, output),
-            truth=None if truth is None else apart(measured.outputs, truth.outputs),
-            reference_truth=_apart(truth, output),
-            rounding=_apart(rounding, output),
+            misshapen=_misshapen(measured.outputs, output),
+            truth=None if truth is None else apart(measured.outputs, truth),
+            reference_truth=apart(truth, output),
+            rounding=apart(rounding, output),
         )
         if ran is not None:
             why = _misfit(measured.inputs, ran[1].tensors)
@@ -375,24 +357,23 @@ class Walk:
                 layer = replace(layer, note=f"it cannot be run alone ({said})")
         self.layers.append(layer)
 
-    def _run_again(
-        self, layer: Layer, measured: KeptCall, output: Sequence[KeptTensor], call: LayerCall, entered: Entered
-    ) -> Layer:
+    def _run_again(self, layer: Layer, measured: KeptCall, output: Kept, call: LayerCall, entered: Entered) -> Layer:
         """``layer`` with all that reruns on the inputs of the measured side show; ``output`` is the reference's."""
         sides, own_inputs, native = (self.reference, self.against), entered.tensors, self._native
         # An operator's parameters are arguments, so that it serves both sides.
         other = self._others.get(call.name, call.function)
         reference = Alone(call.function, entered, self.reference.device(self.device))
-        against = reference if other is call.function and self._alike else Alone(other, entered, self._place)
+        place = self._rerun.device(self.device)
+        against = reference if other is call.function and self._alike else Alone(other, entered, place)
         inputs = [kept.values for kept in measured.inputs]
         as_given = [
             tensor.to(own.dtype) if own.is_floating_point() and tensor.is_floating_point() else tensor
             for tensor, own in zip(inputs, own_inputs, strict=True)
         ]
-        again = reference.on(as_given, *_modes(self.reference, native))
+        again = reference.on(as_given, self.reference.attention(), self.reference.numerics(native))
         shared = self._alike and not {"sdpa", "float64"} & {side.kind for side in sides}
-        base = again if shared else against.on(inputs, *_modes(self.against, native))
-        noisy = against.perturbed(inputs, *_modes(self.against, native))
+        base = again if shared else against.on(inputs, self.against.attention(), self.against.numerics(native))
+        noisy = against.perturbed(inputs, self.against.attention(), self.against.numerics(native))
         exact = reference.on(inputs, exactly(native))
         layer = replace(
             layer,
@@ -406,30 +387,15 @@ class Walk:
         # Where the float64 form of the measured side was sampled, nothing can be run again on its inputs.
         if doubled is None or _misfit(doubled.inputs, own_inputs) is not None:
             return layer
-        return _in_float64(layer, doubled, reference, native)
-
-
-def _in_float64(layer: Layer, call: KeptCall, reference: Alone, native: torch.dtype) -> Layer:
-    """``layer`` with what the measured side's float64 form makes newly."""
-    inputs = [kept.values for kept in call.inputs]
-    step = relative_step(call.outputs, _viewed(reference.on(inputs, exactly(native))))
-    if step is None or step <= SEMANTIC_STEP:
-        return replace(layer, exact=step)
-    # The mode entered last sees a call first: the noise is that of the operators in float64, not of native weights.
-    noisy = reference.on(inputs, UlpNoise(_EXACT_NOISE_SEED), exactly(native))
-    again = reference.on(inputs, exactly(native))
-    return replace(layer, exact=step, exact_noise=value_change.largest_change(noisy, again))
-
-
-def _apart(call: KeptCall | None, output: Sequence[KeptTensor]) -> Distance | None:
-    """The distance of a run from the reference's ``output``; distances are symmetric but for the size."""
-    return None if call is None else apart(call.outputs, output)
+        inputs = [kept.values for kept in doubled.inputs]
+        step = relative_step(doubled.outputs, _viewed(reference.on(inputs, exactly(native))))
+        if step is None or step <= SEMANTIC_STEP:
+            return replace(layer, exact=step)
+        # The mode entered last sees a call first: the noise is that of the operators in float64, not of native weights.
+        noisy = reference.on(inputs, UlpNoise(_EXACT_NOISE_SEED), exactly(native))
+        again = reference.on(inputs, exactly(native))
+        return replace(layer, exact=step, exact_noise=value_change.largest_change(noisy, again))
 
 
 def _viewed(tensors: Sequence[torch.Tensor]) -> list[KeptTensor]:
-    """Tensors that no run changes any more, in the form of kept ones."""
     return [KeptTensor.view(tensor) for tensor in tensors]
-
-
-def _modes(side: Side, native: torch.dtype) -> tuple[Mode, Mode]:
-    return side.attention(), side.numerics(native)

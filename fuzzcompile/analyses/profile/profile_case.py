@@ -52,10 +52,7 @@ class ProfileTask:
 def profile_case(
     task: ProfileTask, conditions: Conditions, *, progress: Callable[[str], None] = lambda said: None
 ) -> ProfileJson:
-    """Profile the case, and triage the layer of a jump that Inductor makes; vetoes hold in every compile.
-
-    ``progress`` is told in a few words what is being done. FuzzcompileError says why a case cannot be profiled.
-    """
+    """Profile the case, and triage the layer of a jump that Inductor makes; ``progress`` is told what is being done."""
     task.asked.check()
     against = task.asked.against
     progress(f"running {task.path.name} as {against} and as {task.asked.reference}, layer by layer")
@@ -94,7 +91,6 @@ def _load_case(task: ProfileTask) -> Iterator[tuple[Case, torch.device]]:
 
 
 def _run_in_worker(function: Callable[[ProfileTask], Result], task: ProfileTask, conditions: Conditions) -> Result:
-    """Return the result of ``function`` for the task in a worker."""
     check_plants(conditions.plants)
     asked = replace(task.asked, look=replace(task.asked.look, vetoes=conditions.vetoes))
     task = replace(task, asked=asked, memory=conditions.limits.memory)
@@ -106,22 +102,18 @@ def _run_in_worker(function: Callable[[ProfileTask], Result], task: ProfileTask,
         except WorkerStartFailed as error:
             raise make_start_error(error) from error
         except (WorkerFailed, MemoryError, RemoteError) as error:
-            raise EnvironmentUnfit(f"{task.path} could not be profiled: {_explain_failure(error)}.") from error
-
-
-def _explain_failure(error: Exception) -> str:
-    text = " ".join(str(error).split())[:400]
-    if isinstance(error, WorkerTimeout):
-        return f"it was {text}; raise --timeout, or profile a part with --module"
-    if isinstance(error, WorkerOutOfMemory | MemoryError):
-        return f"memory ran out ({text}); raise --max-memory, or profile a part with --module"
-    return f"{text}; triage {'may say more' if isinstance(error, RemoteError) else 'judges crashes'}"
+            text = " ".join(str(error).split())[:400]
+            why = f"{text}; triage {'may say more' if isinstance(error, RemoteError) else 'judges crashes'}"
+            if isinstance(error, WorkerTimeout):
+                why = f"it was {text}; raise --timeout, or profile a part with --module"
+            elif isinstance(error, WorkerOutOfMemory | MemoryError):
+                why = f"memory ran out ({text}); raise --max-memory, or profile a part with --module"
+            raise EnvironmentUnfit(f"{task.path} could not be profiled: {why}.") from error
 
 
 def _triage_layer(
     profiled: ProfileJson, task: ProfileTask, conditions: Conditions, progress: Callable[[str], None]
 ) -> ProfileJson:
-    """Return the reports on the layer alone and, if that shows nothing, on the whole."""
     layer, notes = profiled["layer"], list(profiled["notes"])
     of_layer: ReportJson | None = None
     if layer is not None:

@@ -15,13 +15,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.analyses.profile.sides import EAGER, WHOLE, Calls, Look, Side, SideRun, run_once, run_side
 from fuzzcompile.analyses.profile.taps import SAMPLE, Keeping, KeptCall, KeptTensor
-from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, FuzzcompileError, UsageError
+from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, UsageError
+from fuzzcompile.report.circumstances import several
 from fuzzcompile.report.output_files import write_whole
 from fuzzcompile.run.attention_backends import force_math_kernel
 from fuzzcompile.run.case import Case
@@ -39,10 +41,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 
 @dataclass(frozen=True)
 class Leaf:
-    """A tensor's dtype, shape and the SHA-256 of its elements in row-major order; or a plain value's.
-
-    ``sha256`` is empty where the bytes cannot be read: an object, a sparse or quantised tensor.
-    """
+    """A tensor's dtype, shape and SHA-256 in row-major order, or a plain value's; empty if there are no bytes."""
 
     sha256: str
     dtype: str
@@ -95,11 +94,17 @@ def check_same(recorded: RunFacts, present: RunFacts) -> list[str]:
     then, now, differing = recorded.modules, present.modules, list[str]()
     if recorded.source != present.source:
         differing.append(f"the source differs (SHA-256 {recorded.source[:12]} recorded, {present.source[:12]} here)")
-    pairs = [(name, then.get(name), now.get(name)) for name in {**then, **now}]
-    changes = [f"{name or 'the model'} ({_beside(old, new)})" for name, old, new in pairs if old != new]
-    differing += [f"{len(changes)} of {len(pairs)} modules differ: {_first(changes)}"] if changes else []
-    differing += _leaf_differences("weights", recorded.weights, present.weights)
-    differing += _leaf_differences("inputs", recorded.inputs, present.inputs)
+    changes = {name: _beside(then.get(name), now.get(name)) for name in {**then, **now}}
+    compared = {"modules": {name: "" if then.get(name) == now.get(name) else said for name, said in changes.items()}}
+    for what, old, new in (
+        ("weights", recorded.weights, present.weights),
+        ("inputs", recorded.inputs, present.inputs),
+    ):
+        compared[what] = {name: _change(old.get(name), new.get(name)) for name in {**old, **new}}
+    for what, said_of in compared.items():
+        changed = [f"{name or 'the model'} ({said})" for name, said in said_of.items() if said]
+        first = several(changed, ", ", _SHOWN)
+        differing += [f"{len(changed)} of {len(said_of)} {what} differ: {first}"] if changed else []
     if differing:
         raise CaseError(
             f"The recording of {recorded.case} cannot be compared with this run: {'; '.join(differing)}. Use one case "
@@ -109,10 +114,7 @@ def check_same(recorded: RunFacts, present: RunFacts) -> list[str]:
 
 
 def read_bytes(tensor: torch.Tensor) -> memoryview:
-    """The elements of a tensor in row-major order; a view of them if the tensor is on the CPU and contiguous.
-
-    RuntimeError or TypeError for a tensor without plain elements: it is sparse, quantised, or has no storage.
-    """
+    """The elements in row-major order; RuntimeError or TypeError without plain elements (sparse, quantised)."""
     with torch.no_grad(), _disable_current_modes():
         plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         elements: memoryview = plain.reshape(-1).view(torch.uint8).numpy().data
@@ -121,8 +123,8 @@ def read_bytes(tensor: torch.Tensor) -> memoryview:
 
 def _leaf(value: object) -> Leaf:
     if not isinstance(value, torch.Tensor):
-        text = repr(value).encode() if isinstance(value, _PLAIN) else None
-        return Leaf("" if text is None else hashlib.sha256(text).hexdigest(), type(value).__qualname__)
+        digest = hashlib.sha256(repr(value).encode()).hexdigest() if isinstance(value, _PLAIN) else ""
+        return Leaf(digest, type(value).__qualname__)
     dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
     try:
         return Leaf(hashlib.sha256(read_bytes(value)).hexdigest(), dtype, shape)
@@ -131,21 +133,13 @@ def _leaf(value: object) -> Leaf:
         return Leaf("", dtype, shape)
 
 
-def _leaf_differences(what: str, recorded: Mapping[str, Leaf], present: Mapping[str, Leaf]) -> Iterator[str]:
-    names = {**recorded, **present}
-    changes = ((name, _change(recorded.get(name), present.get(name))) for name in names)
-    differing = [f"{name} ({change})" for name, change in changes if change]
-    if differing:
-        yield f"{len(differing)} of {len(names)} {what} differ: {_first(differing)}"
-
-
 def _change(recorded: Leaf | None, present: Leaf | None) -> str:
     if recorded is None or present is None:
         return "only recorded" if present is None else "only here"
     if recorded.dtype != present.dtype:
-        return f"{recorded.dtype} recorded, {present.dtype} here"
+        return _beside(recorded.dtype, present.dtype)
     if recorded.shape != present.shape:
-        return f"shape {list(recorded.shape)} recorded, {list(present.shape)} here"
+        return f"shape {_beside(list(recorded.shape), list(present.shape))}"
     return "values" if recorded.sha256 != present.sha256 else ""
 
 
@@ -158,20 +152,14 @@ def _notes(recorded: RunFacts, present: RunFacts) -> Iterator[str]:
     for what, leaves in (("weight", present.weights), ("input", present.inputs)):
         unread = [f"{name} ({leaf.dtype})" for name, leaf in leaves.items() if not leaf.sha256]
         if unread:
-            yield f"not compared, because the values of such {what}s cannot be hashed: {_first(unread)}"
+            first = several(unread, ", ", _SHOWN)
+            yield f"not compared, because the values of such {what}s cannot be hashed: {first}"
 
 
 def _beside(recorded: object, present: object) -> str:
     then, now = ("absent" if value is None else value for value in (recorded, present))
     return f"{then} recorded, {now} here"
 
-
-def _first(texts: list[str]) -> str:
-    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return ", ".join(texts[:_SHOWN]) + more
-
-
-# The file.
 
 SCHEMA = 1
 MARK = "fuzzcompile_recording"  # the key of the metadata that tells a recording from other files
@@ -215,10 +203,7 @@ class FileBudget(Keeping):
 
 
 def write_recording(path: Path, facts: RunFacts, calls: Iterable[KeptCall]) -> None:
-    """Write a recording, whole or not at all: a file that was at ``path`` stays until the new one is complete.
-
-    EnvironmentUnfit on a full disk, UsageError where a tensor has no plain elements (it is sparse or quantised).
-    """
+    """Write a recording, whole or not at all; EnvironmentUnfit on a full disk, UsageError for a sparse tensor."""
     stored: dict[bytes, str] = {}
     tensors: dict[str, torch.Tensor] = {}
 
@@ -257,11 +242,8 @@ def _safetensors() -> Any:
     return safetensors
 
 
-# Recordings as they are read: the facts at once, the tensors of a call when it is asked for.
-
-
 class Recording(NamedTuple):
-    """A recording that was read: its facts, and its calls, whose tensors are read when they are asked for."""
+    """A recording that was read."""
 
     facts: RunFacts
     calls: Calls
@@ -288,22 +270,15 @@ def read_recording(path: Path) -> Recording:
             raise UsageError(
                 f"{path} was recorded by a newer fuzzcompile (schema {schema}, this one reads {SCHEMA}); update it."
             )
-        fields = json.loads(metadata["facts"])
-        for what in ("weights", "inputs"):
-            leaves = fields[what].items()
-            fields[what] = {n: Leaf(leaf["sha256"], leaf["dtype"], tuple(leaf["shape"])) for n, leaf in leaves}
-        return Recording(RunFacts(**fields), _Calls(file, json.loads(metadata["calls"])))
-    except FuzzcompileError:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # the shapes that damage can take in JSON
+        facts = msgspec.json.decode(metadata["facts"], type=RunFacts)
+        return Recording(facts, _Calls(file, json.loads(metadata["calls"])))
+    except (AttributeError, KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:  # the shapes of damage
         raise UsageError(
             f"The recording {path} is damaged ({type(error).__name__}: {error}); record it again."
         ) from error
 
 
 class _Calls(Mapping[tuple[str, int], KeptCall]):
-    """The table of calls, over an open file; nothing read is kept."""
-
     def __init__(self, file: Any, entries: Sequence[Entry]) -> None:
         self._file = file
         self._entries = {(str(entry["name"]), int(entry["number"])): entry for entry in entries}
@@ -342,9 +317,6 @@ def _dtype(entry: Entry) -> torch.dtype:
     return dtype
 
 
-# ``profile --record``: one run of a case, written down for a comparison on another machine.
-
-
 @dataclass(frozen=True)
 class RecordedRun:
     """A recording as written: the file, the side that ran, the numbers of layer calls and of bytes."""
@@ -372,18 +344,16 @@ def record(
         for value in run.observation.values
         if value.kind == "gradient" and isinstance(value.value, torch.Tensor)
     ]
-    layers = [call for key, call in run.calls.items() if key[0] != WHOLE]
-    calls = layers if not side.is_compiled else [_kept_within(keep, call) for call in layers]
-    calls += [_kept_within(keep, call) for call in (run.calls[WHOLE, 0], *gradients)]
+    calls = [call for key, call in run.calls.items() if key[0] != WHOLE]
+    kept_already = 0 if side.is_compiled else len(calls)
+    calls += [run.calls[WHOLE, 0], *gradients]
+    for index, call in enumerate(calls[kept_already:], kept_already):
+        inputs, outputs = (
+            [keep(kept.values) if kept.whole else kept for kept in tensors] for tensors in (call.inputs, call.outputs)
+        )
+        calls[index] = replace(call, inputs=inputs, outputs=outputs)
     write_recording(path, facts, calls)
     return RecordedRun(str(path), str(side), len(calls), path.stat().st_size)
-
-
-def _kept_within(keep: FileBudget, call: KeptCall) -> KeptCall:
-    inputs, outputs = (
-        [keep(kept.values) if kept.whole else kept for kept in tensors] for tensors in (call.inputs, call.outputs)
-    )
-    return replace(call, inputs=inputs, outputs=outputs)
 
 
 def _facts(case: Case, device: torch.device, side: Side) -> RunFacts:

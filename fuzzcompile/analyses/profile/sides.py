@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fuzzcompile.analyses.profile.side_names import DTYPES, spelled
+from fuzzcompile.analyses.profile.side_names import spelled
 from fuzzcompile.analyses.profile.taps import (
     Collector,
     Event,
@@ -32,8 +32,6 @@ from fuzzcompile.run.device import resolve_device
 from fuzzcompile.run.observation import Observation
 from fuzzcompile.run.runs import SavedTensors, observe
 from fuzzcompile.run.tensors import map_tree
-
-_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Side:
     @property
     def dtype(self) -> torch.dtype | None:
         """The dtype that floating tensors are converted to; None leaves them."""
-        return _DTYPES[self.argument] if self.kind == "dtype" else None
+        return getattr(torch, self.argument) if self.kind == "dtype" else None
 
     def device(self, default: torch.device) -> torch.device:
         """Return the side's device, if other sides run on ``default``; EnvironmentUnfit if there is no such device."""
@@ -121,8 +119,6 @@ def parse_pair(against: Side, reference: Side, device: torch.device) -> str:
     return "across_backends" if kinds & {"sdpa", "aot_eager"} else "same_backend"
 
 
-# Running one side, with taps at the layers.
-
 # The row of what the program returns; no module has a name with a blank.
 WHOLE = "(whole program)"
 Calls = Mapping[tuple[str, int], KeptCall]
@@ -156,10 +152,7 @@ class SideRun:
 
 
 def run_side(case: Case, device: torch.device, side: Side, look: Look) -> SideRun:
-    """Run ``case`` as ``side`` says, which is no recording, and in float64 too where that is another run.
-
-    Like the runs below, it raises `CannotRun` where the program raises.
-    """
+    """Run ``case`` as ``side`` (no recording), and in float64 too where that differs; `CannotRun` if it raises."""
     if side.is_compiled:
         return _run_compiled(case, device, side, look)
     native = run_once(case, device, side, look, Keeping(look.budget))

@@ -186,11 +186,16 @@ def watched(
             yield program.model
             return
         places: list[str] = []  # the modules that are being called, innermost last
+
+        def enter(name: str, *_: object) -> None:
+            places.append(name)
+
+        def leave(*_: object) -> None:
+            places.pop()
+
         for root_name, root in find_roots(program).items():
             for name, module in root.named_modules(prefix=root_name):
-                enter = functools.partial(_place, places, name)
-                stack.callback(module.register_forward_pre_hook(enter).remove)
-                leave = functools.partial(_place, places, None)
+                stack.callback(module.register_forward_pre_hook(functools.partial(enter, name)).remove)
                 stack.callback(module.register_forward_hook(leave, always_call=True).remove)
 
         def called(*args: object, **kwargs: object) -> object:
@@ -202,13 +207,6 @@ def watched(
 
         stack.enter_context(_Operators(places, observer))
         yield called
-
-
-def _place(places: list[str], name: str | None, *_: object) -> None:
-    if name is None:
-        places.pop()
-    else:
-        places.append(name)
 
 
 def _watch_layer(
@@ -273,17 +271,12 @@ class _Operators(TorchFunctionMode):
         return result
 
 
-# Compiled runs: hooks that are traced.
-
 Event = tuple[str, Literal["in", "out"], list[torch.Tensor]]
 
 
 @contextlib.contextmanager
 def tapped(layers: Mapping[str, nn.Module], events: list[Event]) -> Iterator[None]:
-    """Append copies of the inputs and outputs of every call of ``layers`` to ``events``, also where dynamo traces them.
-
-    Copies, because a program may write to its activations later on.
-    """
+    """Append copies, which a program cannot write to, of what goes in and out of ``layers``, also where traced."""
 
     def tap(name: str, direction: Literal["in", "out"]) -> Callable[..., None]:
         def hook(module: nn.Module, args: object, kwargs_or_result: object) -> None:
@@ -314,8 +307,6 @@ def calls_in(events: list[Event], layers: Mapping[str, nn.Module], keep: Keeping
     events.clear()
     return calls
 
-
-# Which modules of a model are its layers.
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
@@ -372,7 +363,6 @@ def _beside_stacks(module: nn.Module, name: str) -> dict[str, nn.Module]:
 
 
 def _is_stack(module: nn.Module) -> bool:
-    """Return whether it lists blocks: two modules or more with parts of their own."""
     if not isinstance(module, nn.ModuleList | nn.Sequential):
         return False
     return sum(any(True for _ in child.children()) for child in module.children()) > 1

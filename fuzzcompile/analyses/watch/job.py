@@ -10,22 +10,25 @@ import builtins
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import pickle
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fuzzcompile.analyses.watch.step_records import WatchSettings
 
 
-class _AfterTorch(importlib.abc.MetaPathFinder):
-    def __init__(self, then: Callable[[], None]) -> None:
-        self._then = then
+class _WatchAfterTorch(importlib.abc.MetaPathFinder):
+    """Installs the watch once torch is imported."""
+
+    def __init__(self, settings: WatchSettings) -> None:
+        self._settings = settings
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of torch, with a loader that goes on to ``then``."""
+        """The spec of torch, with a loader that goes on to the watch."""
         if name != "torch":
             return None
         sys.meta_path.remove(self)
@@ -35,7 +38,11 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
             def executed(module: types.ModuleType) -> None:
                 execute(module)
-                self._then()
+                from fuzzcompile.analyses.watch.watcher import install, observe_compiling
+                from fuzzcompile.run.plants import run_plants
+
+                run_plants(self._settings.plants)
+                observe_compiling(install(self._settings))
 
             spec.loader.exec_module = executed  # type: ignore[method-assign]
         return spec
@@ -43,23 +50,14 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
 def main(arguments: Sequence[str]) -> None:
     """Run the script of the command line; what it raises, and its exit status, are its own."""
-    settings = WatchSettings.from_json(Path(arguments[0]).read_text(encoding="utf-8"))
-    script, given = arguments[1], list(arguments[2:])
-
-    def install() -> None:
-        from fuzzcompile.analyses.watch.watcher import install_for_script
-
-        install_for_script(settings)
-
-    sys.meta_path.insert(0, _AfterTorch(install))
-    path = Path(script)
-    source = path.read_bytes()
-    code = compile(source, str(path), "exec", dont_inherit=True)
+    settings, script = arguments[0], Path(arguments[1])
+    sys.meta_path.insert(0, _WatchAfterTorch(pickle.loads(Path(settings).read_bytes())))
+    code = compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
     module = types.ModuleType("__main__")
-    module.__dict__.update(__file__=script, __builtins__=builtins, __cached__=None)
+    module.__dict__.update(__file__=arguments[1], __builtins__=builtins, __cached__=None)
     sys.modules["__main__"] = module
-    sys.argv = [script, *given]
-    sys.path[0] = str(path.resolve().parent)
+    sys.argv = list(arguments[1:])
+    sys.path[0] = str(script.resolve().parent)
     sys.excepthook = _without_our_frames
     exec(code, module.__dict__)
 

@@ -60,46 +60,24 @@ class Mode:
         return f"{self.kind}{self.seed}" if self.kind in ("noise", "followed") else self.kind
 
 
-def enter(mode: Mode) -> TorchDispatchMode | None:
-    """Have the rest of this process run in the mode; returns the dispatch mode that it entered, if any."""
-    torch.set_num_threads(1)  # a fork has none of its parent's threads
-    for tensor in _tensors():  # what lies in memory that the script reads too, such as the batches of a loader
-        if tensor.is_shared():  # type: ignore[no-untyped-call]
-            with contextlib.suppress(RuntimeError):  # inference tensors are not written to
-                tensor.data = tensor.detach().clone()
-    if mode.kind != "graphs":
-        torch.compiler.set_stance("force_eager")
-    if mode.kind == "followed" and mode.seed:
-        noise = UlpNoise(mode.seed)
-        for leaf in _leaves():
-            leaf.data = noise.add_noise(leaf.data)
-    if mode.kind in ("float64", "exact"):
-        entered: TorchDispatchMode = Float64Mode(keep_casts=mode.kind == "float64", native=_convert_to_float64())
-    elif mode.kind == "noise":
-        entered = UlpNoise(mode.seed)
-    else:
-        return None
-    entered.__enter__()  # type: ignore[no-untyped-call]  # for good: the process ends in it
-    return entered
-
-
-def _tensors() -> list[torch.Tensor]:
+def _list_leaves() -> list[torch.Tensor]:
+    """Every tensor in whose dtype autograd accumulates a gradient; first, all leave memory that the script reads."""
     # By type, not isinstance: a weak proxy may be dead.
     found = [value for value in gc.get_objects() if type(value) in (torch.Tensor, nn.Parameter)]
-    return [tensor for tensor in found if tensor.layout is torch.strided and tensor.device.type == "cpu"]
+    tensors = [tensor for tensor in found if tensor.layout is torch.strided and tensor.device.type == "cpu"]
+    for tensor in tensors:
+        if tensor.is_shared():
+            with contextlib.suppress(RuntimeError):  # inference tensors are not written to
+                tensor.data = tensor.detach().clone()
+    return [tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad]
 
 
-def _leaves() -> list[torch.Tensor]:
-    """Every tensor in whose own dtype autograd accumulates a gradient."""
-    return [tensor for tensor in _tensors() if tensor.is_leaf and tensor.requires_grad]
-
-
-def _convert_to_float64() -> torch.dtype:
+def _convert_to_float64(leaves: Iterable[torch.Tensor]) -> torch.dtype:
     """Convert what gradients accumulate in, and return its widest floating dtype; the mode converts the rest."""
     copier = StorageCopier(double=True)
     dtypes = set()
     with torch.no_grad():
-        for leaf in _leaves():
+        for leaf in leaves:
             dtypes.add(leaf.dtype)
             gradient, leaf.grad = leaf.grad, None
             with contextlib.suppress(RuntimeError):  # subclasses and inference tensors keep their values
@@ -121,7 +99,7 @@ class Queue:
 
     def __init__(self, state: JobState) -> None:
         self._state = state
-        self._pids: list[int] = []
+        self._judging: list[int] = []  # the processes that judge samples; ``_others`` follow trajectories
         self._others: list[int] = []
 
     def refusal(self, state: Iterable[torch.Tensor]) -> str | None:
@@ -134,18 +112,15 @@ class Queue:
         if any(parameter.is_shared() for parameter in parameters):  # type: ignore[no-untyped-call]
             return "parameters lie in memory that other processes share, which a run beside the script would change"
         self.reap()
-        if len(self._pids) >= MOST_UNDER_WAY:
+        if len(self._judging) >= MOST_UNDER_WAY:
             return "the process beside the script is behind"
         memory = psutil.Process().memory_info()
-        if psutil.virtual_memory().available < (len(self._pids) + 3) * (memory.rss - memory.shared):
+        if psutil.virtual_memory().available < (len(self._judging) + 3) * (memory.rss - memory.shared):
             return "too little memory is free for a snapshot"
         return None
 
     def forked(self, body: Callable[[int], Mode], lock: Path, *, counts: bool = True) -> Mode | None:
-        """Fork: None in the script, and in a run beside it the mode that ``body`` returned.
-
-        The fork runs ``body`` with the descriptor of its lock, which it holds as long as it lives.
-        """
+        """Fork ``body``, which holds its lock as long as it lives: None in the script, in a run its mode."""
         lock.parent.mkdir(parents=True, exist_ok=True)
         drawn = random.getstate()
         held = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
@@ -160,20 +135,20 @@ class Queue:
                 return mode
         finally:
             os.close(held)
-        (self._pids if counts else self._others).append(pid)
+        (self._judging if counts else self._others).append(pid)
         self._state.processes.append(pid)
         return None
 
     def wait(self, until: Callable[[], bool]) -> None:
         """Wait until no sample is under way, or ``until`` holds."""
         self.reap()
-        while self._pids and not until():
+        while self._judging and not until():
             time.sleep(_WAIT)
             self.reap()
 
     def reap(self) -> None:
         """Forget the processes that have ended, and count those that were killed."""
-        for pids in (self._pids, self._others):
+        for pids in (self._judging, self._others):
             for pid in list(pids):
                 try:
                     ended, status = os.waitpid(pid, os.WNOHANG)
@@ -181,7 +156,7 @@ class Queue:
                     ended, status = pid, 0
                 if ended:
                     pids.remove(pid)
-                if ended and status and pids is self._pids:
+                if ended and status and pids is self._judging:
                     how = describe_signal(status) or "ended by an error"
                     self._state.lost[how] = self._state.lost.get(how, 0) + 1
 
@@ -206,15 +181,13 @@ _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 class _Guard:
-    def __init__(self) -> None:
-        self.on_act: Callable[[str], None] | None = None
-        self._installed = False
+    """Calls ``on_act`` before an act of this process that others could see, and watches no further then."""
+
+    on_act: Callable[[str], None] | None = None
 
     def watch(self, on_act: Callable[[str], None]) -> None:
         self.on_act = on_act
-        if not self._installed:
-            self._installed = True
-            sys.addaudithook(self._audit)
+        sys.addaudithook(self._audit)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -289,9 +262,6 @@ def only_writes_below(folder: Path) -> bool:
         os.close(rules)
 
 
-# A run beside the script: a fork that goes on in the script's code, and ends with the step.
-
-
 @dataclass
 class Runner:
     """The runner that the script's code meets in such a process."""
@@ -313,10 +283,23 @@ class Runner:
         """Enter the mode; ``on_act`` is called before the script does something that others could see."""
         threading.excepthook = lambda arguments: None
         atexit.register(os._exit, 0)  # none of the script's own handlers
-        only_writes_below(self.settings.path)
-        self._entered = enter(self.mode)
-        if self.mode.kind == "graphs":
+        only_writes_below(self.settings.folder)
+        torch.set_num_threads(1)  # a fork has none of its parent's threads
+        mode, leaves = self.mode, _list_leaves()
+        if mode.kind == "graphs":
             self._graphs.capture()
+        else:
+            torch.compiler.set_stance("force_eager")
+        if mode.kind == "followed" and mode.seed:
+            noise = UlpNoise(mode.seed)
+            for leaf in leaves:
+                leaf.data = noise.add_noise(leaf.data)
+        if mode.kind in ("float64", "exact"):
+            self._entered = Float64Mode(keep_casts=mode.kind == "float64", native=_convert_to_float64(leaves))
+        elif mode.kind == "noise":
+            self._entered = UlpNoise(mode.seed)
+        if self._entered is not None:
+            self._entered.__enter__()  # type: ignore[no-untyped-call]  # for good: the process ends in it
         guard.watch(on_act)
 
     def begin(self, step: int) -> None:
@@ -343,7 +326,7 @@ class Runner:
             return
         assert self.path is not None
         if self.mode.kind == "graphs":
-            folder = self.settings.path / f"step_{self.step}"
+            folder = self.settings.folder / f"step_{self.step}"
             folder.mkdir(exist_ok=True)
             cases = self._graphs.write(folder, self.case_settings, self.settings.state_bytes)
             said = {"cases": [str(case) for case in cases], "left_out": self._graphs.left_out}
@@ -356,5 +339,5 @@ class Runner:
         """End the process."""
         guard.on_act = None
         if self.trajectory and reason:
-            append(self.settings.path / TRAJECTORY, {"run": self.trajectory, "ended": reason})
+            append(self.settings.folder / TRAJECTORY, {"run": self.trajectory, "ended": reason})
         os._exit(0)

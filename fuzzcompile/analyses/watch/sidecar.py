@@ -1,8 +1,7 @@
 """The process beside the script: it makes the runs of one sampled step, judges them, and attributes what is wrong.
 
-It is a fork of the script's process at the step's first call, and a snapshot of it: each run is a fork of the fork,
-which goes on in the script's code. So nothing has to be saved, pickled or built again, and a flag that flipped inside
-the script stays flipped.
+It is a fork of the script's process at the step's first call, and each run is a fork of the fork, which goes on in the
+script's code: nothing has to be saved or built again, and a flag that flipped inside the script stays flipped.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -60,23 +58,14 @@ GROSS_RATIO = 20.0
 
 @dataclass(frozen=True)
 class StepRuns:
-    """The values of one step: as the script computed them, and of each run beside it that ended well.
-
-    ``noisy`` are perturbed runs, ``exact`` is the float64 run without the program's own low-precision casts; ``again``
-    is a second eager run. Those that are None were not made.
-    """
+    """The values of one step: as the script computed them, and of each run beside it that was made and ended well."""
 
     compiled: StepValues
     eager: StepValues
     reference: StepValues | None = None
-    noisy: Sequence[StepValues] = ()
-    exact: StepValues | None = None
-    again: StepValues | None = None
-
-    @property
-    def draws_alike(self) -> bool:
-        """Return whether the script's step drew the random numbers that eager draws."""
-        return self.compiled.failure is not None or self.eager.draws_alike(self.compiled)
+    noisy: Sequence[StepValues] = ()  # perturbed
+    exact: StepValues | None = None  # in float64 without the program's own low-precision casts
+    again: StepValues | None = None  # a second eager run
 
 
 def judged(runs: StepRuns) -> Judgement:
@@ -104,9 +93,14 @@ def _against(runs: StepRuns, reference: StepValues | None) -> Judgement:
 
 def reported(step: int, runs: StepRuns, judgement: Judgement) -> StepReport:
     """The report on a judged step."""
-    groups = runs.compiled.groups()
+    groups = {name: group for name, (group, _) in runs.compiled.values.items()}
     comparisons = [comparison for comparison in judgement.comparisons if comparison.name in groups]
-    worst, verdict = judgement.worst, judgement.verdict
+    worst, verdict, detail = judgement.worst, judgement.verdict, judgement.detail
+    off = [c for c in comparisons if c.finding not in ("same", "close")]
+    if not detail and off and verdict not in (Verdict.EQUAL, Verdict.ROUNDING):
+        first, more = off[0], f" and {len(off) - 1} more" if len(off) > 1 else ""
+        eager = f"where eager is off by {_relative(first, first.max_abs_error_eager):.1e}"
+        detail = f"{first.name}{more}: off by {first.relative_error:.1e} of its size, {eager}"
     # Parameters that are wrong because their gradients are do not make it a ``miscompile``.
     wrong = {groups[c.name] for c in comparisons if c.finding in ("far", "integer") and not c.within_scaled_tolerance}
     if verdict is Verdict.MISCOMPILE and "gradients" in wrong and wrong <= {"gradients", "gradient_norm", "parameters"}:
@@ -118,7 +112,7 @@ def reported(step: int, runs: StepRuns, judgement: Judgement) -> StepReport:
         step,
         str(verdict),
         unexplained=judgement.verdict.is_bug and any(map(_is_gross, comparisons)),
-        detail=judgement.detail or _detail(judgement, comparisons),
+        detail=detail,
         made=_largest(comparisons, groups, "max_abs_error_compiled"),
         eager=_largest(comparisons, groups, "max_abs_error_eager"),
         floor=_largest(comparisons, groups, "noise_floor"),
@@ -142,23 +136,10 @@ def confirms(report: Mapping[str, object]) -> bool:
     return wrong_by_value(report) and isinstance(culprit, Mapping) and culprit.get("necessary") is True
 
 
-def _detail(judgement: Judgement, comparisons: Sequence[Comparison]) -> str:
-    wrong = [c for c in comparisons if c.finding not in ("same", "close")]
-    if judgement.verdict in (Verdict.EQUAL, Verdict.ROUNDING) or not wrong:
-        return ""
-    first, more = wrong[0], f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-    eager = f"where eager is off by {_relative(first, first.max_abs_error_eager):.1e}"
-    return f"{first.name}{more}: off by {first.relative_error:.1e} of its size, {eager}"
-
-
 def _shown(comparison: Comparison) -> dict[str, object]:
-    numbers = {
-        "max_abs_error_compiled": comparison.max_abs_error_compiled,
-        "max_abs_error_eager": comparison.max_abs_error_eager,
-        "noise_floor": comparison.noise_floor,
-        "scale": comparison.scale,
-    }
-    finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+    keys = ("max_abs_error_compiled", "max_abs_error_eager", "noise_floor", "scale")
+    numbers = {key: getattr(comparison, key) for key in keys}
+    finite = {key: value if math.isfinite(value) else None for key, value in numbers.items()}
     return {"name": comparison.name, "finding": comparison.finding, **finite, "detail": comparison.detail}
 
 
@@ -196,30 +177,6 @@ def _unseen(runs: StepRuns) -> Iterator[str]:
         yield f"of {compiled.sampled} large tensors some rows only"
 
 
-# Triage of a step's case files in a fork of the script, where the compiler is as it was in that step.
-
-
-def investigate(cases: Sequence[Path], answer: Path, *, seconds: float) -> None:
-    """Triage the cases until one shows wrong values, and write its report as JSON, or else the first one's.
-
-    Attribution of a case begins no further compile after ``seconds``, but for a share that is left to the judgement.
-    """
-    torch.set_num_threads(1)  # a fork has none of its parent's threads
-    compile_in_process()
-    torch.compiler.set_stance("default")
-    torch.compiler.reset()
-    for path in cases:
-        try:
-            said = triage(load_case(path), torch.device("cpu"), deadline=time.monotonic() + 0.6 * seconds).to_json()
-        except Exception:  # a case that cannot be judged must not cost the others
-            continue
-        wrong = wrong_by_value(said)
-        if wrong or not answer.exists():
-            write_json(answer, said)
-        if wrong:
-            return
-
-
 _NOISE, _MORE_NOISE = (1, 2, 3), (4, 5, 6, 7, 8)
 # Steps that are merely suspicious and attributed nevertheless: a graph may show what the step's values do not.
 _MOST_SUSPICIONS = 3
@@ -227,65 +184,29 @@ _POLL = 0.01
 _SUSPICIOUS = "suspicious"
 
 
-class StepFiles(NamedTuple):
-    """Files through which the processes of one sampled step exchange values."""
-
-    folder: Path
-    step: int
-    work: Path  # a folder for values, which can go once the step is judged
-    lock: Path  # the file that the process beside the script locks as long as it lives
-
-    @classmethod
-    def of(cls, folder: Path, step: int) -> StepFiles:
-        """The files of a step, in folders that exist."""
-        work = folder / WORK
-        files = cls(folder, step, work / f"step_{step}", work / f"{step:09d}.lock")
-        files.work.mkdir(parents=True, exist_ok=True)
-        return files
-
-    def values(self, run: str) -> Path:
-        """The values of a run."""
-        return self.work / f"{run}.pt"
-
-
 class _IsRun(BaseException):
     """Unwinds a fork that is to be a run, in the mode of its argument, from wherever it was made."""
-
-
-def supervise(files: StepFiles, settings: WatchSettings, keep: int, *, announce: bool) -> Mode:
-    """Judge a step, in a fork of the script; returns only in the forks that are its runs.
-
-    ``keep`` is the descriptor of the lock of this process, which stays open. What is wrong is said on the script's
-    standard error if ``announce`` is set.
-    """
-    return _beside(keep, announce=announce, body=lambda say: _Supervisor(files, settings, say).run())
 
 
 def follow(settings: WatchSettings, keep: int) -> Mode:
     """Follow an eager trajectory, and one whose state is moved by one ulp, in forks of the script; returns in those."""
 
-    def both(say: Callable[[str], None]) -> None:
+    def both(_: int) -> None:
         deadline = time.monotonic() + settings.seconds
-        pids = {run: _run(Mode("followed", seed)) for seed, run in enumerate(("eager", "perturbed"))}
+        pids = {run: _fork(Mode("followed", seed)) for seed, run in enumerate(("eager", "perturbed"))}
         for run, pid in pids.items():
-            why = _ended(pid, deadline)
-            if why:
-                append(settings.path / TRAJECTORY, {"run": run, "ended": f"a run beside the script {why}"})
+            if why := _ended(pid, deadline):
+                append(settings.folder / TRAJECTORY, {"run": run, "ended": f"a run beside the script {why}"})
 
-    return _beside(keep, announce=False, body=both)
+    return _run_contained(both, keep)
 
 
-def _beside(keep: int, *, announce: bool, body: Callable[[Callable[[str], None]], None]) -> Mode:
-    """Run ``body`` in this fork and end it; returns in the forks that are runs."""
+def _run_contained(body: Callable[[int], None], keep: int) -> Mode:
+    """Run ``body`` with the script's standard error in this fork and end it; returns in the forks that are runs."""
     try:
-        heard = os.dup(2) if announce else None
-        contain({keep} if heard is None else {keep, heard})
-
-        def say(text: str) -> None:
-            if heard is not None:
-                os.write(heard, f"fuzzcompile watch: {text}\n".encode())
-
-        body(say)
+        heard = os.dup(2)
+        contain({keep, heard})
+        body(heard)
     except _IsRun as run:
         mode: Mode = run.args[0]
         return mode
@@ -294,12 +215,15 @@ def _beside(keep: int, *, announce: bool, body: Callable[[Callable[[str], None]]
     os._exit(0)
 
 
-def _run(mode: Mode) -> int:
-    """Fork a run; returns its process id here, and unwinds to the script's code there."""
+def _fork(run: Mode | Callable[[], None]) -> int:
+    """Fork a process that calls a function and ends, or that unwinds to the script's code; returns its id here."""
     pid = os.fork()
     if pid == 0:
         die_with_parent()
-        raise _IsRun(mode)
+        if isinstance(run, Mode):
+            raise _IsRun(run)
+        run()
+        os._exit(0)
     return pid
 
 
@@ -316,51 +240,65 @@ def _ended(pid: int, deadline: float) -> str:
         time.sleep(_POLL)
 
 
-class _Supervisor:
-    def __init__(self, files: StepFiles, settings: WatchSettings, say: Callable[[str], None]) -> None:
-        self.files, self.settings, self.say = files, settings, say
-        self.script = os.getppid()
+class StepSupervisor:
+    """Judges one sampled step, in a fork of the script; what is wrong is said on its standard error with ``announce``.
 
-    def run(self) -> None:
-        """Judge the step once all earlier ones are judged, and write what was seen."""
-        files = self.files
-        for path in sorted(files.lock.parent.glob("[0-9]*.lock")):
-            if path.name < files.lock.name:
+    ``lock`` is the file that this process locks as long as it lives; in ``work`` the runs leave their values.
+    """
+
+    def __init__(self, settings: WatchSettings, step: int, *, announce: bool) -> None:
+        self.settings, self.folder, self.step, self.announce = settings, settings.folder, step, announce
+        self.work, self.lock = self.folder / WORK / f"step_{step}", self.folder / WORK / f"{step:09d}.lock"
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.script = os.getpid()
+
+    def path(self, run: str) -> Path:
+        """The file of a run's values."""
+        return self.work / f"{run}.pt"
+
+    def supervise(self, keep: int) -> Mode:
+        """Judge the step; returns only in the forks that are its runs. ``keep`` is the descriptor of the lock."""
+        return _run_contained(self._run, keep)
+
+    def _run(self, heard: int) -> None:
+        for path in sorted(self.lock.parent.glob("[0-9]*.lock")):  # of earlier steps
+            if path.name < self.lock.name:
                 with path.open() as lock:
                     fcntl.flock(lock, fcntl.LOCK_SH)
-        if self.settings.stop_at_first and (files.folder / STOP).exists():
+        if self.settings.stop_at_first and (self.folder / STOP).exists():
             return
         try:
             report = self._judged()
+            report = StepReport(self.step, None, detail=report) if isinstance(report, str) else report
         except Exception as error:  # ours, of any kind: the step is reported as not judged
-            report = StepReport(files.step, None, detail=f"internal error ({type(error).__name__}: {error})"[:300])
-        append(files.folder / STEPS, report.to_json())
-        for path in files.work.glob("*.pt"):
+            report = StepReport(self.step, None, detail=f"internal error ({type(error).__name__}: {error})"[:300])
+        append(self.folder / STEPS, asdict(report))
+        for path in self.work.glob("*.pt"):
             path.unlink()
-        if report.unexplained:
-            why = f"{report.verdict}; {report.detail}"
-            self.say(f"rounding does not explain step {files.step} ({why}); see {files.folder}")
+        if report.unexplained and self.announce:
+            said = f"rounding does not explain step {self.step} ({report.verdict}; {report.detail}); see {self.folder}"
+            os.write(heard, f"fuzzcompile watch: {said}\n".encode())
 
-    def _judged(self) -> StepReport:
+    def _judged(self) -> StepReport | str:
+        """The report, or why there is no verdict."""
         eager, why = self._values(Mode("eager"))
         if eager is None:
-            return StepReport(self.files.step, None, detail=f"the eager run {why}")
+            return f"the eager run {why}"
         if eager.failure is not None:
-            why = f"in eager mode the step raises {': '.join(eager.failure)}"
-            return StepReport(self.files.step, None, detail=why)
+            return f"in eager mode the step raises {': '.join(eager.failure)}"
         reference, _ = self._values(Mode("float64"))
         noisy = self._noisy(_NOISE)
-        path = self.files.values("compiled")  # of the script itself, once it has ended the step
+        path = self.path("compiled")  # of the script itself, once it has ended the step
         while not path.exists() and os.getppid() == self.script:
             time.sleep(_POLL)
         if not path.exists():
-            return StepReport(self.files.step, None, detail="the script ended before the step did")
+            return "the script ended before the step did"
         runs = StepRuns(StepValues.load(path), eager, reference, noisy)
-        if not runs.draws_alike:
-            return StepReport(self.files.step, None, detail=OWN_RANDOM)
+        if runs.compiled.failure is None and not eager.draws_alike(runs.compiled):
+            return OWN_RANDOM
         judgement = judged(runs)
         if not judgement.suspicious and not judgement.verdict.is_bug:
-            return reported(self.files.step, runs, judgement)
+            return reported(self.step, runs, judgement)
         return self._looked_at_again(runs)
 
     def _looked_at_again(self, runs: StepRuns) -> StepReport:
@@ -369,10 +307,10 @@ class _Supervisor:
         noisy = [*runs.noisy, *self._noisy(_MORE_NOISE)]
         runs = replace(runs, again=again, exact=exact, noisy=noisy)
         judgement = judged(runs)
-        report = reported(self.files.step, runs, judgement)
-        earlier = list(lines(self.files.folder / STEPS))
+        report = reported(self.step, runs, judgement)
+        earlier = list(lines(self.folder / STEPS))
         if report.unexplained:
-            (self.files.folder / STOP).touch()
+            (self.folder / STOP).touch()
             # If an earlier step was attributed to a culprit, later ones show the same.
             return report if any(e["report"] and e["unexplained"] for e in earlier) else self._attributed(report)
         # A parameter after the step is what the optimizer's rounding made of gradients that were looked at.
@@ -386,9 +324,9 @@ class _Supervisor:
         attributed = self._attributed(report)
         answer = attributed.report
         if answer is not None and confirms(answer):
-            (self.files.folder / STOP).touch()
+            (self.folder / STOP).touch()
             return replace(attributed, verdict=str(answer["verdict"]), unexplained=True)
-        shutil.rmtree(self.files.folder / f"step_{self.files.step}", ignore_errors=True)
+        shutil.rmtree(self.folder / f"step_{self.step}", ignore_errors=True)
         said = "could not judge them" if answer is None else f"says {answer['verdict']}"
         if answer is not None and wrong_by_value(answer):
             said += ", with no culprit proved"
@@ -398,7 +336,7 @@ class _Supervisor:
 
     def _attributed(self, report: StepReport) -> StepReport:
         _, why = self._values(Mode("graphs"))
-        written = self.files.values("graphs").with_suffix(".json")
+        written = self.path("graphs").with_suffix(".json")
         said = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {"cases": [], "left_out": []}
         cases, unseen = [Path(case) for case in said["cases"]], (*report.unseen, *said["left_out"])
         if why and not cases:
@@ -412,13 +350,31 @@ class _Supervisor:
         return replace(report, cases=tuple(map(str, cases)), report=answer, layer=layer, unseen=unseen)
 
     def _triaged(self, cases: Sequence[Path]) -> dict[str, object] | None:
-        answer = self.files.work / "triage.json"
-        pid = os.fork()
-        if pid == 0:
-            die_with_parent()
-            investigate(cases, answer, seconds=self.settings.seconds)
-            os._exit(0)
-        _ended(pid, time.monotonic() + self.settings.seconds * len(cases))
+        """The report on the first case with wrong values, or else on the first one.
+
+        It is made in a fork, where the compiler is as it was in that step. Attribution of a case begins no further
+        compile after the settings' seconds, but for a share that is left to the judgement.
+        """
+        answer, seconds = self.work / "triage.json", self.settings.seconds
+
+        def triage_cases() -> None:
+            torch.set_num_threads(1)  # a fork has none of its parent's threads
+            compile_in_process()
+            torch.compiler.set_stance("default")
+            torch.compiler.reset()
+            for path in cases:
+                try:
+                    case, deadline = load_case(path), time.monotonic() + 0.6 * seconds
+                    said = triage(case, torch.device("cpu"), deadline=deadline).to_json()
+                except Exception:  # a case that cannot be judged must not cost the others
+                    continue
+                wrong = wrong_by_value(said)
+                if wrong or not answer.exists():
+                    write_json(answer, said)
+                if wrong:
+                    return
+
+        _ended(_fork(triage_cases), time.monotonic() + seconds * len(cases))
         said: dict[str, object] | None = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else None
         return said
 
@@ -427,7 +383,7 @@ class _Supervisor:
         return [values for values in runs if values is not None and values.failure is None]
 
     def _values(self, mode: Mode) -> tuple[StepValues | None, str]:
-        path = self.files.values(mode.name)
+        path = self.path(mode.name)
         path.unlink(missing_ok=True)
-        why = _ended(_run(mode), time.monotonic() + self.settings.seconds)
+        why = _ended(_fork(mode), time.monotonic() + self.settings.seconds)
         return (StepValues.load(path), "") if path.exists() else (None, why or "ended before the step did")

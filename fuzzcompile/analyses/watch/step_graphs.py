@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from torch import fx
 
+from fuzzcompile.compiler.operators.graph_capture import CapturedGraph, make_watching_backend
 from fuzzcompile.compiler.torch_api import diff_configs
 from fuzzcompile.programs.ir.case_source import write_source
 from fuzzcompile.programs.ir.program import Input, Program, use_plain_names
 from fuzzcompile.programs.ir.tracing import Untranslatable, translate_graph
-from fuzzcompile.run.tensors import copy_tree, list_tensors
+from fuzzcompile.run.tensors import list_tensors
 
 MOST_GRAPHS = 8
 _IN_LAYER = "  # in layer "
@@ -25,43 +25,21 @@ _OURS = ("fallback_random", "compile_threads")
 
 
 @dataclass
-class _Captured:
-    module: fx.GraphModule
-    inputs: list[object]
-    parameters: tuple[bool, ...]
-    grad: bool
-
-
-@dataclass
 class Graphs:
     """The graphs that the rest of a step calls, in order; ``left_out`` says what could not be written, and why."""
 
-    captured: list[_Captured] = field(default_factory=list)
+    captured: dict[int, CapturedGraph] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
-
-    def backend(self, module: fx.GraphModule, example_inputs: object) -> Callable[..., object]:
-        """A backend that runs graphs as they are and keeps them."""
-        called = False
-
-        def run(*inputs: object) -> object:
-            nonlocal called
-            if not called:
-                called = True
-                held = tuple(isinstance(value, torch.nn.Parameter) for value in inputs)
-                self.captured.append(_Captured(module, copy_tree(list(inputs)), held, torch.is_grad_enabled()))
-            return module(*inputs)
-
-        return run
 
     def capture(self) -> None:
         """From now on, have every compiled callable of this process run graph by graph and kept."""
         torch.compiler.reset()
-        torch.compiler.set_stance("default", force_backend=self.backend)
+        torch.compiler.set_stance("default", force_backend=make_watching_backend(self.captured))
 
     def write(self, folder: Path, settings: Mapping[str, object], state_bytes: int) -> list[Path]:
         """Write the graphs as case files of at most so many bytes of state, those with most operators first."""
         programs = []
-        for graph in self.captured:
+        for graph in self.captured.values():
             differentiable = graph.grad and any(tensor.requires_grad for tensor in list_tensors(graph.inputs))
             kind: dict[str, object] = {"BACKWARD": True} if differentiable else {}
             try:
@@ -103,10 +81,7 @@ def _is_plain(value: object) -> bool:
 
 
 def write_case(program: Program, path: Path, state_bytes: int) -> Path:
-    """Write a program as a case file that reads its values from a ``.safetensors`` file beside it.
-
-    Values beyond ``state_bytes`` in all, the largest first, are replaced by random ones.
-    """
+    """Write a case file with its values beside it; beyond ``state_bytes`` in all, the largest become random ones."""
     from safetensors.torch import save_file
 
     program, total, small = use_plain_names(program), 0, set[str]()

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+
+import msgspec
 
 from fuzzcompile.model.verdicts import Verdict
-
-# The files in which a watch keeps its results, and what stands in them.
 
 STEPS = "steps.jsonl"
 TRAJECTORY = "trajectory.jsonl"
@@ -48,34 +47,20 @@ class StepReport:
     layer: str | None = None  # the module to which the culprit's site belongs
     seconds: float = 0.0  # wall time of the runs beside the script
 
-    def to_json(self) -> dict[str, object]:
-        """The report as a JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> StepReport:
-        """The report that :meth:`to_json` made; entries of other versions are left out."""
-        known = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
-        return cls(**known | {name: tuple(known.get(name, ())) for name in ("unseen", "cases")})
-
 
 @dataclass
 class JobState:
-    """Counters of the script's process; reasons stand beside the numbers of samples ``skipped`` and ``lost``.
-
-    ``calls`` are the outermost ones; ``processes`` those beside the script, each the leader of a session; ``error`` is
-    our own failure, after which nothing was watched any more.
-    """
+    """Counters of the script's process."""
 
     callables: list[str] = field(default_factory=list)
-    calls: int = 0
+    calls: int = 0  # outermost ones
     steps: int = 0
     sampled: list[int] = field(default_factory=list)
-    skipped: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)  # how many samples, by reason; ``lost`` alike
     lost: dict[str, int] = field(default_factory=dict)
-    processes: list[int] = field(default_factory=list)
+    processes: list[int] = field(default_factory=list)  # those beside the script, each the leader of a session
     ended: bool = False
-    error: str | None = None
+    error: str | None = None  # our own failure, after which nothing was watched any more
 
 
 def append(path: Path, entry: object) -> None:
@@ -122,31 +107,16 @@ DEFAULT_EVERY = 100  # steps from one sample to the next
 class WatchSettings:
     """Settings of a watch."""
 
-    folder: str  # where results are written; it exists
+    folder: Path  # where results are written; it exists
     every: int = DEFAULT_EVERY  # sample the steps ``every``, ``2 * every``, …
     steps: int | None = None  # end the script after that many steps; None for as many as it makes
     # End the script at the first step that rounding does not explain: it waits for the verdict of each sampled step.
     stop_at_first: bool = False
-    plants: tuple[str, ...] = ()  # files to run once the script has imported torch
+    plants: tuple[Path, ...] = ()  # files to run once the script has imported torch
     own_random: bool = False  # leave the compiler its own random stream: steps that draw are then not judged
     trajectory: int = 64  # steps for which eager trajectories beside the script are followed
     seconds: float = 300.0  # time limit of each run beside the script, and of attributing one step
     state_bytes: int = 2**30  # largest state of a written case; values beyond it are replaced by random ones
-
-    @property
-    def path(self) -> Path:
-        """The folder as a path."""
-        return Path(self.folder)
-
-    def to_json(self) -> str:
-        """The settings as text for another process."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> WatchSettings:
-        """The settings that :meth:`to_json` wrote."""
-        fields = json.loads(text)
-        return cls(**{**fields, "plants": tuple(fields["plants"])})
 
 
 # Losses that differ by less, relative to their size, have not parted visibly.
@@ -158,7 +128,7 @@ _LEAST = 1e-9  # a relative difference of losses below float32's own rounding sa
 _FEWEST = 6  # steps that a rate of growth needs
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trajectories:
     """Differences between the losses of three trajectories from one state, relative to the loss of eager."""
 
@@ -170,15 +140,10 @@ class Trajectories:
     perturbed_growth: float | None
     ended: str = ""  # why a trajectory was not followed further
 
-    @property
-    def parted(self) -> bool:
-        """Whether the compiled trajectory parts visibly from eager."""
-        return self.compiled >= VISIBLE
-
-    @property
-    def chaotic(self) -> bool:
-        """Whether the perturbed one parts as well: the compiler is not needed to explain it."""
-        return self.parted and self.compiled <= _ALLOWED * self.perturbed
+    def __post_init__(self) -> None:
+        self.parted = self.compiled >= VISIBLE  # from eager, visibly
+        # The perturbed one parts as well: the compiler is not needed to explain it.
+        self.chaotic = self.parted and self.compiled <= _ALLOWED * self.perturbed
 
     @property
     def said(self) -> str:
@@ -243,10 +208,7 @@ def _growth(steps: Sequence[int], apart: Sequence[float]) -> float | None:
     return math.exp(median(slopes))
 
 
-# What a watch found, over all sampled steps.
-
-
-@dataclass(frozen=True)
+@dataclass
 class Summary:
     """The result of a watch."""
 
@@ -261,15 +223,9 @@ class Summary:
     case: Path | None = None  # the case file that it is about
     alone: bool | None = None  # whether a fresh process finds the same bug in the case file; None if it was not tried
 
-    @property
-    def unexplained(self) -> list[StepReport]:
-        """Steps that rounding does not explain."""
-        return [step for step in self.steps if step.unexplained]
-
-    @property
-    def judged(self) -> list[StepReport]:
-        """Steps with a verdict."""
-        return [step for step in self.steps if step.verdict is not None]
+    def __post_init__(self) -> None:
+        self.unexplained = [step for step in self.steps if step.unexplained]
+        self.judged = [step for step in self.steps if step.verdict is not None]
 
     @property
     def exit_status(self) -> int:
@@ -300,14 +256,15 @@ class Summary:
 
 def steps_in(folder: Path) -> list[StepReport]:
     """The sampled steps of a watch so far, in the order of the steps."""
-    return sorted((StepReport.from_json(entry) for entry in lines(folder / STEPS)), key=lambda report: report.step)
+    return sorted(msgspec.convert(list(lines(folder / STEPS)), list[StepReport]), key=lambda report: report.step)
 
 
-def summarised(script: str, folder: Path, steps: Sequence[StepReport] | None = None) -> Summary:
+def summarise(script: str, folder: Path, *, script_status: int | None, interrupted: bool) -> Summary:
     """Summarise the files of a watch."""
-    found = tuple(steps_in(folder) if steps is None else steps)
-    first = next((step for step in found if step.unexplained and step.report is not None), None)
-    report = None if first is None else first.report
-    named = [Path(path) for path in first.cases] if first is not None and report is not None else []
-    case = next((path for path in named if report is not None and path.stem == report.get("case")), None)
-    return Summary(script, folder, read_job(folder), found, compared(*losses(folder)), report=report, case=case)
+    job, steps, trajectories, report, case = read_job(folder), steps_in(folder), compared(*losses(folder)), None, None
+    for step in steps:
+        if step.unexplained and step.report is not None:
+            report = step.report
+            case = next((Path(path) for path in step.cases if Path(path).stem == report.get("case")), None)
+            break
+    return Summary(script, folder, job, tuple(steps), trajectories, script_status, interrupted, report, case)

@@ -33,15 +33,14 @@ _PLAIN = (bool, int, float, complex, str, type(None))
 
 @dataclass
 class StepValues:
-    """Named values in the order in which the step makes them, each with its group.
+    """Named values in the order in which the step makes them, each with its group, by which reports sum up."""
 
-    A group is what reports sum up by: ``outputs``, ``loss``, ``gradients``, ``gradient_norm``, ``buffers``,
-    ``parameters``. ``streams`` are digests of the random generators' states: at the start, after each call, at the end.
-    """
-
-    values: dict[str, tuple[str, object]] = field(default_factory=dict)  # group and value (a CPU tensor, or plain)
+    # Group (``outputs``, ``loss``, ``gradients``, ``gradient_norm``, ``buffers``, ``parameters``), and a CPU tensor or
+    # plain value.
+    values: dict[str, tuple[str, object]] = field(default_factory=dict)
     ended: str = ""  # why the run ended before the step did; empty if it did not
     failure: tuple[str, str] | None = None  # type and message of the exception that ended the run
+    # Digests of the random generators' states: at the start, after each call, at the end.
     streams: list[dict[str, str]] = field(default_factory=list)
     casts: bool = False  # the program casts to bfloat16 or float16 (of a float64 run)
     seconds: float = 0.0  # wall time of the run
@@ -112,10 +111,6 @@ class StepValues:
         vars(made).update(torch.load(path, weights_only=True))
         return made
 
-    def groups(self) -> dict[str, str]:
-        """The group of each name."""
-        return {name: group for name, (group, _) in self.values.items()}
-
     def observation(self, names: set[str]) -> Observation:
         """Those of the values as the judge reads them."""
         if self.failure is not None:
@@ -152,9 +147,6 @@ def named_state(target: object, arguments: Arguments) -> dict[str, torch.Tensor]
     own = {id(tensor) for tensor in named.values()}
     reached = ReachedObjects({"": target, **holders}).tensors
     return {**named, **{name: tensor for name, tensor in reached.items() if id(tensor) not in own}}
-
-
-# What is kept of one sampled step as it goes on, in the script's process and in each run beside it.
 
 
 @dataclass

@@ -16,7 +16,7 @@ from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.hints import format_command
 from fuzzcompile.model.templates import get_environment as templates
 from fuzzcompile.model.versions import __version__
-from fuzzcompile.report.charts import Panel, Series, chart_or_reason
+from fuzzcompile.report.charts import Panel, Series, chart
 from fuzzcompile.report.pages.case_page import render_section
 from fuzzcompile.report.proof import format_number
 from fuzzcompile.report.verdict_text import print_report
@@ -173,7 +173,7 @@ def _drawn(summary: Summary, groups: Sequence[str]) -> Markup:
     series = [Series(GROUPS[group], [step.made.get(group) for step in steps]) for group in groups]
     floor = Series("rounding (perturbed eager runs)", [max(step.floor.values(), default=None) for step in steps], True)
     first = next((index for index, step in enumerate(steps) if step.unexplained), None)
-    return chart_or_reason(
+    return chart(
         [step.step for step in steps],
         [Panel("error made in the step / size", [*series, floor])],
         axis="step",
@@ -196,4 +196,4 @@ def _losses(summary: Summary) -> Markup | None:
         apart += [Series(curve.name, far)] if curve.name != "eager" else []
     panels = [Panel("loss", curves, log=False), Panel("distance from eager / loss", apart)]
     about = f"{summary.script}: losses from the state of step {steps[0]}"
-    return chart_or_reason(steps, panels, axis="step", about=about)
+    return chart(steps, panels, axis="step", about=about)

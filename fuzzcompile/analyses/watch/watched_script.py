@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.util
+import math
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -24,7 +26,7 @@ from fuzzcompile.analyses.watch.step_records import (
     WatchSettings,
     read_job,
     steps_in,
-    summarised,
+    summarise,
     wrong_by_value,
 )
 from fuzzcompile.diagnosis.worker.file_triage import triage_files
@@ -67,25 +69,27 @@ def watch_script(
     The case of an unexplained step is judged in a fresh process under ``conditions``. ``on_step`` gets each sampled
     step once it is judged; ``quiet`` sends what the script writes to standard output to standard error.
     """
-    check_plants([Path(plant) for plant in settings.plants])
+    check_plants(settings.plants)
+    folder = settings.folder
     with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as temporary:
-        asked = Path(temporary) / "settings.json"
-        asked.write_text(settings.to_json(), encoding="utf-8")
+        asked = Path(temporary) / "settings"
+        asked.write_bytes(pickle.dumps(settings))
         command = [sys.executable, "-m", "fuzzcompile.analyses.watch.job", str(asked), str(script), *arguments]
         with subprocess.Popen(command, stdout=sys.stderr if quiet else None) as process:
-            job = _WatchJob(process, settings, on_step)
+            job = _WatchJob(process, folder, on_step, settings.stop_at_first)
             status = job.follow()
-    summary = replace(summarised(str(script), settings.path), script_status=status, interrupted=job.interrupted)
-    shutil.rmtree(settings.path / WORK, ignore_errors=True)
-    (settings.path / STOP).unlink(missing_ok=True)
+    summary = summarise(str(script), folder, script_status=status, interrupted=job.interrupted)
+    shutil.rmtree(folder / WORK, ignore_errors=True)
+    (folder / STOP).unlink(missing_ok=True)
     return summary if job.interrupted else _confirm_summary(summary, conditions)
 
 
 @dataclass
 class _WatchJob:
     process: subprocess.Popen[bytes]
-    settings: WatchSettings
+    folder: Path
     on_step: Callable[[StepReport], None]
+    stop_at_first: bool
     seen: int = 0
     interrupted: bool = False
     ours: bool = False
@@ -99,32 +103,35 @@ class _WatchJob:
             self.interrupted = True
             self._end_script()
         finally:
-            self._end_others()
+            for pid in read_job(self.folder).processes:
+                with contextlib.suppress(OSError):
+                    # Still a fork of the script: its number may have been given to another process.
+                    if b"fuzzcompile.analyses.watch.job" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        os.killpg(pid, signal.SIGKILL)
         self._report()
-        status = self.process.returncode
-        return None if self.ours or self.interrupted else status
+        return None if self.ours or self.interrupted else self.process.returncode
 
     def _until(self, done: Callable[[], bool]) -> None:
-        stopping: float | None = None
+        stopping = math.inf
         while not done():
             self._report()
-            if self.settings.stop_at_first and (self.settings.path / STOP).exists() and self.process.poll() is None:
-                stopping = time.monotonic() if stopping is None else stopping
+            if self.stop_at_first and (self.folder / STOP).exists() and self.process.poll() is None:
+                stopping = min(stopping, time.monotonic())
                 if time.monotonic() - stopping > _TO_NEXT_STEP:  # it does not come to its next step
                     self.ours = True
                     self._end_script()
             time.sleep(_POLL)
 
     def _report(self) -> None:
-        steps = steps_in(self.settings.path)
+        steps = steps_in(self.folder)
         for step in steps[self.seen :]:
             self.on_step(step)
         self.seen = len(steps)
 
     def _all_judged(self) -> bool:
         """Return whether no process beside the script is left: each holds its lock as long as it lives."""
-        pattern = "[0-9]*.lock" if (self.settings.path / STOP).exists() else "*.lock"  # else trajectories matter too
-        for path in (self.settings.path / WORK).glob(pattern):
+        pattern = "[0-9]*.lock" if (self.folder / STOP).exists() else "*.lock"  # else trajectories matter too
+        for path in (self.folder / WORK).glob(pattern):
             with path.open() as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -141,20 +148,12 @@ class _WatchJob:
                 self.process.send_signal(number)
         self.process.wait()
 
-    def _end_others(self) -> None:
-        for pid in read_job(self.settings.path).processes:
-            with contextlib.suppress(OSError):
-                # Still a fork of the script: its number may have been given to another process.
-                if b"fuzzcompile.analyses.watch.job" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.killpg(pid, signal.SIGKILL)
-
 
 def _confirm_summary(summary: Summary, conditions: Conditions) -> Summary:
-    """Confirm or attribute the step, which is wrong by its values: other bugs of its graphs are not the one."""
-    first = next((step for step in summary.unexplained if step.cases), None)
-    if first is None or importlib.util.find_spec("safetensors") is None:
+    cases = next((step.cases for step in summary.unexplained if step.cases), ())
+    if not cases or importlib.util.find_spec("safetensors") is None:
         return summary
-    files = [summary.case] if summary.case is not None else [Path(case) for case in first.cases]
+    files = [summary.case] if summary.case is not None else [Path(case) for case in cases]
     try:
         answers = list(triage_files(files, conditions))
     except FuzzcompileError:
@@ -164,7 +163,5 @@ def _confirm_summary(summary: Summary, conditions: Conditions) -> Summary:
     if seen is not None and wrong_by_value(seen):
         again = any(report.get("signature") == seen.get("signature") for _, report in wrong)
         return replace(summary, alone=again)
-    if not wrong:
-        return replace(summary, alone=False)
-    case, report = wrong[0]
-    return replace(summary, report=report, case=case, alone=True)
+    case, report = wrong[0] if wrong else (summary.case, seen)
+    return replace(summary, report=report, case=case, alone=bool(wrong))

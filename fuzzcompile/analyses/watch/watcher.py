@@ -1,13 +1,7 @@
-"""Counts the steps of a script, and takes samples of them: what happens in the script's own process.
+"""Counts the steps of a script, in its own process, and forks at sampled ones; a failure of ours ends the watch alone.
 
 A *step* begins with an outermost call of a watched callable and ends with the ``optimizer.step()`` after it, or with
-the call itself where no gradients are recorded, or else where the next step begins. Calls between belong to the step
-(gradient accumulation, blocks that are compiled one by one).
-
-At a sampled step the process forks. The fork, and forks of it, go on in the script's own code from the same state in
-other ways (:mod:`fuzzcompile.analyses.watch.side_processes`), to the end of the step; the script itself goes on, and
-leaves a copy of the step's values. Nothing of ours that fails may reach the script: it is reported, and nothing is
-watched any more.
+the call itself where no gradients are recorded, or else where the next step begins.
 """
 
 from __future__ import annotations
@@ -15,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import itertools
 import os
 import sys
 import threading
@@ -29,7 +22,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fuzzcompile.analyses.watch.side_processes import Mode, Queue, Runner, guard
-from fuzzcompile.analyses.watch.sidecar import StepFiles, follow, supervise
+from fuzzcompile.analyses.watch.sidecar import StepSupervisor, follow
 from fuzzcompile.analyses.watch.step_graphs import case_settings
 from fuzzcompile.analyses.watch.step_records import (
     DEFAULT_EVERY,
@@ -46,8 +39,8 @@ from fuzzcompile.analyses.watch.step_values import StepRecording, named_state
 from fuzzcompile.compiler.torch_api import copy_configs, disable_compile, skip_tracing, unwrap_compiled
 from fuzzcompile.compiler.torch_config import load_config
 from fuzzcompile.model.errors import UsageError
+from fuzzcompile.report.output_files import make_next_folder
 from fuzzcompile.run.case import Arguments
-from fuzzcompile.run.plants import run_plants
 
 # Callables that report their calls, in place of those that ``torch.compile`` returns or that a user names.
 
@@ -172,7 +165,7 @@ class Watcher:
     def __init__(self, settings: WatchSettings, *, announce: bool = False) -> None:
         self.settings = settings
         self.state = JobState()
-        self._announce, self._folder = announce, settings.path
+        self._announce, self._folder = announce, settings.folder
         self._thread, self._process = threading.get_ident(), os.getpid()
         self._configs = copy_configs()
         self._depth = 0
@@ -309,13 +302,11 @@ class Watcher:
             if mode is not None:
                 self._run_as(mode, None, {})
         if self._runner is None:
-            files = StepFiles.of(self._folder, number)
-            opened = StepRecording(named, files.values("compiled"))
-            mode = self._queue.forked(
-                lambda keep: supervise(files, self.settings, keep, announce=self._announce), files.lock
-            )
+            supervisor = StepSupervisor(self.settings, number, announce=self._announce)
+            opened = StepRecording(named, supervisor.path("compiled"))
+            mode = self._queue.forked(supervisor.supervise, supervisor.lock)
             if mode is not None:
-                self._run_as(mode, files.values(mode.name), case_settings(watched.settings, self._configs))
+                self._run_as(mode, supervisor.path(mode.name), case_settings(watched.settings, self._configs))
             else:
                 self.state.sampled.append(number)
                 self._write()
@@ -353,17 +344,13 @@ class Watcher:
                 if self._runner is not None:
                     self._runner.fail(error)
                 raise
-            self._differentiated()
+            with self._contained():
+                if self._open is not None:
+                    self._open.differentiated()
             return result
 
         skip_tracing(backward)
         namespace["backward"] = backward
-
-    @disable_compile
-    def _differentiated(self) -> None:
-        with self._contained():
-            if self._open is not None:
-                self._open.differentiated()
 
     @disable_compile
     def _differentiating(self, tensors: object) -> None:
@@ -398,15 +385,6 @@ class Watcher:
             self.state.error = f"{type(error).__name__}: {error}"
 
 
-# Install a watch in a process that has imported torch.
-
-
-def install_for_script(settings: WatchSettings) -> None:
-    """Watch everything that this process compiles from now on."""
-    run_plants([Path(path) for path in settings.plants])
-    observe_compiling(install(settings))
-
-
 def install(settings: WatchSettings, *, announce: bool = False) -> Watcher:
     """A watcher that hears of every ``optimizer.step()`` and of the end of the process."""
     watcher = Watcher(settings, announce=announce)
@@ -419,8 +397,6 @@ def install(settings: WatchSettings, *, announce: bool = False) -> Watcher:
     return watcher
 
 
-# ``from fuzzcompile import watch``: watch a step from within a user's own code.
-
 Step = TypeVar("Step", bound=Callable[..., object])
 
 
@@ -428,41 +404,21 @@ def watch(step: Step, *, every: int = DEFAULT_EVERY, out: str | Path = "watch") 
     """Watch a step of a training or serving program: the same callable, with sampled calls judged beside the program.
 
     At every ``every``-th step this process forks; eager, float64 and perturbed runs go on from the same state in the
-    forks, to the end of the step. What they show goes to ``steps.jsonl`` in a new folder; a step that rounding does
-    not explain is announced on standard error, and its case and triage are there too. Nothing that happens in the
-    forks reaches the program. Inductor's ``fallback_random`` is switched on for what is compiled from now on, because
-    a step that draws other random numbers than eager cannot be compared.
+    forks, to the end of the step, and nothing that happens there reaches the program. What they show goes to
+    ``steps.jsonl`` in the folder ``out`` (with a number for each further watch); a step that rounding does not explain
+    is announced on standard error, and its case and triage are there too. Inductor's ``fallback_random`` is switched on
+    for what is compiled from now on, because a step that draws other random numbers than eager cannot be compared.
 
-    Args:
-        step: a module (compiled or not), what ``torch.compile`` returned, or a function that calls such things.
-        every: steps from one sample to the next.
-        out: the folder; another number is appended for each further watch.
-
-    Returns:
-        The same object, if it is a module; else a function that calls it, with its attributes.
-
-    Raises:
-        UsageError: ``step`` cannot be called, or ``every`` is less than 1.
+    ``step`` is a module (compiled or not), what ``torch.compile`` returned, or a function that calls such things. A
+    module is returned as it is, else a function that calls it, with its attributes. UsageError if it cannot be called,
+    or for an ``every`` below 1.
     """
     if not callable(step) or isinstance(step, type):
         raise UsageError(f"watch() takes a module or a function, not {step!r:.80}; pass the step itself.")
     if every < 1:
         raise UsageError(f"watch(every={every}): sample at least every step, with every=1 or more.")
-    watcher = install(WatchSettings(str(_new_folder(Path(out))), every), announce=True)
+    watcher = install(WatchSettings(make_next_folder(Path(out), "out="), every), announce=True)
     watcher.state.callables.append(Watched(unwrap_compiled(step)).name)
     if isinstance(step, nn.Module):
         return cast("Step", watched_module(step, watcher))
     return cast("Step", observed(step, Watched(unwrap_compiled(step)), watcher))
-
-
-def _new_folder(wanted: Path) -> Path:
-    for number in itertools.count(1):
-        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}_{number}")
-        try:
-            folder.mkdir(parents=True)
-            break
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UsageError(f"Cannot make the folder {folder}: {os.strerror(error.errno or 0)}; pass out=.") from error
-    return folder.resolve()

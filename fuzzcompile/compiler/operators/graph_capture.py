@@ -32,13 +32,11 @@ class CapturedGraph:
     grad: bool
 
 
-def capture_graphs(case: Case, device: torch.device, *, dynamic: bool | None = False) -> list[CapturedGraph]:
-    """Run the case with a backend that only watches: every graph that was called, in the order of the first calls.
+def make_watching_backend(seen: dict[int, CapturedGraph]) -> Callable[[fx.GraphModule, object], Callable[..., object]]:
+    """A backend that runs graphs as they are, and adds each to ``seen``, by module, when it is first called.
 
-    A graph comes with the inputs of its first call, or of the call that it refused, which ends the case. ``dynamic`` is
-    as ``torch.compile`` takes it; False captures each shape as it is.
+    A graph comes with the inputs of its first call, or of the call that it refused.
     """
-    seen: dict[int, CapturedGraph] = {}  # by module
 
     def backend(module: fx.GraphModule, example_inputs: object) -> Callable[..., object]:
         def run(*inputs: object) -> object:
@@ -54,6 +52,16 @@ def capture_graphs(case: Case, device: torch.device, *, dynamic: bool | None = F
 
         return run
 
+    return backend
+
+
+def capture_graphs(case: Case, device: torch.device, *, dynamic: bool | None = False) -> list[CapturedGraph]:
+    """Run the case with a backend that only watches: every graph that was called, in the order of the first calls.
+
+    ``dynamic`` is as ``torch.compile`` takes it; False captures each shape as it is.
+    """
+    seen: dict[int, CapturedGraph] = {}
+    backend = make_watching_backend(seen)
     settings = replace(case.settings, backend=backend, options={}, mode=None, dynamic=dynamic)
     _compile_and_run(case, device, settings, Compilation(record=False))
     return list(seen.values())

@@ -377,14 +377,12 @@ def report(out: Path, summary: Path | None, location: str | None) -> int:
     culprit, graph before and after, other versions of torch. Coverage by stage and the pace of campaigns follow.
     """
     from fuzzcompile.report.output_files import write_whole
-    from fuzzcompile.report.pages.corpus_page import Contents, page_of_corpus
+    from fuzzcompile.report.pages.corpus_page import page_of_corpus
 
     campaign = None if summary is None else _read_summary(summary)
     with open_corpus(location) as store:
-        contents = Contents.of(store)
-    page = page_of_corpus(contents, datetime.now(UTC), campaign).encode("utf-8")
+        page, number = page_of_corpus(store, datetime.now(UTC), campaign).encode("utf-8"), len(store.findings())
     write_whole(out, page, "--out")
-    number = len(contents.read.findings)
     click.echo(f"{out}: {number} finding{'' if number == 1 else 's'}, {len(page) / 2**20:.1f} MiB.", err=True)
     return 0
 

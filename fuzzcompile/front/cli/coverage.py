@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         AttentionCoverage,
         CoverageTable,
         ListedRule,
-        RuleListing,
         StageCoverage,
     )
 
@@ -95,7 +94,7 @@ def coverage(
     if as_json:
         content = _make_json(table, shown)
         if attention:
-            content["attention"] = None if patterns is None else patterns.to_json()
+            content["attention"] = patterns and vars(patterns)
         click.echo(json.dumps(content))
     else:
         _print_coverage(table, shown, every=stage is not None)
@@ -110,7 +109,7 @@ def coverage(
 def _make_json(table: CoverageTable, shown: Sequence[StageCoverage]) -> dict[str, object]:
     named = {key: getattr(table, key) for key in ("torch", "device", "target", "corpus", "note")}
     counted = {"within": table.within, "ran": table.ran, "cases": table.counters.cases, "runs": table.counters.runs}
-    return {**named, "counted": counted, "rules": table.rules.to_json(), "stages": [row.to_json() for row in shown]}
+    return {**named, "counted": counted, "rules": vars(table.rules), "stages": [row.to_json() for row in shown]}
 
 
 def _measure_attention(device: torch.device, table: CoverageTable) -> tuple[AttentionCoverage | None, str | None]:
@@ -250,21 +249,21 @@ def passes(stage: str | None, never: bool, device: str, target: str | None, loca
     from fuzzcompile.analyses.rule_coverage import list_rules
     from fuzzcompile.run.device import resolve_device
 
-    listing = list_rules(resolve_device(choose_running_device(device, target)), location, target=target)
-    if listing.corpus is None and never:
+    rows, corpus = list_rules(resolve_device(choose_running_device(device, target)), location, target=target)
+    if corpus is None and never:
         click.echo("fuzzcompile: there is no corpus, so nothing was seen to fire; name one with --corpus.", err=True)
-    rows = [row for row in listing.rows if stage in (None, row.known.stage)]
+    rows = [row for row in rows if stage in (None, row.known.stage)]
     if never:
         rows = [row for row in rows if row.known.kind in ("pass", "pattern") and not row.fired]
     if as_json:
         for row in rows:
             click.echo(json.dumps(row.to_json()))
         return 0
-    _print_listing(rows, listing, every=stage is not None)
+    _print_listing(rows, corpus, every=stage is not None)
     return 0
 
 
-def _print_listing(rows: list[ListedRule], listing: RuleListing, *, every: bool) -> None:
+def _print_listing(rows: list[ListedRule], corpus: str | None, *, every: bool) -> None:
     import torch
     from rich.console import Console
 
@@ -279,7 +278,7 @@ def _print_listing(rows: list[ListedRule], listing: RuleListing, *, every: bool)
     counts = Counter(row.known.kind for row in rows)
     plurals = {"pass": "passes"}
     total = ", ".join(f"{count} {plurals.get(kind, f'{kind}s')}" for kind, count in counts.items()) or "nothing"
-    where = f"counted in {listing.corpus}" if listing.corpus else "no corpus to count in"
+    where = f"counted in {corpus}" if corpus else "no corpus to count in"
     click.echo(f"torch {torch.__version__}: {total}; {where}.", err=not console.is_terminal)
 
 

@@ -127,8 +127,7 @@ def profile(
 
 def _show_profile(answer: ProfileJson, name: CommandSubject, page: Path | None, *, as_json: bool) -> int:
     from fuzzcompile.report.output_files import write_whole
-    from fuzzcompile.report.pages.profile_page import page_of_profile
-    from fuzzcompile.report.profile_text import print_profile
+    from fuzzcompile.report.profile_report import page_of_profile, print_profile
     from fuzzcompile.report.verdict_text import report_console
 
     if page is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,8 +76,7 @@ def watch(
     from fuzzcompile.report import output_files as outputs
 
     check_script(script)
-    names = (f"watch_{script.stem}{'' if number == 1 else f'_{number}'}" for number in itertools.count(1))
-    folder = out or next(folder for folder in map(Path, names) if not folder.exists())
+    folder = out or outputs.make_next_folder(Path(f"watch_{script.stem}"), "--out")
     outputs.make_empty_folder(folder, "--out")
 
     from rich.console import Console
@@ -88,11 +87,11 @@ def watch(
     from fuzzcompile.run.subprocesses import sigterm_interrupts
 
     settings = WatchSettings(
-        str(folder.resolve()),
+        folder.resolve(),
         every,
         steps,
         stop_at_first=stop_at is not None,
-        plants=tuple(str(path.resolve()) for path in plants),
+        plants=tuple(path.resolve() for path in plants),
         own_random=own_random,
         seconds=timeout,
     )
@@ -114,6 +113,6 @@ def _print_step(step: StepReport, *, as_json: bool) -> None:
     from fuzzcompile.analyses.watch.watch_report import step_line
 
     if as_json:
-        click.echo(json.dumps(step.to_json(), allow_nan=False))
+        click.echo(json.dumps(asdict(step), allow_nan=False))
     else:
         click.echo(f"fuzzcompile: {step_line(step)}", err=True)

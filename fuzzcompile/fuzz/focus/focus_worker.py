@@ -182,7 +182,7 @@ class _Planning:
         named = [switch_entry_on(reason.setting, get_setting) for reason in reasons if reason.setting is not None]
         wanted = merge_settings([solve_switches(first.when, get_setting) if first.on is False else {}, *named])
         # A reason against it that holds whatever is set; of a target, none were checked.
-        lasting = None if self.question.target else facts().find_lasting_reason(stage, name, self.device.type)
+        lasting = None if self.question.target else facts().find_reason(stage, name, self.device.type)
         return FocusAim(
             label=name if alone else f"{stage}:{name}",
             kind="pass" if first.kind == "pass" else "pattern",

@@ -252,18 +252,16 @@ class Facts(FactTable, frozen=True):
         """True if the reasons why rules cannot be reached were checked on this version."""
         return self.exact and bool(self.unreachable)
 
-    def find_lasting_reason(self, stage: str, name: str, device: str) -> UnreachableReason | None:
-        """Return why a rule cannot be reached on a type of device whatever is switched on."""
-        every = frozenset(reason.setting for reason in self.unreachable if reason.setting is not None)
-        return self.find_reason(stage, name, device, every)
+    def find_reason(
+        self, stage: str, name: str, device: str, switched_on: frozenset[str] | None = None
+    ) -> UnreachableReason | None:
+        """Return why a rule is unreachable on a type of device under the settings ``switched_on``; None if unknown.
 
-    def find_reason(self, stage: str, name: str, device: str, switched_on: frozenset[str]) -> UnreachableReason | None:
-        """Return why a rule is unreachable on a type of device; None without a reason checked on this version.
-
-        ``switched_on`` are the settings that some case switches on, written as in :attr:`UnreachableReason.setting`.
+        Without these, the reason is one that lasts whatever is switched on.
         """
         for reason in self.unreachable if self.has_reasons else ():
-            if reason.covers(stage, name, device) and reason.setting not in switched_on:
+            lasts = reason.setting is None or (switched_on is not None and reason.setting not in switched_on)
+            if lasts and reason.covers(stage, name, device):
                 return reason
         return None
 
@@ -319,7 +317,6 @@ def merge_tables(base: Mapping[str, object], own: Mapping[str, object]) -> dict[
 
 
 def _join_lines(value: Any) -> Any:
-    """Return a value with each of its texts on one line."""
     if isinstance(value, str):
         return " ".join(value.split())
     if isinstance(value, Mapping):

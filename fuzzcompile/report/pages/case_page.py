@@ -39,16 +39,13 @@ _DECADES = 3.0
 
 
 class Picture(NamedTuple):
-    """The errors of one side: ``paths`` are SVG by class of colour; exact cells stay empty.
-
-    ``form`` is that of the grid, but no narrower or flatter than one to eight.
-    """
+    """The errors of one side."""
 
     side: str
     largest: str
     size: tuple[int, int]
-    form: tuple[int, int]
-    paths: Sequence[tuple[str, str]]
+    form: tuple[int, int]  # that of the grid, but no narrower or flatter than one to eight
+    paths: Sequence[tuple[str, str]]  # SVG by class of colour; exact cells stay empty
 
 
 class HeatMap(NamedTuple):
@@ -119,8 +116,6 @@ def _picture(side: str, errors: Sequence[Sequence[float | None]], starts: Sequen
     return Picture(side, largest, (width, height), form, sorted(paths.items()))
 
 
-# Logarithmic axes: how far along one a value lies, and where its labels stand.
-
 _MOST_TICKS = 7
 
 
@@ -132,13 +127,13 @@ class LogScale:
     high: int
 
     @classmethod
-    def over(cls, values: Iterable[float | None], *, decades: int = 2) -> LogScale | None:
-        """The axis that holds all positive finite values, of at least so many decades; None if there are none."""
+    def over(cls, values: Iterable[float | None]) -> LogScale | None:
+        """The axis that holds all positive finite values, of at least two decades; None if there are none."""
         powers = [math.log10(value) for value in values if value is not None and 0 < value < math.inf]
         if not powers:
             return None
         high = math.ceil(max(powers))
-        return cls(min(math.floor(min(powers)), high - decades), high)
+        return cls(min(math.floor(min(powers)), high - 2), high)
 
     def percent(self, value: float | None) -> str:
         """The place on the axis as CSS writes it: the start for zero and None, the end for NaN and beyond it."""
@@ -162,10 +157,7 @@ _ISSUE = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull)/(\d+
 
 
 def inline(text: str) -> Markup:
-    """A sentence with what stands in backticks as code, and issues on GitHub as links.
-
-    A backtick without a partner goes.
-    """
+    """A sentence with what stands in backticks as code, and issues on GitHub as links."""
 
     def link(issue: re.Match[str]) -> str:
         return f'<a href="{issue[0]}" rel="noreferrer">{"" if issue[1] == PROJECT else issue[1]}#{issue[2]}</a>'
@@ -276,7 +268,6 @@ _KINDS = {"alias": "memory", "integer": "values", "missing": "", "stride": "stri
 
 
 def _linked(markdown: str) -> Markup:
-    """A link or code as Markdown writes them, as HTML."""
     link = _LINK.fullmatch(markdown)
     html = Markup('<a href="{}" rel="noreferrer"><code>{}</code></a>')
     return inline(markdown) if link is None else html.format(link[2], link[1])
@@ -289,9 +280,6 @@ def blamed_lines(report: ReportJson) -> Iterator[int]:
         line = re.match(r"(?:.*[/\\])?(?P<file>[^/\\:]+)\.py:(?P<line>\d+)", place)
         if line is not None and line["file"] == report.get("case"):
             yield int(line["line"])
-
-
-# The page, and the section of another page.
 
 
 def render_case_page(

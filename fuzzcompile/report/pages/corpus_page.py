@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple, cast
 
@@ -37,19 +37,14 @@ from fuzzcompile.report.pages.case_page import inline, scrubbed, view_report
 from fuzzcompile.report.verdict_text import name_culprit
 from fuzzcompile.report.wording import title
 
-# The findings of a corpus as a report lists them: each with its sentence, what became of it, and what to do.
-
 
 class FindingEntry:
-    """A finding as its page and the list show it.
-
-    ``group`` is what a person said of the finding's group; ``campaign`` has the signatures that a campaign hit, each
-    with whether it was the first to (None if no campaign is looked at).
-    """
+    """A finding as its page and the list show it, with what a person said of its ``group``."""
 
     def __init__(
         self, read: Overview, finding: Finding, group: Umbrella | None, campaign: Mapping[str, bool] | None
     ) -> None:
+        # ``campaign`` has the signatures that a campaign hit, and whether it was the first to; None if none is shown.
         self.finding = finding  # as the corpus stores it
         self.reproducer, self.replays = read.reproducers.get(finding.id), read.replays.get(finding.id, ())
         seen = {"torch": next(iter(finding.torch_versions), None), "device": next(iter(finding.devices), None)}
@@ -87,30 +82,8 @@ class FindingEntry:
         """F1, F2 and so on: the address of its page in the report."""
         return self.finding.public_id
 
-    @property
-    def place(self) -> tuple[bool, bool, tuple[int, bool, int, int]]:
-        """Sorts what matters first: what is open and not known to be fixed, then the worst."""
-        return (self.status != "open", self.is_fixed, self.finding.place)
-
-
-def make_entries(
-    read: Overview, groups: Iterable[Umbrella] = (), campaign: Mapping[str, bool] | None = None
-) -> list[FindingEntry]:
-    """The findings, what matters first in front."""
-    said = {group.name: group for group in groups}
-    entries = (FindingEntry(read, finding, said.get(finding.umbrella or ""), campaign) for finding in read.findings)
-    return sorted(entries, key=lambda entry: entry.place)
-
-
-# What matters first about a corpus, in a sentence each.
 
 FIRST = 5  # findings named at the top
-
-
-def first(entries: Sequence[FindingEntry]) -> list[FindingEntry]:
-    """Of findings in their order, those to look at first: open, not known to be fixed, and not minor."""
-    still = [entry for entry in entries if entry.status == "open" and not entry.is_fixed]
-    return [entry for entry in still if not entry.finding.is_minor][:FIRST]
 
 
 def headlines(entries: Sequence[FindingEntry], summary: Mapping[str, object] | None) -> Iterator[str]:
@@ -157,8 +130,6 @@ def _count(findings: int) -> str:
     return f"{findings} finding{'' if findings == 1 else 's'}"
 
 
-# How fast campaigns judged cases: a bar chart over each campaign's own time.
-
 _BARS = 60
 _LEAST_SECONDS = 5.0  # of time that a bar stands for: less would show single cases
 
@@ -194,17 +165,6 @@ class Pace:
         }
 
 
-def paces(campaigns: Sequence[CampaignRow], judgings: Sequence[Judging]) -> list[Pace]:
-    """The campaigns with their cases, the latest first."""
-    by_campaign = defaultdict[int, list[Judging]](list)
-    for judging in judgings:
-        by_campaign[judging.campaign_id].append(judging)
-    return [Pace(campaign, by_campaign[campaign.id]) for campaign in reversed(campaigns)]
-
-
-# What campaigns reached of the compiler, stage by stage, as the corpus stores it.
-
-
 class ReachedStage(NamedTuple):
     """One stage under one compiler: names that fired, that their own check always refused, that were only called."""
 
@@ -230,21 +190,15 @@ def reached(coverage: Iterable[CoverageRow]) -> dict[str, list[ReachedStage]]:
     return dict(tables)
 
 
-# Pages of findings, packed: a report on thousands stays small, and a browser unpacks what is opened.
-
 # Pages that are packed together: enough to share words, few enough to unpack at once.
 CHUNK = 40
 
 
-def pack_pages(pages: Sequence[str]) -> Iterator[str]:
+def _pack_pages(pages: Sequence[str]) -> Iterator[str]:
     """Each chunk of pages as JSON, compressed by gzip (the same bytes for the same pages), in base64."""
     for start in range(0, len(pages), CHUNK):
         text = json.dumps(pages[start : start + CHUNK], ensure_ascii=False).encode(errors="replace")
-        yield _encode(gzip.compress(text, 9, mtime=0))
-
-
-def _encode(content: bytes) -> str:
-    return base64.b64encode(content).decode()
+        yield base64.b64encode(gzip.compress(text, 9, mtime=0)).decode()
 
 
 _SCRIPTS = ("pages/vendor/highlight.min.js", "pages/report.js")
@@ -253,41 +207,43 @@ _LISTED = 50
 _GRID = 100  # findings in the grid of versions
 
 
-@dataclass(frozen=True)
-class Contents:
-    """Contents of a corpus, read at one time; ``name`` is what to call it, without a path."""
-
-    name: str
-    read: Overview
-    groups: Sequence[Umbrella]
-    campaigns: Sequence[CampaignRow]
-    coverage: Sequence[CoverageRow]
-
-    @classmethod
-    def of(cls, store: Store) -> Contents:
-        """Read an open corpus."""
-        name = store.location.partition("?")[0].replace("\\", "/").rstrip("/").rpartition("/")[2]
-        return cls(name, store.overview(), store.umbrellas(), store.campaigns(), store.coverage())
-
-
-def page_of_corpus(contents: Contents, made: datetime, summary: Mapping[str, object] | None = None) -> str:
-    """The report as one HTML document, with what a campaign hit by its summary (``fuzzcompile run --summary``)."""
+def page_of_corpus(store: Store, made: datetime, summary: Mapping[str, object] | None = None) -> str:
+    """An open corpus as one HTML document, with what a campaign hit by its summary (``fuzzcompile run --summary``)."""
+    read, groups = store.overview(), {group.name: group for group in store.umbrellas()}
     listed = None if summary is None else summary.get("findings")
     lines = [line for line in listed if isinstance(line, Mapping)] if isinstance(listed, list) else []
-    signatures = {str(line.get("signature")): bool(line.get("new")) for line in lines}
-    entries = make_entries(contents.read, contents.groups, None if summary is None else signatures)
+    hit = None if summary is None else {str(line.get("signature")): bool(line.get("new")) for line in lines}
+    entries = [FindingEntry(read, finding, groups.get(finding.umbrella or ""), hit) for finding in read.findings]
+    # What is open and not known to be fixed, then the worst.
+    entries.sort(key=lambda entry: (entry.status != "open", entry.is_fixed, entry.finding.place))
+    first = [e for e in entries if e.status == "open" and not e.is_fixed and not e.finding.is_minor]
     # Findings by versions of torch; those that are left out have their answers on their own pages alone.
     tried = [entry for entry in entries if entry.history.torch]
     tried_versions = sorted({version for entry in tried for version in entry.history.torch}, key=order)
-    ran = paces(contents.campaigns, contents.read.judgings)
+    judgings = defaultdict[int, list[Judging]](list)
+    for judging in read.judgings:
+        judgings[judging.campaign_id].append(judging)
+    ran = [Pace(campaign, judgings[campaign.id]) for campaign in reversed(store.campaigns())]
     scripts = [(find_template_folder() / name).read_text(encoding="utf-8") for name in _SCRIPTS]
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     environment = templates()
     page = environment.get_template("pages/finding.html.j2")
-    return environment.get_template("pages/report.html.j2").render(
-        name=contents.name,
+    pages = [
+        page.render(
+            entry=entry,
+            judged=view_report(entry.facts, entry.facts.subject),
+            seen_on=seen_on(entry.finding.machines),
+            versions=versions({**entry.facts.environment, **entry.facts.where}),
+        )
+        for entry in entries
+    ]
+    return environment.get_template(
+        "pages/report.html.j2"
+    ).render(
+        name=store.location.partition("?")[0].replace("\\", "/").rstrip("/").rpartition("/")[2],  # without a path
         made=made,
         entries=entries,
-        first=first(entries),
+        first=first[:FIRST],
         headlines=[inline(line) for line in headlines(entries, summary)],
         summary=summary,
         filters=list(_filters(entries)),
@@ -297,31 +253,19 @@ def page_of_corpus(contents: Contents, made: datetime, summary: Mapping[str, obj
         charts=[pace for pace in ran if pace.bars][:_CHARTS],
         ran=ran[:_LISTED],
         campaigns=len(ran),
-        coverage=reached(contents.coverage),
+        coverage=reached(store.coverage()),
         grid={"versions": tried_versions, "rows": tried[:_GRID], "left_out": max(0, len(tried) - _GRID)},
         replay=format_command("replay", torch="2.12.0", published=True),
         coverage_of_torch=format_command("coverage", published=True),
         chunk=CHUNK,
         scripts=[Markup(script) for script in scripts],
-        # The names of inline scripts in a content security policy.
-        policy=" ".join(f"'sha256-{_encode(hashlib.sha256(script.encode()).digest())}'" for script in scripts),
-        packed=pack_pages(
-            [
-                page.render(
-                    entry=entry,
-                    judged=view_report(entry.facts, entry.facts.subject),
-                    seen_on=seen_on(entry.finding.machines),
-                    versions=versions({**entry.facts.environment, **entry.facts.where}),
-                )
-                for entry in entries
-            ]
-        ),
+        policy=" ".join(f"'sha256-{name}'" for name in hashes),  # the scripts in a content security policy
+        packed=_pack_pages(pages),
         fuzzcompile=__version__,
     )
 
 
 def _filters(entries: Sequence[FindingEntry]) -> Iterator[tuple[str, list[tuple[str, int]]]]:
-    """Properties to filter the list by, each with its values and how many findings have them."""
     known = {"severity": list(WORDS["effect"]), "stage": list(STAGES)}
     for key in ("severity", "verdict", "stage", "status"):
         counts = Counter(entry.finding.verdict if key == "verdict" else str(getattr(entry, key)) for entry in entries)

@@ -12,8 +12,9 @@ from torch import nn
 
 from fuzzcompile.analyses.watch.sidecar import StepRuns, confirms, judged, reported
 from fuzzcompile.analyses.watch.step_graphs import Graphs, layer_at
-from fuzzcompile.analyses.watch.step_records import WatchSettings, compared
+from fuzzcompile.analyses.watch.step_records import compared
 from fuzzcompile.analyses.watch.step_values import MOST_ELEMENTS, StepValues
+from fuzzcompile.compiler.operators.graph_capture import make_watching_backend
 from fuzzcompile.programs.casefiles.case_module import load_case
 
 
@@ -102,11 +103,6 @@ def test_values_survive_their_file(tmp_path):
     assert torch.equal(read.values["out0"][1], made.values["out0"][1])
 
 
-def test_settings_survive_their_text():
-    settings = WatchSettings("x", 7, plants=("a.py",), stop_at_first=True)
-    assert WatchSettings.from_json(settings.to_json()) == settings
-
-
 # -- trajectories -----------------------------------------------------------------------------------
 
 
@@ -149,7 +145,7 @@ def written(tmp_path, state_bytes):
     net = nn.Sequential(nn.Linear(6, 5), nn.ReLU())
     x = torch.randn(5, 6).t().contiguous().t()
     torch._dynamo.reset()
-    torch.compile(lambda x: net(x) * 2, backend=graphs.backend)(x)
+    torch.compile(lambda x: net(x) * 2, backend=make_watching_backend(graphs.captured))(x)
     (path,) = graphs.write(tmp_path, {"CONFIG": {"inductor": {"max_autotune": False}}}, state_bytes)
     return path, net, x
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from triage_reports import report
 
 from fuzzcompile.model.hints import CommandSubject
-from fuzzcompile.report.profile_text import advice, attention_line, print_profile
+from fuzzcompile.report.profile_report import advice, attention_line, print_profile
 
 
 def printed(of: dict[str, Any], **options: Any) -> str:

@@ -24,7 +24,7 @@ from fuzzcompile.corpus.models import Related, Replay
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.corpus.transactions import Mark
 from fuzzcompile.front.cli.main import main
-from fuzzcompile.report.pages.corpus_page import Contents, page_of_corpus
+from fuzzcompile.report.pages.corpus_page import page_of_corpus
 
 EVIL = "</script><script>alert(1)</script><b>`"
 
@@ -60,7 +60,7 @@ def store(tmp_path: Path) -> Any:
 
 
 def page_of(store: Store, summary: dict[str, object] | None = None) -> str:
-    return page_of_corpus(Contents.of(store), MADE, summary)
+    return page_of_corpus(store, MADE, summary)
 
 
 def test_what_is_open_and_worst_comes_first_and_has_its_sentence(store):

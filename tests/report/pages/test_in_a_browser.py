@@ -14,7 +14,7 @@ import pytest
 from report_corpora import MADE, found, reproduced
 
 from fuzzcompile.corpus.store import Store
-from fuzzcompile.report.pages.corpus_page import Contents, page_of_corpus
+from fuzzcompile.report.pages.corpus_page import page_of_corpus
 
 pytestmark = pytest.mark.slow
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -42,7 +42,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
             found(store, number, culprit_name=f"rewrite_{number:04d}")
         reproduced(store, "F1", f"# {EVIL}\nimport torch\n\n\ndef make(): return 1\n", shown={"error_log": EVIL})
         path = folder / "report.html"
-        path.write_text(page_of_corpus(Contents.of(store), MADE), encoding="utf-8")
+        path.write_text(page_of_corpus(store, MADE), encoding="utf-8")
     return path
 
 

@@ -11,7 +11,7 @@ from page_reader import Reader
 from profiles import BLOCKS, WHOLE, jump, layer, profile
 from triage_reports import CULPRIT, output, report
 
-from fuzzcompile.report.pages.profile_page import innermost, page_of_profile
+from fuzzcompile.report.profile_report import innermost, page_of_profile
 
 RED = "var(--bad"
 

@@ -10,7 +10,6 @@ from fake_github import Answered
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.report.github_search import GitHub, SearchFailed
 
-REPOSITORY = "pytorch/pytorch"
 LIMITED = {"message": "API rate limit exceeded for 192.0.2.1. (But here's the good news: ...)"}
 
 
@@ -37,8 +36,8 @@ def test_issues_and_pull_requests_are_told_apart_and_merged_ones_from_closed(git
     github.add(2, "Fix stride of renorm", pull=True, state="closed", merged=True)
     github.add(3, "Fix stride of renorm by bot", pull=True, state="closed", labels=("Merged", "ciflow/trunk"))
     github.add(4, "Try to fix stride of renorm", pull=True, state="closed")
-    (issue,) = client.search("renorm stride", "issue", REPOSITORY).hits
-    pulls = client.search("renorm stride", "pull request", REPOSITORY).hits
+    (issue,) = client.search("renorm stride", "issue").hits
+    pulls = client.search("renorm stride", "pull request").hits
     assert (issue.kind, issue.state, issue.body) == ("issue", "closed", "")
     assert [(pull.kind, pull.state) for pull in pulls] == [("pull request", s) for s in ("merged", "merged", "closed")]
 
@@ -46,7 +45,7 @@ def test_issues_and_pull_requests_are_told_apart_and_merged_ones_from_closed(git
 def test_a_second_page_is_read_where_it_is_the_last(github, client):
     for number in range(73):
         github.add(number, f"renorm {number}")
-    answer = client.search("renorm", "issue", REPOSITORY)
+    answer = client.search("renorm", "issue")
     assert (len(answer.hits), answer.total, len(github.queries)) == (73, 73, 2)
     assert len({hit.url for hit in answer.hits}) == 73
 
@@ -54,13 +53,13 @@ def test_a_second_page_is_read_where_it_is_the_last(github, client):
 def test_of_many_matches_the_best_page_is_read_and_their_number_kept(github, client):
     for number in range(130):
         github.add(number, f"renorm {number}")
-    answer = client.search("renorm", "issue", REPOSITORY)
+    answer = client.search("renorm", "issue")
     assert (len(answer.hits), answer.total, len(github.queries)) == (50, 130, 1)
 
 
 def test_an_answer_that_github_did_not_finish_is_marked(github, client):
     github.incomplete = True
-    assert not client.search("renorm", "issue", REPOSITORY).complete
+    assert not client.search("renorm", "issue").complete
 
 
 @pytest.mark.parametrize(
@@ -76,14 +75,14 @@ def test_a_limit_that_ends_soon_is_waited_for(github, client, waits, monkeypatch
     monkeypatch.setattr(time, "time", lambda: 2_000_000_000.0)
     github.first = [Answered(status, LIMITED, headers)]
     github.add(1, "renorm")
-    assert len(client.search("renorm", "issue", REPOSITORY).hits) == 1
+    assert len(client.search("renorm", "issue").hits) == 1
     assert waits.seconds == [pytest.approx(seconds)] and "waiting" in waits.said[0]
 
 
 def test_a_limit_that_does_not_end_is_not_waited_for_forever(github, client, waits):
     github.first = [Answered(429, LIMITED, {"retry-after": "5"})] * 9
     with pytest.raises(SearchFailed, match="GITHUB_TOKEN"):
-        client.search("renorm", "issue", REPOSITORY)
+        client.search("renorm", "issue")
     assert 0 < len(waits.seconds) < 5
 
 
@@ -92,7 +91,7 @@ def test_a_limit_of_an_hour_is_said_at_once(github, client, waits):
         Answered(403, LIMITED, {"x-ratelimit-remaining": "0", "x-ratelimit-reset": f"{time.time() + 3600:.0f}"})
     ]
     with pytest.raises(SearchFailed, match=r"no more searches for 3[56]\d\d s"):
-        client.search("renorm", "issue", REPOSITORY)
+        client.search("renorm", "issue")
     assert not waits.seconds
 
 
@@ -115,19 +114,19 @@ def test_a_limit_of_an_hour_is_said_at_once(github, client, waits):
 def test_an_answer_that_is_none_is_one_sentence(github, client, answer, said):
     github.first = [answer]
     with pytest.raises(SearchFailed, match=said) as raised:
-        client.search("renorm", "issue", REPOSITORY)
+        client.search("renorm", "issue")
     assert raised.value.exit_status == 3 and "\n" not in str(raised.value)
 
 
 def test_no_network_and_no_answer_are_one_sentence(github):
     with GitHub("http://127.0.0.1:9") as nowhere, pytest.raises(SearchFailed, match="cannot be reached"):
-        nowhere.search("renorm", "issue", REPOSITORY)
+        nowhere.search("renorm", "issue")
 
 
 def test_a_token_is_sent_and_an_address_that_is_none_refused(github, monkeypatch):
     monkeypatch.setenv("GH_TOKEN", "t0")
     with GitHub.of_environment(print) as client:
-        client.search("renorm", "issue", REPOSITORY)
+        client.search("renorm", "issue")
     assert github.tokens == ["Bearer t0"]
     monkeypatch.setenv("GITHUB_API_URL", "github.com")
     with pytest.raises(UsageError, match="GITHUB_API_URL"):
