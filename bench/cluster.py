@@ -33,7 +33,6 @@ import distributed
 import psutil
 
 import fuzzcompile
-from fuzzcompile.fuzz.campaign.campaign_run import join_cluster
 from fuzzcompile.fuzz.cluster.cluster_messages import HostCharter
 from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
 from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
@@ -125,7 +124,7 @@ def cluster(slots: int, *, real: bool) -> Iterator[tuple[ClusterPool, psutil.Pro
             stack.enter_context(_process("worker", *where, "--no-nanny", "--nthreads", str(threads)))
         opens = NamedFunction("cluster:open_plain") if real else NamedFunction("cluster:open_simulated")
         address = ClusterAddress.parse(json.loads(file.read_text())["address"])
-        pool = stack.enter_context(join_cluster(address, Conditions(device="cpu"), opens=opens))
+        pool = stack.enter_context(ClusterPool(address, Conditions(device="cpu"), opens=opens))
         pool.wait_for_worker(_PATIENCE)
         _until(lambda: pool.state.slots == slots)
         yield pool, scheduler

@@ -270,7 +270,7 @@ def measure_campaign(minutes: float, workers: int, mix: Any, *, blocks: bool, se
                 started,
                 location=location,
                 command="bench/throughput.py",
-                on_event=watch.handle,
+                handlers=(watch.handle,),
                 clock=counted,
             )
         if summary.why is not None:

@@ -119,7 +119,7 @@ class _MinimizeCommand:
         from rich.console import Console
 
         from fuzzcompile.diagnosis.worker.local_pool import choose_worker_count
-        from fuzzcompile.fuzz.campaign.campaign_display import format_starting, make_progress_handler, print_summary
+        from fuzzcompile.fuzz.campaign.campaign_display import CampaignProgress, format_starting, print_summary
         from fuzzcompile.fuzz.campaign.campaign_outputs import CampaignOutputs
         from fuzzcompile.fuzz.campaign.campaign_run import run_campaign, start_workers
         from fuzzcompile.fuzz.generation.profile import Profile
@@ -130,14 +130,14 @@ class _MinimizeCommand:
         with (
             outputs,
             start_workers(self.conditions, workers, clock) as started,
-            make_progress_handler(Console(stderr=True)) as handler,
+            CampaignProgress(Console(stderr=True)) as progress,
         ):
             summary = run_campaign(
                 started.make_settings(Profile(), clock, seed=0, judges=False),
                 started,
                 location=self.location,
                 command=hints.format_typed_line(),
-                on_event=outputs.before(handler.handle),
+                handlers=(outputs.log, progress.handle),
                 clock=clock,
             )
             outputs.finish(summary)

@@ -203,15 +203,15 @@ class _CampaignCommand:
         return None if torch is None else parse_focus(self.focus, self.changed, self.checkout, torch.parent)
 
     def _start_workers(self, clock: BudgetClock) -> AbstractContextManager[CampaignWorkers]:
-        """Announce the workers, and return the context in which they run: on this machine, or those of a cluster."""
         from fuzzcompile.diagnosis.worker.local_pool import choose_worker_count
-        from fuzzcompile.fuzz.campaign.campaign_display import format_joining, format_starting
+        from fuzzcompile.fuzz.campaign.campaign_display import format_starting
         from fuzzcompile.fuzz.campaign.campaign_run import join_workers, start_workers
         from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
 
         if self.cluster is not None:
             address = ClusterAddress.parse(self.cluster)
-            click.echo(format_joining(address), err=True)
+            importing = "its workers import torch and register the compiler's patterns ..."
+            click.echo(f"Joining the cluster at {address}: {importing}", err=True)
             return join_workers(address, self.conditions, self.workers, clock, torch=self.torch)
         workers = self.workers or choose_worker_count(self.conditions.device)
         click.echo(format_starting(workers), err=True)
@@ -220,7 +220,7 @@ class _CampaignCommand:
     def _run_campaign(self, asked: FocusQuestion | None, outputs: CampaignOutputs, clock: BudgetClock) -> Finished:
         from rich.console import Console
 
-        from fuzzcompile.fuzz.campaign.campaign_display import make_progress_handler
+        from fuzzcompile.fuzz.campaign.campaign_display import CampaignProgress
         from fuzzcompile.fuzz.campaign.campaign_run import run_campaign, survey_case
         from fuzzcompile.fuzz.campaign.case_sources import open_tables
 
@@ -232,7 +232,7 @@ class _CampaignCommand:
             outputs,
             open_tables() if self.sweeps and asked is None else nullcontext() as tables,
             workers as started,
-            make_progress_handler(Console(stderr=True)) as handler,
+            CampaignProgress(Console(stderr=True)) as progress,
             ExitStack() as stack,
         ):
             if self.sweeps or asked is not None:
@@ -244,7 +244,7 @@ class _CampaignCommand:
                 started,
                 location=self.location,
                 command=hints.format_typed_line(),
-                on_event=outputs.before(handler.handle),
+                handlers=(outputs.log, progress.handle),
                 clock=clock,
             )
             try:
@@ -301,7 +301,7 @@ class _CampaignCommand:
             raise EnvironmentUnfit(summary.why)
         if summary.tally.cases and set(summary.tally.verdicts) == {"unjudged"}:
             raise EnvironmentUnfit(f"Not one case could be judged; run `{hints.format_command('doctor')}`.")
-        idle = [certified.sentence for certified in summary.certified if not certified.fired]
+        idle = [str(certified["sentence"]) for certified in summary.certified if not certified["programs"]]
         if idle:
             raise EnvironmentUnfit(" ".join(idle) + " Give more budget, or programs that it can match: --from CASE.")
         fails = self.fail_on_finding and bool(summary.findings)

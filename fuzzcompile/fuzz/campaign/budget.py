@@ -23,11 +23,7 @@ class CampaignBudget:
 
     @classmethod
     def parse(cls, text: str) -> CampaignBudget:
-        """Read ``90s``, ``10m``, ``1h`` (fractions allowed) or ``200c``.
-
-        Raises:
-            UsageError: the text has another form, or the budget is zero.
-        """
+        """Read ``90s``, ``10m``, ``1h`` (fractions allowed) or ``200c``."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhc])", text.strip().lower())
         if match is None or float(match[1]) == 0 or (match[2] == "c" and "." in match[1]):
             raise UsageError(
@@ -71,11 +67,7 @@ class BudgetClock:
 
 
 def parse_seconds(text: str, option: str) -> float:
-    """Return the seconds of a budget that must be a time.
-
-    Raises:
-        UsageError: the budget is a number of cases; the message names ``option``, which gave it.
-    """
+    """Return the seconds of a budget that must be a time."""
     seconds = CampaignBudget.parse(text).seconds
     if seconds is None:
         raise UsageError(f"{option} takes a time such as 90s, 30m or 1h, not {text!r}.")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget, format_duration, format_progress
 from fuzzcompile.fuzz.campaign.campaign_events import (
+    CampaignTally,
     Event,
     FindingFound,
     FindingLine,
@@ -31,62 +32,38 @@ _PLAIN_INTERVAL = 10.0
 _MOST_WORKERS = 24  # lines of the panel
 
 
-class CampaignProgress:
-    """Shows the events of a campaign: a line per event and a status line every ten seconds, without colour."""
+class CampaignProgress(contextlib.ExitStack):
+    """Shows the events of a campaign: a line each, and the state in a panel, or in a line every ten seconds.
+
+    Only a terminal has the panel, which is redrawn until the block ends.
+    """
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self._console = console
         self._budget: CampaignBudget | None = None
         self._last = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing to close."""
+        self._live: Live | None = None
+        if console.is_terminal:
+            self._live = self.enter_context(Live(console=console, refresh_per_second=4, transient=True))
 
     def handle(self, event: Event) -> None:
         """Show one event."""
         if isinstance(event, Started):
             self._budget = event.budget
         if isinstance(event, Tick):
-            self._tick(event)
+            self._show_state(event)
         elif (line := _describe_event(event)) is not None:
             self._console.print(Text(line), soft_wrap=True)
 
-    def _tick(self, event: Tick) -> None:
-        if time.monotonic() - self._last >= _PLAIN_INTERVAL:
+    def _show_state(self, event: Tick) -> None:
+        if self._live is not None:
+            self._live.update(_make_panel(event, self._budget))
+        elif time.monotonic() - self._last >= _PLAIN_INTERVAL:
             self._last = time.monotonic()
-            self._console.print(Text(_format_status(event, self._budget)), soft_wrap=True)
-
-
-class LiveCampaignProgress(CampaignProgress):
-    """A panel on a terminal that is redrawn: budget, rate, verdicts, findings, coverage, workers."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self._live = Live(console=console, refresh_per_second=4, transient=True)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Remove the panel."""
-        self._live.stop()
-
-    def _tick(self, event: Tick) -> None:
-        self._live.update(_make_panel(event, self._budget))
-
-
-def make_progress_handler(console: Console) -> CampaignProgress:
-    """Return a live panel if the console is a terminal, else a handler that prints a line every ten seconds."""
-    return LiveCampaignProgress(console) if console.is_terminal else CampaignProgress(console)
-
-
-def format_joining(address: object) -> str:
-    """Format the message shown before the first event on a cluster."""
-    return f"Joining the cluster at {address}: its workers import torch and register the compiler's patterns ..."
+            cluster = f"; {event.cluster}" if event.cluster is not None else ""
+            status = f"{format_progress(event.tally.seconds, self._budget)}: {_format_tally(event.tally)}{cluster}"
+            self._console.print(Text(status), soft_wrap=True)
 
 
 def format_starting(workers: int) -> str:
@@ -101,19 +78,15 @@ def print_summary(
 
     Without ``judges``, it minimized findings of the corpus.
     """
-    asked = {**(typed or {}), "corpus": summary.corpus}
-    tally = summary.tally
-    verdicts = ", ".join(f"{name} {count}" for name, count in sorted(tally.verdicts.items())) or "none"
+    asked, tally = {**(typed or {}), "corpus": summary.corpus}, summary.tally
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     say("")
     if not judges:
-        say(
-            f"Ended after {format_duration(tally.seconds)}: {_format_count(len(summary.findings), 'finding')} "
-            "minimized."
-        )
+        minimized = _format_count(len(summary.findings), "finding")
+        say(f"Ended after {format_duration(tally.seconds)}: {minimized} minimized.")
         if summary.behind.waiting:
             later = _format_minimize_command(asked)
             say(f"Waiting for minimization: {_format_count(summary.behind.waiting, 'finding')}. Next: {later}")
@@ -122,13 +95,13 @@ def print_summary(
         _say_findings(say, summary, asked)
         return
     rate = f"{tally.cases_per_minute:.1f}/min; {tally.screened} screened"
-    say(f"Campaign {_ENDED[summary.ended]} after {format_duration(tally.seconds)}: {tally.cases} cases ({rate}), "
-        f"{tally.rewrites} rewrites covered.")  # fmt: skip
-    say(f"Verdicts: {verdicts}.")
+    counted = f"{tally.cases} cases ({rate}), {tally.rewrites} rewrites covered"
+    say(f"Campaign {_ENDED[summary.ended]} after {format_duration(tally.seconds)}: {counted}.")
+    say(f"Verdicts: {_format_verdicts(tally, ', ') or 'none'}.")
     if summary.target is not None:
         say(f"Told {summary.target}, run on the CPU: a clean case means nothing found in the stages looked at.")
     for certified in summary.certified:
-        say(certified.sentence)
+        say(str(certified["sentence"]))
     for text in _describe_source(summary.source):
         say(text)
     for text in summary.focus.format_lines() if summary.focus is not None else ():
@@ -144,7 +117,6 @@ def print_summary(
 
 
 def _describe_source(source: Mapping[str, object]) -> Iterator[str]:
-    """Yield lines on the size of a sweep over operators, and on the samples that it left out."""
     left_out = source.get("left_out")
     if not isinstance(left_out, Mapping):
         return
@@ -183,23 +155,16 @@ def _list_remaining_work(summary: Finished, asked: Mapping[str, object]) -> Iter
     yield from _describe_foreign(summary)
     if summary.findings:
         return
-    if behind.findings:
-        yield (
-            f"This campaign hit no finding; the corpus holds {behind.findings} of earlier ones: "
-            f"{format_command('corpus', 'list', corpus=summary.corpus)}"
-        )
-    else:
-        yield "No findings. Next: a longer budget or another --seed."
+    listing = format_command("corpus", "list", corpus=summary.corpus)
+    earlier = f"This campaign hit no finding; the corpus holds {behind.findings} of earlier ones: {listing}"
+    yield earlier if behind.findings else "No findings. Next: a longer budget or another --seed."
 
 
 def _describe_foreign(summary: Finished) -> Iterator[str]:
-    """Yield a line on findings that were not minimized because they come from another corpus."""
     if foreign := summary.behind.foreign:
         trusting = format_command("corpus", "trust", all=True, corpus=summary.corpus)
-        yield (
-            f"Imported, and not run until they are read and trusted: {_format_count(foreign, 'finding')}. "
-            f"Then: {trusting}"
-        )
+        untrusted = _format_count(foreign, "finding")
+        yield f"Imported, and not run until they are read and trusted: {untrusted}. Then: {trusting}"
 
 
 def _format_count(number: int, what: str) -> str:
@@ -216,7 +181,6 @@ _ENDED = {
 
 
 def _format_mark(line: FindingLine) -> str:
-    """Format the status and issue that a user gave a finding."""
     return "" if line.status == "open" else f"  [{' '.join(filter(None, (line.status, line.issue)))}]"
 
 
@@ -270,14 +234,16 @@ def _describe_event(event: Event) -> str | None:
     return f"{event}." if isinstance(event, Change) else None
 
 
-def _format_status(event: Tick, budget: CampaignBudget | None) -> str:
-    tally = event.tally
-    counts = ", ".join(f"{name} {count}" for name, count in sorted(tally.verdicts.items()))
+def _format_tally(tally: CampaignTally) -> str:
     return (
-        f"{format_progress(tally.seconds, budget)}: {tally.cases} cases, {tally.cases_per_minute:.1f}/min, "
-        f"{tally.screened} screened; {counts or 'no verdict yet'}; {tally.findings} findings; "
-        f"{tally.rewrites} rewrites covered" + (f"; {event.cluster}" if event.cluster is not None else "")
+        f"{tally.cases} cases, {tally.cases_per_minute:.1f}/min, {tally.screened} screened; "
+        f"{_format_verdicts(tally, ', ') or 'no verdict yet'}; {tally.findings} findings; "
+        f"{tally.rewrites} rewrites covered"
     )
+
+
+def _format_verdicts(tally: CampaignTally, between: str) -> str:
+    return between.join(f"{name} {count}" for name, count in sorted(tally.verdicts.items()))
 
 
 def _make_panel(event: Tick, budget: CampaignBudget | None) -> RenderableType:
@@ -285,7 +251,7 @@ def _make_panel(event: Tick, budget: CampaignBudget | None) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_row("elapsed", format_progress(tally.seconds, budget))
     facts.add_row("cases", f"{tally.cases}  ({tally.cases_per_minute:.1f}/min; {tally.screened} screened)")
-    facts.add_row("verdicts", "  ".join(f"{name} {count}" for name, count in sorted(tally.verdicts.items())))
+    facts.add_row("verdicts", _format_verdicts(tally, "  "))
     facts.add_row("findings", f"{tally.findings} distinct, {tally.new_findings} new")
     facts.add_row("rewrites covered", str(tally.rewrites))
     if event.cluster is not None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Yielding
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from fuzzcompile.corpus.records import (
@@ -56,7 +55,14 @@ from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, GeneratorSource
 from fuzzcompile.fuzz.campaign.certificates import Certificate
 from fuzzcompile.fuzz.campaign.focus_steering import FocusSource, FocusSteering
-from fuzzcompile.fuzz.campaign.leftovers import ConfirmationQueue, Leftovers, list_unreduced, load_case
+from fuzzcompile.fuzz.campaign.leftovers import (
+    ConfirmationQueue,
+    Leftovers,
+    list_left_findings,
+    list_pending,
+    list_unreduced,
+    load_case,
+)
 from fuzzcompile.fuzz.campaign.steering import (
     CoverageExchange,
     PlaceOutcome,
@@ -65,7 +71,7 @@ from fuzzcompile.fuzz.campaign.steering import (
     collect_items,
     sort_own_last,
 )
-from fuzzcompile.fuzz.campaign.work_queue import CampaignJob, Result, WorkQueue, list_first_pending
+from fuzzcompile.fuzz.campaign.work_queue import CampaignJob, Result, WorkQueue
 from fuzzcompile.fuzz.focus.focus_request import FOCUS, FocusTally
 from fuzzcompile.fuzz.generation.cases import GeneratedCase
 from fuzzcompile.model.contract import ReportJson, read_target
@@ -80,15 +86,10 @@ from fuzzcompile.model.verdicts import CoverageCount, Verdict
 from fuzzcompile.programs.shrink.outcome import MinimizeResult
 from fuzzcompile.report.verdict_text import name_culprit
 from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
-from fuzzcompile.run.pool.worker_pool import TaskPool, WorkerState
+from fuzzcompile.run.pool.worker_pool import TaskPool
 
 if TYPE_CHECKING:
     from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
-
-
-# The counters of one campaign, and its rows in the corpus.
-
-_HEARTBEAT = 5.0
 
 
 def select_stored_coverage(coverage: Sequence[CoverageCount]) -> list[Coverage]:
@@ -100,146 +101,9 @@ def select_stored_coverage(coverage: Sequence[CoverageCount]) -> list[Coverage]:
     ]
 
 
-@dataclass
-class Bookkeeping:
-    """Counts what a campaign judges and stores it; ``campaign`` is its row in the corpus.
-
-    ``workers`` is how many cases run at once; a cluster's workers come and go. ``hit`` are the public ids of the
-    findings that its cases hit, ``new`` those that the corpus lacked.
-    """
-
-    settings: CampaignSettings
-    store: Store
-    campaign: int
-    environment: Mapping[str, object]
-    clock: BudgetClock
-    verdicts: Counter[str] = field(default_factory=Counter)
-    cases: int = 0
-    screened: int = 0
-    workers: int = 0
-    new: list[str] = field(default_factory=list)
-    hit: set[str] = field(default_factory=set)
-    certificates: list[Certificate] = field(default_factory=list)
-    _covered: set[tuple[str, str]] = field(default_factory=set)
-    _beat: float = field(default_factory=time.monotonic)
-    _focus: FocusTally | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        self.workers = self.workers or self.settings.workers
-        self.certificates = [Certificate(loaded) for loaded in self.settings.custom]
-        if self.settings.focus is not None:
-            self._focus = FocusTally(self.settings.focus)
-
-    @property
-    def torch(self) -> str:
-        """The version of torch under which the campaign runs."""
-        return str(self.environment["torch"])
-
-    @property
-    def compiler(self) -> str:
-        """The version of torch and the target: the corpus counts coverage for each such pair."""
-        return identify_compiler(self.environment)
-
-    def make_tally(self) -> CampaignTally:
-        """Return the current counters."""
-        found = (len(self.hit), len(self.new), len(self._covered))
-        return CampaignTally(self.cases, dict(self.verdicts), *found, self.clock.elapsed, self.screened)
-
-    def record(self, job: CampaignJob, result: JudgeResult) -> StoredReport:
-        """Count and store a judged case, and add it to the certificates of the user's own passes and backend."""
-        report, coverage, screened = result.report, result.coverage, result.screened
-        kept = select_stored_coverage(coverage)
-        if self._focus is not None:
-            self._focus.count([(c.stage, c.rewrite, c.outcome, c.count) for c in coverage], result.seen)
-        self._covered |= {(c.stage, c.rewrite) for c in kept if c.outcome == "fired" and c.stage in REWRITING_STAGES}
-        self.screened += screened
-        self.cases += not job.retry
-        self.verdicts[str(report["verdict"])] += 1
-        drawn, stream = job.case, self.settings.stream if job.index is not None else None
-        made_of = (drawn.spec, drawn.choices or None, drawn.idioms, drawn.near_misses, drawn.features)
-        case = CaseRecord(drawn.sha256, drawn.source, drawn.origin, stream, job.index, *made_of)
-        stored = self.store.record(
-            self.campaign, case, job.environment or self.environment, report, kept, screened=screened, token=job.token
-        )
-        finding = public_id(stored.finding_id) if stored.finding_id is not None else None
-        for certificate in self.certificates:
-            certificate.count_case(drawn, report, coverage, screened=screened, finding=finding)
-        return stored
-
-    def apply_kept(self, kept: StoredReproducer) -> None:
-        """Update the counters after the corpus stored a reproducer: it may have merged findings, or split one off."""
-        vanished = {public_id(key) for key in kept.merged}
-        self.hit = (self.hit - vanished) | {kept.public_id}
-        for certificate in self.certificates:
-            certificate.rename_findings(vanished, kept.public_id)
-        self.new = [name for name in self.new if name not in vanished]
-        if kept.is_new_finding and kept.public_id not in self.new:
-            self.new.append(kept.public_id)
-
-    def heartbeat(self, left: Callable[[], Leftovers]) -> int | None:
-        """Store the counters and the unfinished work every few seconds, so that they survive if the campaign is killed.
-
-        Returns:
-            The part of the stream that the campaign holds; None if no heartbeat was due.
-        """
-        if time.monotonic() - self._beat <= _HEARTBEAT:
-            return None
-        self._beat = time.monotonic()
-        return self.store.heartbeat(self.campaign, self._counters(left()))
-
-    def end(self, ended: Ended, left: Leftovers) -> None:
-        """Close the campaign in the corpus."""
-        self.store.finish_campaign(self.campaign, self._counters(left), ended)
-
-    def summarise(self, ended: Ended, left: Leftovers, why: str | None = None) -> Finished:
-        """Return the campaign's counters, and its findings as the corpus has them now."""
-        findings = self.store.summaries()
-        lines = [self._line(finding) for finding in findings if finding.public_id in self.hit]
-        wait = list_unreduced(self.store, self.environment)
-        foreign = sum(not finding.trusted for finding in wait)
-        bugs = sum(bool(case.shows_bug) for case in left.cases)
-        behind = RemainingWork(len(left.cases), bugs, len(wait) - foreign, len(findings), foreign)
-        hit = [finding for finding in findings if finding.public_id in self.hit]
-        certified = [certificate.certify(hit, self.cases) for certificate in self.certificates]
-        source, target = self.settings.case_source.account, self.settings.target
-        return Finished(
-            ended, self.make_tally(), lines, self.store.location, target, behind, why, certified, source, self._focus
-        )
-
-    def _counters(self, left: Leftovers) -> dict[str, object]:
-        tally = self.make_tally()
-        return {
-            "cases": tally.cases,
-            "screened": tally.screened,
-            "workers": self.workers,
-            "verdicts": dict(tally.verdicts),
-            "findings": tally.findings,
-            "new_findings": tally.new_findings,
-            "seconds": round(tally.seconds, 1),
-            "left_over": left.to_json(),
-        }
-
-    def _line(self, finding: FindingSummary) -> FindingLine:
-        draft = self.settings.drafts / f"{finding.public_id}.md"
-        return FindingLine(
-            finding=finding.public_id,
-            verdict=finding.verdict,
-            severity=finding.severity,
-            culprit=name_culprit(finding.culprit),
-            signature=finding.signature,
-            necessary=finding.culprit.get("necessary") if finding.culprit else None,
-            hits=finding.hits,
-            reproducer_lines=finding.reproducer_lines,
-            confirmed=bool(finding.confirmed),
-            draft=str(draft) if draft.exists() else None,  # of this campaign or an earlier one
-            new=finding.public_id in self.new,
-            status=finding.status,
-            issue=finding.issue,
-            umbrella=finding.umbrella,
-        )
-
-
 _TICK = 0.5
+# Counters and unfinished work are stored every few seconds, so that they survive if the campaign is killed.
+_HEARTBEAT = 5.0
 # So many cases of a stream are read when it is resumed: steering has discounted the results of earlier ones.
 _REMEMBERED = 20_000
 # Secondary candidates of one reduction that are judged, in addition to those that have a recipe.
@@ -252,32 +116,40 @@ class CampaignEngine:
     """Runs one campaign, which is the row ``campaign`` in the corpus.
 
     Results depend on ``environment`` (:func:`fuzzcompile.run.device.describe_environment`). ``clock`` runs from the
-    start of the command; ``cluster`` is the executor again, if it is one, whose workers come and go.
+    start of the command; ``cluster`` is the pool again, if it is one.
     """
 
     def __init__(
         self,
         settings: CampaignSettings,
         store: Store,
-        executor: Executor,
+        pool: TaskPool,
         environment: Mapping[str, object],
         *,
         campaign: int,
         clock: BudgetClock | None = None,
         cluster: ClusterPool | None = None,
     ) -> None:
-        self.settings = settings
-        self.store = store
-        self._list_workers = executor.workers if isinstance(executor, TaskPool) else list[WorkerState]
-        self._cluster = cluster
+        self.settings, self.store, self.campaign, self.environment = settings, store, campaign, environment
+        self._pool, self._cluster = pool, cluster
         self._clock = clock or BudgetClock(settings.budget)
-        self._bookkeeping = Bookkeeping(settings, store, campaign, environment, self._clock)
+        self._verdicts = Counter[str]()
+        self._cases = self._screened = 0
+        self._workers = settings.workers  # how many cases run at once; a cluster's workers come and go
+        self._new: list[str] = []  # the public ids of the findings that its cases hit and the corpus lacked
+        self._hit: set[str] = set()  # of all findings that its cases hit
+        self._covered: set[tuple[str, str]] = set()
+        self._certificates = [Certificate(loaded) for loaded in settings.custom]
+        self._focus = FocusTally(settings.focus) if settings.focus is not None else None
+        self._beat = time.monotonic()
+        # The corpus counts coverage for each version of torch and target.
+        self._torch, self._compiler = str(environment["torch"]), identify_compiler(environment)
         reach = cluster.environments if cluster is not None else lambda: [environment]
         confirming = None if any(settings.conditions.values()) else ConfirmationQueue(store, reach)
-        self._exchange = CoverageExchange(store, self._bookkeeping.compiler, self._needs_no_proof)
+        self._exchange = CoverageExchange(store, self._compiler, self._needs_no_proof)
         part = store.part(campaign)
         steering = self._make_steering(part)
-        self._work = WorkQueue(settings, store, executor, campaign, steering, self._clock, confirming, part)
+        self._work = WorkQueue(settings, store, pool, campaign, steering, self._clock, confirming, part)
         self._work.known |= {
             (f.signature, Verdict(f.verdict).kind) for f in store.findings() if self._needs_no_proof(f)
         }
@@ -286,7 +158,11 @@ class CampaignEngine:
         self._given_up: set[str] = set()  # findings whose minimization failed: it would fail for further hits too
         self._unfit = 0  # full compiles since the last that the machine could do
         self._left = Leftovers()
-        for name in list_first_pending(store, settings, environment):
+        pending = list_pending(store, environment)
+        if settings.judges:
+            left = list_left_findings(store, settings.conditions)
+            pending = [finding for finding in pending if finding.public_id in left]
+        for name in [finding.public_id for finding in pending]:
             finding = store.finding(name)
             self._tried[name] = rank(finding.report)
             self._work.minimize_later(name, load_case(store, finding), finding.report)
@@ -296,15 +172,12 @@ class CampaignEngine:
     def run(self) -> Yielding[Event, None, None]:
         """Run the campaign to the end of its budget and yield its events.
 
-        Cases that still run when the budget is spent are cut off. Closing the generator, or an interrupt inside it,
-        does the same: everything judged so far is stored, and :meth:`finish` gives the summary.
-
-        Raises:
-            EnvironmentUnfit: workers cannot be started, or the machine can compile no more.
-            CorpusError: nothing more can be stored.
+        Cases that still run then are cut off, as by closing the generator or an interrupt inside it: everything judged
+        so far is stored, and :meth:`finish` gives the summary. Raises EnvironmentUnfit if no worker can be started, or
+        the machine can compile no more, and CorpusError if nothing more can be stored.
         """
         yield Started(
-            self._bookkeeping.campaign,
+            self.campaign,
             self.settings.seed,
             self.settings.device if self.settings.target is None else f"the CPU for {self.settings.target}",
             self.settings.workers,
@@ -317,40 +190,86 @@ class CampaignEngine:
         limit = self.settings.max_findings
         try:
             while self._clock.remaining > 0.0:
-                enough = limit is not None and len(self._bookkeeping.new) >= limit
-                if not self._work.fill(enough=enough) and self._work.is_idle:
+                enough = limit is not None and len(self._new) >= limit
+                if not self._work.fill(enough=enough):
                     break
                 for future, job in self._work.collect_ended(min(_TICK, self._clock.remaining)):
                     yield from self._settle(future, job)
-                if (part := self._bookkeeping.heartbeat(self._collect_leftovers)) is not None:
-                    self._work.take_part(part)
+                if time.monotonic() - self._beat > _HEARTBEAT:
+                    self._beat = time.monotonic()
+                    self._work.take_part(self.store.heartbeat(self.campaign, self._counters(self._collect_leftovers())))
                     self._work.inherit_cases()
                     self._exchange.merge_news(self._work.steering.add_reached, self._work.known)
                 state = None
                 if self._cluster is not None:
                     yield from self._cluster.changes()
                     state = self._cluster.state
-                    self._bookkeeping.workers = state.slots
-                yield Tick(self._bookkeeping.make_tally(), self._list_workers(), state)
+                    self._workers = state.slots
+                yield Tick(self._make_tally(), self._pool.workers(), state)
         finally:
             self._left = self._collect_leftovers()
 
     def finish(self, *, interrupted: bool = False, why: str | None = None) -> Finished:
         """Close the campaign in the corpus and summarise it; ``why`` names what the machine lacks, if that ended it."""
         ended: Ended = "interrupted" if interrupted else "failed" if why is not None else self._work.ended
-        self._bookkeeping.end(ended, self._left)
-        return self._bookkeeping.summarise(ended, self._left, why)
+        self.store.finish_campaign(self.campaign, self._counters(self._left), ended)
+        findings = self.store.summaries()
+        hit = [finding for finding in findings if finding.public_id in self._hit]
+        wait = list_unreduced(self.store, self.environment)
+        foreign = sum(not finding.trusted for finding in wait)
+        left = self._left.cases
+        bugs = sum(case.shows_bug for case in left)
+        return Finished(
+            ended,
+            self._make_tally(),
+            [self._describe_finding(finding) for finding in hit],
+            self.store.location,
+            self.settings.target,
+            RemainingWork(len(left), bugs, len(wait) - foreign, len(findings), foreign),
+            why,
+            [certificate.certify(hit, self._cases) for certificate in self._certificates],
+            self.settings.case_source.account,
+            self._focus,
+        )
 
     def fail(self) -> None:
         """Note in the corpus that an internal error ended the campaign."""
-        self._bookkeeping.end("failed", self._left)
+        self.store.finish_campaign(self.campaign, self._counters(self._left), "failed")
+
+    def _make_tally(self) -> CampaignTally:
+        found = (len(self._hit), len(self._new), len(self._covered))
+        return CampaignTally(self._cases, dict(self._verdicts), *found, self._clock.elapsed, self._screened)
+
+    def _counters(self, left: Leftovers) -> dict[str, object]:
+        tally = self._make_tally()
+        counted = {**vars(tally), "seconds": round(tally.seconds, 1)}
+        return {**counted, "workers": self._workers, "left_over": left.to_json()}
+
+    def _describe_finding(self, finding: FindingSummary) -> FindingLine:
+        draft = self.settings.drafts / f"{finding.public_id}.md"
+        return FindingLine(
+            finding=finding.public_id,
+            verdict=finding.verdict,
+            severity=finding.severity,
+            culprit=name_culprit(finding.culprit),
+            signature=finding.signature,
+            necessary=finding.culprit.get("necessary") if finding.culprit else None,
+            hits=finding.hits,
+            reproducer_lines=finding.reproducer_lines,
+            confirmed=bool(finding.confirmed),
+            draft=str(draft) if draft.exists() else None,  # of this campaign or an earlier one
+            new=finding.public_id in self._new,
+            status=finding.status,
+            issue=finding.issue,
+            umbrella=finding.umbrella,
+        )
 
     def _collect_leftovers(self) -> Leftovers:
         return self._work.collect_leftovers(self._given_up)
 
     def _make_steering(self, part: int) -> StreamSteering:
         """Return the stream's steering, in the state in which earlier campaigns on this corpus left it."""
-        settings, compiler = self.settings, self._bookkeeping.compiler
+        settings, compiler = self.settings, self._compiler
         steering: StreamSteering = (
             FocusSteering(settings.source, settings.seed, settings.mix)
             if isinstance(settings.source, FocusSource)
@@ -374,7 +293,6 @@ class CampaignEngine:
         try:
             result = future.result()
         except WorkerStartFailed as error:
-            self._work.remember(future, job)
             raise make_start_error(error) from error
         except WorkerStopped:
             return
@@ -403,11 +321,11 @@ class CampaignEngine:
         if stored.finding_id is None:
             return
         finding, signature = public_id(stored.finding_id), report["signature"] or ""
-        self._bookkeeping.hit.add(finding)
+        self._hit.add(finding)
         if _is_proved(report["culprit"]):
             self._work.known.add((signature, Verdict(report["verdict"]).kind))
-        if stored.is_new_finding and finding not in self._bookkeeping.new:
-            self._bookkeeping.new.append(finding)
+        if stored.is_new_finding and finding not in self._new:
+            self._new.append(finding)
             yield FindingFound(finding, report["verdict"], name_culprit(report["culprit"]))
         if finding not in self._given_up and rank(report) < self._find_best_rank(finding):
             self._tried[finding] = rank(report)
@@ -421,9 +339,7 @@ class CampaignEngine:
 
     def _handle_minimized(self, result: MinimizeResult, job: CampaignJob) -> Iterator[Event]:
         self._work.shares.count_minimized(job.seconds, reproducer=result.confirmed)
-        kept = keep_reproducer(
-            self.store, job.minimizes or "", result, job.environment or self._bookkeeping.environment
-        )
+        kept = keep_reproducer(self.store, job.minimizes or "", result, job.environment or self.environment)
         yield FindingReduced(job.minimizes or "", result)
         yield from self._apply_kept(kept, result.report)
         try:
@@ -441,17 +357,20 @@ class CampaignEngine:
             self._work.judge_later(DrawnCase(source, "reduction"))
 
     def _apply_kept(self, kept: StoredReproducer, report: ReportJson) -> Iterator[Event]:
-        """Update the state after the corpus stored a reproducer: known signatures, and findings that were merged."""
-        self._bookkeeping.apply_kept(kept)
+        """Update the state after the corpus stored a reproducer: it may have merged findings, or split one off."""
+        vanished = [public_id(key) for key in kept.merged]
+        self._hit = (self._hit - set(vanished)) | {kept.public_id}
+        for certificate in self._certificates:
+            certificate.rename_findings(vanished, kept.public_id)
+        self._new = [name for name in self._new if name not in vanished]
         if _is_proved(report["culprit"]) and report["is_bug"]:
             self._work.known.add((kept.signature, Verdict(report["verdict"]).kind))
         if kept.is_new_finding:
+            self._new += [kept.public_id] if kept.public_id not in self._new else []
             yield FindingFound(kept.public_id, report["verdict"], name_culprit(report["culprit"]))
-        vanished = [public_id(key) for key in kept.merged]
-        if not vanished:
-            return
-        self._work.rename(vanished, kept.public_id)
-        yield FindingsMerged(kept.public_id, vanished)
+        if vanished:
+            self._work.rename(vanished, kept.public_id)
+            yield FindingsMerged(kept.public_id, vanished)
 
     def _handle_lost(self, error: WorkerFailed, job: CampaignJob) -> Iterator[Event]:
         """Handle a worker that crashed, hung or ran out of memory; that is the case's verdict if it happens twice."""
@@ -463,22 +382,18 @@ class CampaignEngine:
         if report is not None:
             yield from self._handle_judged(JudgeResult(report), job)
             return
-        report = make_loss_report(error, job.name, self._bookkeeping.torch, self.settings.device, target)
+        report = make_loss_report(error, job.name, self._torch, self.settings.device, target)
         if meaning is not LossMeaning.TWICE:
             detail = f"{report['detail']}; {meaning.value}"
             report |= {"is_bug": False, "signature": None, "detail": detail}
         stored = self._record(job, JudgeResult(report))
         yield CaseJudged(job.place, job.name, str(choose_loss_verdict(error)), job.seconds)
         yield from self._announce(stored, report, job)
-        if meaning is LossMeaning.ONCE:
-            self._work.judge(job.case, job.index, retry=True, screen=job.screen, not_on=self._list_other_machines(job))
-
-    def _list_other_machines(self, job: CampaignJob) -> set[str]:
-        """Return the machines that the retry must avoid: all of the cluster except the one on which the job ran."""
-        here = (job.environment or {}).get("machine")
-        if self._cluster is None or here is None:
-            return set()
-        return {str(environment.get("machine")) for environment in self._cluster.environments()} - {str(here)}
+        if meaning is LossMeaning.ONCE:  # it is to be repeated on the machine where it happened
+            here = (job.environment or {}).get("machine")
+            reach = self._cluster.environments() if self._cluster is not None and here is not None else ()
+            others = {str(environment.get("machine")) for environment in reach} - {str(here)}
+            self._work.judge(job.case, job.index, retry=True, screen=job.screen, not_on=others)
 
     def _handle_lost_minimization(self, error: WorkerFailed, job: CampaignJob, finding: str) -> Trouble:
         """Handle a minimization that lost its worker over a candidate: resume without it, or give the finding up."""
@@ -492,14 +407,13 @@ class CampaignEngine:
         return Trouble(f"minimizing {finding}: {error}; `{again}` tries again")
 
     def _handle_error(self, error: Exception, job: CampaignJob) -> Iterator[Event]:
-        """Store a case as unjudged that could not be judged, or over which fuzzcompile itself failed."""
         text = " ".join(str(error).split())[:300]
         if job.minimizes is not None:
             self._given_up.add(job.minimizes)
             self._work.shares.count_minimized(job.seconds, reproducer=False)
             yield Trouble(f"minimizing {job.minimizes} failed: {type(error).__name__}: {text}")
             return
-        report = make_unjudged_record(job.name, self._bookkeeping.torch, self.settings.device, text)
+        report = make_unjudged_record(job.name, self._torch, self.settings.device, text)
         self._record(job, JudgeResult(report | {"target": make_unexamined_target(self.settings.target)}))
         self._unfit += isinstance(error, MachineUnfit)
         if self._unfit >= _MOST_UNFIT:
@@ -508,14 +422,29 @@ class CampaignEngine:
             yield Trouble(f"case #{job.index} could not be judged: {type(error).__name__}: {text}")
 
     def _record(self, job: CampaignJob, result: JudgeResult) -> StoredReport:
-        report = result.report
+        """Count and store a judged case; steering and the certificates of the user's own passes learn from it."""
+        report, drawn, kept = result.report, job.case, select_stored_coverage(result.coverage)
         if job.index is not None:
-            reached = {(each.stage, each.rewrite, each.outcome) for each in select_stored_coverage(result.coverage)}
+            reached = {(each.stage, each.rewrite, each.outcome) for each in kept}
             reached |= {(FOCUS, str(span), "fired") for span in result.seen.spans}
             items = collect_items(reached, report["signature"] if report["is_bug"] else None)
             step = report["evidence"].get("float64_step")
-            self._work.steering.learn(job.index, PlaceOutcome(job.case, items, job.screen, step, report["is_bug"]))
-        return self._bookkeeping.record(job, result)
+            self._work.steering.learn(job.index, PlaceOutcome(drawn, items, job.screen, step, report["is_bug"]))
+        if self._focus is not None:
+            self._focus.count([(c.stage, c.rewrite, c.outcome, c.count) for c in result.coverage], result.seen)
+        self._covered |= {(c.stage, c.rewrite) for c in kept if c.outcome == "fired" and c.stage in REWRITING_STAGES}
+        self._screened += result.screened
+        self._cases += not job.retry
+        self._verdicts[str(report["verdict"])] += 1
+        stream = self.settings.stream if job.index is not None else None
+        made_of = (drawn.spec, drawn.choices or None, drawn.idioms, drawn.near_misses, drawn.features)
+        case = CaseRecord(drawn.sha256, drawn.source, drawn.origin, stream, job.index, *made_of)
+        around, screened = job.environment or self.environment, result.screened
+        stored = self.store.record(self.campaign, case, around, report, kept, screened=screened, token=job.token)
+        finding = public_id(stored.finding_id) if stored.finding_id is not None else None
+        for certificate in self._certificates:
+            certificate.count_case(drawn, report, result.coverage, screened=screened, finding=finding)
+        return stored
 
 
 def _is_proved(culprit: CulpritJson | None) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
-from fuzzcompile.fuzz.campaign.certificates import Certification
 from fuzzcompile.fuzz.cluster.cluster_state import Change, ClusterState
 from fuzzcompile.fuzz.focus.focus_request import FocusTally
 from fuzzcompile.model.severity import Severity
@@ -160,7 +159,7 @@ class Finished:
     target: str | None = None
     behind: RemainingWork = field(default_factory=RemainingWork)
     why: str | None = None
-    certified: Sequence[Certification] = ()
+    certified: Sequence[Mapping[str, object]] = ()
     source: Mapping[str, object] = field(default_factory=dict)
     focus: FocusTally | None = None
 
@@ -189,7 +188,7 @@ class Finished:
             },
             **({"source": dict(self.source)} if self.source else {}),
             "findings_in_corpus": self.behind.findings,
-            **({"certificates": [dict(each.details) for each in self.certified]} if self.certified else {}),
+            **({"certificates": [dict(each) for each in self.certified]} if self.certified else {}),
             "findings": [{"id": line.finding, **vars(line)} for line in self.findings],
             "focus": self.focus.to_json() if self.focus is not None else {},
         }

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,11 +60,7 @@ def keep_reproducer(
 
 
 def collect_issue_facts(store: Store, finding: str | int) -> IssueFacts:
-    """Return the facts that a draft may state about a stored finding.
-
-    Raises:
-        UsageError: the corpus has no such finding.
-    """
+    """Return the facts that a draft may state about a stored finding."""
     stored = store.finding(finding)
     return IssueFacts.of_stored(
         stored,
@@ -89,9 +85,8 @@ def draft_group(store: Store, name: str) -> str | None:
 def write_draft(store: Store, finding: str, folder: Path) -> None:
     """Write the draft of ``finding`` into ``folder``, which is created if needed, and its line in the index there.
 
-    A finding that is not to be filed gets a line with the reason, and no draft. For a finding that was merged into
-    another, the draft and line of the other are written. If the finding is in a group, the draft of the group is
-    written as well.
+    A finding that is not to be filed gets a line with the reason, and no draft. Of a finding that was merged into
+    another, that of the other is written, and the draft of its group as well.
 
     Raises:
         OSError: a file cannot be written.
@@ -111,26 +106,8 @@ def write_draft(store: Store, finding: str, folder: Path) -> None:
     index.write_text(with_entry(earlier, make_entry(name, facts, refusal), replaces=finding), encoding="utf-8")
 
 
-# The events of a campaign as lines of a log (`fuzzcompile.report.output_files`).
-
-# Counters change with every case, which has a line of its own.
+# Seconds between two lines of counters in a log: they change with every case, which has a line of its own.
 _TICK_SECONDS = 10.0
-
-
-class CampaignLog:
-    """Writes each event when it happens; ticks, which come twice a second, only every ten seconds."""
-
-    def __init__(self, log: EventLog) -> None:
-        self._log = log
-        self._last = 0.0
-
-    def handle(self, event: Event) -> None:
-        """Write an event."""
-        if isinstance(event, Tick):
-            if time.monotonic() - self._last < _TICK_SECONDS:
-                return
-            self._last = time.monotonic()
-        self._log.write(*format_entry(event))
 
 
 def format_entry(event: Event) -> tuple[str, Mapping[str, object]]:
@@ -157,16 +134,10 @@ def format_entry(event: Event) -> tuple[str, Mapping[str, object]]:
             return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower(), vars(event)
 
 
-# The files that a campaign writes besides the corpus: its log, its summary, its findings as SARIF.
-
-
 class CampaignOutputs(contextlib.ExitStack):
     """The requested files of one campaign: log, SARIF of the findings that it hit, and summary; all are checked before.
 
     The summary is written whole at the end, after an interrupt too; ``location`` is that of the corpus.
-
-    Raises:
-        UsageError: a file cannot be written.
     """
 
     def __init__(self, log: Path | None, sarif: Path | None, summary: Path | None, location: str | None) -> None:
@@ -175,24 +146,19 @@ class CampaignOutputs(contextlib.ExitStack):
         for path, option in ((sarif, "--sarif"), (summary, "--summary")):
             if path is not None:
                 check_writable(path, option)
-        self._log = CampaignLog(self.enter_context(EventLog(log)))
+        self._log, self._ticked = self.enter_context(EventLog(log)), 0.0
 
-    def before(self, handle: Callable[[Event], object]) -> Callable[[Event], None]:
-        """Return a handler that logs each event and then passes it to ``handle``."""
-
-        def log_and_handle(event: Event) -> None:
-            self._log.handle(event)
-            handle(event)
-
-        return log_and_handle
+    def log(self, event: Event) -> None:
+        """Write an event to the log; of ticks, which come twice a second, only one every ten seconds."""
+        if isinstance(event, Tick):
+            if time.monotonic() - self._ticked < _TICK_SECONDS:
+                return
+            self._ticked = time.monotonic()
+        self._log.write(*format_entry(event))
 
     def finish(self, finished: Finished) -> None:
-        """Write the last event, the summary and the findings.
-
-        Raises:
-            UsageError: a file cannot be written any more.
-        """
-        self._log.handle(finished)
+        """Write the last event, the summary and the findings."""
+        self.log(finished)
         if self._summary is not None:
             text = json.dumps(finished.to_json(), allow_nan=False, indent=1)
             write_whole(self._summary, f"{text}\n".encode(), "--summary")

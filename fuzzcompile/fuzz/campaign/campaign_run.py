@@ -45,30 +45,6 @@ if TYPE_CHECKING:
     from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
 
 
-# Connects a campaign to its cluster. Imports nothing of Dask before Dask is known to be installed.
-
-
-def join_cluster(
-    address: ClusterAddress,
-    conditions: Conditions,
-    *,
-    torch: str | None = None,
-    most: int | None = None,
-    opens: Callable[..., Any] | None = None,
-) -> ClusterPool:
-    """Return the pool of a cluster's workers (`ClusterPool`), which starts looking for them.
-
-    Raises:
-        EnvironmentUnfit: Dask is not installed.
-        UsageError: a file that the conditions name cannot be sent.
-    """
-    if importlib.util.find_spec("distributed") is None:
-        raise EnvironmentUnfit("--cluster needs Dask: pip install 'fuzzcompile[cluster]'.")
-    from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
-
-    return ClusterPool(address, conditions, torch=torch, most=most, opens=opens)
-
-
 # The most seconds that making programs for a focus may take before the first case.
 _PREPARING = 120.0
 
@@ -87,11 +63,7 @@ class CampaignWorkers:
     cluster: ClusterPool | None = None
 
     def check_torch_here(self, what: str) -> None:
-        """Refuse ``what``, which reads the torch that is installed here, if the workers run another version.
-
-        Raises:
-            UsageError: the versions differ.
-        """
+        """Refuse ``what``, which reads the torch that is installed here, if the workers run another version."""
         here, there = installed_torch(), str(self.surroundings.environment["torch"])
         if here != there:
             raise UsageError(
@@ -124,11 +96,6 @@ class CampaignWorkers:
 
         Making programs takes at most a quarter of the budget; rules without a program by then are left out. With
         ``sweeps``, operators get cases from torch's own tables; a separate process writes them until the block ends.
-
-        Raises:
-            UsageError: a name means nothing or several things, nothing that is aimed at can fire here, or ``sweeps`` is
-                given and no operator is aimed at.
-            EnvironmentUnfit: no worker answers within the budget, or the tables cannot be imported.
         """
         asked = self.pool.schedule(
             FOCUS, (replace(question, target=self.conditions.target),), label="look up the focus"
@@ -155,33 +122,27 @@ class CampaignWorkers:
         sources = list(dict.fromkeys(rule for aim in plan.reachable for rule in aim.sources))
         share = min(_PREPARING, 0.25 * clock.remaining)  # endless for a budget of cases
         programs: list[PatternProgram] = []
+
+        def keep(made: Future[tuple[PatternProgram, ...]]) -> None:
+            if not made.cancelled() and made.exception() is None:
+                programs.extend(made.result())
+
         making = {
             self.pool.schedule(PATTERNS, (rule,), label=f"make programs for {rule[1]}"): rule[1] for rule in sources
         }
         for future in making:
-            future.add_done_callback(lambda made: None if _has_failed(made) else programs.extend(made.result()))
+            future.add_done_callback(keep)
         done, late = wait(making, timeout=share)
-        cancelled = [future for future in late if future.cancel()]
-        notes = [
-            f"{making[future]}: its programs cannot be made: {format_message(error)}."
-            for future in done
-            if (error := future.exception()) is not None
-        ]
-        if cancelled:
-            notes.append(
-                f"no program was made for {len(cancelled)} of {len(sources)} rules in the {share:.0f} s for it."
-            )
+        failed = {making[future]: error for future in done if (error := future.exception()) is not None}
+        notes = [f"{rule}: its programs cannot be made: {format_message(error)}." for rule, error in failed.items()]
+        if cancelled := sum(future.cancel() for future in late):
+            notes.append(f"no program was made for {cancelled} of {len(sources)} rules in the {share:.0f} s for it.")
         return programs, notes
 
 
 @contextmanager
 def start_workers(conditions: Conditions, workers: int, budget: BudgetClock) -> Iterator[CampaignWorkers]:
-    """Start workers and let one of them describe the machine; at the end of the block, kill them.
-
-    Raises:
-        EnvironmentUnfit: no worker can be started, or none starts within the budget.
-        UsageError: a plant raises, or a pass or backend of the user's own cannot be used.
-    """
+    """Start workers and let one of them describe the machine; at the end of the block, kill them."""
     check_plants(conditions.plants)
     pool = open_pool(conditions, workers)
     try:
@@ -190,10 +151,8 @@ def start_workers(conditions: Conditions, workers: int, budget: BudgetClock) -> 
             "No worker had started after {elapsed}, when the budget was over: importing torch and registering its "
             "patterns takes longer than that here. Give more."
         )
-        around = await_answer(
-            told, budget, late, f"The first worker {{error}}; run `{hints.format_command('doctor')}`."
-        )
-        yield CampaignWorkers(pool, conditions, workers, around)
+        lost = f"The first worker {{error}}; run `{hints.format_command('doctor')}`."
+        yield CampaignWorkers(pool, conditions, workers, await_answer(told, budget, late, lost))
     finally:
         pool.kill_workers()
 
@@ -206,13 +165,13 @@ def join_workers(
 
     ``most`` cases are submitted at once (None: as many as its workers take); its workers must have ``torch`` (None: the
     version that most of them have).
-
-    Raises:
-        EnvironmentUnfit: Dask is not installed, no scheduler answers, or no worker fits within a minute or the budget.
-        UsageError: a plant raises, or something of the user's own cannot be sent or used.
     """
     check_plants(conditions.plants)
-    pool = join_cluster(address, conditions, torch=torch, most=most)
+    if importlib.util.find_spec("distributed") is None:
+        raise EnvironmentUnfit("--cluster needs Dask: pip install 'fuzzcompile[cluster]'.")
+    from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
+
+    pool = ClusterPool(address, conditions, torch=torch, most=most)
     try:
         around = pool.wait_for_worker(budget.timeout)
         yield CampaignWorkers(pool, conditions, pool.capacity, around, pool)
@@ -221,24 +180,12 @@ def join_workers(
 
 
 def survey_case(path: Path, conditions: Conditions, budget: BudgetClock) -> VariationSource:
-    """Return variations of the case file at ``path``; a worker process finds out which parts of it can be varied.
-
-    Raises:
-        CaseError: it is not a case file, or it fails, crashes or hangs in eager mode.
-        EnvironmentUnfit: there is no such device, no worker can be started, or the budget ends before it has answered.
-    """
+    """Return variations of the case file at ``path``; a worker process finds out which parts of it can be varied."""
     with open_pool(replace(conditions, plants=(), custom=Custom()), 1) as pool:
         survey = pool.submit(SURVEY, str(path))
         late = f"{path} had not run in eager mode when the budget was over. Give more."
         lost = f"{path} cannot be varied: in eager mode it {{error}}; fix it first."
         return VariationSource(await_answer(survey, budget, late, lost, CaseError))
-
-
-def _has_failed(future: Future[tuple[PatternProgram, ...]]) -> bool:
-    return future.cancelled() or future.exception() is not None
-
-
-# A campaign from its first case to its end: corpus, workers, engine, handler, and a clean end.
 
 
 def run_campaign(
@@ -247,20 +194,17 @@ def run_campaign(
     *,
     location: str | None,
     command: str,
-    on_event: Callable[[Event], object],
+    handlers: Sequence[Callable[[Event], object]] = (),
     clock: BudgetClock | None = None,
 ) -> Finished:
     """Run a campaign to its end or until it is interrupted (Ctrl-C, SIGTERM), and summarise it.
 
     Its workers have ended when it returns. ``clock`` runs since the start of the command; by default, the budget begins
     now. If the machine can compile no more, the summary says why (``Finished.why``).
-
-    Raises:
-        CorpusError: the corpus cannot be opened or written.
     """
     environment = started.surroundings.environment
     with Store.open(location) as store:
-        kept = {**_settings_to_json(settings), "numerics": dict(started.surroundings.numerics)}
+        kept = {**settings.to_json(), "numerics": dict(started.surroundings.numerics)}
         campaign = store.start_campaign(Campaign(settings.seed, kept, command, __version__, environment))
         engine = CampaignEngine(
             settings,
@@ -275,7 +219,8 @@ def run_campaign(
         try:
             with sigterm_interrupts(), closing(engine.run()) as events:
                 for event in events:
-                    on_event(event)
+                    for handle in handlers:
+                        handle(event)
         except KeyboardInterrupt:
             interrupted = True
         except CorpusError:  # nothing more can be stored, why the campaign ended included
@@ -288,18 +233,3 @@ def run_campaign(
         finally:
             started.pool.kill_workers()
         return engine.finish(interrupted=interrupted, why=why)
-
-
-def _settings_to_json(settings: CampaignSettings) -> dict[str, object]:
-    return {
-        "budget": str(settings.budget),
-        "device": settings.device,
-        "target": settings.target,
-        "workers": settings.workers,
-        "near_misses": settings.profile.near_misses,
-        "mix": settings.mix,
-        "source": settings.case_source.name or "generator",
-        **settings.conditions,
-        "max_findings": settings.max_findings,
-        "stream": settings.stream,
-    }

@@ -35,7 +35,6 @@ class CampaignSettings:
     plants: tuple[str, ...] = ()
     case_seconds: float = 180.0
     max_findings: int | None = None
-    minimize_seconds: float = 120.0
     drafts: Path = Path("reports/drafts")
     mix: Mix = "mixed"
     strategy: Strategy = field(default_factory=Strategy)
@@ -62,6 +61,21 @@ class CampaignSettings:
         """The settings that change the compiler's own behaviour, as the corpus keeps them."""
         own = {"custom": [loaded.key for loaded in self.custom]} if self.custom else {}
         return {"vetoes": list(self.vetoes), "plants": list(self.plants), **own}
+
+    def to_json(self) -> dict[str, object]:
+        """Return the settings as the corpus keeps them."""
+        return {
+            "budget": str(self.budget),
+            "device": self.device,
+            "target": self.target,
+            "workers": self.workers,
+            "near_misses": self.profile.near_misses,
+            "mix": self.mix,
+            "source": self.case_source.name or "generator",
+            **self.conditions,
+            "max_findings": self.max_findings,
+            "stream": self.stream,
+        }
 
     @property
     def focus(self) -> FocusPlan | None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from fuzzcompile.fuzz.case_survey import Survey
 
 
+T = TypeVar("T")
+
 # Beyond any index, so that further candidates for an index never coincide with another index.
 _CANDIDATES_APART = 10**12
 
@@ -56,7 +58,7 @@ class DrawnCase:
 
     @property
     def kind(self) -> str:
-        """See `classify_features`; only cases of one kind compete for a place in the stream."""
+        """Its kind; only cases of one kind compete for a place in the stream."""
         return classify_features(self.features)
 
 
@@ -85,7 +87,7 @@ class CaseSource:
 
     @property
     def account(self) -> Mapping[str, object]:
-        """The entries of the summary about the source itself; may be empty."""
+        """The entries of the summary about the source itself."""
         return {}
 
     def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase | None:
@@ -118,7 +120,7 @@ class GeneratorSource(CaseSource):
         return self.wrap_case(draw_case_at(seed, index + candidate * _CANDIDATES_APART, self.settings), "generated")
 
     def of(self, choices: bytes) -> DrawnCase | None:
-        """Return the case of a recipe that may have been mutated."""
+        """Return the case of a recipe; None if it is none."""
         try:
             return self.wrap_case(from_choices(choices, self.settings), "mutated")
         except ValueError:
@@ -153,9 +155,6 @@ class VariationSource(CaseSource):
         return DrawnCase(varied.source, "varied", varied.operators, spec=spec, near_misses=varied.operators)
 
 
-# Profiles of the generator for the torch that is installed.
-
-
 def fit_profile(profile: Profile, lacks: Sequence[str], target: str | None = None) -> Profile:
     """Return the profile without the settings that the installed torch ``lacks``; for a GPU if there is a target."""
     return replace(profile, without=tuple(sorted({*profile.without, *lacks})), gpu=target is not None)
@@ -166,9 +165,6 @@ def fit_installed_torch(profile: Profile, target: str | None = None) -> Profile:
     from fuzzcompile.fuzz.worker_description import list_lacking
 
     return fit_profile(profile, list_lacking(target), target)
-
-
-T = TypeVar("T")
 
 
 def await_answer(
@@ -262,7 +258,6 @@ class OperatorSweep(CaseSource):
         return DrawnCase(written.source, "opinfo", cell.features, spec={**spec, "chunk": cell.chunk})
 
     def _write_cell(self, index: int) -> CellSource:
-        """Return the case written for a place, and start writing the next batch."""
         batch, place = divmod(index, _BATCH)
         for past in [number for number in self._batches if number < batch]:
             del self._batches[past]

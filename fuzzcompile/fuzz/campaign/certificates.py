@@ -26,15 +26,6 @@ _KINDS = {
 _NOT_JUDGED = ("unjudged", str(Verdict.INVALID))
 
 
-@dataclass(frozen=True)
-class Certification:
-    """The statement of a campaign about a pass or backend; ``fired`` says whether any program supports it."""
-
-    sentence: str
-    fired: bool
-    details: Mapping[str, object]
-
-
 @dataclass
 class Certificate:
     """Counts of one pass or backend over the cases of a campaign.
@@ -53,11 +44,6 @@ class Certificate:
     unjudged: int = 0
     step: float | None = None
     rules: dict[str, Counter[str]] = field(default_factory=dict)
-
-    @property
-    def has_fired(self) -> bool:
-        """True if it fired in a program that was judged."""
-        return bool(self.programs)
 
     def count_case(
         self,
@@ -86,7 +72,6 @@ class Certificate:
             self.hit = self.hit - set(vanished) | {finding}
 
     def _count(self, report: ReportJson, coverage: Sequence[CoverageCount]) -> bool:
-        """Count the outcomes of matches; return whether it fired."""
         if self.loaded.kind == "backend":
             return bool(report["evidence"].get("graphs"))
         own = [count for count in coverage if count.pass_name == self.loaded.name]
@@ -97,16 +82,18 @@ class Certificate:
         self.step = max([*known, *steps], default=None)
         return any(count.outcome == "fired" for count in own)
 
-    def certify(self, findings: Sequence[FindingSummary], cases: int) -> Certification:
-        """Return the certificate at the end of a campaign that judged so many cases and hit these findings."""
+    def certify(self, findings: Sequence[FindingSummary], cases: int) -> dict[str, object]:
+        """Return the certificate at the end of a campaign that judged so many cases and hit these findings.
+
+        ``sentence`` may be quoted; if it fired in no ``programs``, nothing was tested.
+        """
         own = {finding.public_id: finding.verdict for finding in findings if self._is_culprit(finding.culprit)}
         open_ones = {
             finding.public_id: finding.verdict
             for finding in findings
             if finding.public_id in self.hit - set(own) and not (finding.culprit or {}).get("necessary")
         }
-        sentence = self._sentence(own, open_ones, cases)
-        return Certification(sentence, self.has_fired, self._to_json(own, open_ones) | {"sentence": sentence})
+        return self._to_json(own, open_ones) | {"sentence": self._sentence(own, open_ones, cases)}
 
     def _is_culprit(self, culprit: CulpritJson | None) -> bool:
         name = self.loaded.name
@@ -114,27 +101,17 @@ class Certificate:
 
     def _sentence(self, own: Mapping[str, str], open_ones: Mapping[str, str], cases: int) -> str:
         name = f"`{self.loaded.name}`" + (f" ({self.loaded.place})" if self.loaded.place else "")
-        if not self.has_fired:
-            return f"{name} {self._idle} in {cases} programs: nothing was tested, and nothing is certified."
+        if not self.programs:
+            idle = "never fired" if self.loaded.kind == "pass" else "compiled nothing"
+            return f"{name} {idle} in {cases} programs: nothing was tested, and nothing is certified."
         total = self.programs.total()
         verb = "fired on" if self.loaded.kind == "pass" else "compiled"
         kinds = ", ".join(f"{kind} {count}" for kind, count in self.programs.most_common())
-        return "; ".join(
-            [
-                f"{name} {verb} {total} {'program' if total == 1 else 'programs'} ({kinds}), "
-                f"{self._describe_judging(total)}",
-                *self._describe_steps(),
-                _describe_findings(own, open_ones),
-            ]
-        )
-
-    @property
-    def _idle(self) -> str:
-        return "never fired" if self.loaded.kind == "pass" else "compiled nothing"
-
-    def _describe_judging(self, total: int) -> str:
         exact = "judged in float64" if self.exact == total else f"{self.exact} of them judged in float64"
-        return exact + (f" ({self.screened} without generated code)" if self.screened else "")
+        exact += f" ({self.screened} without generated code)" if self.screened else ""
+        programs = f"{total} {'program' if total == 1 else 'programs'} ({kinds})"
+        fired = f"{name} {verb} {programs}, {exact}"
+        return "; ".join([fired, *self._describe_steps(), _describe_findings(own, open_ones)])
 
     def _describe_steps(self) -> Iterator[str]:
         if self.loaded.kind == "pass":
@@ -171,12 +148,9 @@ class Certificate:
 def _describe_findings(own: Mapping[str, str], open_ones: Mapping[str, str]) -> str:
     if not (own or open_ones):
         return "nothing found."
-    parts = [f"findings: {_list_findings(own)}"] if own else ["nothing found that is its doing"]
-    return "; ".join([*parts, *([f"not attributed: {_list_findings(open_ones)}"] if open_ones else [])]) + "."
-
-
-def _list_findings(findings: Mapping[str, str]) -> str:
-    return ", ".join(f"{finding} ({verdict})" for finding, verdict in findings.items())
+    its, others = (", ".join(f"{key} ({verdict})" for key, verdict in each.items()) for each in (own, open_ones))
+    found = f"findings: {its}" if own else "nothing found that is its doing"
+    return f"{found}; not attributed: {others}." if open_ones else f"{found}."
 
 
 def classify_program(case: DrawnCase) -> str:

@@ -6,7 +6,7 @@ import ast
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 from fuzzcompile.corpus.records import Seed, StreamRun
 from fuzzcompile.corpus.transactions import PLACES
@@ -17,72 +17,46 @@ from fuzzcompile.model.focus_plan import FocusAim, FocusPlan
 from fuzzcompile.model.inductor_toggles import Settings, merge_settings
 from fuzzcompile.programs.edits.pattern_program import PatternProgram, draw_near_miss, render_pattern_program
 
-# A case file put under settings of the compiler.
-
 
 def add_settings(source: str, settings: Mapping[str, object]) -> str:
-    """The case with these entries of ``torch._inductor.config`` in force around everything.
+    """Put a case file under these entries of ``torch._inductor.config``.
 
     Entries that the case sets itself stay as they are; of a dictionary, both keep their keys. What it sets in another
-    form than a literal is left alone. Equal where nothing is to be added.
+    form than a literal is left alone.
     """
-    tree = ast.parse(source)
-    given = {
-        name: _read_literal(node) for node in tree.body for name in ("OPTIONS", "CONFIG") if _is_assignment(node, name)
-    }
-    own = merge_settings([_list_inductor_settings(given.get("CONFIG")), given.get("OPTIONS") or {}])
-    entries = {entry: _merge_setting(value, own.get(entry)) for entry, value in settings.items()}
-    added = {entry: value for entry, value in entries.items() if entry not in own or value != own[entry]}
-    if not added or any(value is None for value in given.values()):
-        return source
-    if inside := {entry: value for entry, value in added.items() if entry in (given.get("OPTIONS") or {})}:
-        source = _replace_assignment(source, "OPTIONS", {**(given["OPTIONS"] or {}), **inside})
-        added = {entry: value for entry, value in added.items() if entry not in inside}
-    if not added:
-        return source
-    config = given.get("CONFIG") or {}
-    return _replace_assignment(
-        source, "CONFIG", {**config, "inductor": merge_settings([_list_inductor_settings(config), added])}
-    )
+    given: dict[str, Settings] = {"OPTIONS": {}, "CONFIG": {}}
+    for name in given:
+        if (node := _find_assignment(ast.parse(source), name)) is not None:
+            try:
+                given[name] = ast.literal_eval(node.value)
+            except ValueError:
+                return source
+            if not isinstance(given[name], dict):
+                return source
+    options, config = given["OPTIONS"], given["CONFIG"]
+    inductor = cast(Settings, config.get("inductor", {}))
+    merged = merge_settings([settings, inductor, options])
+    inside = {entry: merged[entry] for entry in settings if entry in options}
+    beside = {entry: merged[entry] for entry in settings if entry not in options}
+    wanted = {"OPTIONS": {**options, **inside}, "CONFIG": config}
+    if beside:
+        wanted["CONFIG"] = {**config, "inductor": {**inductor, **beside}}
+    for name, value in wanted.items():
+        if value != given[name]:
+            source = _replace_assignment(source, name, value)
+    return source
 
 
-def _merge_setting(wanted: object, own: object) -> object:
-    """What an entry is to hold: the case's own value, with the keys that are wanted beside it."""
-    if own is None or not (isinstance(wanted, Mapping) and isinstance(own, Mapping)):
-        return wanted if own is None else own
-    return {**wanted, **own}
+def _find_assignment(tree: ast.Module, name: str) -> ast.Assign | None:
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    return next((node for node in assigned if name in [ast.unparse(target) for target in node.targets]), None)
 
 
-def _list_inductor_settings(config: Settings | None) -> Settings:
-    inner = (config or {}).get("inductor")
-    return dict(inner) if isinstance(inner, Mapping) else {}
-
-
-def _is_assignment(node: ast.stmt, name: str) -> bool:
-    return isinstance(node, ast.Assign) and any(
-        isinstance(target, ast.Name) and target.id == name for target in node.targets
-    )
-
-
-def _read_literal(node: ast.stmt) -> Settings | None:
-    assert isinstance(node, ast.Assign), "only assignments are read"
-    try:
-        value = ast.literal_eval(node.value)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _replace_assignment(source: str, name: str, value: Mapping[str, object]) -> str:
-    """The source with another value of a top-level name, or with a new one behind the imports."""
-    lines = source.splitlines(keepends=True)
-    body = ast.parse(source).body
-    text = f"{name} = {value!r}\n"
-    for node in body:
-        if _is_assignment(node, name):
-            return "".join([*lines[: node.lineno - 1], text, *lines[node.end_lineno or node.lineno :]])
-    imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    last = (imports[-1].end_lineno or 0) if imports else 0
+def _replace_assignment(source: str, name: str, value: Settings) -> str:
+    lines, tree, text = source.splitlines(keepends=True), ast.parse(source), f"{name} = {value!r}\n"
+    if (node := _find_assignment(tree, name)) is not None:
+        return "".join([*lines[: node.lineno - 1], text, *lines[node.end_lineno or node.lineno :]])
+    last = max((node.end_lineno or 0 for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)), default=0)
     return "".join([*lines[:last], "\n", text, *lines[last:]])
 
 
@@ -115,7 +89,7 @@ class FocusSource(CaseSource):
 
     @property
     def name(self) -> str:
-        """The names of the plan and of the generator: each focus has a stream of its own."""
+        """The names of the plan and of the generator."""
         return " ".join(filter(None, (self.plan.name, self.generator.name)))
 
     @property
@@ -135,8 +109,7 @@ class FocusSource(CaseSource):
 
     def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
         """Return a case for each aim in turn, regardless of earlier results; `FocusSteering` uses these."""
-        aims = self.plan.reachable
-        aim = aims[index % len(aims)]
+        aim = self.plan.reachable[index % len(self.plan.reachable)]
         rng = random.Random(f"fuzzcompile focus {seed} {index} {candidate}")
         arm: Arm = "near_miss" if self.list_programs(aim) and rng.random() < 0.75 else "grammar"
         return self.draw(aim, arm, seed, index, rng)
@@ -259,20 +232,16 @@ class FocusSteering(StreamSteering):
 
     def _draw_case(self, aim: FocusAim, index: int, rng: random.Random) -> DrawnCase:
         progress = self._progress[aim.label]
-        arms = self._list_arms(aim, progress)
         # Thompson sampling, so that rarely tried arms get tried.
-        promise = {arm: progress.arms[arm].sample(rng, _PRIOR[arm]) for arm in arms}
-        arm = max(arms, key=promise.__getitem__)
-        case = None
+        promise = {arm: progress.arms[arm].sample(rng, _PRIOR[arm]) for arm in self._list_arms(aim, progress)}
+        arm, case = max(promise, key=promise.__getitem__), None
         if arm == "mutation":
             case = self.source.draw_mutation(aim, progress.recipes, rng)
         elif arm == "sweep":
             case = self.source.draw_sweep(aim, progress.swept, self.seed)
             progress.swept += 1
             progress.dry = case is None
-        if case is not None:
-            return case
-        return self.source.draw(aim, arm, self.seed, index, rng)
+        return case or self.source.draw(aim, arm, self.seed, index, rng)
 
     def _list_arms(self, aim: FocusAim, progress: _AimProgress) -> list[Arm]:
         programs = bool(self.source.list_programs(aim))

@@ -6,8 +6,8 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, cast
 
 from fuzzcompile.corpus.models import CampaignRow
 from fuzzcompile.corpus.records import Finding, FindingSummary
@@ -36,14 +36,8 @@ class LeftCase:
 
     def to_json(self) -> dict[str, object]:
         """Return plain data as the corpus keeps it."""
-        case = asdict(self.case)
-        return {
-            "index": self.index,
-            "screen": self.screen,
-            "verdict": self.verdict,
-            **case,
-            "choices": case["choices"].hex(),
-        }
+        place = {"index": self.index, "screen": self.screen, "verdict": self.verdict}
+        return {**place, **asdict(self.case), "choices": self.case.choices.hex()}
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> LeftCase:
@@ -54,7 +48,7 @@ class LeftCase:
 
 def _restore(kept: Mapping[str, Any]) -> DrawnCase:
     """Return a case from its fields as the corpus keeps them, with lists for tuples."""
-    values: dict[str, Any] = {field.name: kept[field.name] for field in fields(DrawnCase)}
+    values: dict[str, Any] = {each.name: kept[each.name] for each in fields(DrawnCase)}
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return DrawnCase(**values)
 
@@ -66,14 +60,13 @@ class Leftovers:
     ``given_up`` are the signatures of findings that no campaign tries again: minimizing them cost a worker or raised.
     """
 
-    cases: Sequence[LeftCase] = ()
-    findings: Sequence[str] = ()
-    given_up: Sequence[str] = ()
+    cases: list[LeftCase] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    given_up: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
         """Return plain data as the corpus keeps it, among the counters of the campaign."""
-        cases = [case.to_json() for case in self.cases]
-        return {"cases": cases, "findings": list(self.findings), "given_up": list(self.given_up)}
+        return {**vars(self), "cases": [case.to_json() for case in self.cases]}
 
 
 def list_left_cases(store: Store, stream: str, campaign: int) -> list[LeftCase]:
@@ -98,8 +91,8 @@ def list_left_cases(store: Store, stream: str, campaign: int) -> list[LeftCase]:
     return list(waiting.values())
 
 
-def list_left_findings(store: Store, settings: Mapping[str, object], environment: Mapping[str, object]) -> list[str]:
-    """Return the findings that earlier campaigns left to be minimized, worst first.
+def list_left_findings(store: Store, settings: Mapping[str, object]) -> set[str | None]:
+    """Return the findings that earlier campaigns left to be minimized.
 
     Only campaigns with the same vetoes, plants, passes and backend in their ``settings`` count.
     """
@@ -114,7 +107,7 @@ def list_left_findings(store: Store, settings: Mapping[str, object], environment
         {store.finding_of(signature) for entry in alike for signature in entry.get(name, ())}
         for name in ("findings", "given_up")
     )
-    return [finding.public_id for finding in list_pending(store, environment) if finding.public_id in left - given_up]
+    return left - given_up
 
 
 def list_pending(store: Store, environment: Mapping[str, object]) -> list[FindingSummary]:
@@ -142,11 +135,10 @@ def load_case(store: Store, finding: Finding) -> DrawnCase:
 
 
 def _read_leftovers(campaign: CampaignRow) -> Mapping[str, Any]:
-    left = campaign.counters.get("left_over")
-    return left if isinstance(left, Mapping) else {}
+    return cast(Mapping[str, Any], campaign.counters.get("left_over") or {})
 
 
-# Confirmations: findings that were seen on one machine only are judged again on a second one.
+# Findings that were seen on one machine only are judged again on a second one.
 
 ORIGIN = "confirmation"
 # Seconds between two queries for waiting findings: other machines find and confirm some meanwhile.
@@ -187,29 +179,19 @@ class ConfirmationQueue:
             return None
         if self._looked is None or (not self._waiting and self._now() - self._looked > _LOOK_EVERY):
             self._looked = self._now()
-            found = [f for f in list_unconfirmed(self._store, self._reach()) if f.signature not in self._begun]
+            found = [f for f in self._store.summaries("open") if self._shows_news(f) and f.signature not in self._begun]
             random.shuffle(found)  # a hundred machines would otherwise all begin with the same one
             self._waiting.extend(found)
         while self._waiting:
             finding = self._store.finding(self._waiting.popleft().id)
             self._begun.add(finding.signature)
             # Another campaign may have confirmed it meanwhile, or an import may have added an untrusted program.
-            if needs_confirmation(finding, self._reach()):
+            if self._shows_news(finding):
                 return make_confirmation(self._store, finding, self._reach())
         return None
 
-
-def list_unconfirmed(store: Store, reach: Sequence[Mapping[str, object]]) -> list[FindingSummary]:
-    """Return the open findings, worst first, for which judging in one of these environments would show something new.
-
-    Findings that were imported from another corpus and are not trusted are left out.
-    """
-    return [finding for finding in store.summaries("open") if needs_confirmation(finding, reach)]
-
-
-def needs_confirmation(finding: FindingSummary, reach: Sequence[Mapping[str, object]]) -> bool:
-    """Return whether a finding's program may be judged in one of these environments, and would show something new."""
-    return finding.trusted and any(map(finding.machines.waits_for, reach))
+    def _shows_news(self, finding: FindingSummary) -> bool:
+        return finding.trusted and any(map(finding.machines.waits_for, self._reach()))
 
 
 def make_confirmation(

@@ -160,7 +160,6 @@ class StreamSteering:
         self._waiting[index] = outcome
 
     def _learn_blocks(self, index: int) -> None:
-        """Learn from the places before the last whole block."""
         block, part = index // self.block, find_part(index)
         if part != find_part(self._block * self.block):  # its blocks are counted from here
             self._block = block - 1
@@ -254,7 +253,6 @@ class Steering(StreamSteering):
         return list(itertools.islice(alike, most)) or [first]
 
     def _choose_kind(self, rng: random.Random) -> str | None:
-        """Choose the kind of case for a place; None for any."""
         if rng.random() >= self.strategy.kinds or len(self._kinds) < 2:
             return None
         kinds = sorted(self._kinds)

@@ -8,9 +8,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass, field
-from typing import TypeVar
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
 
 from fuzzcompile.corpus.records import Ended
 from fuzzcompile.corpus.store import Store
@@ -25,8 +24,6 @@ from fuzzcompile.fuzz.campaign.leftovers import (
     LeftCase,
     Leftovers,
     list_left_cases,
-    list_left_findings,
-    list_pending,
 )
 from fuzzcompile.fuzz.campaign.steering import StreamSteering, list_places
 from fuzzcompile.fuzz.generation.cases import read_recipe
@@ -53,8 +50,6 @@ _PRIOR_SECONDS = 60.0
 
 @dataclass
 class _Activity:
-    """Time and discounted results of one kind of work."""
-
     seconds: float = 0.0
     lately: float = 0.0
     brought: float = 0.0
@@ -114,7 +109,6 @@ class TimeShares:
 
 
 Result = JudgeResult | MinimizeResult
-_Task = TypeVar("_Task")
 
 # Once less is left, no case is begun: even a screen takes half a second.
 _LEAST_CASE = 1.0
@@ -122,6 +116,8 @@ _LEAST_CASE = 1.0
 _LOOK_EVERY = 120.0
 # A source that has drawn this many known programs in a row counts as exhausted.
 _REPEATED = 2000
+# Seconds that the search for a smaller program may take.
+_SEARCH_SECONDS = 120.0
 # Seconds that minimizing a finding may take beyond its search, to confirm the reproducer.
 _CONFIRMING_SECONDS = 240.0
 
@@ -176,14 +172,14 @@ class WorkQueue:
         self,
         settings: CampaignSettings,
         store: Store,
-        executor: Executor,
+        pool: TaskPool,
         campaign: int,
         steering: StreamSteering,
         clock: BudgetClock,
         confirming: ConfirmationQueue | None = None,
         part: int = 0,
     ) -> None:
-        self.settings, self.store, self.executor = settings, store, executor
+        self.settings, self.store, self.pool = settings, store, pool
         self.campaign, self.steering, self.clock = campaign, steering, clock
         self._confirming = confirming
         self.ended: Ended = "budget"
@@ -202,16 +198,6 @@ class WorkQueue:
         self.take_part(part)
         self._submitted = 0
         self._exhausted = False
-
-    @property
-    def capacity(self) -> int:
-        """The number of jobs that keep all workers busy; in a cluster it changes as workers come and go."""
-        return self.executor.capacity if isinstance(self.executor, TaskPool) else self.settings.workers
-
-    @property
-    def is_idle(self) -> bool:
-        """True if no job runs."""
-        return not self._running
 
     def take_part(self, part: int) -> None:
         """Continue with this part of the stream."""
@@ -233,17 +219,13 @@ class WorkQueue:
         self._inherited |= {left.case.sha256 for left in found}
 
     def fill(self, *, enough: bool) -> bool:
-        """Submit work for every idle worker, as far as there is any; with ``enough`` findings, no further case.
-
-        Returns:
-            True if there may be more work once a worker is idle.
-        """
-        while len(self._running) < self.capacity:
+        """Submit work for every idle worker; with ``enough`` findings, no further case. Return False if all is done."""
+        while len(self._running) < self.pool.capacity:
             judging = self._wants_more(enough=enough)
             begun = self._begin_reduction(judging=judging) or self._begin_secondary()
             if not (begun or (judging and (self._begin_confirmation() or self._begin()))):
-                return False
-        return self._wants_more(enough=enough) or bool(self._secondary or self._reductions)
+                return bool(self._running)
+        return bool(self._running or self._secondary or self._reductions) or self._wants_more(enough=enough)
 
     # -- cases ------------------------------------------------------------------------------------
 
@@ -258,7 +240,6 @@ class WorkQueue:
         return self.clock.remaining > _LEAST_CASE
 
     def _begin(self) -> bool:
-        """Submit the next case, left over or newly drawn; return False if there is none."""
         left = self._take_left_over() or self._draw_next()
         if left is None:
             self._exhausted, self.ended = True, "exhausted"
@@ -268,7 +249,6 @@ class WorkQueue:
         return True
 
     def _take_left_over(self) -> LeftCase | None:
-        """Return the next case that an earlier campaign left and that no campaign has judged since."""
         while self._left:
             left = self._left.popleft()
             if not self.store.has_source(left.case.sha256, self.settings.stream if left.index is not None else None):
@@ -276,17 +256,13 @@ class WorkQueue:
         return None
 
     def _draw_next(self) -> LeftCase | None:
-        """Draw the next program of the stream that was not judged yet; return None if there seems to be no other."""
-        # To the end of the stream, or until it has repeated itself long enough.
+        """Draw the next program that was not judged yet, to the end of the stream or until it has repeated itself."""
         for index in itertools.islice(self._indices, _REPEATED if self.settings.case_source.size is None else None):
-            chosen = self.steering.at(index)
-            if chosen is None:
-                continue
-            case, screen = chosen
-            if not self.store.has_source(case.sha256, self.settings.stream) and not any(
-                job.case.sha256 == case.sha256 for job in self._running.values()
-            ):
-                return LeftCase(case, index, screen)
+            if (chosen := self.steering.at(index)) is not None:
+                case, screen = chosen
+                running = any(job.case.sha256 == case.sha256 for job in self._running.values())
+                if not running and not self.store.has_source(case.sha256, self.settings.stream):
+                    return LeftCase(case, index, screen)
         return None
 
     def judge(
@@ -332,12 +308,10 @@ class WorkQueue:
         return True
 
     def _begin_confirmation(self) -> bool:
-        """Submit a finding of another machine to be judged here, if one waits and is due."""
         waiting = self._confirming.next(self._submitted) if self._confirming is not None else None
-        if waiting is None:
-            return False
-        self.judge(waiting.case, None, not_on=waiting.not_on)
-        return True
+        if waiting is not None:
+            self.judge(waiting.case, None, not_on=waiting.not_on)
+        return waiting is not None
 
     # -- findings to minimize ---------------------------------------------------------------------
 
@@ -351,7 +325,7 @@ class WorkQueue:
         self._reductions[finding] = CampaignJob(case, None, minimizes=finding, report=report, left=dict(left or {}))
 
     def _begin_reduction(self, *, judging: bool) -> bool:
-        seconds = min(self.settings.minimize_seconds, self.clock.remaining - CONCLUDING)
+        seconds = min(_SEARCH_SECONDS, self.clock.remaining - CONCLUDING)
         running = {job.minimizes for job in self._running.values() if job.minimizes is not None}
         free = [waiting for name, waiting in self._reductions.items() if name not in running]
         if not free or seconds < LEAST_SEARCH or (judging and not self._may_minimize(len(running))):
@@ -360,17 +334,15 @@ class WorkQueue:
         del self._reductions[str(worst.minimizes)]
         assert worst.report is not None
         recipe = read_recipe(worst.case.choices, worst.case.spec)
-        task = MinimizeTask(
-            worst.case.source, worst.report, recipe, seconds, vetoes=self.settings.vetoes, left=dict(worst.left)
-        )
+        task = MinimizeTask(worst.case.source, worst.report, recipe, seconds)
+        task = replace(task, vetoes=self.settings.vetoes, left=dict(worst.left))
         worst.started = time.monotonic()
         self._submit(MINIMIZE, task, f"minimize {worst.minimizes}", worst, limit=seconds + _CONFIRMING_SECONDS)
         return True
 
     def _may_minimize(self, running: int) -> bool:
-        """Return whether a minimization may begin while cases are judged."""
         judging = sum(job.seconds for job in self._running.values() if job.minimizes is None)
-        return not self.steering.is_seeking and self.shares.may_minimize(running, self.capacity, judging)
+        return not self.steering.is_seeking and self.shares.may_minimize(running, self.pool.capacity, judging)
 
     def rename(self, vanished: list[str], finding: str) -> None:
         """Replace findings that were merged into another by that one."""
@@ -384,60 +356,46 @@ class WorkQueue:
 
     def _submit(
         self,
-        function: Callable[[_Task], Result],
-        task: _Task,
+        function: Callable[..., Result],
+        task: JudgeTask | MinimizeTask,
         label: str,
         job: CampaignJob,
         *,
         limit: float | None = None,
         not_on: Collection[str] = (),
     ) -> None:
-        if isinstance(self.executor, TaskPool):
-            future = self.executor.schedule(
-                function, (task,), label=label, time_limit=limit, on_left=job.left.__setitem__, not_on=not_on
-            )
-        else:
-            future = self.executor.submit(function, task)
+        future = self.pool.schedule(
+            function, (task,), label=label, time_limit=limit, on_left=job.left.__setitem__, not_on=not_on
+        )
         self._running[future] = job
 
     def collect_ended(self, timeout: float) -> Iterator[tuple[Future[Result], CampaignJob]]:
-        """Wait for ``timeout`` seconds at most, and yield the jobs that have ended; each is forgotten when yielded."""
+        """Wait for ``timeout`` seconds at most, and yield the jobs that have ended; one over which it ends is left."""
         if not self._running:  # a cluster has lost its workers, and others may come
             time.sleep(timeout)
         done, _ = wait(self._running, timeout=timeout, return_when=FIRST_COMPLETED)
         for future in done:
-            job = self._running.pop(future)
-            if isinstance(self.executor, TaskPool):
-                job.environment = self.executor.environment_of(future)
+            job = self._running[future]
+            job.environment = self.pool.environment_of(future)
             yield future, job
-
-    def remember(self, future: Future[Result], job: CampaignJob) -> None:
-        """Keep a job that no worker could run, so that it is left to the next campaign."""
-        self._running[future] = job
+            del self._running[future]
 
     # -- the end ----------------------------------------------------------------------------------
 
     def collect_leftovers(self, given_up: set[str]) -> Leftovers:
         """Return the running and waiting work, which the next campaign has to do if this one ends now."""
-        running = [job for job in self._running.values() if job.minimizes is None and not job.retry]
-        cases = [*map(_make_left_case, running), *self._left]
-        cases += [LeftCase(case, None) for case in self._secondary]
+        running = self._running.values()
+        cases = [
+            LeftCase(job.case, job.index, job.screen, None if report is None else report["verdict"])
+            for job in running
+            if job.minimizes is None and not job.retry
+            for report in [read_left(job.left)[1]]
+        ]
+        cases += [*self._left, *(LeftCase(case, None) for case in self._secondary)]
         without = self.store.unreduced()
-        waiting = {*self._reductions, *(job.minimizes for job in self._running.values() if job.minimizes is not None)}
+        waiting = {*self._reductions, *(job.minimizes for job in running if job.minimizes is not None)}
         return Leftovers(
             cases,
             [signature for name, signature in without.items() if name in waiting],
             [signature for name, signature in without.items() if name in given_up],
         )
-
-
-def _make_left_case(job: CampaignJob) -> LeftCase:
-    _, report = read_left(job.left)
-    return LeftCase(job.case, job.index, job.screen, None if report is None else report["verdict"])
-
-
-def list_first_pending(store: Store, settings: CampaignSettings, environment: Mapping[str, object]) -> list[str]:
-    """Return the findings to minimize at the start, worst first: left-over ones, or all without a reproducer."""
-    if settings.judges:
-        return list_left_findings(store, settings.conditions, environment)
-    return [finding.public_id for finding in list_pending(store, environment)]

@@ -11,14 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any
 
+from fuzzcompile.diagnosis.worker.minimize_task import MinimizeTask
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.custom import ObjectPath
 from fuzzcompile.model.errors import UsageError, format_message
 from fuzzcompile.model.judge_task import NamedFunction, WorkerDescription
 from fuzzcompile.model.versions import PACKAGE, __version__
-from fuzzcompile.run.pool.worker import RemoteError, make_remote_error, pickle_error
+from fuzzcompile.run.pool.worker import make_remote_error, pickle_error
 
 # A plant or a pass is source code: more than this is a mistake, and every Dask worker would get it.
 _MOST_BYTES = 4 * 2**20
@@ -33,11 +34,7 @@ class PackedConditions:
 
     @classmethod
     def of(cls, conditions: Conditions) -> PackedConditions:
-        """Return conditions with the text of the files that they name.
-
-        Raises:
-            UsageError: a file cannot be read as text, or is too large.
-        """
+        """Return conditions with the text of the files that they name."""
         targets = [*(each.target for each in conditions.custom.passes), conditions.custom.backend]
         own = [target.module for target in targets if isinstance(target, ObjectPath) and target.is_file]
         return cls(conditions, {path: _read_text(Path(path)) for path in (*map(str, conditions.plants), *own)})
@@ -47,22 +44,21 @@ class PackedConditions:
 
         Files keep their names, which reports show; each is written to a folder of its own.
         """
-        here: dict[str, Path] = {}
-        for number, (path, text) in enumerate(self.texts.items()):
-            here[path] = folder / str(number) / Path(path).name
+        here = {path: folder / str(number) / Path(path).name for number, path in enumerate(self.texts)}
+        for path, text in self.texts.items():
             here[path].parent.mkdir()
             here[path].write_text(text, encoding="utf-8")
 
-        def move(target: ObjectPath) -> ObjectPath:
-            return replace(target, module=str(here[target.module])) if target.is_file else target
+        def move(target: Any) -> Any:
+            own = isinstance(target, ObjectPath) and target.is_file
+            return replace(target, module=str(here[target.module])) if own else target
 
         custom = self.conditions.custom
         passes = tuple(replace(each, target=move(each.target)) for each in custom.passes)
-        backend = move(custom.backend) if isinstance(custom.backend, ObjectPath) else custom.backend
         return replace(
             self.conditions,
             plants=tuple(here[str(path)] for path in self.conditions.plants),
-            custom=replace(custom, passes=passes, backend=backend),
+            custom=replace(custom, passes=passes, backend=move(custom.backend)),
         )
 
 
@@ -70,7 +66,7 @@ def _read_text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be sent to a cluster: {' '.join(str(error).split())[:200]}.") from error
+        raise UsageError(f"{path} cannot be sent to a cluster: {format_message(error, 200)}.") from error
     if len(text) > _MOST_BYTES:
         raise UsageError(f"{path} cannot be sent to a cluster: it has more than {_MOST_BYTES >> 20} MiB.")
     return text
@@ -128,10 +124,7 @@ class WorkerRequirements:
 
 
 def explain_difference(first: WorkerDescription, here: WorkerDescription) -> str | None:
-    """Return the reason why results from ``here`` do not compare with those of the ``first`` worker; None if they do.
-
-    Both workers fit the requirements, and have described their surroundings when they started.
-    """
+    """Return why results from ``here`` do not compare with those of the ``first`` worker; None if they do."""
     if first.environment["torch"] != here.environment["torch"]:
         return f"it runs torch {here.environment['torch']}, and the campaign torch {first.environment['torch']}"
     if first.device != here.device:
@@ -164,8 +157,9 @@ def compute_code_digest() -> str:
 class HostCharter:
     """What a Dask worker needs for the cases of one campaign, whose name no other campaign has.
 
-    It takes ``slots`` cases at once, in a pool that ``opens`` opens (:func:`fuzzcompile.fuzz.cluster.dask_host.
-    open_local`), with ``share`` of its machine's processors: several Dask workers may share a machine.
+    The name is also that of its plugin on a Dask worker, and of the events that say which of its tasks begin. It takes
+    ``slots`` cases at once, in a pool that ``opens`` opens (`dask_host.open_local`), with ``share`` of its machine's
+    processors: several Dask workers may share a machine.
     """
 
     campaign: str
@@ -175,87 +169,40 @@ class HostCharter:
     opens: Callable[..., Any] = field(default=NamedFunction("fuzzcompile.fuzz.cluster.dask_host:open_local"))
 
 
-def name_topic(campaign: str) -> str:
-    """Return the topic of Dask's events under which Dask workers tell a campaign which of its tasks begin."""
-    return f"fuzzcompile {campaign}"
-
-
-def pack(value: object) -> bytes:
-    """Pickle and compress a value.
-
-    A task names every bug that needs no further proof: with 2,000 of them, 200 kB become a tenth in half a millisecond.
-    """
-    return zlib.compress(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), 1)
-
-
-def unpack(data: bytes) -> Any:
-    """Unpickle a compressed value. This runs code, but only of data that a campaign sent to its own workers."""
-    return pickle.loads(zlib.decompress(data))
-
-
-@runtime_checkable
-class Resumable(Protocol):
-    """A task that can resume where another worker stopped."""
-
-    def resume(self, left: Mapping[str, str]) -> Self:
-        """Return the task with the intermediate results of a lost worker (`WorkerFailed.left`)."""
+class Unhosted(Exception):
+    """The Dask worker serves the campaign no longer: a task is to run elsewhere. Its cause is what the host lacks."""
 
 
 @dataclass(frozen=True)
 class ClusterCall:
-    """A task: its number in the campaign, (function, args, kwargs) as `pack`, and the options of `TaskPool.schedule`.
+    """A task: its number in the campaign, and (function, args, kwargs, options of `TaskPool.schedule`).
 
-    Unpickling one on a Dask worker runs it there and gives a pickled `ClusterReply`: the scheduler, which unpickles
-    nothing, needs no fuzzcompile.
+    Unpickling one on a Dask worker runs it there and gives the pickled value, error and cause of the error: the
+    scheduler, which unpickles nothing, needs no fuzzcompile.
     """
 
     campaign: str
     number: int
-    call: bytes
-    options: Mapping[str, Any]
+    call: tuple[Callable[..., object], tuple[object, ...], Mapping[str, object], Mapping[str, Any]]
+
+    @property
+    def packed(self) -> bytes:
+        """The call pickled: a task names every bug that needs no further proof, and of 2,000 such 20 of 200 kB stay."""
+        return zlib.compress(pickle.dumps(self.call, pickle.HIGHEST_PROTOCOL), 1)
 
     def __reduce__(self) -> tuple[object, ...]:
-        run = NamedFunction("fuzzcompile.fuzz.cluster.dask_host:answer")
-        return run, (self.campaign, self.number, self.call, self.options)
+        answer = NamedFunction("fuzzcompile.fuzz.cluster.dask_host:answer")
+        return answer, (self.campaign, self.number, self.packed)
 
     def resume(self, left: Mapping[str, str]) -> ClusterCall:
-        """Return the call after a loss, with ``left`` passed to those of its arguments that can resume."""
-        function, args, kwargs = unpack(self.call)
-        args = tuple(each.resume(left) if isinstance(each, Resumable) else each for each in args)
-        return replace(self, call=pack((function, args, kwargs)))
+        """Return the call after a loss: a minimization goes on with what it had ``left``."""
+        function, args, kwargs, options = self.call
+        args = tuple(each.resume(left) if isinstance(each, MinimizeTask) else each for each in args)
+        return replace(self, call=(function, args, kwargs, options))
 
 
-@dataclass(frozen=True)
-class ClusterReply:
-    """The result of a task: a ``value``, or a pickled ``error`` and its ``cause``.
-
-    ``remote_error`` stands for an error that cannot be unpickled where it arrives, as one of torch's where there is no
-    torch. ``unhosted``: the Dask worker does not serve the campaign, or no longer: the task is to run elsewhere.
-    """
-
-    value: object = None
-    error: bytes | None = None
-    cause: bytes | None = None
-    remote_error: RemoteError | None = None
-    unhosted: bool = False
-
-    @classmethod
-    def of(cls, error: Exception, *, unhosted: bool = False) -> ClusterReply:
-        """Return the reply of a task that raised."""
-        cause = None if error.__cause__ is None else pickle_error(error.__cause__)
-        return cls(None, pickle_error(error), cause, make_remote_error(error), unhosted)
-
-    def load_error(self) -> Exception | None:
-        """Return the exception that the task raised, with its cause; None if it has a value."""
-        error = _load_error(self.error) or self.remote_error
-        if error is not None:
-            error.__cause__ = _load_error(self.cause)
-        return error
-
-
-def _load_error(pickled: bytes | None) -> Exception | None:
-    try:
-        error = pickle.loads(pickled or b"")
-    except Exception:  # unpickling imports the exception's module, and runs its own code, which may raise anything
-        return None
-    return error if isinstance(error, Exception) else None
+def make_portable(error: BaseException) -> Exception:
+    """Return the error, or its kind and text if it is torch's, say: the driver may have no torch."""
+    own = type(error).__module__.partition(".")[0] in ("builtins", "fuzzcompile")
+    portable: Exception = pickle.loads(pickle_error(error)) if own else make_remote_error(error)
+    return portable

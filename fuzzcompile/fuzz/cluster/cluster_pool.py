@@ -20,11 +20,9 @@ from fuzzcompile.fuzz.cluster.cluster_messages import (
     HostCharter,
     PackedConditions,
     WorkerRequirements,
-    pack,
 )
 from fuzzcompile.fuzz.cluster.cluster_state import Change, ClusterAddress, ClusterState
-from fuzzcompile.fuzz.cluster.dispatcher import ClusterFuture, ClusterTask
-from fuzzcompile.fuzz.cluster.membership import Membership
+from fuzzcompile.fuzz.cluster.membership import ClusterTask, Membership
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.judge_task import WorkerDescription
@@ -44,14 +42,8 @@ class ClusterPool(TaskPool):
     """Runs tasks on the Dask workers of a cluster that fit a campaign, and on those that join later.
 
     A task of a lost Dask worker runs again on another one, unnoticed, up to three times; then its future fails with
-    WorkerCrashed. Otherwise futures fail as those of a local pool do.
-
-    Args:
-        address: the scheduler, or workers that are started here.
-        conditions: how cases run. UsageError for a file that they name and that cannot be sent.
-        torch: the version that workers must have; None for the one that most of them have.
-        most: how many tasks to have submitted at once; None for what the workers take.
-        opens: opens the pool of a Dask worker (`HostCharter.opens`).
+    WorkerCrashed. Otherwise futures fail as those of a local pool do. Workers must have ``torch`` (None: the version
+    that most of them have); ``most`` tasks are submitted at once (None: what the workers take).
     """
 
     def __init__(
@@ -65,11 +57,10 @@ class ClusterPool(TaskPool):
     ) -> None:
         self._most = most
         self._numbers = itertools.count()
-        self._campaign = uuid.uuid4().hex[:8]
-        charter = HostCharter(self._campaign, PackedConditions.of(conditions), slots=0)
+        self._charter = HostCharter(f"fuzzcompile-{uuid.uuid4().hex[:8]}", PackedConditions.of(conditions), slots=0)
         self._membership = Membership(
             address,
-            charter if opens is None else replace(charter, opens=opens),
+            self._charter if opens is None else replace(self._charter, opens=opens),
             WorkerRequirements(torch, True if conditions.device.startswith("cuda") else None),
             any_device=conditions.device != "auto" or conditions.target is not None,
         )
@@ -79,36 +70,27 @@ class ClusterPool(TaskPool):
         self._keeping = asyncio.run_coroutine_threadsafe(self._membership.keep(), self._loop)
 
     def wait_for_worker(self, timeout: float | None = None) -> WorkerDescription:
-        """Wait for a first worker, a minute by default and more while one starts its processes; return where it runs.
-
-        Raises:
-            EnvironmentUnfit: no scheduler answers, or no worker fits; the message says what the workers lack.
-            UsageError: a plant, pass or backend of the user's own fails.
-        """
+        """Wait for a first worker, a minute by default and more while one starts; return where it runs."""
         begun, members = time.monotonic(), self._membership
         while True:
             try:
                 return members.first.result(0.2)
             except TimeoutError:
                 over = time.monotonic() - begun
-                patient = over < _GATHERING or members.is_opening or members.connection is None
+                patient = over < _GATHERING or members.opening or members.connection is None
                 if not patient or (timeout is not None and over >= timeout):
                     raise EnvironmentUnfit(self._explain_no_worker(over)) from None
 
     def put(self, call: Call, label: str, options: TaskOptions) -> Future[Any]:
         """Have a Dask worker run a call (`TaskPool.put`); on a lost cluster, its future fails."""
-        future = ClusterFuture()
         on_left, not_on = options.pop("on_left", None), frozenset(options.pop("not_on", ()))
+        sent = ClusterCall(self._charter.campaign, next(self._numbers), (*call, {**options, "label": label}))
+        task = ClusterTask(sent, label, on_left, not_on)
         try:
-            if self._membership.broken is not None:
-                raise self._membership.make_failure()
-            packed = pack(call)
-        except Exception as error:  # pickling runs the arguments' own code, which may raise anything
-            future.set_exception(error)
-        else:
-            sent = ClusterCall(self._campaign, next(self._numbers), packed, {**options, "label": label})
-            self._loop.call_soon_threadsafe(self._put, ClusterTask(sent, label, future, on_left, not_on))
-        return future
+            self._loop.call_soon_threadsafe(self._membership.put, task)
+        except RuntimeError:  # the cluster was left
+            task.set_exception(self._membership.make_failure())
+        return task
 
     @property
     def capacity(self) -> int:
@@ -125,7 +107,7 @@ class ClusterPool(TaskPool):
     def workers(self) -> list[WorkerState]:
         """Return the current state of each slot of the Dask workers."""
         states: list[WorkerState] = []
-        for member in list(self._membership.dispatcher.members.values()):
+        for member in list(self._membership.members.values()):
             running: list[tuple[str | None, float | None]] = [(x.label, x.since) for x in list(member.running.values())]
             for task in running + [(None, None)] * (member.slots - len(running)):
                 states.append(WorkerState(len(states), None, member.surroundings.device, True, *task))
@@ -133,11 +115,11 @@ class ClusterPool(TaskPool):
 
     def environment_of(self, future: Future[Any]) -> Mapping[str, object] | None:
         """Return the environment of the worker that ran a task which has ended."""
-        return future.environment if isinstance(future, ClusterFuture) else None
+        return future.environment if isinstance(future, ClusterTask) else None
 
     def environments(self) -> list[Mapping[str, object]]:
         """Return the environments in which tasks run now, one for each machine."""
-        members = list(self._membership.dispatcher.members.values())
+        members = list(self._membership.members.values())
         return list({member.machine: member.surroundings.environment for member in members}.values())
 
     @property
@@ -165,16 +147,8 @@ class ClusterPool(TaskPool):
         self._thread.join()
         self._loop.close()
 
-    # -- on the thread of the loop --------------------------------------------------------------------------------
-
-    def _put(self, task: ClusterTask) -> None:
-        if self._membership.broken is not None:
-            task.settle(self._membership.make_failure())
-        else:
-            self._membership.dispatcher.put(task)
-
     async def _stop(self) -> None:
-        self._membership.dispatcher.fail_all(WorkerStopped, cancel=True)
+        self._membership.fail_all(WorkerStopped, cancel=True)
         await self._membership.close()
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:
@@ -190,6 +164,6 @@ class ClusterPool(TaskPool):
             return f"No Dask worker of {address} fits this campaign: {'; '.join(refused[:3])}{more}."
         if members.connection is None:
             return f"The Dask scheduler at {address} had not answered after {seconds:.0f} s. Give more budget."
-        if members.is_opening:
+        if members.opening:
             return f"No Dask worker of {address} had started its processes after {seconds:.0f} s. Give more budget."
         return f"The scheduler at {address} has no workers: start some with `dask worker {address}`."

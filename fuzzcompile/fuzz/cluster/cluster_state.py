@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.errors import UsageError, format_message
 
 _SCHEMES = ("tcp", "tls", "ws", "wss")
 _PORT = 8786  # Dask's own default
@@ -25,18 +25,14 @@ class ClusterAddress:
 
     @classmethod
     def parse(cls, text: str) -> ClusterAddress:
-        """Read ``tcp://host:8786``, ``tls://host:8786``, the path of a scheduler file, or ``local:N``.
-
-        Raises:
-            UsageError: it is none of them.
-        """
+        """Read ``tcp://host:8786``, ``tls://host:8786``, the path of a scheduler file, or ``local:N``."""
         if text.startswith("local:"):
             number = text.removeprefix("local:")
             if number.isdecimal() and 1 <= int(number) <= _MOST_LOCAL:
                 return cls(local=int(number))
             raise UsageError(f"--cluster {text}: write local:N with a number of Dask workers from 1 to {_MOST_LOCAL}.")
         if "://" in text:
-            return cls(url=_url(text))
+            return cls(url=_parse_url(text))
         path = Path(text).expanduser()
         if path.is_file():
             cls(file=path).scheduler()
@@ -50,14 +46,13 @@ class ClusterAddress:
 
     def scheduler(self) -> str:
         """Return the scheduler's current address: its file is read again, because it may have restarted."""
-        if self.url is not None:
-            return self.url
-        assert self.file is not None, "workers of this machine have no address until they are started"
+        if self.file is None:
+            return self.url or ""
         try:
-            return _url(str(json.loads(self.file.read_text(encoding="utf-8"))["address"]))
+            return _parse_url(str(json.loads(self.file.read_text(encoding="utf-8"))["address"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"--cluster {self.file}: this is no scheduler file ({' '.join(str(error).split())[:100]}); "
+                f"--cluster {self.file}: this is no scheduler file ({format_message(error, 100)}); "
                 "`dask scheduler --scheduler-file FILE` writes one."
             ) from error
 
@@ -65,7 +60,7 @@ class ClusterAddress:
         return self.url or (str(self.file) if self.file is not None else f"local:{self.local}")
 
 
-def _url(text: str) -> str:
+def _parse_url(text: str) -> str:
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
@@ -76,7 +71,11 @@ def _url(text: str) -> str:
     return text.rstrip("/") if port is not None else f"{text.rstrip('/')}:{_PORT}"
 
 
-# Changes of a cluster during a campaign, each formatted as one sentence.
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+# Changes of a cluster during a campaign, each formatted as one sentence; their fields are those of the log.
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,8 @@ class WorkerJoined:
     device: str
 
     def __str__(self) -> str:
-        cases = "1 case at a time" if self.slots == 1 else f"{self.slots} cases at a time"
-        return f"Worker {self.worker} joins: {cases} on {self.device}, torch {self.torch}, machine {self.machine}"
+        cases = f"{_count(self.slots, 'case')} at a time on {self.device}"
+        return f"Worker {self.worker} joins: {cases}, torch {self.torch}, machine {self.machine}"
 
 
 @dataclass(frozen=True)
@@ -159,6 +158,5 @@ class ClusterState:
     def __str__(self) -> str:
         if not self.connected:
             return f"waiting for the Dask scheduler at {self.scheduler}"
-        workers = "1 Dask worker" if self.workers == 1 else f"{self.workers} Dask workers"
-        machines = "1 machine" if self.machines == 1 else f"{self.machines} machines"
-        return f"{workers} on {machines}, {self.busy} of {self.slots} slots busy"
+        where = f"{_count(self.workers, 'Dask worker')} on {_count(self.machines, 'machine')}"
+        return f"{where}, {self.busy} of {self.slots} slots busy"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from answering import AnsweringPool
 from corpus_examples import ENVIRONMENT, FIRED, TORCH, bug, campaign, case, report
 from sqlalchemy import update
 
@@ -134,7 +135,7 @@ class Numbers(CaseSource):
         return None
 
 
-class Inline(Executor):
+class Inline(AnsweringPool):
     """Answers every task at once; each third case shows one of two proved bugs."""
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

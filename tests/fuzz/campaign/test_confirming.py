@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from answering import AnsweringPool
 
 from fuzzcompile.corpus.records import Campaign, CaseRecord, Reproducer
 from fuzzcompile.corpus.store import Store
@@ -42,7 +43,7 @@ class Numbers(CaseSource):
 
 
 @dataclass
-class Worker(Executor):
+class Worker(AnsweringPool):
     """Finds every program right, but for those that ``shows`` names."""
 
     shows: tuple[str, ...] = ()

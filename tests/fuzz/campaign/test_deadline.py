@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from answering import AnsweringPool
 from rich.console import Console
 
 from fuzzcompile.corpus.records import Campaign, CaseRecord
@@ -52,7 +53,7 @@ class Numbers(CaseSource):
 
 
 @dataclass
-class Workers(Executor):
+class Workers(AnsweringPool):
     """Finds a bug in each case. Each task takes ``seconds`` of a made-up time, ``hangs`` never end."""
 
     seconds: float = 1.0
@@ -61,6 +62,7 @@ class Workers(Executor):
     tasks: list[Any] = field(default_factory=list)
     running: int = 0
     most_minimized: int = 0
+    capacity = 2
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         (task,) = args

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from answering import AnsweringPool
 from rich.console import Console
 
 from fuzzcompile.corpus.records import Campaign, CaseRecord
@@ -51,7 +52,7 @@ class Numbers(CaseSource):
 
 
 @dataclass
-class Inline(Executor):
+class Inline(AnsweringPool):
     """Answers every task at once: the case reaches a rewrite of its own."""
 
     tasks: list[JudgeTask] = field(default_factory=list)
@@ -145,14 +146,13 @@ def test_a_machine_that_can_compile_no_more_ends_the_campaign_and_costs_no_verdi
 
 def test_the_summary_of_a_campaign_that_the_machine_ends_says_why(tmp_path):
     executor = Full()
-    executor.kill_workers, executor.capacity = lambda: None, 1
     around = SimpleNamespace(environment={"torch": TORCH, "device": "cpu"}, numerics={})
     started = SimpleNamespace(pool=executor, surroundings=around, cluster=None)
     settings = CampaignSettings(
         CampaignBudget(cases=40), 0, Profile(), "cpu", 1, TORCH, drafts=tmp_path, source=Numbers(), mix="full"
     )
     where = {"location": str(tmp_path / "corpus.db"), "command": "run"}
-    told = run_campaign(settings, started, on_event=lambda event: None, **where).to_json()
+    told = run_campaign(settings, started, **where).to_json()
     assert told["ended"] == "failed" and "No space left" in told["why"] and told["verdicts"] == {"unjudged": 4}
 
 
@@ -218,7 +218,7 @@ def wrong(signature: str, **fields: Any) -> dict[str, Any]:
 
 
 @dataclass
-class Buggy(Executor):
+class Buggy(AnsweringPool):
     """Every case shows a bug under a name of its own; reduced, all but each third are the same."""
 
     judged: int = 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from answering import AnsweringPool
 
 from fuzzcompile.corpus.records import Campaign
 from fuzzcompile.corpus.store import Store
@@ -39,7 +40,7 @@ class One(CaseSource):
         return None
 
 
-class Answers(Executor):
+class Answers(AnsweringPool):
     """The first case is a bug; its reduction meets three others, of which each is a bug of another name."""
 
     def __init__(self) -> None:

@@ -132,7 +132,7 @@ def test_certificates_come_from_dasks_own_configuration(tmp_path):
     from distributed import LocalCluster
     from distributed.security import Security
 
-    from fuzzcompile.fuzz.campaign.campaign_run import join_cluster
+    from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
     from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
     from fuzzcompile.model.conditions import Conditions
     from fuzzcompile.model.errors import EnvironmentUnfit
@@ -155,7 +155,7 @@ def test_certificates_come_from_dasks_own_configuration(tmp_path):
         settings |= {f"{tls}.{side}.key": str(key), f"{tls}.{side}.cert": str(certificate)}
 
     def joined(cluster):
-        return join_cluster(ClusterAddress.parse(cluster.scheduler_address), Conditions(device="cpu"), opens=PLAIN)
+        return ClusterPool(ClusterAddress.parse(cluster.scheduler_address), Conditions(device="cpu"), opens=PLAIN)
 
     with (
         dask.config.set(settings),

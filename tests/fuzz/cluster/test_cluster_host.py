@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fuzzcompile.fuzz.cluster.cluster_messages import ClusterCall, pack
+from fuzzcompile.fuzz.cluster.cluster_messages import ClusterCall, Unhosted
 from fuzzcompile.fuzz.cluster.dask_host import CampaignHost
 from fuzzcompile.model.errors import MachineUnfit
 
@@ -33,8 +32,22 @@ def test_a_machine_that_can_compile_no_more_gives_its_cases_back():
 
     pool = SimpleNamespace(schedule=schedule, kill_workers=lambda: None)
     host = CampaignHost(SimpleNamespace(opens=lambda charter, stack: (pool, None)))  # type: ignore[arg-type]
-    call = ClusterCall("c", 1, pack((len, (), {})), {})
-    replies = [host.run(call) for _ in range(6)]
+    host.open()
+    raised: list[object] = []
+    for _ in range(6):
+        try:
+            host.run(1, ClusterCall("c", 1, (len, (), {}, {})).packed)
+            raised.append(None)
+        except Exception as error:
+            raised.append(error)
     host.close()
-    assert [reply.unhosted for reply in replies] == [False, False, False, False, False, True]
-    assert isinstance(pickle.loads(replies[-1].error or b""), MachineUnfit), "the reason for which it is refused"
+    assert [type(error) for error in raised] == [
+        MachineUnfit,
+        type(None),
+        type(None),
+        MachineUnfit,
+        type(None),
+        Unhosted,
+    ]
+    last = raised[-1]
+    assert isinstance(last, Unhosted) and isinstance(last.__cause__, MachineUnfit), "the reason for which it is refused"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import pickle
 import time
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -18,12 +19,11 @@ from fuzzcompile.fuzz.cluster.cluster_messages import (
     ClusterCall,
     HostCharter,
     PackedConditions,
+    Unhosted,
     WorkerRequirements,
-    pack,
 )
 from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress, WorkerJoined, WorkerLost, WorkerRefused
-from fuzzcompile.fuzz.cluster.dispatcher import ClusterFuture, ClusterMember, ClusterTask
-from fuzzcompile.fuzz.cluster.membership import Connection, Membership
+from fuzzcompile.fuzz.cluster.membership import ClusterMember, ClusterTask, Connection, Membership
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.judge_task import NamedFunction, WorkerDescription
@@ -65,6 +65,7 @@ OPENING = dataclasses.replace(CHARTER, opens=NamedFunction(f"{__name__}:open_slo
 def test_a_host_that_takes_long_to_open_does_not_close_itself(monkeypatch):
     monkeypatch.setattr(dask_host, "time", clock)
     slow = dask_host.CampaignHost(OPENING)
+    slow.open()
     time.sleep(1.2)
     assert slow.is_open
     slow.close()
@@ -83,15 +84,15 @@ def test_a_deaf_worker_that_is_admitted_again_gets_a_host_that_runs_nothing():
         worker: Any = Worker()
         await dask_host.open_host(OPENING, worker)
         first = dask_host.find_host("campaign", worker)
-        await dask_host.open_host(OPENING, worker)
-        assert first is not None and dask_host.find_host("campaign", worker) is first, "it was free"
-        running = asyncio.create_task(asyncio.to_thread(first.run, ClusterCall("campaign", 1, pack((len, (), {})), {})))
-        while first.is_fresh():
+        assert first is not None
+        running = asyncio.create_task(asyncio.to_thread(first.run, 1, ClusterCall("c", 1, (len, (), {}, {})).packed))
+        while not first._pool.tasks:
             await asyncio.sleep(0.01)
         await dask_host.open_host(OPENING, worker)
-        assert (await running).unhosted and not first.is_open
+        with pytest.raises(Unhosted):
+            await running
         second = dask_host.find_host("campaign", worker)
-        assert second is not None and second is not first
+        assert not first.is_open and second is not None and second is not first
         await worker.plugins.popitem()[1].teardown(worker)
 
     asyncio.run(admit_twice())
@@ -126,11 +127,11 @@ def test_a_worker_that_is_listed_and_never_answers_is_waited_for_once(monkeypatc
         seen = []
         for opening in (True, False):  # it is asked, and its time to answer is over: however busy the machine is
             async with asyncio.timeout(60):
-                while kept.is_opening is not opening:
+                while bool(kept.opening) is not opening:
                     await asyncio.sleep(0.01)
             seen.append(opening)
         await asyncio.sleep(0.1)
-        seen.append(kept.is_opening)
+        seen.append(bool(kept.opening))
         await kept.close()
         assert keeping.cancelled()
         return seen
@@ -144,20 +145,28 @@ def test_a_worker_that_is_listed_and_never_answers_is_waited_for_once(monkeypatc
 @pytest.mark.parametrize(
     ("error", "kinds", "why"),
     [
-        (None, [WorkerLost], "serves the campaign no longer"),
+        (Unhosted(), [WorkerLost], "serves the campaign no longer"),
         (WorkerStartFailed("no processes"), [WorkerLost, WorkerRefused], "no processes"),
     ],
 )
 def test_a_worker_that_cannot_run_a_task_is_told_as_lost_with_what_it_ran(error, kinds, why):
-    kept = a_roster()
-    told = kept.changes
-    member = ClusterMember("tcp://a:1", 1, HERE)
-    kept._admit(member)
-    assert isinstance(told.pop(), WorkerJoined) and kept.state.slots == 1
-    member.running[0] = ClusterTask(ClusterCall("c", 0, b"", {}), "judge", ClusterFuture())
-    kept._doubt(member, error, False)
-    assert [type(change) for change in told] == kinds
-    assert told[0].tasks == 1 and why in told[0].why and kept.state.slots == 0
+    async def answer() -> None:
+        kept, task = a_roster(), ClusterTask(ClusterCall("c", 0, (len, (), {}, {})), "judge")
+        sent: Any = asyncio.Future()
+        sent.release = lambda: None
+        client = SimpleNamespace(submit=lambda *_, **__: sent)
+        kept.connection = Connection(client, "tcp://s:1", contextlib.AsyncExitStack())  # type: ignore[arg-type]
+        kept.welcome(ClusterMember("tcp://a:1", 1, HERE))
+        assert isinstance(kept.changes.pop(), WorkerJoined) and kept.state.slots == 1
+        kept.put(task)
+        sent.set_result(pickle.dumps((None, error, None)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert [type(change) for change in kept.changes] == kinds
+        lost = kept.changes[0]
+        assert isinstance(lost, WorkerLost) and lost.tasks == 1 and why in lost.why and kept.state.slots == 0
+
+    asyncio.run(answer())
 
 
 @pytest.mark.parametrize("fails", ["cluster", "client"])
@@ -182,7 +191,7 @@ def test_what_was_started_for_a_connection_that_fails_is_closed(monkeypatch, fai
 
     monkeypatch.setattr(distributed, "LocalCluster", lambda **_: Fake("cluster"))
     monkeypatch.setattr(distributed, "Client", lambda *_, **__: Fake("client"))
-    monkeypatch.setattr(membership, "_leave_interrupts_to_the_main_thread", lambda: None)
+    monkeypatch.setattr(membership.signal, "pthread_sigmask", lambda *_: None)
     with pytest.raises(EnvironmentUnfit, match="it fails"):
-        asyncio.run(Connection.open(ClusterAddress(local=2)))
+        asyncio.run(Connection.open(ClusterAddress(local=2), 8.0))
     assert closed == (["cluster"] if fails == "cluster" else ["client", "cluster"])

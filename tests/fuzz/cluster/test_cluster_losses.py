@@ -12,7 +12,6 @@ import psutil
 import pytest
 from clustered import EVAL, PATIENCE, PLAIN, Processes, until
 
-from fuzzcompile.fuzz.campaign.campaign_run import join_cluster
 from fuzzcompile.fuzz.cluster import membership
 from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
 from fuzzcompile.fuzz.cluster.cluster_state import (
@@ -42,7 +41,7 @@ def processes(tmp_path):
 
 
 def joined(processes: Processes, slots: int, address: str = "") -> ClusterPool:
-    pool = join_cluster(ClusterAddress.parse(address or processes.address), Conditions(device="cpu"), opens=PLAIN)
+    pool = ClusterPool(ClusterAddress.parse(address or processes.address), Conditions(device="cpu"), opens=PLAIN)
     pool.wait_for_worker(PATIENCE)
     until(lambda: pool.state.slots == slots)
     return pool
@@ -187,10 +186,10 @@ def test_what_runs_for_a_driver_that_is_killed_ends_soon(processes, tmp_path):
         "import sys, time\n"
         "from clustered import EVAL, PLAIN\n"
         "from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress\n"
-        "from fuzzcompile.fuzz.campaign.campaign_run import join_cluster\n"
+        "from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool\n"
         "from fuzzcompile.model.conditions import Conditions\n"
         "if __name__ == '__main__':\n"
-        "    pool = join_cluster(ClusterAddress.parse(sys.argv[1]), Conditions(device='cpu'), opens=PLAIN)\n"
+        "    pool = ClusterPool(ClusterAddress.parse(sys.argv[1]), Conditions(device='cpu'), opens=PLAIN)\n"
         "    pool.wait_for_worker()\n"
         "    pool.schedule(EVAL, ('__import__(\"time\").sleep(1000)',))\n"
         "    time.sleep(1000)\n"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
-from fuzzcompile.fuzz.cluster.cluster_messages import ClusterCall
-from fuzzcompile.fuzz.cluster.dispatcher import ClusterFuture, ClusterMember, ClusterTask, Dispatcher
+from fuzzcompile.fuzz.cluster.cluster_messages import ClusterCall, HostCharter, PackedConditions, WorkerRequirements
+from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
+from fuzzcompile.fuzz.cluster.membership import ClusterMember, ClusterTask, Connection, Membership
+from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.judge_task import WorkerDescription
 
 pytest.importorskip("distributed", reason="needs the extra `cluster`")
@@ -32,23 +35,26 @@ class Client:
 
 
 def member(address: str, machine: str, slots: int = 1) -> ClusterMember:
-    return ClusterMember(address, slots, WorkerDescription({"machine": machine}, "cpu"))
+    return ClusterMember(address, slots, WorkerDescription({"machine": machine, "torch": "2.15.0"}, "cpu"))
 
 
 def make_task(name: str, *not_on: str) -> ClusterTask:
-    return ClusterTask(ClusterCall("c", hash(name) % 999, b"", {}), name, ClusterFuture(), None, frozenset(not_on))
+    return ClusterTask(ClusterCall("c", hash(name) % 999, (len, (), {}, {})), name, None, frozenset(not_on))
 
 
 def placed(members: list[ClusterMember], tasks: list[ClusterTask], *later: ClusterMember) -> list[tuple[str, str]]:
     async def place() -> list[tuple[str, str]]:
-        dispatcher, client = Dispatcher(lambda *_: None), Client()
-        for each in tasks:
-            dispatcher.put(each)
+        charter = HostCharter("c", PackedConditions(Conditions(device="cpu")), slots=1)
+        kept = Membership(ClusterAddress(url="tcp://s:1"), charter, WorkerRequirements(), any_device=True)
+        client = Client()
         for each in members:
-            dispatcher.members[each.address] = each
-        dispatcher.connect(client)  # type: ignore[arg-type]
+            kept.welcome(each)
+        kept.connection = Connection(client, "tcp://s:1", contextlib.AsyncExitStack())  # type: ignore[arg-type]
+        for each in tasks:
+            kept.put(each)
         for each in later:
-            dispatcher.add(each)
+            kept.welcome(each)
+        await asyncio.sleep(0)
         return client.sent
 
     return asyncio.run(place())

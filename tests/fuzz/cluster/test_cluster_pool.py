@@ -14,7 +14,8 @@ import psutil
 import pytest
 from clustered import EVAL, PATIENCE, PLAIN, threads, until
 
-from fuzzcompile.fuzz.campaign.campaign_run import join_cluster
+from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget
+from fuzzcompile.fuzz.campaign.campaign_run import join_workers
 from fuzzcompile.fuzz.cluster import cluster_messages, cluster_pool, dask_host, membership
 from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
 from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress, WorkerJoined, WorkerLost, WorkerRefused
@@ -34,7 +35,7 @@ pytest.importorskip("distributed", reason="Dask is an extra: pip install 'fuzzco
 
 def joined(cluster, **arguments) -> ClusterPool:
     address = ClusterAddress.parse(cluster if isinstance(cluster, str) else cluster.scheduler_address)
-    return join_cluster(address, Conditions(device="cpu"), **{"opens": PLAIN, **arguments})
+    return ClusterPool(address, Conditions(device="cpu"), **{"opens": PLAIN, **arguments})
 
 
 @pytest.fixture(autouse=True)
@@ -138,13 +139,13 @@ def test_a_lost_worker_blames_no_case_that_waits_there_behind_another_campaign(m
     with threads(1) as cluster, joined(cluster) as first, joined(cluster) as second:
         for workers in (first, second):
             workers.wait_for_worker(PATIENCE)
-        running, gate = first.schedule(NamedFunction("time:sleep"), (1000,)), second._membership.dispatcher
-        until(lambda: any(task.began for each in list(first._membership.dispatcher.members.values())
+        running, gate = first.schedule(NamedFunction("time:sleep"), (1000,)), second._membership
+        until(lambda: any(task.began for each in list(first._membership.members.values())
                           for task in list(each.running.values())))  # fmt: skip
         waiting = second.schedule(EVAL, ("1 + 1",))
         for _ in range(4):
             (member,) = until(lambda: [each for each in list(gate.members.values()) if each.running])
-            second._loop.call_soon_threadsafe(second._membership._lose, "it is gone", member)
+            second._loop.call_soon_threadsafe(second._membership.lose, "it is gone", member)
             until(lambda lost=member: gate.members.get(lost.address) not in (None, lost))
         assert not waiting.done() and not running.done()
         first.kill_workers()
@@ -187,9 +188,9 @@ def test_a_task_that_loses_three_dask_workers_is_taken_to_end_them(workers, monk
 
     def lose_its_worker() -> bool:
         def lose() -> None:
-            for member in list(workers._membership.dispatcher.members.values()):
-                if any(task.future is killing for task in member.running.values()):
-                    workers._membership._lose("it is gone", member)
+            for member in list(workers._membership.members.values()):
+                if any(task is killing for task in member.running.values()):
+                    workers._membership.lose("it is gone", member)
 
         workers._loop.call_soon_threadsafe(lose)
         return killing.done()
@@ -207,8 +208,8 @@ def test_a_host_that_hears_nothing_of_its_campaign_closes_and_is_opened_again(cl
         workers.wait_for_worker(PATIENCE)
         until(lambda: workers.state.slots == 2)
         added = [plugin for worker in cluster.workers.values() for plugin in worker.plugins.values()]
-        hosts = [plugin.host for plugin in added if isinstance(plugin, dask_host.HostPlugin)]
-        assert None not in hosts and len(hosts) == 2
+        hosts = [plugin for plugin in added if isinstance(plugin, dask_host.CampaignHost)]
+        assert all(host.is_open for host in hosts) and len(hosts) == 2
         until(lambda: not any(host.is_open for host in hosts))
         assert workers.schedule(EVAL, ("1 + 1",)).result(PATIENCE) == 2
 
@@ -287,5 +288,9 @@ def test_nobody_answers():
 def test_without_dask_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(EnvironmentUnfit, match=r"pip install 'fuzzcompile\[cluster\]'"):
-        joined("tcp://127.0.0.1:1")
+    address, clock = ClusterAddress.parse("tcp://127.0.0.1:1"), BudgetClock(CampaignBudget(seconds=10))
+    with (
+        pytest.raises(EnvironmentUnfit, match=r"pip install 'fuzzcompile\[cluster\]'"),
+        join_workers(address, Conditions(device="cpu"), None, clock),
+    ):
+        pass

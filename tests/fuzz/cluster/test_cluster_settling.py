@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import pickle
 from collections.abc import Callable
 from typing import Any, cast
@@ -11,8 +12,17 @@ from typing import Any, cast
 import pytest
 
 from fuzzcompile.diagnosis.worker.minimize_task import MinimizeTask, can_resume
-from fuzzcompile.fuzz.cluster.cluster_messages import ClusterCall, ClusterReply, pack, unpack
-from fuzzcompile.fuzz.cluster.dispatcher import ClusterFuture, ClusterMember, ClusterTask, Dispatcher
+from fuzzcompile.fuzz.cluster.cluster_messages import (
+    ClusterCall,
+    HostCharter,
+    PackedConditions,
+    WorkerRequirements,
+    make_portable,
+)
+from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
+from fuzzcompile.fuzz.cluster.membership import ClusterMember, ClusterTask, Connection, Membership
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.judge_task import WorkerDescription
 from fuzzcompile.run.pool.worker import RemoteError, WorkerCrashed, WorkerStartFailed, WorkerStopped
 
@@ -41,28 +51,35 @@ class Client:
 
 
 def member(address: str, slots: int = 1) -> ClusterMember:
-    return ClusterMember(address, slots, WorkerDescription({"machine": address}, "cpu"))
+    return ClusterMember(address, slots, WorkerDescription({"machine": address, "torch": "2.15.0"}, "cpu"))
 
 
 def make_task(number: int = 0, *args: object) -> ClusterTask:
-    return ClusterTask(ClusterCall("c", number, pack((len, args, {})), {}), "judge", ClusterFuture())
+    return ClusterTask(ClusterCall("c", number, (len, args, {}, {})), "judge")
+
+
+def begin(kept: Membership, number: int, address: str) -> None:
+    kept.mark_begun((0.0, {"begun": number, "worker": address}))
 
 
 def dispatched(
-    members: list[ClusterMember], tasks: list[ClusterTask], then: Callable[[Dispatcher, Client], Any]
+    members: list[ClusterMember], tasks: list[ClusterTask], then: Callable[[Membership, Client], Any]
 ) -> Client:
     """Send tasks to members, do something, and let what follows from it happen."""
 
     async def run() -> Client:
-        dispatcher, client = Dispatcher(lambda member, *_: dispatcher.drop(member, blame=False) and None), Client()
-        dispatcher.connect(client)  # type: ignore[arg-type]
+        charter = HostCharter("c", PackedConditions(Conditions(device="cpu")), slots=1)
+        kept = Membership(ClusterAddress(url="tcp://s:1"), charter, WorkerRequirements(), any_device=True)
+        client = Client()
+        kept.connection = Connection(client, "tcp://s:1", contextlib.AsyncExitStack())  # type: ignore[arg-type]
         for each in members:
-            dispatcher.add(each)
+            kept.welcome(each)
         for sent in tasks:
-            dispatcher.put(sent)
+            kept.put(sent)
         await asyncio.sleep(0)
-        then(dispatcher, client)
-        for _ in range(3):
+        await asyncio.sleep(0)
+        then(kept, client)
+        for _ in range(4):
             await asyncio.sleep(0)
         return client
 
@@ -72,68 +89,72 @@ def dispatched(
 def test_workers_that_are_lost_at_once_blame_a_task_once():
     members, task = [member(name) for name in "abcd"], make_task()
 
-    def lose(dispatcher: Dispatcher, _: Client) -> None:
-        dispatcher.mark_begun(0, "a")
-        dispatcher.drop(*members[:3], blame=True)
+    def lose(kept: Membership, _: Client) -> None:
+        begin(kept, 0, "a")
+        kept.lose("it is gone", *members[:3])
 
     client = dispatched(members, [task], lose)
     assert [where for where, _, _ in client.sent] == ["a", "d"]
-    assert task.lost == ["a"] and task.future.running()
+    assert task.lost == ["a"] and task.running()
 
 
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        (ClusterReply(error=NOT_HERE, remote_error=RemoteError("torch.Broken", "its text")), "torch.Broken: its text"),
-        (ClusterReply(error=pickle.dumps(KeyError("k")), cause=NOT_HERE), "'k'"),
+        (pickle.dumps((None, RemoteError("torch.Broken", "its text"), None)), "torch.Broken: its text"),
+        (NOT_HERE, "no_such_module"),
     ],
 )
 def test_an_error_that_the_driver_cannot_unpickle_is_told_and_its_slot_is_free_again(reply, said):
     first, second = make_task(1), make_task(2)
-    client = dispatched(
-        [member("a")], [first, second], lambda _, client: client.sent[0][2].set_result(pickle.dumps(reply))
-    )
-    assert said in str(first.future.exception(0))
-    assert len(client.sent) == 2 and second.future.running()
+    client = dispatched([member("a")], [first, second], lambda _, client: client.sent[0][2].set_result(reply))
+    assert said in str(first.exception(0))
+    assert len(client.sent) == 2 and second.running()
 
 
-def test_the_error_of_a_reply_has_its_cause_and_its_text():
-    error = ValueError("bad")
-    error.__cause__ = KeyError("why")
-    reply = ClusterReply.of(error)
-    assert reply.remote_error is not None and str(reply.remote_error) == "ValueError: bad"
-    raised = reply.load_error()
+def test_an_error_comes_with_its_cause():
+    task = make_task()
+    reply = pickle.dumps((None, ValueError("bad"), KeyError("why")))
+    dispatched([member("a")], [task], lambda _, client: client.sent[0][2].set_result(reply))
+    raised = task.exception(0)
     assert isinstance(raised, ValueError) and isinstance(raised.__cause__, KeyError)
+
+
+def test_an_error_of_another_package_travels_as_its_kind_and_text():
+    torchs = type("Broken", (Exception,), {"__module__": "torch.somewhere"})("its text")
+    assert str(make_portable(torchs)) == "torch.somewhere.Broken: its text"
+    assert isinstance(make_portable(torchs), RemoteError)
+    assert isinstance(make_portable(EnvironmentUnfit("no disk")), EnvironmentUnfit)
 
 
 def test_on_a_lost_cluster_what_waits_fails_like_what_runs():
     tasks = [make_task(number) for number in range(3)]
-    tasks[2].future.cancel()
-    dispatched([member("a")], tasks, lambda dispatcher, _: dispatcher.fail_all(lambda: WorkerStartFailed("lost")))
-    done, _ = concurrent.futures.wait([task.future for task in tasks], 0)
-    assert len(done) == 3 and tasks[2].future.cancelled()
-    assert [type(task.future.exception(0)) for task in tasks[:2]] == [WorkerStartFailed] * 2
+    tasks[2].cancel()
+    dispatched([member("a")], tasks, lambda kept, _: kept.fail_all(lambda: WorkerStartFailed("lost")))
+    done, _ = concurrent.futures.wait(tasks, 0)
+    assert len(done) == 3 and tasks[2].cancelled()
+    assert [type(task.exception(0)) for task in tasks[:2]] == [WorkerStartFailed] * 2
 
 
 def test_when_the_pool_is_stopped_what_waits_is_cancelled_and_reported():
     tasks = [make_task(number) for number in range(2)]
-    dispatched([member("a")], tasks, lambda dispatcher, _: dispatcher.fail_all(WorkerStopped, cancel=True))
-    done, _ = concurrent.futures.wait([task.future for task in tasks], 0)
-    assert len(done) == 2 and tasks[1].future.cancelled()
-    assert isinstance(tasks[0].future.exception(0), WorkerStopped)
+    dispatched([member("a")], tasks, lambda kept, _: kept.fail_all(WorkerStopped, cancel=True))
+    done, _ = concurrent.futures.wait(tasks, 0)
+    assert len(done) == 2 and tasks[1].cancelled()
+    assert isinstance(tasks[0].exception(0), WorkerStopped)
 
 
 def test_a_task_that_was_lost_with_three_workers_fails():
     task = make_task()
 
-    def lose(dispatcher: Dispatcher, _: Client) -> None:
+    def lose(kept: Membership, _: Client) -> None:
         for name in "abc":
-            dispatcher.mark_begun(0, name)
-            dispatcher.drop(dispatcher.members[name], blame=True)
+            begin(kept, 0, name)
+            kept.lose("it is gone", kept.members[name])
 
     dispatched([member(name) for name in "abc"], [task], lose)
-    failed = task.future.exception(0)
-    assert task.future.environment is not None and task.future.environment["machine"] == failed.output[-1]
+    failed = task.exception(0)
+    assert task.environment is not None and task.environment["machine"] == failed.output[-1]
     assert isinstance(failed, WorkerCrashed) and "a, b, c" in failed.output
 
 
@@ -141,15 +162,15 @@ def test_a_task_that_never_began_is_not_to_blame_unless_it_is_sent_again_and_aga
     task, names = make_task(), [str(number) for number in range(13)]
     sent: list[bool] = []
 
-    def lose(dispatcher: Dispatcher, _: Client) -> None:
+    def lose(kept: Membership, _: Client) -> None:
         for name in names:
-            sent.append(task.future.done())
-            if name in dispatcher.members:
-                dispatcher.drop(dispatcher.members[name], blame=True)
+            sent.append(task.done())
+            if name in kept.members:
+                kept.lose("it is gone", kept.members[name])
 
     dispatched([member(name) for name in names], [task], lose)
     assert task.lost == [] and not any(sent[:12]) and sent[12]
-    assert isinstance(task.future.exception(0), WorkerCrashed)
+    assert isinstance(task.exception(0), WorkerCrashed)
 
 
 def test_a_minimization_goes_on_elsewhere_without_blame_for_its_last_question():
@@ -160,15 +181,15 @@ def test_a_minimization_goes_on_elsewhere_without_blame_for_its_last_question():
     members = [member(name) for name in "abc"]
     left = {"state": '{"tally": {}, "fatal": []}', "asking": "compile 1", "eager": ""}
 
-    def lose(dispatcher: Dispatcher, _: Client) -> None:
+    def lose(kept: Membership, _: Client) -> None:
         members[0].store_left({7: left, 8: {"state": "of another"}})
         for name in "abc":
-            goes_on.append(unpack(task.call.call)[1][0].left)
-            dispatcher.mark_begun(7, name)
-            dispatcher.drop(dispatcher.members[name], blame=True)
+            goes_on.append(cast(Any, task.call.call[1][0]).left)
+            begin(kept, 7, name)
+            kept.lose("it is gone", kept.members[name])
 
     dispatched(members, [task], lose)
     assert goes_on == [{}, {"state": left["state"]}, {"state": left["state"]}]
-    crash = task.future.exception(0)
+    crash = task.exception(0)
     assert isinstance(crash, WorkerCrashed) and crash.left == {"state": left["state"]} and can_resume(crash.left)
     assert heard == left

@@ -116,7 +116,6 @@ def test_a_planted_error_of_a_decomposition_is_found(tmp_path: Path):
             started,
             location=str(tmp_path / "corpus"),
             command="test",
-            on_event=lambda event: None,
             clock=clock,
         )
     assert any("heaviside" in finding.signature for finding in summary.findings), summary.to_json()
