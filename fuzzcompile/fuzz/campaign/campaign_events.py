@@ -39,8 +39,7 @@ class CampaignTally:
 class Started:
     """The campaign starts; earlier campaigns judged ``known`` cases of its stream.
 
-    A campaign that does not judge (``judges``) minimizes findings of the corpus. ``cluster`` is the address of the
-    scheduler of the Dask cluster on which it runs.
+    If it does not judge (``judges``), it minimizes findings of the corpus. ``cluster`` is its Dask scheduler's address.
     """
 
     campaign: int
@@ -128,11 +127,9 @@ class FindingLine:
 
 @dataclass(frozen=True)
 class RemainingWork:
-    """The work that is left when a campaign is over.
+    """The work that is left: ``cases`` were cut off, ``bugs`` of which had shown a bug.
 
-    ``cases`` were cut off, ``bugs`` of which had shown a bug; the next campaign on this stream judges them first.
-    ``waiting`` of the corpus's ``findings`` have no reproducer yet; ``foreign`` others come from another corpus and are
-    run once trusted.
+    ``waiting`` of the corpus's ``findings`` have no reproducer yet, and ``foreign`` others are run once trusted.
     """
 
     cases: int = 0

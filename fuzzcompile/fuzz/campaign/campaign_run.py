@@ -51,14 +51,13 @@ _PREPARING = 120.0
 
 @dataclass(frozen=True)
 class CampaignWorkers:
-    """Started workers: their pool, their conditions, their number, and where they run.
+    """Started workers: their pool, their conditions, and where they run.
 
     ``cluster`` is the pool again, if it is a cluster; ``surroundings`` are then those of its first worker.
     """
 
     pool: TaskPool
     conditions: Conditions
-    workers: int
     surroundings: WorkerDescription
     cluster: ClusterPool | None = None
 
@@ -78,7 +77,7 @@ class CampaignWorkers:
             budget=clock.budget,
             profile=fit_profile(profile, around.lacks, conditions.target),
             device=conditions.device if conditions.device != "auto" else around.device,
-            workers=self.workers,
+            workers=self.pool.capacity,
             torch=str(around.environment["torch"]),
             vetoes=conditions.vetoes,
             plants=tuple(hash_source(path.read_text(encoding="utf-8"))[:12] for path in conditions.plants),
@@ -152,7 +151,7 @@ def start_workers(conditions: Conditions, workers: int, budget: BudgetClock) -> 
             "patterns takes longer than that here. Give more."
         )
         lost = f"The first worker {{error}}; run `{hints.format_command('doctor')}`."
-        yield CampaignWorkers(pool, conditions, workers, await_answer(told, budget, late, lost))
+        yield CampaignWorkers(pool, conditions, await_answer(told, budget, late, lost))
     finally:
         pool.kill_workers()
 
@@ -174,7 +173,7 @@ def join_workers(
     pool = ClusterPool(address, conditions, torch=torch, most=most)
     try:
         around = pool.wait_for_worker(budget.timeout)
-        yield CampaignWorkers(pool, conditions, pool.capacity, around, pool)
+        yield CampaignWorkers(pool, conditions, around, pool)
     finally:
         pool.kill_workers()
 
