@@ -62,7 +62,6 @@ class Workers(AnsweringPool):
     tasks: list[Any] = field(default_factory=list)
     running: int = 0
     most_minimized: int = 0
-    capacity = 2
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         (task,) = args
@@ -121,6 +120,7 @@ def campaign(folder: Path, executor: Workers, budget: CampaignBudget, **given: A
         **{"budget": budget, "seed": 0, "profile": Profile(), "device": "cpu", "workers": 2, "torch": TORCH,
            "drafts": folder / "drafts", "source": Numbers(), **given}
     )  # fmt: skip
+    executor.capacity = settings.workers
     clock = BudgetClock(budget, started=executor.time, now=executor.now)
     with Store.open(folder / "corpus.db") as store:
         kept = Campaign(0, {"stream": settings.stream, **settings.conditions}, "run", "0", ENVIRONMENT)
