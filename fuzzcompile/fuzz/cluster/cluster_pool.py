@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from fuzzcompile.fuzz.cluster.cluster_messages import (
     ClusterCall,
@@ -28,8 +28,6 @@ from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.judge_task import WorkerDescription
 from fuzzcompile.run.pool.worker import WorkerStopped
 from fuzzcompile.run.pool.worker_pool import Call, TaskOptions, TaskPool, WorkerState
-
-T = TypeVar("T")
 
 _GATHERING = 60.0  # seconds for a first worker that fits
 _ENDS_WITHIN = 40.0
