@@ -15,6 +15,7 @@ import torch
 from fuzzcompile.analyses.profile.recordings import FileBudget, Leaf, RunFacts, read_recording, write_recording
 from fuzzcompile.analyses.profile.taps import SAMPLE, KeptCall, KeptTensor
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.report.output_files import check_writable
 
 safetensors = pytest.importorskip("safetensors")
 
@@ -161,9 +162,11 @@ def test_a_full_disk_leaves_what_was_there(recorded, monkeypatch):
 
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path):
-    for path, said in ((tmp_path / "gone" / "r.safetensors", "No such file"), (tmp_path, "Is a directory")):
-        with pytest.raises(UsageError, match=f"Cannot write {path}: {said}"):
-            record(path, call("norm", []))
+    gone = tmp_path / "gone" / "r.safetensors"
+    with pytest.raises(UsageError, match=f"Cannot write {gone}: No such file"):  # before the run
+        check_writable(gone, "--record")
+    with pytest.raises(UsageError, match=f"Cannot write {tmp_path}: Is a directory"):
+        record(tmp_path, call("norm", []))
     assert not list(tmp_path.iterdir())
 
 
