@@ -50,8 +50,8 @@ def test_buffers_are_captured_as_they_were_before_the_call():
     watched = watch(Cache(), *calls())
     (frame,) = watched.ledger.frames
     first, second = frame.forward_calls
-    empty = [t for t in first.inputs if isinstance(t, torch.Tensor) and t.shape == (1, 6, 4)]
-    filled = [t for t in second.inputs if isinstance(t, torch.Tensor) and t.shape == (1, 6, 4)]
+    empty = [t for t in first if isinstance(t, torch.Tensor) and t.shape == (1, 6, 4)]
+    filled = [t for t in second if isinstance(t, torch.Tensor) and t.shape == (1, 6, 4)]
     assert len(empty) == len(filled) == 1
     assert not empty[0].any()
     assert filled[0][:, :2].any()

@@ -33,7 +33,7 @@ OTHER_MEANINGS = {
     "front/cli/coverage.py": {"decomposition", "lowering"},  # the kinds of rule
     "analyses/rule_coverage.py": {"decomposition", "lowering"},  # the kinds of rule
     "fuzz/generation/rendering.py": {"dynamo"},  # the key of the settings
-    "fuzz/rules/code_mentions.py": {"freezing"},  # the entry
+    "fuzz/rules/rule_code.py": {"freezing"},  # the entry
     "fuzz/rules/rule_programs.py": {"freezing", "decomposition", "lowering"},  # the entry, and the kinds of rule
     "programs/capture/case_loader.py": {"dynamo"},  # the key of the settings
     "programs/casefiles/case_module.py": {"dynamo"},  # the key of the settings
