@@ -403,6 +403,7 @@ def _find_certain_stage(given: object) -> str | None:
 def _find_tables(value: object, depth: int) -> Iterator[PatternMatcherPass]:
     if isinstance(value, PatternMatcherPass):
         yield value
+    if isinstance(value, PatternMatcherPass) or not depth:
         return
     held: Iterable[object] = ()
     if isinstance(value, (list, tuple)):
@@ -414,7 +415,7 @@ def _find_tables(value: object, depth: int) -> Iterator[PatternMatcherPass]:
         held = [*cells.nonlocals.values(), *cells.globals.values()]
     elif not inspect.isclass(value) and type(value).__module__.split(".")[0] not in ("torch", "builtins"):
         held = list(getattr(value, "__dict__", {}).values())
-    for inner in held if depth else ():
+    for inner in held:
         yield from _find_tables(inner, depth - 1)
 
 

@@ -186,6 +186,7 @@ def put_facts(session: Session, finding_id: int, told: Mapping[str, Any], before
     for given in told.get("replays") or ():
         created = _time(given["created"])
         replay = Replay(**{name: value for name, value in given.items() if name != "created"})
+        replay.runs = list(replay.runs)
         if created is not None and created not in made:
             replay.finding_id, replay.created = row.id, created
             session.add(replay)

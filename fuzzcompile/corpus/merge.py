@@ -253,10 +253,9 @@ def choose(session: Session, finding: FindingRow) -> None:
         alike = run.verdict == report["verdict"] and agree(*(str(r.get("signature")) for r in (run.report, report)))
         finding.case_id = shown.case_id or (run.case_id if alike else None)
     finding.verdict, finding.confidence = str(report["verdict"]), cast("str | None", report.get("confidence"))
-    finding.culprit, finding.evidence = (
-        in_short(report.get("culprit")),
-        cast("dict[str, object] | None", report.get("evidence")),
-    )
+    evidence = report.get("evidence")
+    finding.culprit = in_short(report.get("culprit"))
+    finding.evidence = evidence if isinstance(evidence, dict) else None
     finding.severity = rate_severity(cast("ReportJson", report))
     finding.umbrella = find_umbrella(finding.severity, finding.signature)
     session.flush()

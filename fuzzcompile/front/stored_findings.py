@@ -65,8 +65,8 @@ def refresh(
     A finding that does not show any more is left as it is. What is stored of one is kept if the next is interrupted.
     Issue drafts are written anew into the folder ``drafts``.
     """
-    settled: set[str] = set()
     for group, where in _group_by_target([store.finding(name) for name in names], conditions):
+        settled: set[str] = set()
         best = {finding.public_id: store.best_reproducer(finding.public_id) for finding in group}
         scripts = {of.public_id: own.source if (own := best[of.public_id]) else of.source for of in group}
         files = {f"{name}/repro.py": script for name, script in scripts.items()}

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.torch_config import find_unknown_options
 from fuzzcompile.fuzz.generation.profile import DTYPES
@@ -150,12 +149,21 @@ def _run_case(
     seed_everything(0)
     # The user's program may raise anything at all: then this change is none that it takes.
     with contextlib.suppress(Exception), runs.enter_grad_mode(case.grad):
-        leaves, structure = pytree.tree_flatten(program.calls[0], is_leaf=_is_leaf)
-        runs.drive(case, model, pytree.tree_unflatten(change(list(leaves)), structure))
+        leaves: InputLeaves = []
+        rebuild = _flatten(program.calls[0], leaves)
+        runs.drive(case, model, rebuild(iter(change(list(leaves)))))
         return model, leaves
     return None
 
 
-def _is_leaf(value: object) -> bool:
-    """As the template of variations numbers them: within plain lists and tuples, and dictionaries."""
-    return not isinstance(value, dict) and type(value) not in (list, tuple)
+def _flatten(value: object, leaves: InputLeaves) -> Callable[[Iterator[object]], object]:
+    """Append the leaves as the template of variations numbers them; return what builds the same around others."""
+    if isinstance(value, dict):
+        parts = {key: _flatten(inner, leaves) for key, inner in value.items()}
+        return lambda replacing: {key: part(replacing) for key, part in parts.items()}
+    if type(value) in (list, tuple):
+        assert isinstance(value, (list, tuple))
+        rebuild, listed = type(value), [_flatten(inner, leaves) for inner in value]
+        return lambda replacing: rebuild(part(replacing) for part in listed)
+    leaves.append(value)
+    return next

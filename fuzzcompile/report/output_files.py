@@ -19,6 +19,8 @@ def check_writable(path: Path, option: str, *, parents: bool = False) -> None:
     """Check that the file can be written, in ``parents`` to be made if that is set; UsageError names ``option``."""
     if path.is_dir():
         raise UsageError(f"Cannot write {path}: it is a folder; name a file for {option}.")
+    if _is_stream(path):
+        return
     draft = _draft(path)
     try:
         if parents:
@@ -30,12 +32,18 @@ def check_writable(path: Path, option: str, *, parents: bool = False) -> None:
 
 
 def write_whole(path: Path, content: bytes, option: str) -> None:
-    """Write the file, and folders above it, whole or not at all; EnvironmentUnfit or UsageError names ``option``."""
-    draft = _draft(path)
+    """Write the file, and folders above it, whole or not at all; EnvironmentUnfit or UsageError names ``option``.
+
+    What a link points to is written, and a pipe or a device as it is.
+    """
+    draft = _draft(path.resolve())
     try:
+        if _is_stream(path):
+            path.write_bytes(content)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         draft.write_bytes(content)
-        draft.replace(path)
+        draft.replace(path.resolve())
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
@@ -68,6 +76,10 @@ def make_next_folder(wanted: Path, option: str) -> Path:
         except OSError as error:
             raise UsageError(f"Cannot make the folder {folder}: {error.strerror}; pass {option}.") from error
     return folder.resolve()
+
+
+def _is_stream(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _draft(path: Path) -> Path:

@@ -307,6 +307,7 @@ class _Runs:
     def compare(self) -> ProfileJson:
         """The verdict with its rule, then the layers, the whole program and gradients; attention, and notes."""
         asked, whole = self.asked, (WHOLE, 0)
+        tolerances = Tolerances.load(asked.tolerances)  # what cannot be read is said before anything runs
         with record_attention_calls() as attention:  # under the settings of a plain run
             self.run_reference(EAGER)
         for side in (asked.against, asked.reference):
@@ -338,7 +339,7 @@ class _Runs:
         floating = sorted({dtype for dtype in results if dtype.is_floating_point}, key=lambda x: torch.finfo(x).eps)
         dtype = str([torch.float32, *floating][-1]).removeprefix("torch.")
         pair = parse_pair(asked.against, asked.reference, self.device)
-        tolerance = Tolerances.load(asked.tolerances).for_pair(pair, dtype)
+        tolerance = tolerances.for_pair(pair, dtype)
         exact_outputs = None if exact is None else exact.calls[whole].outputs
         verdict = decide(
             layers,

@@ -191,21 +191,24 @@ class _IsRun(BaseException):
 def follow(settings: WatchSettings, keep: int) -> Mode:
     """Follow an eager trajectory, and one whose state is moved by one ulp, in forks of the script; returns in those."""
 
-    def both(_: int) -> None:
+    def both(_: int | None) -> None:
         deadline = time.monotonic() + settings.seconds
         pids = {run: _fork(Mode("followed", seed)) for seed, run in enumerate(("eager", "perturbed"))}
         for run, pid in pids.items():
             if why := _ended(pid, deadline):
                 append(settings.folder / TRAJECTORY, {"run": run, "ended": f"a run beside the script {why}"})
 
-    return _run_contained(both, keep)
+    return _run_contained(both, keep, announce=False)
 
 
-def _run_contained(body: Callable[[int], None], keep: int) -> Mode:
-    """Run ``body`` with the script's standard error in this fork and end it; returns in the forks that are runs."""
+def _run_contained(body: Callable[[int | None], None], keep: int, *, announce: bool) -> Mode:
+    """Run ``body`` in this fork and end it; returns in the forks that are runs.
+
+    With ``announce``, ``body`` gets the script's standard error: what reads that waits for all that hold it open.
+    """
     try:
-        heard = os.dup(2)
-        contain({keep, heard})
+        heard = os.dup(2) if announce else None
+        contain({keep} if heard is None else {keep, heard})
         body(heard)
     except _IsRun as run:
         mode: Mode = run.args[0]
@@ -258,9 +261,9 @@ class StepSupervisor:
 
     def supervise(self, keep: int) -> Mode:
         """Judge the step; returns only in the forks that are its runs. ``keep`` is the descriptor of the lock."""
-        return _run_contained(self._run, keep)
+        return _run_contained(self._run, keep, announce=self.announce)
 
-    def _run(self, heard: int) -> None:
+    def _run(self, heard: int | None) -> None:
         for path in sorted(self.lock.parent.glob("[0-9]*.lock")):  # of earlier steps
             if path.name < self.lock.name:
                 with path.open() as lock:
@@ -275,7 +278,7 @@ class StepSupervisor:
         append(self.folder / STEPS, asdict(report))
         for path in self.work.glob("*.pt"):
             path.unlink()
-        if report.unexplained and self.announce:
+        if report.unexplained and heard is not None:
             said = f"rounding does not explain step {self.step} ({report.verdict}; {report.detail}); see {self.folder}"
             os.write(heard, f"fuzzcompile watch: {said}\n".encode())
 

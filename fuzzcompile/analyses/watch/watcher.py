@@ -344,13 +344,17 @@ class Watcher:
                 if self._runner is not None:
                     self._runner.fail(error)
                 raise
-            with self._contained():
-                if self._open is not None:
-                    self._open.differentiated()
+            self._differentiated()
             return result
 
         skip_tracing(backward)
         namespace["backward"] = backward
+
+    @disable_compile
+    def _differentiated(self) -> None:
+        with self._contained():
+            if self._open is not None:
+                self._open.differentiated()
 
     @disable_compile
     def _differentiating(self, tensors: object) -> None:

@@ -167,11 +167,14 @@ class GraphEvaluation:
         self._done.add(number)
         operation = self._operations[number]
         names = [buffer.get_name() for buffer in operation.get_outputs()]
+        if self._inexact is None:
+            self._compute(operation, names)
+            return
         reads_unknown = True
         with contextlib.suppress(*NOT_FOLLOWED):
             reads_unknown = any(name in self._open for name in operation.get_read_names())
         self._compute(operation, names)
-        for name in names if self._inexact is not None else ():
+        for name in names:
             self._follow(name, loop=type(operation).__name__ == "ComputedBuffer", reads_unknown=reads_unknown)
 
     def _compute(self, operation: Operation, names: Sequence[str]) -> None:

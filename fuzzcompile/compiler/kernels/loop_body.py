@@ -8,12 +8,9 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
-
-if TYPE_CHECKING:
-    from fuzzcompile.compiler.kernels.ir_evaluation import GraphEvaluation
 
 # Arithmetic of the index expressions of Inductor's loops.
 
@@ -157,12 +154,24 @@ class NotEvaluable(Exception):
     """The loop holds an operator that this package does not evaluate, or needs a value that is not known."""
 
 
+class LoopMemory(Protocol):
+    """Memory that loops load from and store to; ``symbols`` are the sizes that their bounds name."""
+
+    double: bool
+    generator: torch.Generator | None
+    symbols: dict[object, object]
+
+    def flat(self, name: str) -> torch.Tensor:
+        """The elements of the storage behind buffer ``name``, in a row."""
+        ...
+
+
 Body = Callable[..., object]
 Combine = Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]], Sequence[object]]
 
 
 def run_loop(
-    body: Body, sizes: Sequence[int], reduced: Sequence[int], memory: GraphEvaluation, *, nested: bool = False
+    body: Body, sizes: Sequence[int], reduced: Sequence[int], memory: LoopMemory, *, nested: bool = False
 ) -> object:
     """Run ``body`` over an index space of ``sizes``, and of the dimensions that a reduction runs over; what it returns.
 
@@ -212,9 +221,7 @@ def _as_tensor(value: object) -> torch.Tensor:
 
 
 class _LoopHandler:
-    def __init__(
-        self, memory: GraphEvaluation, shape: Sequence[int], reduced: int, values: dict[object, object]
-    ) -> None:
+    def __init__(self, memory: LoopMemory, shape: Sequence[int], reduced: int, values: dict[object, object]) -> None:
         self.memory, self.shape, self.reduced, self.values = memory, shape, reduced, values
         self._masked = 0
 

@@ -68,6 +68,9 @@ class _NoDeviceGuard(nullcontext[None]):
 
     idx = 0
 
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__()
+
 
 def _make_properties(target: Target) -> types.SimpleNamespace:
     return types.SimpleNamespace(

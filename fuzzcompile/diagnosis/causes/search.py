@@ -318,7 +318,7 @@ def _matches_neighbour(window: Program, neighbour: Program, shown: ScreenResult)
         return max(metrics.largest_distance(*pair) for pair in zip(numbers, given, strict=True))
 
     far, near = measure_distance(window), measure_distance(neighbour)
-    return math.isfinite(near) and near <= NEARER_TO_NEIGHBOUR * far and far > 0.0
+    return math.isfinite(far + near) and near <= NEARER_TO_NEIGHBOUR * far and far > 0.0
 
 
 # Look for the cause of a bug in the process that judged it.

@@ -52,7 +52,7 @@ class _Commands(click.Group):
         if name == "--help":
             click.echo(ctx.get_help())
             ctx.exit()
-        if (former := " ".join(args[:2])) in _FORMER:
+        if (former := " ".join(args[:2])) in _FORMER and not ctx.resilient_parsing:
             raise UsageError(f"`{former}` is {_FORMER[former]}")
         if looks_like_path(name):
             ctx.fail(f"'{name}' is not a command. To judge a file: {hints.format_command('triage', name)}")

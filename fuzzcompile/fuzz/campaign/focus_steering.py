@@ -34,7 +34,7 @@ def add_settings(source: str, settings: Mapping[str, object]) -> str:
             if not isinstance(given[name], dict):
                 return source
     options, config = given["OPTIONS"], given["CONFIG"]
-    inductor = cast(Settings, config.get("inductor", {}))
+    inductor = cast(Settings, config.get("inductor") or {})
     merged = merge_settings([settings, inductor, options])
     inside = {entry: merged[entry] for entry in settings if entry in options}
     beside = {entry: merged[entry] for entry in settings if entry not in options}

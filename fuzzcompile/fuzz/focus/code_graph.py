@@ -33,18 +33,18 @@ class Definition:
 
 @dataclass(frozen=True)
 class DefinitionSource:
-    """A file's definitions, and what its imports are called where they come from."""
+    """A file's definitions and imports: by name, the dotted module and the name in it (empty for the module itself)."""
 
     file: str
     definitions: tuple[Definition, ...]
-    imports: dict[str, str]
+    imports: dict[str, tuple[str, str]]
     tree: ast.Module = field(repr=False)
 
     @classmethod
     def parse(cls, file: str, text: str) -> DefinitionSource:
         """Read a file; raises `SyntaxError` if it is not Python."""
         tree = ast.parse(text)
-        return cls(file, tuple(_iter_definitions(tree.body)), dict(_iter_imports(tree)), tree)
+        return cls(file, tuple(_iter_definitions(tree.body)), dict(_iter_imports(tree, file)), tree)
 
     @cached_property
     def names(self) -> set[str]:
@@ -54,19 +54,32 @@ class DefinitionSource:
     @property
     def codes(self) -> dict[str, list[str]]:
         """Of each name the code of its definitions: their syntax trees as text, of the empty name all other code."""
-        codes, defining = defaultdict[str, list[str]](list), {part.tree for part in self.definitions}
+        codes, inner = defaultdict[str, list[str]](list), {part.tree for part in self.definitions}
         for part in self.definitions:
-            tree = part.tree
-            if isinstance(tree, ast.ClassDef):  # what is in it has definitions of its own
-                tree = ast.ClassDef(tree.name, tree.bases, tree.keywords, [], tree.decorator_list)
-            codes[part.name].append(ast.dump(tree))
-        return {**codes, "": [ast.dump(statement) for statement in self.tree.body if statement not in defining]}
+            codes[part.name].append(ast.dump(_strip(part.tree, inner)))
+        other = [_strip(statement, inner) for statement in self.tree.body if statement not in inner]
+        return {**codes, "": list(map(ast.dump, other))}
 
     def find_at(self, first: int, last: int) -> list[Definition]:
         """The definitions that have one of these lines; of a class and its method, the method."""
         met = [part for part in self.definitions if part.first <= last and first <= part.last]
         inner = {part.name.rpartition(".")[0] for part in met if part.first <= first and last <= part.last}
         return [part for part in met if part.name not in inner]
+
+
+_BLOCKS = (ast.If, ast.With, ast.Try, ast.For)
+_BODIES = {"body", "orelse", "finalbody"}
+
+
+def _strip(tree: ast.stmt, inner: Collection[ast.stmt]) -> ast.stmt:
+    """A statement without those in it that are definitions themselves."""
+    if not isinstance(tree, (ast.ClassDef, *_BLOCKS)):
+        return tree
+    fields = dict(ast.iter_fields(tree))
+    bodies = {
+        name: [_strip(each, inner) for each in fields[name] if each not in inner] for name in _BODIES & fields.keys()
+    }
+    return type(tree)(**{**fields, **bodies})
 
 
 def _iter_definitions(body: Iterable[ast.stmt], within: str = "") -> Iterator[Definition]:
@@ -79,9 +92,10 @@ def _iter_definitions(body: Iterable[ast.stmt], within: str = "") -> Iterator[De
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             names = [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
             yield from (_make_definition(f"{within}{name}", statement) for name in names)
-        elif isinstance(statement, (ast.If, ast.With, ast.Try, ast.For)):
-            for name in ("body", "orelse", "finalbody"):
-                yield from _iter_definitions(getattr(statement, name, []), within)
+        elif isinstance(statement, _BLOCKS):
+            for name, value in ast.iter_fields(statement):
+                if name in _BODIES:
+                    yield from _iter_definitions(value, within)
 
 
 def _make_definition(name: str, statement: ast.stmt) -> Definition:
@@ -106,11 +120,16 @@ def _iter_names(tree: ast.AST) -> Iterator[str]:
                     yield from _iter_names(child)
 
 
-def _iter_imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _iter_imports(tree: ast.Module, file: str) -> Iterator[tuple[str, tuple[str, str]]]:
     """Also those within functions: passes import what they need where they need it."""
+    package = list(PurePosixPath(file).parent.parts)
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from ((alias.asname or alias.name, alias.name.rpartition(".")[2]) for alias in node.names)
+        if isinstance(node, ast.Import):
+            yield from ((alias.asname or alias.name, (alias.name, "")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *((node.module or "").split(".") if node.module else [])])
+            yield from ((alias.asname or alias.name, (module, alias.name)) for alias in node.names)
 
 
 @dataclass
@@ -133,11 +152,16 @@ class CodeGraph:
                 self._sources[file] = DefinitionSource.parse(file, (self.root / file).read_text(encoding="utf-8"))
         return self._sources[file]
 
-    def find_places(self, span: Span) -> dict[DefinitionPlace, Span]:
-        """The definitions that have a line of ``span``, and their lines."""
-        source = self.find_source(span.file)
-        parts = [] if source is None else source.find_at(span.first, span.last)
-        return {(span.file, part.name): Span(span.file, part.first, part.last) for part in parts}
+    def find_places(self, span: Span) -> dict[DefinitionPlace, list[Span]]:
+        """The definitions that have a line of ``span``, and the lines of all of that name."""
+        if (source := self.find_source(span.file)) is None:
+            return {}
+        return {
+            (span.file, met.name): [
+                Span(span.file, part.first, part.last) for part in source.definitions if part.name == met.name
+            ]
+            for met in source.find_at(span.first, span.last)
+        }
 
     def find_reached(self, places: Collection[DefinitionPlace]) -> set[DefinitionPlace]:
         """The definitions that these use, directly or through others, themselves included."""
@@ -171,10 +195,14 @@ class CodeGraph:
                 yield source.file, f"{owner}.{rest}"
             elif used in own or head in own:
                 yield source.file, used if used in own else head
-            elif head in source.imports:
-                # A definition of another file, or the module that has it.
-                name, inner = source.imports[head], rest.partition(".")[0]
-                for file in self.files:
-                    other, wanted = self.find_source(file), inner if PurePosixPath(file).stem == name else name
-                    if other is not None and wanted in other.names:
-                        yield file, wanted
+            elif head in source.imports or used in source.imports:
+                yield from self._resolve_import(*source.imports[used if used in source.imports else head], rest)
+
+    def _resolve_import(self, module: str, name: str, rest: str) -> Iterator[DefinitionPlace]:
+        """``name`` of ``module`` may be a module itself, of which ``rest`` is used."""
+        for path, wanted in ((module, name or rest), (f"{module}.{name}", rest)):
+            stem, wanted = path.replace(".", "/"), wanted.split(".")[0]
+            for file in (f"{stem}.py", f"{stem}/__init__.py"):
+                source = self.find_source(file) if file in self.files else None
+                if source is not None and wanted in source.names:
+                    yield file, wanted

@@ -129,7 +129,7 @@ class _Planning:
         behind = [
             row
             for row in registered
-            if any(inner.contains(*at) for at in list_code_places(row) for inner in around.values())
+            if any(inner.contains(*at) for at in list_code_places(row) for spans in around.values() for inner in spans)
         ]
         aims, operators = self._make_rule_aims(rows), {row.name for row in behind}
         if len(operators) <= _MOST_OPERATORS:

@@ -137,7 +137,10 @@ def imitate_cuda() -> Iterator[None]:
     if torch.cuda.is_available():
         yield
         return
-    with mock.patch.multiple(torch.cuda, **_IMITATED), mock.patch.multiple(torch.cuda.amp, **_CPU_AMP):
+    with contextlib.ExitStack() as stack:
+        for module, stand_ins in ((torch.cuda, _IMITATED), (torch.cuda.amp, _CPU_AMP)):
+            there = {name: value for name, value in stand_ins.items() if hasattr(module, name)}
+            stack.enter_context(mock.patch.multiple(module, **there))
         yield
 
 

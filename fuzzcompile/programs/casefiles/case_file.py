@@ -172,13 +172,13 @@ def _list_code_cells(path: Path, text: str) -> list[str]:
         sheets = notebook.get("worksheets") or [notebook]  # nbformat 3 has worksheets
         cells = [cell for sheet in sheets for cell in sheet["cells"] if cell["cell_type"] == "code"]
         sources = [cell["source"] if "source" in cell else cell["input"] for cell in cells]
+        code = ["".join(source) if isinstance(source, list) else str(source) for source in sources]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = "its JSON is broken" if isinstance(error, ValueError) else "it has no cells"
         raise CaseError(f"{path} is no notebook ({what}); name a notebook that Jupyter opens, or a script.") from error
     language = _find_language(notebook)
     if language not in ("python", "ipython", "python3"):
         raise CaseError(f"{path} is a notebook of {language}; name one of Python.")
-    code = ["".join(source) if isinstance(source, list) else str(source) for source in sources]
     code = [cell for cell in code if cell.strip()]
     if not code:
         raise CaseError(f"{path} has no code cells; name a notebook that calls torch.compile.")

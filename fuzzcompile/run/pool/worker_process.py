@@ -73,10 +73,10 @@ class WorkerProcess:
         }
         self._folder.mkdir(mode=0o700)
         log = self._folder / "output"
-        self._log = log.open("a+b")  # appends also after it was truncated while the worker writes
-        log.unlink()
         with far_end:  # with our copy closed, the worker's death is the end of file
             try:
+                self._log = log.open("a+b")  # appends also after it was truncated while the worker writes
+                log.unlink()
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", _BOOT, str(far_end.fileno()), json.dumps(search_path)],
                     stdin=subprocess.DEVNULL,

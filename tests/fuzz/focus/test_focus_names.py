@@ -130,6 +130,20 @@ def test_what_only_the_checkout_has_is_said_and_comments_count_as_nothing(instal
         parse_focus([], ["HEAD"], checkout, installed)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "names"),
+    [
+        ("class A:\n    register(1)\n", "class A:\n    register(2)\n", ["A"]),
+        ("if b:\n    def f():\n        return 1\n", "if b:\n    def f():\n        return 2\n", ["f"]),
+        ("if b:\n    print(1)\n", "if b:\n    print(2)\n", [""]),
+        ("class A:\n    def f(self):\n        return 1\n", "class A:\n    def f(self):\n        return 2\n", ["A.f"]),
+    ],
+)
+def test_a_change_belongs_to_the_innermost_definition(before: str, after: str, names: list[str]):
+    was, now = (DefinitionSource.parse("a.py", text).codes for text in (before, after))
+    assert [name for name in now if now[name] != was.get(name)] == names
+
+
 def test_a_revision_and_a_checkout_that_there_are_not_are_refused(installed, checkout, tmp_path):
     with pytest.raises(UsageError, match="knows no such diff"):
         parse_focus([], ["nowhere"], checkout, installed)
