@@ -46,7 +46,7 @@ _MANY_NAMES = ("decomposition", "lowering", "kernel")
 @click.option(
     "--within", metavar="TIME", help="Count only what campaigns had judged in their first TIME together: 90s, 30m, 1h."
 )
-@options.output_file("--report", help="Also write the whole table, with reasons, to FILE as Markdown.")
+@options.output_file("--report", parents=True, help="Also write the whole table, with reasons, to FILE as Markdown.")
 @options.device
 @options.target
 @options.corpus

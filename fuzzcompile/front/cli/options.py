@@ -65,14 +65,17 @@ PATH, FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=Fal
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-def output_file(*names: str, **attributes: Any) -> Callable[[OptionCommand], OptionCommand]:
-    """An option that names a file to write, which is refused before any work if it cannot be written."""
+def output_file(*names: str, parents: bool = False, **attributes: Any) -> Callable[[OptionCommand], OptionCommand]:
+    """An option that names a file to write, which is refused before any work if it cannot be written.
+
+    With ``parents``, folders above it are made.
+    """
 
     def check(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
         if path is not None and not context.resilient_parsing:
             from fuzzcompile.report.output_files import check_writable
 
-            check_writable(path, option.opts[0])
+            check_writable(path, option.opts[0], parents=parents)
         return path
 
     return click.option(*names, **{"type": PATH, "metavar": "FILE", "callback": check, **attributes})
