@@ -246,7 +246,7 @@ def _judge(
     broken = _select_gravest(promises)
     first, ablations, necessary = broken.first if broken is not None else None, list[Ablation](), None
     operator = first.culprit.rewrite if first is not None else None
-    if broken is not None and operator is not None:
+    if broken is not None and operator is not None and not compiler.is_late:
         with contextlib.suppress(OutOfTime):
             necessary = not _PROMISES[broken.name].differs(compiler, Control(fallbacks=(operator,)))
             ablations.append(Ablation(f"ATen computes {operator}", necessary, None))

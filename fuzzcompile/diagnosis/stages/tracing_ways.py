@@ -353,6 +353,8 @@ def _compare_functional(divergence: Divergence) -> Iterator[ways.Sides[str]]:
                     word = partial(_word_functional, captured, plain, partial(run, tools=tools))
                     yield ways.Sides(ways.walk_pairs(_pair_results(plain, functional)), word, _measure_result)
                     break
+            else:
+                break  # what does not run under one seed runs under none
 
 
 def _pair_results(plain: NodeRun, functional: NodeRun) -> Iterator[ways.Pair[str]]:

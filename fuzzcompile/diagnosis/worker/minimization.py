@@ -14,9 +14,9 @@ import torch
 
 from fuzzcompile.diagnosis.bitwise.promises import find_broken_bits, judge_own_promises
 from fuzzcompile.diagnosis.causes.search import add_cause
-from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.engine import TriageProgress, triage
 from fuzzcompile.diagnosis.probe import Keep, SignatureLock, probe_case
-from fuzzcompile.diagnosis.worker.judge import CaseProgress, isolate_process
+from fuzzcompile.diagnosis.worker.judge import isolate_process
 from fuzzcompile.diagnosis.worker.minimize_task import Answer, CandidateLost, LocalAsker, MinimizeTask
 from fuzzcompile.diagnosis.worker.worker_loss import leave_eager, leave_report
 from fuzzcompile.model.contract import ReportJson
@@ -180,13 +180,19 @@ def run_eagerly(program: Program) -> None:
     evaluate(program)
 
 
+class _EagerProgress(TriageProgress):
+    def note_eager(self) -> None:
+        """Note that eager mode has finished; a verdict without a culprit would stand for a case that has another."""
+        leave_eager()
+
+
 def judge_source(source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, ...] = ()) -> ReportJson:
     """The full report on a source, ``causes`` (fingerprints) tried first; that without a cause is left for a loss."""
     device = torch.device(get_current_device())
     with write_out(CaseText(source, {})) as path, isolate_process():
         case = load(path, device)
         task = JudgeTask(vetoes=vetoes, error_maps=True)
-        triaged = triage(case, device, task, progress=CaseProgress(task))
+        triaged = triage(case, device, task, progress=_EagerProgress())
         leave_report(triaged.to_json())  # the programs that are tried next may end this process
         report = add_cause(triaged, case, device, vetoes=vetoes, known=causes)
         report = judge_own_promises(case, device, report, vetoes=vetoes, deadline=None)
