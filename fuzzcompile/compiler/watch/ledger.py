@@ -51,14 +51,6 @@ class UnseenLog(list[Unseen]):
                 rest = Unseen("further steps", f"more than {_MOST}", unseen.stages)
                 log.append(unseen if len(log) < _MOST else rest)
 
-    def has_unseen(self, *stages: str) -> bool:
-        """Return whether something that may matter was missed in one of these stages (in any, if none is named).
-
-        A veto in such a stage may never have run: that the divergence stays says nothing then, and an empty record of
-        the stage does not show that nothing happened in it.
-        """
-        return any(not unseen.harmless and (not stages or set(stages) & {*unseen.stages}) for unseen in self)
-
 
 _gathering: list[UnseenLog] = []
 

@@ -360,8 +360,3 @@ SPEED: tuple[Patch[Recorder], ...] = (
 
 AnyPatch = Patch[Recorder] | Patch[Ledger] | Patch[LoweringWatch] | Patch[ChosenOperators] | Patch[GraphExclusions]
 PATCHES: tuple[AnyPatch, ...] = (*GRAPHS, *COVERAGE, *KERNELS, *DECOMPOSITIONS, *METADATA, *BREAKS, *SPEED)
-
-
-def list_patches(stage: str) -> tuple[AnyPatch, ...]:
-    """The patches that serve a stage (:mod:`fuzzcompile.model.stages`)."""
-    return tuple(patch for patch in PATCHES if stage in patch.stages)
