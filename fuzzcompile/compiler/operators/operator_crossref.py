@@ -321,8 +321,9 @@ class ComparedCall:
 
     def list_eager_operators(self) -> list[str]:
         """The operators that the eager path calls, each before those that it consists of."""
+        given = copy_tree(self._arguments)
         with profile_operators() as heard:
-            self._call(*copy_tree(self._arguments))
+            self._call(*given)
         return [name for name, _ in list_profiled_operators(heard)]
 
     def _run_eagerly(self, *, double: bool) -> OperatorOutcome:

@@ -309,16 +309,20 @@ def _matches_neighbour(window: Program, neighbour: Program, shown: ScreenResult)
     """
     given = [result for result in shown.outputs if not result.is_complex()]
 
-    def measure_distance(program: Program) -> float:
+    def measure_distance(program: Program) -> float | None:
         values = evaluate(program).values
         results = [values.get(name) for name in program.output_refs()]
         numbers = [r for r in results if isinstance(r, torch.Tensor) and not r.is_complex()]
-        if not numbers or [r.shape for r in numbers] != [r.shape for r in given]:
+        if not numbers or len(numbers) != len(given):
+            return None
+        if [r.shape for r in numbers] != [r.shape for r in given]:
             return math.inf
         return max(metrics.largest_distance(*pair) for pair in zip(numbers, given, strict=True))
 
     far, near = measure_distance(window), measure_distance(neighbour)
-    return math.isfinite(far + near) and near <= NEARER_TO_NEIGHBOUR * far and far > 0.0
+    if far is None or near is None:
+        return False
+    return math.isfinite(near) and near <= NEARER_TO_NEIGHBOUR * far and far > 0.0
 
 
 # Look for the cause of a bug in the process that judged it.
