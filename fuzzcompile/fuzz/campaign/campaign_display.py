@@ -231,7 +231,7 @@ def _describe_event(event: Event) -> str | None:
         return f"Merged {', '.join(event.merged)} into {event.finding}: the same bug."
     if isinstance(event, Trouble):
         return f"Trouble: {event.what}"
-    return f"{event}." if isinstance(event, Change) else None
+    return f"{event.sentence}." if isinstance(event, Change) else None
 
 
 def _format_tally(tally: CampaignTally) -> str:

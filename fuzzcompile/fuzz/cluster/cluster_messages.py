@@ -6,18 +6,16 @@ import functools
 import hashlib
 import pickle
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fuzzcompile.diagnosis.worker.minimize_task import MinimizeTask
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.custom import ObjectPath
 from fuzzcompile.model.errors import UsageError, format_message
-from fuzzcompile.model.judge_task import NamedFunction, WorkerDescription
+from fuzzcompile.model.judge_task import WorkerDescription
 from fuzzcompile.model.versions import PACKAGE, __version__
 from fuzzcompile.run.pool.worker import make_remote_error, pickle_error
 
@@ -26,18 +24,21 @@ _MOST_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
-class PackedConditions:
-    """Conditions, and the text of the files that they name, by path there: machines share no file system."""
+class HostCharter:
+    """What a Dask worker needs for the cases of one campaign, whose name no other campaign has.
 
+    The name is also that of its plugin on a Dask worker, and of the events that say which of its tasks begin. It takes
+    ``slots`` cases at once, in a pool that ``opens`` opens (`dask_host.open_local`), with ``share`` of its machine's
+    processors: several Dask workers may share a machine. Machines share no file system: ``texts`` are those of the
+    files that the conditions name, by path on the driver.
+    """
+
+    campaign: str
     conditions: Conditions
-    texts: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, conditions: Conditions) -> PackedConditions:
-        """Return conditions with the text of the files that they name."""
-        targets = [*(each.target for each in conditions.custom.passes), conditions.custom.backend]
-        own = [target.module for target in targets if isinstance(target, ObjectPath) and target.is_file]
-        return cls(conditions, {path: _read_text(Path(path)) for path in (*map(str, conditions.plants), *own)})
+    texts: Mapping[str, str]
+    opens: Callable[..., Any]
+    slots: int = 0
+    share: float = 1.0
 
     def unpack(self, folder: Path) -> Conditions:
         """Return the conditions for this machine, with the files written to the empty ``folder``.
@@ -53,23 +54,25 @@ class PackedConditions:
             own = isinstance(target, ObjectPath) and target.is_file
             return replace(target, module=str(here[target.module])) if own else target
 
-        custom = self.conditions.custom
+        custom, plants = self.conditions.custom, tuple(here[str(path)] for path in self.conditions.plants)
         passes = tuple(replace(each, target=move(each.target)) for each in custom.passes)
-        return replace(
-            self.conditions,
-            plants=tuple(here[str(path)] for path in self.conditions.plants),
-            custom=replace(custom, passes=passes, backend=move(custom.backend)),
-        )
+        custom = replace(custom, passes=passes, backend=move(custom.backend))
+        return replace(self.conditions, plants=plants, custom=custom)
 
 
-def _read_text(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be sent to a cluster: {format_message(error, 200)}.") from error
-    if len(text) > _MOST_BYTES:
-        raise UsageError(f"{path} cannot be sent to a cluster: it has more than {_MOST_BYTES >> 20} MiB.")
-    return text
+def read_named_files(conditions: Conditions) -> dict[str, str]:
+    """Return the text of the files that conditions name, by path; raise UsageError if one cannot be sent."""
+    targets = [*(each.target for each in conditions.custom.passes), conditions.custom.backend]
+    own = [target.module for target in targets if isinstance(target, ObjectPath) and target.is_file]
+    texts = {}
+    for path in (*map(str, conditions.plants), *own):
+        try:
+            texts[path] = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} cannot be sent to a cluster: {format_message(error, 200)}.") from error
+        if len(texts[path]) > _MOST_BYTES:
+            raise UsageError(f"{path} cannot be sent to a cluster: it has more than {_MOST_BYTES >> 20} MiB.")
+    return texts
 
 
 @dataclass(frozen=True)
@@ -153,52 +156,19 @@ def compute_code_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-@dataclass(frozen=True)
-class HostCharter:
-    """What a Dask worker needs for the cases of one campaign, whose name no other campaign has.
-
-    The name is also that of its plugin on a Dask worker, and of the events that say which of its tasks begin. It takes
-    ``slots`` cases at once, in a pool that ``opens`` opens (`dask_host.open_local`), with ``share`` of its machine's
-    processors: several Dask workers may share a machine.
-    """
-
-    campaign: str
-    packed: PackedConditions
-    slots: int
-    share: float = 1.0
-    opens: Callable[..., Any] = field(default=NamedFunction("fuzzcompile.fuzz.cluster.dask_host:open_local"))
-
-
 class Unhosted(Exception):
     """The Dask worker serves the campaign no longer: a task is to run elsewhere. Its cause is what the host lacks."""
 
 
 @dataclass(frozen=True)
-class ClusterCall:
-    """A task: its number in the campaign, and (function, args, kwargs, options of `TaskPool.schedule`).
+class CallOnUnpickling:
+    """A call that unpickling runs, on a Dask worker: the scheduler, which unpickles nothing, needs no fuzzcompile."""
 
-    Unpickling one on a Dask worker runs it there and gives the pickled value, error and cause of the error: the
-    scheduler, which unpickles nothing, needs no fuzzcompile.
-    """
-
-    campaign: str
-    number: int
-    call: tuple[Callable[..., object], tuple[object, ...], Mapping[str, object], Mapping[str, Any]]
-
-    @property
-    def packed(self) -> bytes:
-        """The call pickled: a task names every bug that needs no further proof, and of 2,000 such 20 of 200 kB stay."""
-        return zlib.compress(pickle.dumps(self.call, pickle.HIGHEST_PROTOCOL), 1)
+    function: Callable[..., object]
+    args: tuple[object, ...]
 
     def __reduce__(self) -> tuple[object, ...]:
-        answer = NamedFunction("fuzzcompile.fuzz.cluster.dask_host:answer")
-        return answer, (self.campaign, self.number, self.packed)
-
-    def resume(self, left: Mapping[str, str]) -> ClusterCall:
-        """Return the call after a loss: a minimization goes on with what it had ``left``."""
-        function, args, kwargs, options = self.call
-        args = tuple(each.resume(left) if isinstance(each, MinimizeTask) else each for each in args)
-        return replace(self, call=(function, args, kwargs, options))
+        return self.function, self.args
 
 
 def make_portable(error: BaseException) -> Exception:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,8 +20,7 @@ _MOST_LOCAL = 256
 class ClusterAddress:
     """The scheduler's URL, the file in which it writes that, or how many Dask workers to start here with their own."""
 
-    url: str | None = None
-    file: Path | None = None
+    text: str
     local: int | None = None
 
     @classmethod
@@ -29,14 +29,15 @@ class ClusterAddress:
         if text.startswith("local:"):
             number = text.removeprefix("local:")
             if number.isdecimal() and 1 <= int(number) <= _MOST_LOCAL:
-                return cls(local=int(number))
+                return cls(text, int(number))
             raise UsageError(f"--cluster {text}: write local:N with a number of Dask workers from 1 to {_MOST_LOCAL}.")
         if "://" in text:
-            return cls(url=_parse_url(text))
+            return cls(_parse_url(text))
         path = Path(text).expanduser()
         if path.is_file():
-            cls(file=path).scheduler()
-            return cls(file=path.resolve())
+            address = cls(str(path.resolve()))
+            address.scheduler()  # which raises where it is none
+            return address
         if re.fullmatch(r"[\w.-]+:\d+", text):
             raise UsageError(f"--cluster {text}: write tcp://{text}, or tls://{text} for a cluster with TLS.")
         raise UsageError(
@@ -46,18 +47,18 @@ class ClusterAddress:
 
     def scheduler(self) -> str:
         """Return the scheduler's current address: its file is read again, because it may have restarted."""
-        if self.file is None:
-            return self.url or ""
+        if "://" in self.text:
+            return self.text
         try:
-            return _parse_url(str(json.loads(self.file.read_text(encoding="utf-8"))["address"]))
+            return _parse_url(str(json.loads(Path(self.text).read_text(encoding="utf-8"))["address"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"--cluster {self.file}: this is no scheduler file ({format_message(error, 100)}); "
+                f"--cluster {self.text}: this is no scheduler file ({format_message(error, 100)}); "
                 "`dask scheduler --scheduler-file FILE` writes one."
             ) from error
 
     def __str__(self) -> str:
-        return self.url or (str(self.file) if self.file is not None else f"local:{self.local}")
+        return self.text
 
 
 def _parse_url(text: str) -> str:
@@ -71,76 +72,18 @@ def _parse_url(text: str) -> str:
     return text.rstrip("/") if port is not None else f"{text.rstrip('/')}:{_PORT}"
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
+    """Return a number of things in words."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-# Changes of a cluster during a campaign, each formatted as one sentence; their fields are those of the log.
-
-
 @dataclass(frozen=True)
-class WorkerJoined:
-    """A Dask worker was admitted: it runs ``slots`` cases at once on ``device`` under ``torch``."""
+class Change:
+    """A change of a cluster during a campaign: its event in the log, the event's fields, and a sentence."""
 
-    worker: str
-    machine: str
-    slots: int
-    torch: str
-    device: str
-
-    def __str__(self) -> str:
-        cases = f"{_count(self.slots, 'case')} at a time on {self.device}"
-        return f"Worker {self.worker} joins: {cases}, torch {self.torch}, machine {self.machine}"
-
-
-@dataclass(frozen=True)
-class WorkerLost:
-    """An admitted Dask worker is gone, or answers no more; what it ran, ``tasks``, runs again elsewhere."""
-
-    worker: str
-    machine: str
-    tasks: int
-    why: str = "it is gone"
-
-    def __str__(self) -> str:
-        again = f"; {self.tasks} running there {'begins' if self.tasks == 1 else 'begin'} anew" if self.tasks else ""
-        return f"Worker {self.worker} on machine {self.machine} is lost: {self.why}{again}"
-
-
-@dataclass(frozen=True)
-class WorkerRefused:
-    """A Dask worker gets no case of this campaign."""
-
-    worker: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"Worker {self.worker} is refused: {self.why}"
-
-
-@dataclass(frozen=True)
-class SchedulerLost:
-    """The scheduler answers no more; the campaign waits for it for ``patience`` seconds."""
-
-    scheduler: str
-    patience: float
-
-    def __str__(self) -> str:
-        return f"The Dask scheduler at {self.scheduler} is lost; the campaign waits {self.patience:.0f} s for it"
-
-
-@dataclass(frozen=True)
-class SchedulerBack:
-    """The scheduler answers again; what had been running begins anew."""
-
-    scheduler: str
-    tasks: int
-
-    def __str__(self) -> str:
-        return f"The Dask scheduler at {self.scheduler} is back; {self.tasks} running cases begin anew"
-
-
-Change = WorkerJoined | WorkerLost | WorkerRefused | SchedulerLost | SchedulerBack
+    event: str
+    sentence: str
+    fields: Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -158,5 +101,5 @@ class ClusterState:
     def __str__(self) -> str:
         if not self.connected:
             return f"waiting for the Dask scheduler at {self.scheduler}"
-        where = f"{_count(self.workers, 'Dask worker')} on {_count(self.machines, 'machine')}"
+        where = f"{count(self.workers, 'Dask worker')} on {count(self.machines, 'machine')}"
         return f"{where}, {self.busy} of {self.slots} slots busy"

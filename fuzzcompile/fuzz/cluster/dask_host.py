@@ -12,9 +12,10 @@ import threading
 import time
 import zlib
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from distributed import Status, Worker, WorkerPlugin, get_worker
 
@@ -70,7 +71,7 @@ class CampaignHost(WorkerPlugin):  # type: ignore[misc]
         """True if it takes tasks."""
         return self._pool is not None and not self._closing.is_set()
 
-    def run(self, number: int, packed: bytes) -> object:
+    def run(self, number: int, function: Callable[..., object], *call: Any) -> object:
         """Run a call in the pool; raise Unhosted if the host has closed, or its machine can compile no more."""
         self._last_message = time.monotonic()
 
@@ -78,9 +79,9 @@ class CampaignHost(WorkerPlugin):  # type: ignore[misc]
             self._left[number][name] = text
 
         try:
-            if self._pool is None:
+            if self._pool is None or not self.is_open:
                 raise Unhosted
-            function, args, kwargs, options = pickle.loads(zlib.decompress(packed))
+            args, kwargs, options = call
             value = self._pool.schedule(function, args, kwargs, on_left=keep, **options).result()
             if not getattr(value, "screened", False):  # a screen needs neither a compiler nor much of a disk
                 self._unfit = 0
@@ -97,11 +98,11 @@ class CampaignHost(WorkerPlugin):  # type: ignore[misc]
         finally:
             self._left.pop(number, None)
 
-    def take_left(self) -> dict[int, dict[str, str]]:
-        """Return new intermediate results of the tasks, by number; the call shows that the campaign is alive."""
+    def take_left(self) -> dict[int, dict[str, str]] | None:
+        """Return what tasks have left anew, by number, to a campaign that is alive; None if the host is closed."""
         self._last_message = time.monotonic()
         left, self._left = self._left, defaultdict(dict)
-        return dict(left)
+        return dict(left) if self.is_open else None
 
     def close(self) -> None:
         """End the processes, and what they run."""
@@ -110,7 +111,7 @@ class CampaignHost(WorkerPlugin):  # type: ignore[misc]
             self._stack.close()
 
     async def teardown(self, worker: Worker) -> None:
-        """Close the host: its campaign has ended, or the Dask worker ends."""
+        """Close the host: its campaign has left, or the Dask worker ends."""
         del worker
         await asyncio.to_thread(self.close)
 
@@ -122,10 +123,8 @@ class CampaignHost(WorkerPlugin):  # type: ignore[misc]
 
 def open_local(charter: HostCharter, stack: ExitStack) -> tuple[TaskPool, WorkerDescription]:
     """Open worker processes for a charter, and let the first one describe its surroundings; ``stack`` ends them."""
-    conditions = charter.packed.conditions
-    if charter.packed.texts:
-        folder = tempfile.TemporaryDirectory(prefix="fuzzcompile-host-", ignore_cleanup_errors=True)
-        conditions = charter.packed.unpack(Path(stack.enter_context(folder)))
+    folder = tempfile.TemporaryDirectory(prefix="fuzzcompile-host-", ignore_cleanup_errors=True)
+    conditions = charter.unpack(Path(stack.enter_context(folder)))
     pool = open_pool(conditions, charter.slots, share=charter.share)
     stack.callback(pool.kill_workers)
     try:
@@ -166,7 +165,7 @@ async def open_host(charter: HostCharter, dask_worker: Worker) -> bytes:
 
 def pulse(campaign: str, dask_worker: Worker) -> bytes:
     """Return, pickled, what a campaign's host here has left (`CampaignHost.take_left`); None if there is no host."""
-    host = find_host(campaign, dask_worker)
+    host = dask_worker.plugins.get(campaign)
     return pickle.dumps(None if host is None else host.take_left())
 
 
@@ -177,20 +176,15 @@ async def close_host(campaign: str, dask_worker: Worker) -> None:
 
 
 def answer(campaign: str, number: int, packed: bytes) -> bytes:
-    """Run a `ClusterCall` on the Dask worker that this is called on; return its pickled value, error and its cause."""
+    """Run a call, packed by a `ClusterTask`, on this Dask worker; return its pickled value, error and its cause."""
     worker = get_worker()
     # What waits on this Dask worker has not begun: if the worker is lost, it is not to blame.
     worker.log_event(campaign, {"begun": number, "worker": worker.address})
     try:
-        if (host := find_host(campaign, worker)) is None:
+        if campaign not in worker.plugins:
             raise Unhosted
-        return pickle.dumps((host.run(number, packed), None, None), pickle.HIGHEST_PROTOCOL)
+        value = worker.plugins[campaign].run(number, *pickle.loads(zlib.decompress(packed)))
+        return pickle.dumps((value, None, None), pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # whatever a task raises is the campaign's to judge
         cause = None if error.__cause__ is None else make_portable(error.__cause__)
         return pickle.dumps((None, make_portable(error), cause))
-
-
-def find_host(campaign: str, dask_worker: Worker) -> CampaignHost | None:
-    """Return a campaign's host here, if it is open."""
-    host = dask_worker.plugins.get(campaign)
-    return host if host is not None and host.is_open else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -18,14 +19,9 @@ from interrupting import heed_interrupts
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.fuzz.campaign.campaign_display import CampaignProgress
 from fuzzcompile.fuzz.campaign.campaign_outputs import format_entry
-from fuzzcompile.fuzz.cluster.cluster_state import (
-    ClusterState,
-    SchedulerBack,
-    SchedulerLost,
-    WorkerJoined,
-    WorkerLost,
-    WorkerRefused,
-)
+from fuzzcompile.fuzz.cluster.cluster_state import Change, ClusterAddress, ClusterState
+from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.judge_task import WorkerDescription
 
 pytest.importorskip("distributed", reason="Dask is an extra: pip install 'fuzzcompile[cluster]'")
 
@@ -55,25 +51,74 @@ def test_a_wrong_option_is_one_sentence(arguments, said, tmp_path, monkeypatch, 
     assert said in sentence(capsys)
 
 
-def test_what_happens_to_the_cluster_is_said_and_logged():
+def test_what_happens_to_the_cluster_is_said_and_logged(monkeypatch):
     import io
 
     from rich.console import Console
 
+    from fuzzcompile.fuzz.cluster import cluster_pool
+    from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool, ClusterTask, ClusterWorker
+
+    class Client:
+        status, present = "running", ("tcp://a:1", "tcp://c:1")
+
+        async def nthreads(self):
+            return dict.fromkeys(self.present, 1)
+
+        def submit(self, *_, **__):
+            future = asyncio.Future()
+            future.release = lambda: None
+            return future
+
+        def subscribe_topic(self, *_): ...
+
+    clients = [Client()]
+
+    async def connect(*_):
+        clients.append(Client())
+        clients[-1].present = ()
+        return clients[-2], "tcp://s:8786"
+
+    async def suffer() -> list[Change]:
+        pool = ClusterPool(ClusterAddress("tcp://s:8786"), Conditions(device="cpu"))
+        here = WorkerDescription({"machine": "12345678", "torch": "2.13.0+cpu"}, "cpu")
+        for address, slots in (("tcp://a:1", 4), ("tcp://c:1", 2)):
+            pool._known[address] = ClusterWorker(address)
+            pool._welcome(pool._known[address], slots, here)
+        keeping = asyncio.create_task(pool._keep())
+        await asyncio.sleep(0.02)
+        for number in range(4):
+            pool._add_task(ClusterTask("c", number, (len, (), {}), {}, "judge"))
+        assert len(pool._known["tcp://a:1"].running) == 3
+        clients[0].present = ("tcp://c:1",)
+        while "tcp://a:1" in pool._known:
+            await asyncio.sleep(0.01)
+        pool._refuse(ClusterWorker("tcp://b:1"), "no torch is installed there")
+        clients[0].status = "closed"
+        while len(pool._changes) < 6:
+            await asyncio.sleep(0.01)
+        keeping.cancel()
+        return pool.changes()
+
+    monkeypatch.setattr(cluster_pool, "_TICK", 0.01)
+    monkeypatch.setattr(cluster_pool, "connect", connect)
     console = Console(file=io.StringIO(), width=200)
-    changes = [
-        WorkerJoined("tcp://a:1", "12345678", 4, "2.13.0+cpu", "cpu"),
-        WorkerLost("tcp://a:1", "12345678", 2),
-        WorkerRefused("tcp://b:1", "no torch is installed there"),
-        SchedulerLost("tcp://s:8786", 60.0),
-        SchedulerBack("tcp://s:8786", 2),
+    changes = asyncio.run(suffer())
+    assert [(change.event, *change.fields) for change in changes] == [
+        ("worker_joined", "worker", "machine", "slots", "torch", "device"),
+        ("worker_joined", "worker", "machine", "slots", "torch", "device"),
+        ("worker_lost", "worker", "machine", "tasks", "why"),
+        ("worker_refused", "worker", "why"),
+        ("scheduler_lost", "scheduler", "patience"),
+        ("scheduler_back", "scheduler", "tasks"),
     ]
     for change in changes:
         CampaignProgress(console).handle(change)
         assert json.dumps(format_entry(change)[1])
     assert console.file.getvalue().splitlines() == [
         "Worker tcp://a:1 joins: 4 cases at a time on cpu, torch 2.13.0+cpu, machine 12345678.",
-        "Worker tcp://a:1 on machine 12345678 is lost: it is gone; 2 running there begin anew.",
+        "Worker tcp://c:1 joins: 2 cases at a time on cpu, torch 2.13.0+cpu, machine 12345678.",
+        "Worker tcp://a:1 on machine 12345678 is lost: it is gone; 3 running there begin anew.",
         "Worker tcp://b:1 is refused: no torch is installed there.",
         "The Dask scheduler at tcp://s:8786 is lost; the campaign waits 60 s for it.",
         "The Dask scheduler at tcp://s:8786 is back; 2 running cases begin anew.",
@@ -133,8 +178,6 @@ def test_certificates_come_from_dasks_own_configuration(tmp_path):
     from distributed.security import Security
 
     from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
-    from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
-    from fuzzcompile.model.conditions import Conditions
     from fuzzcompile.model.errors import EnvironmentUnfit
 
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"

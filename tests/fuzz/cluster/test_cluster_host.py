@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fuzzcompile.fuzz.cluster.cluster_messages import ClusterCall, Unhosted
+from fuzzcompile.fuzz.cluster.cluster_messages import Unhosted
 from fuzzcompile.fuzz.cluster.dask_host import CampaignHost
 from fuzzcompile.model.errors import MachineUnfit
 
@@ -36,7 +36,7 @@ def test_a_machine_that_can_compile_no_more_gives_its_cases_back():
     raised: list[object] = []
     for _ in range(6):
         try:
-            host.run(1, ClusterCall("c", 1, (len, (), {}, {})).packed)
+            host.run(1, len, (), {}, {})
             raised.append(None)
         except Exception as error:
             raised.append(error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import pickle
 import time
 from concurrent.futures import Future
@@ -14,16 +13,10 @@ from typing import Any
 import distributed
 import pytest
 
-from fuzzcompile.fuzz.cluster import dask_host, membership
-from fuzzcompile.fuzz.cluster.cluster_messages import (
-    ClusterCall,
-    HostCharter,
-    PackedConditions,
-    Unhosted,
-    WorkerRequirements,
-)
-from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress, WorkerJoined, WorkerLost, WorkerRefused
-from fuzzcompile.fuzz.cluster.membership import ClusterMember, ClusterTask, Connection, Membership
+from fuzzcompile.fuzz.cluster import cluster_pool, dask_client, dask_host
+from fuzzcompile.fuzz.cluster.cluster_messages import HostCharter, Unhosted
+from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool, ClusterTask, ClusterWorker
+from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.judge_task import NamedFunction, WorkerDescription
@@ -33,7 +26,6 @@ pytest.importorskip("distributed", reason="needs the extra `cluster`")
 
 
 HERE = WorkerDescription({"torch": "2.15.0", "machine": "m"}, "cpu")
-CHARTER = HostCharter("campaign", PackedConditions(Conditions(device="cpu")), slots=1)
 
 
 class Pool:
@@ -59,7 +51,7 @@ def open_slowly(charter: Any, stack: Any) -> Any:
     return Pool(), HERE
 
 
-OPENING = dataclasses.replace(CHARTER, opens=NamedFunction(f"{__name__}:open_slowly"))
+OPENING = HostCharter("campaign", Conditions(device="cpu"), {}, NamedFunction(f"{__name__}:open_slowly"), slots=1)
 
 
 def test_a_host_that_takes_long_to_open_does_not_close_itself(monkeypatch):
@@ -83,23 +75,22 @@ def test_a_deaf_worker_that_is_admitted_again_gets_a_host_that_runs_nothing():
     async def admit_twice() -> None:
         worker: Any = Worker()
         await dask_host.open_host(OPENING, worker)
-        first = dask_host.find_host("campaign", worker)
-        assert first is not None
-        running = asyncio.create_task(asyncio.to_thread(first.run, 1, ClusterCall("c", 1, (len, (), {}, {})).packed))
+        first = worker.plugins["campaign"]
+        running = asyncio.create_task(asyncio.to_thread(first.run, 1, len, (), {}, {}))
         while not first._pool.tasks:
             await asyncio.sleep(0.01)
         await dask_host.open_host(OPENING, worker)
         with pytest.raises(Unhosted):
             await running
-        second = dask_host.find_host("campaign", worker)
-        assert not first.is_open and second is not None and second is not first
+        second = worker.plugins["campaign"]
+        assert not first.is_open and second.is_open
         await worker.plugins.popitem()[1].teardown(worker)
 
     asyncio.run(admit_twice())
 
 
-def a_roster() -> Membership:
-    return Membership(ClusterAddress(url="tcp://s:1"), CHARTER, WorkerRequirements(), any_device=True)
+def a_pool() -> ClusterPool:
+    return ClusterPool(ClusterAddress("tcp://s:1"), Conditions(device="cpu"))
 
 
 def test_a_worker_that_is_listed_and_never_answers_is_waited_for_once(monkeypatch):
@@ -118,53 +109,55 @@ def test_a_worker_that_is_listed_and_never_answers_is_waited_for_once(monkeypatc
 
         def subscribe_topic(self, *_: Any) -> None: ...
 
-    async def connect(*_: Any) -> Connection:
-        return Connection(Deaf(), "tcp://s:1", contextlib.AsyncExitStack())  # type: ignore[arg-type]
+    async def connect(*_: Any) -> tuple[Deaf, str]:
+        return Deaf(), "tcp://s:1"
 
     async def keep() -> list[bool]:
-        kept = a_roster()
-        keeping = asyncio.create_task(kept.keep())
+        kept = a_pool()
+        serving = asyncio.create_task(kept._serve())
         seen = []
         for opening in (True, False):  # it is asked, and its time to answer is over: however busy the machine is
             async with asyncio.timeout(60):
-                while bool(kept.opening) is not opening:
+                while any(each.opening for each in kept._known.values()) is not opening:
                     await asyncio.sleep(0.01)
             seen.append(opening)
         await asyncio.sleep(0.1)
-        seen.append(bool(kept.opening))
-        await kept.close()
-        assert keeping.cancelled()
+        seen.append(any(each.opening for each in kept._known.values()))
+        kept._left.set()
+        await serving
         return seen
 
-    monkeypatch.setattr(Connection, "open", connect)
-    for name, seconds in (("_TICK", 0.01), ("_ASKING", 0.2), ("ANSWERS_WITHIN", 0.1)):
-        monkeypatch.setattr(membership, name, seconds)
+    monkeypatch.setattr(cluster_pool, "connect", connect)
+    for name, seconds in (("_TICK", 0.01), ("_ASKING", 0.2), ("_ANSWERS_WITHIN", 0.1)):
+        monkeypatch.setattr(cluster_pool, name, seconds)
     assert asyncio.run(keep()) == [True, False, False]
 
 
 @pytest.mark.parametrize(
     ("error", "kinds", "why"),
     [
-        (Unhosted(), [WorkerLost], "serves the campaign no longer"),
-        (WorkerStartFailed("no processes"), [WorkerLost, WorkerRefused], "no processes"),
+        (Unhosted(), ["worker_lost"], "serves the campaign no longer"),
+        (WorkerStartFailed("no processes"), ["worker_lost", "worker_refused"], "no processes"),
     ],
 )
 def test_a_worker_that_cannot_run_a_task_is_told_as_lost_with_what_it_ran(error, kinds, why):
     async def answer() -> None:
-        kept, task = a_roster(), ClusterTask(ClusterCall("c", 0, (len, (), {}, {})), "judge")
+        kept, task = a_pool(), ClusterTask("c", 0, (len, (), {}), {}, "judge")
         sent: Any = asyncio.Future()
         sent.release = lambda: None
         client = SimpleNamespace(submit=lambda *_, **__: sent)
-        kept.connection = Connection(client, "tcp://s:1", contextlib.AsyncExitStack())  # type: ignore[arg-type]
-        kept.welcome(ClusterMember("tcp://a:1", 1, HERE))
-        assert isinstance(kept.changes.pop(), WorkerJoined) and kept.state.slots == 1
-        kept.put(task)
+        kept._client = client
+        worker = kept._known["tcp://a:1"] = ClusterWorker("tcp://a:1")
+        kept._welcome(worker, 1, HERE)
+        assert [change.event for change in kept.changes()] == ["worker_joined"] and kept.state.slots == 1
+        kept._add_task(task)
         sent.set_result(pickle.dumps((None, error, None)))
         for _ in range(3):
             await asyncio.sleep(0)
-        assert [type(change) for change in kept.changes] == kinds
-        lost = kept.changes[0]
-        assert isinstance(lost, WorkerLost) and lost.tasks == 1 and why in lost.why and kept.state.slots == 0
+        told = kept.changes()
+        assert [change.event for change in told] == kinds
+        lost = told[0].fields
+        assert lost["tasks"] == 1 and why in str(lost["why"]) and kept.state.slots == 0
 
     asyncio.run(answer())
 
@@ -189,9 +182,13 @@ def test_what_was_started_for_a_connection_that_fails_is_closed(monkeypatch, fai
 
         _close = close
 
+    async def connect() -> None:
+        async with contextlib.AsyncExitStack() as ending:
+            await dask_client.connect(ClusterAddress("local:2", 2), ending, 8.0)
+
     monkeypatch.setattr(distributed, "LocalCluster", lambda **_: Fake("cluster"))
     monkeypatch.setattr(distributed, "Client", lambda *_, **__: Fake("client"))
-    monkeypatch.setattr(membership.signal, "pthread_sigmask", lambda *_: None)
+    monkeypatch.setattr(dask_client.signal, "pthread_sigmask", lambda *_: None)
     with pytest.raises(EnvironmentUnfit, match="it fails"):
-        asyncio.run(Connection.open(ClusterAddress(local=2), 8.0))
+        asyncio.run(connect())
     assert closed == (["cluster"] if fails == "cluster" else ["client", "cluster"])

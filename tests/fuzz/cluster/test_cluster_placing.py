@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any
 
 import pytest
 
-from fuzzcompile.fuzz.cluster.cluster_messages import ClusterCall, HostCharter, PackedConditions, WorkerRequirements
+from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool, ClusterTask, ClusterWorker
 from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
-from fuzzcompile.fuzz.cluster.membership import ClusterMember, ClusterTask, Connection, Membership
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.judge_task import WorkerDescription
 
@@ -34,26 +32,28 @@ class Client:
         return Sent()
 
 
-def member(address: str, machine: str, slots: int = 1) -> ClusterMember:
-    return ClusterMember(address, slots, WorkerDescription({"machine": machine, "torch": "2.15.0"}, "cpu"))
+def member(address: str, machine: str, slots: int = 1) -> ClusterWorker:
+    """An admitted worker; with no ``slots``, it has one that is taken."""
+    busy = {} if slots else {-1: make_task("busy")}
+    here = WorkerDescription({"machine": machine, "torch": "2.15.0"}, "cpu")
+    return ClusterWorker(address, slots or 1, here, running=busy)
 
 
 def make_task(name: str, *not_on: str) -> ClusterTask:
-    return ClusterTask(ClusterCall("c", hash(name) % 999, (len, (), {}, {})), name, None, frozenset(not_on))
+    return ClusterTask("c", hash(name) % 999, (len, (), {}), {}, name, None, frozenset(not_on))
 
 
-def placed(members: list[ClusterMember], tasks: list[ClusterTask], *later: ClusterMember) -> list[tuple[str, str]]:
+def placed(members: list[ClusterWorker], tasks: list[ClusterTask], *later: ClusterWorker) -> list[tuple[str, str]]:
     async def place() -> list[tuple[str, str]]:
-        charter = HostCharter("c", PackedConditions(Conditions(device="cpu")), slots=1)
-        kept = Membership(ClusterAddress(url="tcp://s:1"), charter, WorkerRequirements(), any_device=True)
-        client = Client()
+        pool, client = ClusterPool(ClusterAddress("tcp://s:1"), Conditions(device="cpu")), Client()
+        pool._client = client
         for each in members:
-            kept.welcome(each)
-        kept.connection = Connection(client, "tcp://s:1", contextlib.AsyncExitStack())  # type: ignore[arg-type]
+            pool._known[each.address] = each
         for each in tasks:
-            kept.put(each)
+            pool._add_task(each)
         for each in later:
-            kept.welcome(each)
+            pool._known[each.address] = each
+            pool._place()
         await asyncio.sleep(0)
         return client.sent
 

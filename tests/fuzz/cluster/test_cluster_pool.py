@@ -16,9 +16,9 @@ from clustered import EVAL, PATIENCE, PLAIN, threads, until
 
 from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget
 from fuzzcompile.fuzz.campaign.campaign_run import join_workers
-from fuzzcompile.fuzz.cluster import cluster_messages, cluster_pool, dask_host, membership
+from fuzzcompile.fuzz.cluster import cluster_messages, cluster_pool, dask_host
 from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool
-from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress, WorkerJoined, WorkerLost, WorkerRefused
+from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.judge_task import NamedFunction
@@ -42,9 +42,9 @@ def joined(cluster, **arguments) -> ClusterPool:
 def impatient(monkeypatch):
     """Everything that only takes time, shorter."""
     for module, name, seconds in [
-        (membership, "_TICK", 0.1),
-        (membership, "_PULSE", 0.2),
-        (membership, "ANSWERS_WITHIN", 2.0),
+        (cluster_pool, "_TICK", 0.1),
+        (cluster_pool, "_PULSE", 0.2),
+        (cluster_pool, "_ANSWERS_WITHIN", 2.0),
         (cluster_pool, "_GATHERING", 0.6),
     ]:
         monkeypatch.setattr(module, name, seconds)
@@ -85,7 +85,7 @@ def test_what_takes_its_process_down_costs_the_task_and_not_the_dask_worker(work
     assert isinstance(hung, WorkerTimeout) and hung.seconds == 0.5
     assert isinstance(grown, WorkerOutOfMemory) and grown.seen > grown.limit
     assert workers.schedule(EVAL, ("1 + 1",)).result(PATIENCE) == 2
-    assert workers.state.workers == 2 and not [each for each in workers.changes() if isinstance(each, WorkerLost)]
+    assert workers.state.workers == 2 and not [each for each in workers.changes() if each.event == "worker_lost"]
 
 
 def test_what_a_process_leaves_of_its_task_comes_back_while_it_runs_and_when_it_is_lost(workers):
@@ -135,18 +135,17 @@ def test_several_campaigns_share_a_cluster(cluster):
 
 
 def test_a_lost_worker_blames_no_case_that_waits_there_behind_another_campaign(monkeypatch):
-    monkeypatch.setattr(membership, "_SETTLING", 0.0)
+    monkeypatch.setattr(cluster_pool, "_SETTLING", 0.0)
     with threads(1) as cluster, joined(cluster) as first, joined(cluster) as second:
         for workers in (first, second):
             workers.wait_for_worker(PATIENCE)
-        running, gate = first.schedule(NamedFunction("time:sleep"), (1000,)), second._membership
-        until(lambda: any(task.began for each in list(first._membership.members.values())
-                          for task in list(each.running.values())))  # fmt: skip
+        running = first.schedule(NamedFunction("time:sleep"), (1000,))
+        until(lambda: running.began)
         waiting = second.schedule(EVAL, ("1 + 1",))
         for _ in range(4):
-            (member,) = until(lambda: [each for each in list(gate.members.values()) if each.running])
-            second._loop.call_soon_threadsafe(second._membership.lose, "it is gone", member)
-            until(lambda lost=member: gate.members.get(lost.address) not in (None, lost))
+            (member,) = until(lambda: [each for each in list(second._known.values()) if each.running])
+            second._loop.call_soon_threadsafe(second._lose, "it is gone", member)
+            until(lambda lost=member: any(each is not lost for each in second._members()))
         assert not waiting.done() and not running.done()
         first.kill_workers()
         assert waiting.result(PATIENCE) == 2
@@ -177,20 +176,20 @@ def test_a_worker_that_joins_later_gets_work_and_one_that_leaves_costs_nothing()
         cluster.scale(1)
         assert [sleep.result(PATIENCE) for sleep in sleeps] == [0, 1, 2]
         told = workers.changes()
-        assert [type(each) for each in told].count(WorkerJoined) == 2
+        assert [each.event for each in told].count("worker_joined") == 2
         until(lambda: workers.state.slots == 1)
 
 
 def test_a_task_that_loses_three_dask_workers_is_taken_to_end_them(workers, monkeypatch):
-    monkeypatch.setattr(membership, "_SETTLING", 0.0)
+    monkeypatch.setattr(cluster_pool, "_SETTLING", 0.0)
     killing = workers.schedule(NamedFunction("time:sleep"), (1000,))
     other = workers.schedule(NamedFunction("time:sleep"), (0.1,))
 
     def lose_its_worker() -> bool:
         def lose() -> None:
-            for member in list(workers._membership.members.values()):
+            for member in list(workers._known.values()):
                 if any(task is killing for task in member.running.values()):
-                    workers._membership.lose("it is gone", member)
+                    workers._lose("it is gone", member)
 
         workers._loop.call_soon_threadsafe(lose)
         return killing.done()
@@ -203,7 +202,7 @@ def test_a_task_that_loses_three_dask_workers_is_taken_to_end_them(workers, monk
 @pytest.mark.slow
 def test_a_host_that_hears_nothing_of_its_campaign_closes_and_is_opened_again(cluster, monkeypatch):
     monkeypatch.setattr(dask_host, "SILENCE", 1.0)
-    monkeypatch.setattr(membership, "_PULSE", 1000.0)
+    monkeypatch.setattr(cluster_pool, "_PULSE", 1000.0)
     with joined(cluster) as workers:
         workers.wait_for_worker(PATIENCE)
         until(lambda: workers.state.slots == 2)
@@ -217,7 +216,7 @@ def test_a_host_that_hears_nothing_of_its_campaign_closes_and_is_opened_again(cl
 @pytest.mark.slow
 def test_a_task_that_runs_long_keeps_its_host_open(cluster, monkeypatch):
     monkeypatch.setattr(dask_host, "SILENCE", 1.2)
-    monkeypatch.setattr(membership, "_PULSE", 0.3)
+    monkeypatch.setattr(cluster_pool, "_PULSE", 0.3)
     with joined(cluster) as workers:
         workers.wait_for_worker(PATIENCE)
         assert workers.schedule(EVAL, ("__import__('time').sleep(2.5) or 'done'",)).result(PATIENCE) == "done"
@@ -232,7 +231,7 @@ def test_a_worker_of_another_fuzzcompile_is_refused_with_a_sentence(cluster, mon
     with joined(cluster) as workers, pytest.raises(EnvironmentUnfit, match="install the same there") as refused:
         workers.wait_for_worker()
     assert "tcp://127.0.0.1" in str(refused.value) and "\n" not in str(refused.value)
-    assert {type(each) for each in workers.changes()} == {WorkerRefused}
+    assert {each.event for each in workers.changes()} == {"worker_refused"}
 
 
 def test_a_worker_of_another_torch_is_refused(cluster):

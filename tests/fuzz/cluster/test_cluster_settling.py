@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import pickle
 from collections.abc import Callable
 from typing import Any, cast
@@ -12,15 +11,9 @@ from typing import Any, cast
 import pytest
 
 from fuzzcompile.diagnosis.worker.minimize_task import MinimizeTask, can_resume
-from fuzzcompile.fuzz.cluster.cluster_messages import (
-    ClusterCall,
-    HostCharter,
-    PackedConditions,
-    WorkerRequirements,
-    make_portable,
-)
+from fuzzcompile.fuzz.cluster.cluster_messages import make_portable
+from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool, ClusterTask, ClusterWorker
 from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
-from fuzzcompile.fuzz.cluster.membership import ClusterMember, ClusterTask, Connection, Membership
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.judge_task import WorkerDescription
@@ -50,32 +43,30 @@ class Client:
         return self.sent[-1][2]
 
 
-def member(address: str, slots: int = 1) -> ClusterMember:
-    return ClusterMember(address, slots, WorkerDescription({"machine": address, "torch": "2.15.0"}, "cpu"))
+def member(address: str, slots: int = 1) -> ClusterWorker:
+    return ClusterWorker(address, slots, WorkerDescription({"machine": address, "torch": "2.15.0"}, "cpu"))
 
 
 def make_task(number: int = 0, *args: object) -> ClusterTask:
-    return ClusterTask(ClusterCall("c", number, (len, args, {}, {})), "judge")
+    return ClusterTask("c", number, (len, args, {}), {}, "judge")
 
 
-def begin(kept: Membership, number: int, address: str) -> None:
-    kept.mark_begun((0.0, {"begun": number, "worker": address}))
+def begin(kept: ClusterPool, number: int, address: str) -> None:
+    kept._mark_begun((0.0, {"begun": number, "worker": address}))
 
 
 def dispatched(
-    members: list[ClusterMember], tasks: list[ClusterTask], then: Callable[[Membership, Client], Any]
+    members: list[ClusterWorker], tasks: list[ClusterTask], then: Callable[[ClusterPool, Client], Any]
 ) -> Client:
     """Send tasks to members, do something, and let what follows from it happen."""
 
     async def run() -> Client:
-        charter = HostCharter("c", PackedConditions(Conditions(device="cpu")), slots=1)
-        kept = Membership(ClusterAddress(url="tcp://s:1"), charter, WorkerRequirements(), any_device=True)
-        client = Client()
-        kept.connection = Connection(client, "tcp://s:1", contextlib.AsyncExitStack())  # type: ignore[arg-type]
+        kept, client = ClusterPool(ClusterAddress("tcp://s:1"), Conditions(device="cpu")), Client()
+        kept._client = client
         for each in members:
-            kept.welcome(each)
+            kept._known[each.address] = each
         for sent in tasks:
-            kept.put(sent)
+            kept._add_task(sent)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         then(kept, client)
@@ -89,9 +80,9 @@ def dispatched(
 def test_workers_that_are_lost_at_once_blame_a_task_once():
     members, task = [member(name) for name in "abcd"], make_task()
 
-    def lose(kept: Membership, _: Client) -> None:
+    def lose(kept: ClusterPool, _: Client) -> None:
         begin(kept, 0, "a")
-        kept.lose("it is gone", *members[:3])
+        kept._lose("it is gone", *members[:3])
 
     client = dispatched(members, [task], lose)
     assert [where for where, _, _ in client.sent] == ["a", "d"]
@@ -130,7 +121,7 @@ def test_an_error_of_another_package_travels_as_its_kind_and_text():
 def test_on_a_lost_cluster_what_waits_fails_like_what_runs():
     tasks = [make_task(number) for number in range(3)]
     tasks[2].cancel()
-    dispatched([member("a")], tasks, lambda kept, _: kept.fail_all(lambda: WorkerStartFailed("lost")))
+    dispatched([member("a")], tasks, lambda kept, _: kept._settle_all(lambda: WorkerStartFailed("lost")))
     done, _ = concurrent.futures.wait(tasks, 0)
     assert len(done) == 3 and tasks[2].cancelled()
     assert [type(task.exception(0)) for task in tasks[:2]] == [WorkerStartFailed] * 2
@@ -138,7 +129,7 @@ def test_on_a_lost_cluster_what_waits_fails_like_what_runs():
 
 def test_when_the_pool_is_stopped_what_waits_is_cancelled_and_reported():
     tasks = [make_task(number) for number in range(2)]
-    dispatched([member("a")], tasks, lambda kept, _: kept.fail_all(WorkerStopped, cancel=True))
+    dispatched([member("a")], tasks, lambda kept, _: kept._settle_all(WorkerStopped, cancel=True))
     done, _ = concurrent.futures.wait(tasks, 0)
     assert len(done) == 2 and tasks[1].cancelled()
     assert isinstance(tasks[0].exception(0), WorkerStopped)
@@ -147,10 +138,10 @@ def test_when_the_pool_is_stopped_what_waits_is_cancelled_and_reported():
 def test_a_task_that_was_lost_with_three_workers_fails():
     task = make_task()
 
-    def lose(kept: Membership, _: Client) -> None:
+    def lose(kept: ClusterPool, _: Client) -> None:
         for name in "abc":
             begin(kept, 0, name)
-            kept.lose("it is gone", kept.members[name])
+            kept._lose("it is gone", kept._known[name])
 
     dispatched([member(name) for name in "abc"], [task], lose)
     failed = task.exception(0)
@@ -162,11 +153,11 @@ def test_a_task_that_never_began_is_not_to_blame_unless_it_is_sent_again_and_aga
     task, names = make_task(), [str(number) for number in range(13)]
     sent: list[bool] = []
 
-    def lose(kept: Membership, _: Client) -> None:
+    def lose(kept: ClusterPool, _: Client) -> None:
         for name in names:
             sent.append(task.done())
-            if name in kept.members:
-                kept.lose("it is gone", kept.members[name])
+            if name in kept._known:
+                kept._lose("it is gone", kept._known[name])
 
     dispatched([member(name) for name in names], [task], lose)
     assert task.lost == [] and not any(sent[:12]) and sent[12]
@@ -181,12 +172,12 @@ def test_a_minimization_goes_on_elsewhere_without_blame_for_its_last_question():
     members = [member(name) for name in "abc"]
     left = {"state": '{"tally": {}, "fatal": []}', "asking": "compile 1", "eager": ""}
 
-    def lose(kept: Membership, _: Client) -> None:
+    def lose(kept: ClusterPool, _: Client) -> None:
         members[0].store_left({7: left, 8: {"state": "of another"}})
         for name in "abc":
-            goes_on.append(cast(Any, task.call.call[1][0]).left)
+            goes_on.append(cast(Any, task.call[1][0]).left)
             begin(kept, 7, name)
-            kept.lose("it is gone", kept.members[name])
+            kept._lose("it is gone", kept._known[name])
 
     dispatched(members, [task], lose)
     assert goes_on == [{}, {"state": left["state"]}, {"state": left["state"]}]

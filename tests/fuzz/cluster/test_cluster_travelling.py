@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.fuzz.cluster.cluster_messages import PackedConditions
+from fuzzcompile.fuzz.cluster.cluster_messages import HostCharter, read_named_files
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.custom import Custom
 from fuzzcompile.model.errors import UsageError
@@ -22,7 +22,8 @@ def test_plants_passes_and_backends_arrive_where_their_files_are_not(tmp_path):
     second.write_text("SECOND = 2")
     own.write_text("def p(graph): ...")
     custom = Custom.parse([f"{own}:p@post_grad", "installed.module:p2@post_grad"], (), f"{own}:p")
-    packed = pickle.loads(pickle.dumps(PackedConditions.of(Conditions(plants=(first, second), custom=custom))))
+    conditions = Conditions(plants=(first, second), custom=custom)
+    packed = pickle.loads(pickle.dumps(HostCharter("campaign", conditions, read_named_files(conditions), len)))
     for path in (first, second, own):
         path.unlink()
     moved = packed.unpack(there)
@@ -38,4 +39,4 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
     plant = tmp_path / "plant.py"
     plant.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="cannot be sent to a cluster"):
-        PackedConditions.of(Conditions(plants=(plant,)))
+        read_named_files(Conditions(plants=(plant,)))
