@@ -24,7 +24,7 @@ from fuzzcompile.fuzz.campaign.campaign_events import (
     Tick,
     Trouble,
 )
-from fuzzcompile.fuzz.cluster.cluster_state import Change
+from fuzzcompile.fuzz.cluster.cluster_state import ClusterChange
 from fuzzcompile.model.hints import CommandSubject, format_command
 from fuzzcompile.report.circumstances import counted_line, divided
 
@@ -231,7 +231,7 @@ def _describe_event(event: Event) -> str | None:
         return f"Merged {', '.join(event.merged)} into {event.finding}: the same bug."
     if isinstance(event, Trouble):
         return f"Trouble: {event.what}"
-    return f"{event.sentence}." if isinstance(event, Change) else None
+    return f"{event.sentence}." if isinstance(event, ClusterChange) else None
 
 
 def _format_tally(tally: CampaignTally) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
-from fuzzcompile.fuzz.cluster.cluster_state import Change, ClusterState
+from fuzzcompile.fuzz.cluster.cluster_state import ClusterChange, ClusterState
 from fuzzcompile.fuzz.focus.focus_request import FocusTally
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.programs.shrink.outcome import MinimizeResult
@@ -191,4 +191,6 @@ class Finished:
         }
 
 
-Event = Started | CaseJudged | FindingFound | FindingReduced | FindingsMerged | Trouble | Tick | Finished | Change
+Event = (
+    Started | CaseJudged | FindingFound | FindingReduced | FindingsMerged | Trouble | Tick | Finished | ClusterChange
+)

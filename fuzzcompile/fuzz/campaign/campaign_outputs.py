@@ -21,7 +21,7 @@ from fuzzcompile.fuzz.campaign.campaign_events import (
     Started,
     Tick,
 )
-from fuzzcompile.fuzz.cluster.cluster_state import Change
+from fuzzcompile.fuzz.cluster.cluster_state import ClusterChange
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.versions import __version__
@@ -131,7 +131,7 @@ def format_entry(event: Event) -> tuple[str, Mapping[str, object]]:
             return "progress", {**vars(tally), **rounded, **cluster}
         case Finished():
             return "campaign_finished", event.to_json()
-        case Change():
+        case ClusterChange():
             return event.event, event.fields
         case _:  # "trouble", "finding_found"
             return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower(), vars(event)

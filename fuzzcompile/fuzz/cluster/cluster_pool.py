@@ -37,7 +37,7 @@ from fuzzcompile.fuzz.cluster.cluster_messages import (
     explain_failed_offer,
     read_named_files,
 )
-from fuzzcompile.fuzz.cluster.cluster_state import Change, ClusterAddress, ClusterState, count
+from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress, ClusterChange, ClusterState, count
 from fuzzcompile.fuzz.cluster.dask_client import connect
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, UsageError, format_message
@@ -175,7 +175,7 @@ class ClusterPool(TaskPool):
         self._narrowed, self._asked = False, 0.0  # when the first worker made its offer
         self._first: Future[WorkerDescription] = Future()  # the first worker's, or why none will come any more
         self._broken: FuzzcompileError | None = None  # why no task will run any more
-        self._changes: deque[Change] = deque()
+        self._changes: deque[ClusterChange] = deque()
         self._client: distributed.Client | None = None  # None while there is no connection
         self._scheduler = str(address)
         self._known: dict[str, ClusterWorker] = {}
@@ -262,7 +262,7 @@ class ClusterPool(TaskPool):
         slots, busy = sum(x.slots for x in members), sum(len(x.running) for x in members)
         return ClusterState(scheduler, dashboard, len(members), len(machines), slots, busy, client is not None)
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[ClusterChange]:
         """Return the changes of the cluster since the last call."""
         return [self._changes.popleft() for _ in range(len(self._changes))]
 
@@ -359,7 +359,7 @@ class ClusterPool(TaskPool):
             )
 
     def _report(self, event: str, sentence: str, **fields: object) -> None:
-        self._changes.append(Change(event, sentence, fields))
+        self._changes.append(ClusterChange(event, sentence, fields))
 
     # -- workers --------------------------------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ def count(number: int, what: str) -> str:
 
 
 @dataclass(frozen=True)
-class Change:
+class ClusterChange:
     """A change of a cluster during a campaign: its event in the log, the event's fields, and a sentence."""
 
     event: str

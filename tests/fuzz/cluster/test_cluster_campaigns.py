@@ -19,7 +19,7 @@ from interrupting import heed_interrupts
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.fuzz.campaign.campaign_display import CampaignProgress
 from fuzzcompile.fuzz.campaign.campaign_outputs import format_entry
-from fuzzcompile.fuzz.cluster.cluster_state import Change, ClusterAddress, ClusterState
+from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress, ClusterChange, ClusterState
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.judge_task import WorkerDescription
 
@@ -79,7 +79,7 @@ def test_what_happens_to_the_cluster_is_said_and_logged(monkeypatch):
         clients[-1].present = ()
         return clients[-2], "tcp://s:8786"
 
-    async def suffer() -> list[Change]:
+    async def suffer() -> list[ClusterChange]:
         pool = ClusterPool(ClusterAddress("tcp://s:8786"), Conditions(device="cpu"))
         here = WorkerDescription({"machine": "12345678", "torch": "2.13.0+cpu"}, "cpu")
         for address, slots in (("tcp://a:1", 4), ("tcp://c:1", 2)):
