@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import pickle
+import pickletools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -173,6 +174,11 @@ class CallOnUnpickling:
 
 def make_portable(error: BaseException) -> Exception:
     """Return the error, or its kind and text if it is torch's, say: the driver may have no torch."""
-    own = type(error).__module__.partition(".")[0] in ("builtins", "fuzzcompile")
-    portable: Exception = pickle.loads(pickle_error(error)) if own else make_remote_error(error)
+    package, pickled = type(error).__module__.partition(".")[0], pickle_error(error)
+    own = package == "fuzzcompile" or (package == "builtins" and not _needs_torch(pickled))
+    portable: Exception = pickle.loads(pickled) if own else make_remote_error(error)
     return portable
+
+
+def _needs_torch(pickled: bytes) -> bool:
+    return any(str(argument).partition(".")[0] == "torch" for _, argument, _ in pickletools.genops(pickled))

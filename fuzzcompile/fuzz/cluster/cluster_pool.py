@@ -379,7 +379,7 @@ class ClusterPool(TaskPool):
                     left = await self._ask(worker, dask_host.pulse, self._charter.campaign, within=_ANSWER_LIMIT)
                 except TimeoutError:
                     self._lose(f"it has not answered for {_ANSWER_LIMIT:.0f} s", worker)
-                except OSError:  # it is gone, and the scheduler will say so
+                except Exception:  # it is asked again, unless it is gone, and the scheduler says so
                     continue
                 else:
                     if left is None:

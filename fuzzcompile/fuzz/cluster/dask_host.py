@@ -140,7 +140,7 @@ def open_local(charter: HostCharter, stack: ExitStack) -> tuple[TaskPool, Worker
 
 def offer(dask_worker: Worker) -> bytes:
     """Return the pickled `WorkerOffer` of this Dask worker; raise OSError if it is closing."""
-    if dask_worker.status is not Status.running:
+    if dask_worker.status not in (Status.running, Status.paused):
         raise OSError("it is closing")
     threads = dask_worker.state.nthreads
     slots = int(dask_worker.state.total_resources.get(_RESOURCE, threads))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+import torch
 
 from fuzzcompile.diagnosis.worker.minimize_task import MinimizeTask, can_resume
 from fuzzcompile.fuzz.cluster.cluster_messages import make_portable
@@ -116,6 +117,8 @@ def test_an_error_of_another_package_travels_as_its_kind_and_text():
     assert str(make_portable(torchs)) == "torch.somewhere.Broken: its text"
     assert isinstance(make_portable(torchs), RemoteError)
     assert isinstance(make_portable(EnvironmentUnfit("no disk")), EnvironmentUnfit)
+    assert isinstance(make_portable(KeyError(torch.float32)), RemoteError)  # the driver could not unpickle it
+    assert isinstance(make_portable(KeyError("torch is in the text")), KeyError)
 
 
 def test_on_a_lost_cluster_what_waits_fails_like_what_runs():
