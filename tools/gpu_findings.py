@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         conditions = Conditions(given.device, limits=Limits(_SECONDS))
         for taken, answer in zip(findings, triage_files(paths, conditions), strict=True):
             runs = defines_make(taken.source) and "__main__" in taken.source
-            alone = confirm_reproducer(taken.source, timeout=_SECONDS).exit_status if runs else None
+            alone = confirm_reproducer(taken.source, timeout=_SECONDS).status if runs else None
             rows.append(compared(taken, answer, alone))
             (given.out / "confirmed.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
             (given.out / "confirmed.md").write_text(table(rows, device))

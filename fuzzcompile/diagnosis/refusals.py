@@ -32,6 +32,7 @@ _DEVICE_MESSAGES = (
     "SimpleNamespace",
     "CUDAHooks",
     "'torch._C' has no attribute '_cuda",
+    "CudaKernelParamCache",  # AOTInductor's: machine code of the kernels, which only the device's own compile makes
 )
 # What dynamo and Inductor call numbers, branches and sizes that depend on what a tensor holds.
 _READS = ("ata-dependent", "ata dependent", "Tensor.item()", "_local_scalar_dense", "ynamic shape operator")

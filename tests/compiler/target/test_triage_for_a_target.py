@@ -88,6 +88,7 @@ def test_a_public_issue_of_cuda_alone_is_found_by_its_kernel(judge):
     [
         ("nested_input", r"an input is a NestedTensor\.$"),
         ("lacks_half", r"eager has to run on the CPU, which lacks a kernel for it \(.*not implemented for 'Half'"),
+        ("packaged", "CudaKernelParamCache not populated for triton_"),
     ],
 )
 def test_what_cannot_be_looked_at_is_refused_in_a_sentence(judge, name, why):
