@@ -77,7 +77,9 @@ from fuzzcompile.run.device import Numerics, describe_environment
 print(json.dumps({**describe_environment(torch.device("cuda:0")), "numerics": Numerics().to_json()}, indent=1))
 ' || status=1
 step doctor 110 doctor.json "$python" -m fuzzcompile doctor --device cuda --corpus "$out/corpus.db" --json || status=1
-step tests 60 tests.txt "$python" -m pytest -m "cuda and not slow" -q -p no:cacheprovider || status=1
+# Of the files that have such tests alone: to import all of them takes 20 s on a free machine, and a minute on a busy one.
+mapfile -t marked < <(grep -rl --include="test_*.py" "mark\.cuda" tests)
+step tests 60 tests.txt "$python" -m pytest "${marked[@]}" -m "cuda and not slow" -q -p no:cacheprovider || status=1
 step times 40 compile.json "$python" tools/gpu_times.py --device cuda || status=1
 step campaign "$campaign_limit" campaign.json "$python" -m fuzzcompile run --budget "$budget" --device cuda \
     --corpus "$out/corpus.db" --drafts "$out/drafts" --json || status=1

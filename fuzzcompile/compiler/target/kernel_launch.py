@@ -48,8 +48,10 @@ def _launch_inductor(session: InterpreterSession, tuner: Any, *args: Any, stream
     known = tuner.triton_meta.get("constants", {})
     named = {(names[key[0]] if isinstance(key, tuple) else key): value for key, value in known.items()}
     constants = {name: value for name, value in named.items() if signature.get(name) == "constexpr"}
-    passed = [name for name in names if name not in config.kwargs and name not in constants]
-    arguments = {**dict(zip(passed, positional, strict=False)), **constants, **kwargs, **config.kwargs}
+    # A size that is known to be 1 is a constant and passed all the same.
+    fixed = {names[place] for place in tuner.fn.constexprs}
+    passed = [name for name in names if name not in config.kwargs and name not in fixed]
+    arguments = {**constants, **dict(zip(passed, positional, strict=True)), **kwargs, **config.kwargs}
     signature = {name: kind for name, kind in signature.items() if kind}
     _launch_kernel(session, tuner.fn, arguments, signature, grid, config.kwargs, len(tuner.configs))
 

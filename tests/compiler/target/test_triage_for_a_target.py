@@ -43,6 +43,7 @@ def judge(workers: Executor) -> Judge:
         "dynamic_sizes",
         "number_as_input",
         "sizes_from_data",
+        "whole_dynamic",
         "own_kernel",
         "frozen",
         "says_cuda_and_autocast",
