@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("distributed", reason="needs the extra `cluster`")
+
 from fuzzcompile.fuzz.cluster.cluster_messages import Unhosted
 from fuzzcompile.fuzz.cluster.dask_host import CampaignHost
 from fuzzcompile.model.errors import MachineUnfit
-
-pytest.importorskip("distributed", reason="needs the extra `cluster`")
 
 
 def test_a_machine_that_can_compile_no_more_gives_its_cases_back():

@@ -10,8 +10,11 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-import distributed
 import pytest
+
+pytest.importorskip("distributed", reason="needs the extra `cluster`")
+
+import distributed
 
 from fuzzcompile.fuzz.cluster import cluster_pool, dask_client, dask_host
 from fuzzcompile.fuzz.cluster.cluster_messages import HostCharter, Unhosted
@@ -21,9 +24,6 @@ from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.judge_task import NamedFunction, WorkerDescription
 from fuzzcompile.run.pool.worker import WorkerStartFailed, WorkerStopped
-
-pytest.importorskip("distributed", reason="needs the extra `cluster`")
-
 
 HERE = WorkerDescription({"torch": "2.15.0", "machine": "m"}, "cpu")
 

@@ -10,6 +10,9 @@ from collections import Counter
 
 import psutil
 import pytest
+
+pytest.importorskip("distributed", reason="Dask is an extra: pip install 'fuzzcompile[cluster]'")
+
 from clustered import EVAL, PATIENCE, PLAIN, Processes, until
 
 from fuzzcompile.fuzz.cluster import cluster_pool
@@ -18,9 +21,6 @@ from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.run.pool.worker import WorkerStartFailed
-
-pytest.importorskip("distributed", reason="Dask is an extra: pip install 'fuzzcompile[cluster]'")
-
 
 pytestmark = pytest.mark.slow
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("distributed", reason="needs the extra `cluster`")
+
 from fuzzcompile.fuzz.cluster.cluster_pool import ClusterPool, ClusterTask, ClusterWorker
 from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.judge_task import WorkerDescription
-
-pytest.importorskip("distributed", reason="needs the extra `cluster`")
 
 
 class Sent(asyncio.Future[bytes]):

@@ -12,6 +12,9 @@ import time
 
 import psutil
 import pytest
+
+pytest.importorskip("distributed", reason="Dask is an extra: pip install 'fuzzcompile[cluster]'")
+
 from clustered import EVAL, PATIENCE, PLAIN, threads, until
 
 from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget
@@ -29,8 +32,6 @@ from fuzzcompile.run.pool.worker import (
     WorkerStopped,
     WorkerTimeout,
 )
-
-pytest.importorskip("distributed", reason="Dask is an extra: pip install 'fuzzcompile[cluster]'")
 
 
 def joined(cluster, **arguments) -> ClusterPool:

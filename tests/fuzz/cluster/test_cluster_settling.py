@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+
+pytest.importorskip("distributed", reason="needs the extra `cluster`")
 import torch
 
 from fuzzcompile.diagnosis.worker.minimize_task import MinimizeTask, can_resume
@@ -19,9 +21,6 @@ from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.judge_task import WorkerDescription
 from fuzzcompile.run.pool.worker import RemoteError, WorkerCrashed, WorkerStartFailed, WorkerStopped
-
-pytest.importorskip("distributed", reason="needs the extra `cluster`")
-
 
 NOT_HERE = b"cno_such_module\nError\n."
 """The pickle of an exception whose module is not installed here."""
