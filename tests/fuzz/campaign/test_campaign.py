@@ -256,21 +256,35 @@ def test_commands_on_a_stored_finding(campaign, monkeypatch, capsys):
     assert finding in capsys.readouterr().err
 
 
-# Clean and slow: whenever a worker is killed, it is judging a case.
 ENDLESS = ("--budget", "10m", "--workers", "1", "--from", "slow.py")
+# Clean, and so slow that the process it names last is still judging it when it is killed.
+SLOW = """
+import os
+import time
+
+import torch
+
+
+def make():
+    with open({began!r}, "a") as began:
+        print(os.getpid(), file=began, flush=True)
+    time.sleep(0.5)
+    return torch.sin, (torch.ones(3, 5),)
+"""
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory) -> tuple[Path, list[psutil.Process]]:
     """The folder of a campaign that lost its worker and was killed later, and the processes that it had then."""
     folder = tmp_path_factory.mktemp("killed")
-    Path(folder, "slow.py").write_text(
-        "import time\n\nimport torch\n\n\ndef make():\n    time.sleep(0.1)\n    return torch.sin, (torch.ones(3, 5),)\n"
-    )
+    began = folder / "began"
+    began.touch()
+    Path(folder, "slow.py").write_text(SLOW.format(began=str(began)))
     process = start(folder, *ENDLESS)
     wait_for(lambda: judged(folder) >= 1)
-    worker = max(psutil.Process(process.pid).children(), key=lambda child: child.memory_info().rss)
-    os.kill(worker.pid, signal.SIGKILL)
+    made = began.read_text()
+    wait_for(lambda: began.read_text() != made)
+    os.kill(int(began.read_text().split()[-1]), signal.SIGKILL)
     before = judged(folder)
     wait_for(lambda: judged(folder) >= before + 2)
     children = psutil.Process(process.pid).children(recursive=True)
