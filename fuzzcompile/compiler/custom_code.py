@@ -26,7 +26,7 @@ from fuzzcompile.compiler.torch_config import load_config
 from fuzzcompile.compiler.watch import rule_labels
 from fuzzcompile.compiler.watch.ledger import Label
 from fuzzcompile.model.custom import Custom, CustomPass, LoadedCustom, ObjectPath
-from fuzzcompile.model.errors import UsageError, format_message
+from fuzzcompile.model.errors import UsageError, describe_error
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import LOWERING, POST_GRAD, PRE_GRAD
 from fuzzcompile.run.case import CompileSettings
@@ -39,9 +39,7 @@ def import_target(target: ObjectPath, option: str) -> object:
     try:
         value: object = _import_module(target)
     except Exception as error:  # user code: whatever it raises is an error of the module
-        raise UsageError(
-            f"{option} {target} cannot be imported: {type(error).__name__}: {format_message(error, 200)}."
-        ) from error
+        raise UsageError(f"{option} {target} cannot be imported: {describe_error(error, 220)}.") from error
     for part in target.attribute.split("."):
         if not hasattr(value, part):
             names = [name for name in dir(value) if not name.startswith("_")]
@@ -357,7 +355,7 @@ def load_pass(custom: CustomPass) -> InstalledPass:
         try:
             given = given()
         except Exception as error:  # user code: whatever it raises is an error of the class
-            why = f"cannot be made without arguments ({type(error).__name__}: {format_message(error, 200)})"
+            why = f"cannot be made without arguments ({describe_error(error, 220)})"
             raise UsageError(f"--pass {custom.target} is a class that {why}; name an object of it.") from error
     if inspect.ismethod(given) and isinstance(given.__self__, PatternMatcherPass):
         given = given.__self__  # its method, as the compiler's settings take it

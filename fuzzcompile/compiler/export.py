@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.model.contract import AOTI
-from fuzzcompile.model.errors import format_message
+from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.stages import DYNAMO, LOWERING
 
 # What torch.export raises where it documents that it takes no such program.
@@ -50,7 +50,7 @@ class ExportError(Exception):
 def _find_refusal(error: BaseException | None) -> str | None:
     while error is not None:
         if type(error).__name__ in _REFUSALS or _REFUSES.search(str(error)):
-            return f"{type(error).__name__}: {format_message(error, 200)}"
+            return describe_error(error, 200)
         error = error.__cause__
     return None
 

@@ -20,7 +20,7 @@ import torch
 from fuzzcompile.compiler.compile_changes import InductorSettings
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns, list_known_rules
 from fuzzcompile.compiler.session import Compilation, open_session, silence_torch
-from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.model.errors import EnvironmentUnfit, describe_error
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.case import CompileSettings
 
@@ -69,7 +69,7 @@ def read_variants(device: torch.device) -> list[PatternVariant]:
     except (ImportError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise EnvironmentUnfit(
             f"This torch's list of SDPA patterns ({_MODULE}.{_LISTED}) is not where fuzzcompile looks for it "
-            f"({type(error).__name__}: {error}), so the patterns that can fire here are not known."
+            f"({describe_error(error)}), so the patterns that can fire here are not known."
         ) from error
 
 
@@ -83,7 +83,7 @@ def try_variants(device: torch.device, candidates: Sequence[PatternVariant]) -> 
                 fired |= _find_fired(variant, device, dtype, fallback_random)
                 compiled = True
             except Exception as error:  # some functions name a dtype themselves; a compile may raise anything
-                trouble = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                trouble = describe_error(error, 220)
         yield VariantResult(variant.name, frozenset(fired), None if compiled else trouble)
 
 

@@ -20,7 +20,7 @@ from fuzzcompile.compiler.rule_catalogue import get_target_name, list_known_rule
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.pass_patches import list_plain_passes
 from fuzzcompile.compiler.watch.rule_labels import explain_refusals, get_base_name
-from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.errors import UsageError, describe_error
 from fuzzcompile.model.focus_plan import FocusObservation, FocusWatch, Span
 from fuzzcompile.run.pool.worker import get_current_device, say
 
@@ -90,7 +90,7 @@ def _import_file(file: str) -> None:
     try:
         importlib.import_module(name)
     except Exception as error:  # a module for another platform may raise whatever it likes
-        raise UsageError(f"{file} cannot be imported in this torch ({type(error).__name__}: {error}).") from error
+        raise UsageError(f"{file} cannot be imported in this torch ({describe_error(error)}).") from error
 
 
 def _pair_codes(

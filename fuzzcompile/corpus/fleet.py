@@ -16,10 +16,11 @@ from typing import Literal, TypeAlias
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus.machines import CLEAN, Alike, Place, conditions, identify_machine, list_changes, processor
+from fuzzcompile.corpus.machines import Alike, Place, conditions, identify_machine, list_changes, processor
 from fuzzcompile.corpus.models import CampaignRow, CaseRow, EnvironmentRow, FindingRow, RunRow
 from fuzzcompile.corpus.records import public_id
 from fuzzcompile.corpus.transactions import SILENT
+from fuzzcompile.model.verdicts import HARMLESS
 
 # Cases of which machines say different things: a fault of a machine, or a bug that shows on some of them only.
 
@@ -86,7 +87,7 @@ def disagreements(session: Session, environments: Mapping[int, Mapping[str, obje
     differ = {
         key: tuple(by.values())
         for key, by in said.items()
-        if len({"clean" if each.verdict in CLEAN else each.verdict for each in by.values()}) > 1
+        if len({"clean" if each.verdict in HARMLESS else each.verdict for each in by.values()}) > 1
     }
     wanted = CaseRow.id.in_([case for case, *_ in differ])
     hashes = dict(session.execute(select(CaseRow.id, CaseRow.sha256).where(wanted)).all())

@@ -16,14 +16,13 @@ from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session, aliased
 
 from fuzzcompile.corpus.models import CampaignRow, CaseRow, FindingRow, ReproducerRow, RunRow
+from fuzzcompile.model.verdicts import HARMLESS
 
 Environment: TypeAlias = Mapping[str, object]
 # What two machines must share for their verdicts to be compared: torch, the kind of device, and the target.
 Alike: TypeAlias = tuple[str, str, str]
 Place: TypeAlias = tuple[Alike, str]
 SecondMachine = Literal["confirmed", "pending", "not reproduced"]
-# Verdicts that say that the program is right where it was judged. Others say nothing: it could not be judged, say.
-CLEAN = ("equal", "rounding")
 # Those that say nothing of the program there: a machine that was busy or unfit for once may be asked again.
 _SAYS_NOTHING = ("unjudged", "timeout", "crash")
 
@@ -108,7 +107,7 @@ def list_machines(seen: Iterable[Environment], judged: Iterable[tuple[Environmen
     """List the environments of a finding's hits, and the verdicts on its program in other environments."""
     hits, tries = list(seen), list(judged)
     alike = frozenset(conditions(environment) for environment in hits)
-    right = [each for each, verdict in tries if verdict in CLEAN and conditions(each) in alike]
+    right = [each for each, verdict in tries if verdict in HARMLESS and conditions(each) in alike]
     shown, types = _places(hits), _processors(hits)
     return Machines(
         shown,

@@ -15,7 +15,7 @@ from fuzzcompile.compiler.watch.patch_table import PATCHES
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.worker.file_triage import triage_sources
 from fuzzcompile.model.conditions import Conditions
-from fuzzcompile.model.errors import FuzzcompileError
+from fuzzcompile.model.errors import FuzzcompileError, describe_error
 from fuzzcompile.model.facts import find_facts, is_in_known_range, list_known_versions
 from fuzzcompile.model.profile_contract import AttentionKernelsJson
 from fuzzcompile.model.targets import find_target
@@ -141,6 +141,5 @@ def _check_compiler(device: torch.device) -> MachineCheck:
     try:
         right = torch.allclose(torch.compile(small)(x), small(x))
     except Exception as error:  # of any kind: it is what is to be shown
-        text = " ".join(str(error).split())[:160]
-        return MachineCheck("torch.compile", False, f"{type(error).__name__}: {text}", "Repair the compiler toolchain.")
+        return MachineCheck("torch.compile", False, describe_error(error, 200), "Repair the compiler toolchain.")
     return MachineCheck("torch.compile", right, f"a small program compiles in {time.perf_counter() - start:.1f} s")

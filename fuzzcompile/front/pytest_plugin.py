@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fuzzcompile.model.verdicts import HARMLESS, Verdict
+
 if TYPE_CHECKING:
     from fuzzcompile.front.api.report import Report
 
 
 _BASELINE = "fuzzcompile_baseline"
 # Verdicts under which compiled and eager are alike; those without a bug that are missing here compare nothing.
-_ALIKE = ("equal", "rounding", "precision_casts")
+_ALIKE = (*HARMLESS, Verdict.PRECISION_CASTS)
 AssertCompilesAlike = Callable[..., "Report"]
 
 

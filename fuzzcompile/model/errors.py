@@ -34,3 +34,8 @@ class CaseError(UsageError):
 def format_message(error: BaseException, limit: int = 600) -> str:
     """Return the message of an exception, on one line and cut at ``limit`` characters."""
     return " ".join(str(error).split())[:limit]
+
+
+def describe_error(error: BaseException, limit: int = 300) -> str:
+    """Return an exception's type, and its message if it has one, on one line and cut at ``limit`` characters."""
+    return f"{type(error).__name__}: {format_message(error, limit)}".removesuffix(": ")[:limit]

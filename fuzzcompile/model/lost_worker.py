@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from fuzzcompile.model.contract import COMPILE, SCHEMA, ReportJson
 from fuzzcompile.model.culprit_contract import CulpritJson, DetailsJson, FrameJson
@@ -11,13 +10,13 @@ from fuzzcompile.model.severity import rate_severity
 from fuzzcompile.model.signatures import UNATTRIBUTED, normalise_message
 from fuzzcompile.model.stages import CODEGEN, LOWERING, find_file_stage, is_compiler
 from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.versions import PACKAGE
 
 _MOST_FRAMES = 3
 _CURRENT = re.compile(r"^Current thread .*\(most recent call first\):", re.M)
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+) in (.+)(?:\n    (.+))?', re.M)
 # Files that Inductor generates are named by the hash of what they hold.
 _GENERATED = re.compile(r".*/c[a-z0-9]{20,}\.py$")
-_OURS = str(Path(__file__).parents[1])
 _CALLED = re.compile(r"([\w.]+)\(")
 
 
@@ -31,7 +30,7 @@ def _find_stack_culprit(output: str, when: str) -> CulpritJson | None:
     stack, statement = list[FrameJson](), ""
     for match in _FRAME.finditer(output[begins[-1] :].partition("\n\n")[0] if begins else ""):
         file, line, function, text = match.groups()
-        if not stack and file.startswith(_OURS):
+        if not stack and file.startswith(str(PACKAGE)):
             return None
         name = file[file.rfind("/torch/") + 1 :]
         if is_compiler(name) or (not stack and _GENERATED.match(file)):

@@ -9,13 +9,13 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, select_autoescape
 from jinja2.environment import TemplateModule
 
-_PACKAGE = Path(__file__).parents[1]
+from fuzzcompile.model.versions import PACKAGE
 
 
 def find_template_folder() -> Path:
     """The templates inside an installed package, or at the top of a source checkout."""
-    packaged = _PACKAGE / "templates"
-    return packaged if packaged.is_dir() else _PACKAGE.parent / "templates"
+    packaged = PACKAGE / "templates"
+    return packaged if packaged.is_dir() else PACKAGE.parent / "templates"
 
 
 @cache

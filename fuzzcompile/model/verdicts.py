@@ -42,7 +42,9 @@ class Verdict(StrEnum):
 # Bugs that show in values: only of these do distances between results say anything.
 VALUES = (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.PRECISION_LOSS)
 _KINDS = {**dict.fromkeys(VALUES, "values"), Verdict.COMPILE_ERROR: "error", Verdict.RUNTIME_ERROR: "error"}
-_BENIGN = frozenset({Verdict.EQUAL, Verdict.ROUNDING, Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdict.INVALID})
+# Verdicts that say that the program is right where it was judged. The others without a bug say nothing of that.
+HARMLESS = (Verdict.EQUAL, Verdict.ROUNDING)
+_BENIGN = frozenset({*HARMLESS, Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdict.INVALID})
 
 
 # How the compiled value differs. "close": by rounding. "wild": within what rounding allows, but eager itself has no

@@ -14,7 +14,8 @@ from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.stages import CODEGEN, LOWERING, SCHEDULER
-from fuzzcompile.model.verdicts import VALUES
+from fuzzcompile.model.verdicts import HARMLESS, VALUES
+from fuzzcompile.model.words import count_noun
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.machines import Machines
@@ -26,14 +27,13 @@ WORDS: Final[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("words.tom
 # What a report says of a target: the device that the compiler was told, while the case ran on the CPU.
 
 _NOT_LOOKED_AT = "not looked at"
-_CLEAN = ("equal", "rounding")
 _KERNELS = (LOWERING, SCHEDULER, CODEGEN)
 
 
 def meaning_for(report: ReportJson, plain: str) -> str:
     """Explain a verdict for a target in a few words; ``plain`` is its meaning for the device that runs."""
     target, verdict = read_target(report), report["verdict"]
-    if verdict in _CLEAN:
+    if verdict in HARMLESS:
         return f"nothing found in the stages looked at for {target}"
     if verdict not in VALUES:
         return f"{plain}, compiled for {target}" if report["is_bug"] else plain
@@ -115,7 +115,7 @@ def seen_on(machines: Machines) -> str:
         return f"{said}; shows on one type of processor only ({types}), not on {', '.join(machines.clean_processors)}"
     said += f" ({types})" if types else ""
     if number := len(machines.clean):
-        said += f"; {number} other machine{'' if number == 1 else 's'} judged the same program and did not show it"
+        said += f"; {count_noun(number, 'other machine')} judged the same program and did not show it"
     return said
 
 

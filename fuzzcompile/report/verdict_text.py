@@ -13,6 +13,7 @@ from fuzzcompile.model.contract import OutputJson, PromiseJson, ReportJson, read
 from fuzzcompile.model.culprit_contract import CulpritJson
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.hints import CommandSubject
+from fuzzcompile.model.verdicts import HARMLESS
 from fuzzcompile.report.circumstances import WORDS, advice_for, circumstances, meaning_for, several
 from fuzzcompile.report.proof import (
     NEEDED,
@@ -182,7 +183,7 @@ def meaning(report: ReportJson) -> str:
 def advice(report: ReportJson, name: str | CommandSubject) -> str:
     """Advise on the report; ``name`` is the case's name on a command line."""
     verdict, target, culprit = report["verdict"], read_target(report), report.get("culprit")
-    if not report["is_bug"] and target is not None and verdict in ("equal", "rounding"):
+    if not report["is_bug"] and target is not None and verdict in HARMLESS:
         return "nothing: of what was looked at, nothing is wrong"
     if not report["is_bug"]:
         return _about_rounding(report) if verdict == "rounding" else WORDS["advice"].get(verdict, "nothing")

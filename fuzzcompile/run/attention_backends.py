@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.model.errors import EnvironmentUnfit, UsageError, describe_error
 from fuzzcompile.model.profile_contract import (
     AttentionBackendJson,
     AttentionCallJson,
@@ -317,7 +317,7 @@ class _Watch(TorchFunctionMode):
             try:
                 call["backends"] = list_backends(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
             except Exception as error:  # the run goes on; for subclasses of tensors torch has no answer
-                why = f"torch cannot say which kernels take these inputs ({type(error).__name__}: {error})."
+                why = f"torch cannot say which kernels take these inputs ({describe_error(error)})."
                 call["note"] = f"{call['note']} {why}".strip()
             self._known[signature] = call
             self.calls.append(call)

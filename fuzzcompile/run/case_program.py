@@ -17,10 +17,10 @@ from fuzzcompile.model.errors import CaseError
 from fuzzcompile.run.case import CapturedState, Case, Reachable
 from fuzzcompile.run.device import (
     convert_memory_errors,
+    describe_run_error,
     is_exhausted_memory,
     reapply_held,
     seed_everything,
-    shorten_message,
 )
 from fuzzcompile.run.reachable_state import ReachedObjects, is_holder, name_holders
 from fuzzcompile.run.tensors import (
@@ -309,9 +309,7 @@ def _call_make(case: Case) -> tuple[Callable[..., object], list[object]]:
     except BaseException as error:  # user code: whatever it raises, SystemExit too, is an error of the case
         if is_exhausted_memory(error):
             raise
-        raise CaseError(
-            f"make() of {case.name} raises {type(error).__name__}: {shorten_message(error)}; fix the case."
-        ) from error
+        raise CaseError(f"make() of {case.name} raises {describe_run_error(error)}; fix the case.") from error
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
         raise CaseError(f"make() of {case.name} must return (module_or_callable, inputs).")
     reapply_held()

@@ -324,6 +324,11 @@ def shorten_message(error: BaseException) -> str:
     return text.splitlines()[0][:300] if text else type(error).__name__
 
 
+def describe_run_error(error: BaseException) -> str:
+    """The type of an exception and the first line of its message, at most 300 characters of that."""
+    return f"{type(error).__name__}: {shorten_message(error)}"
+
+
 # Memory of the process from which on giving some of it back is worth the milliseconds, in bytes.
 _LEAST_BYTES = 2**30
 

@@ -7,7 +7,7 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 
-from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.errors import UsageError, describe_error
 
 
 def check_plants(paths: Sequence[Path]) -> None:
@@ -37,6 +37,4 @@ def run_plants(paths: Sequence[Path]) -> None:
             text = path.read_text(encoding="utf-8")
             exec(compile(text, str(path.resolve()), "exec", dont_inherit=True), module.__dict__)
         except Exception as error:  # user code: whatever it raises is an error of the plant
-            raise UsageError(
-                f"The plant {path} raises {type(error).__name__}: {' '.join(str(error).split())[:200]}."
-            ) from error
+            raise UsageError(f"The plant {path} raises {describe_error(error, 220)}.") from error

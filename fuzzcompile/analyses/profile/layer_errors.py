@@ -21,7 +21,7 @@ from fuzzcompile.programs.capture.state import RandomState
 from fuzzcompile.run import metrics
 from fuzzcompile.run.arithmetic_modes import UlpNoise
 from fuzzcompile.run.case import Case
-from fuzzcompile.run.device import shorten_message
+from fuzzcompile.run.device import describe_run_error
 from fuzzcompile.run.observation import Observation
 from fuzzcompile.run.runs import observe
 from fuzzcompile.run.tensors import map_tree
@@ -353,8 +353,7 @@ class Walk:
             except (KeyboardInterrupt, MemoryError):
                 raise
             except Exception as error:  # of the layer, which may raise anything when it is run out of its place
-                said = f"{type(error).__name__}: {shorten_message(error)}"
-                layer = replace(layer, note=f"it cannot be run alone ({said})")
+                layer = replace(layer, note=f"it cannot be run alone ({describe_run_error(error)})")
         self.layers.append(layer)
 
     def _run_again(self, layer: Layer, measured: KeptCall, output: Kept, call: LayerCall, entered: Entered) -> Layer:

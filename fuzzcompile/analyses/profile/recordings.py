@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.analyses.profile.sides import EAGER, WHOLE, Calls, Look, Side, SideRun, run_once, run_side
 from fuzzcompile.analyses.profile.taps import SAMPLE, Keeping, KeptCall, KeptTensor
-from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, UsageError
+from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, UsageError, describe_error
 from fuzzcompile.report.circumstances import several
 from fuzzcompile.report.output_files import write_whole
 from fuzzcompile.run.attention_backends import force_math_kernel
@@ -273,9 +273,7 @@ def read_recording(path: Path) -> Recording:
         facts = msgspec.json.decode(metadata["facts"], type=RunFacts)
         return Recording(facts, _Calls(file, json.loads(metadata["calls"])))
     except (AttributeError, KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:  # the shapes of damage
-        raise UsageError(
-            f"The recording {path} is damaged ({type(error).__name__}: {error}); record it again."
-        ) from error
+        raise UsageError(f"The recording {path} is damaged ({describe_error(error)}); record it again.") from error
 
 
 class _Calls(Mapping[tuple[str, int], KeptCall]):

@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuzzcompile.analyses.watch.step_graphs import Graphs
 from fuzzcompile.analyses.watch.step_records import TRAJECTORY, JobState, WatchSettings, append, write_json
 from fuzzcompile.analyses.watch.step_values import StepValues
+from fuzzcompile.model.errors import format_message
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
 from fuzzcompile.run.tensors import LOW_FLOATS, StorageCopier
 
@@ -311,7 +312,7 @@ class Runner:
         """The script raises: the run ends."""
         guard.on_act = None
         if self.path is not None:
-            values = StepValues(failure=(type(error).__name__, " ".join(str(error).split())[:300]))
+            values = StepValues(failure=(type(error).__name__, format_message(error, 300)))
             values.save(self.path)
         self.end(f"the script raises {type(error).__name__} in eager mode")
 

@@ -38,6 +38,7 @@ from fuzzcompile.analyses.watch.step_values import StepValues
 from fuzzcompile.compiler.torch_config import compile_in_process
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.oracle.judgement import Judgement, Observations, judge
+from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.verdicts import Comparison, Verdict
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.observation import Observation
@@ -274,7 +275,7 @@ class StepSupervisor:
             report = self._judged()
             report = StepReport(self.step, None, detail=report) if isinstance(report, str) else report
         except Exception as error:  # ours, of any kind: the step is reported as not judged
-            report = StepReport(self.step, None, detail=f"internal error ({type(error).__name__}: {error})"[:300])
+            report = StepReport(self.step, None, detail=f"internal error ({describe_error(error, 280)})")
         append(self.folder / STEPS, asdict(report))
         for path in self.work.glob("*.pt"):
             path.unlink()

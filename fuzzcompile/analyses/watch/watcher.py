@@ -38,7 +38,7 @@ from fuzzcompile.analyses.watch.step_records import (
 from fuzzcompile.analyses.watch.step_values import StepRecording, named_state
 from fuzzcompile.compiler.torch_api import copy_configs, disable_compile, skip_tracing, unwrap_compiled
 from fuzzcompile.compiler.torch_config import load_config
-from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.errors import UsageError, describe_error
 from fuzzcompile.report.output_files import make_next_folder
 from fuzzcompile.run.case import Arguments
 
@@ -379,14 +379,14 @@ class Watcher:
             if self._runner is not None:
                 self._runner.fail(error)
             self._open = None
-            self.state.error = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            self.state.error = describe_error(error)
             self._write()
 
     def _write(self) -> None:
         try:
             write_json(self._folder / JOB, asdict(self.state))
         except OSError as error:
-            self.state.error = f"{type(error).__name__}: {error}"
+            self.state.error = describe_error(error)
 
 
 def install(settings: WatchSettings, *, announce: bool = False) -> Watcher:

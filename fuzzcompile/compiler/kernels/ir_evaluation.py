@@ -15,6 +15,7 @@ from torch import fx
 from fuzzcompile.compiler.graph_replay import GraphReplayer, NodeValues
 from fuzzcompile.compiler.kernels.loop_body import NotEvaluable, find_compute_dtype, run_loop
 from fuzzcompile.compiler.watch.ledger import GraphCall, LoweredGraph
+from fuzzcompile.model.errors import describe_error
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.tensors import copy_tree
 
@@ -233,7 +234,7 @@ class GraphEvaluation:
             self._flat[root] = flat
             self._view_buffer(flat[self._find_offset(name) :], name).copy_(value)
         except NOT_FOLLOWED as error:
-            self._unknown[root] = f"{type(error).__name__}: {error}"
+            self._unknown[root] = describe_error(error)
 
     # -- names, layouts, sizes ------------------------------------------------------------------
 

@@ -21,12 +21,12 @@ from fuzzcompile.compiler.watch.ledger import (
     LoweredGraph,
     OverwrittenBuffer,
     Unseen,
-    format_reason,
     list_class_names,
     take_snapshot,
 )
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS, Recorder
 from fuzzcompile.compiler.watch.torch_patch import Function, Patch
+from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.stages import CODEGEN, LOWERING, SCHEDULER
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class LoweringWatch:
 
     def note(self, error: Exception) -> None:
         """Write down an error of the watching, which the compile is kept from."""
-        missed = Unseen("kernels", format_reason(error), (LOWERING, SCHEDULER, CODEGEN), "values of kernels")
+        missed = Unseen("kernels", describe_error(error), (LOWERING, SCHEDULER, CODEGEN), "values of kernels")
         self.record_unseen(missed, error)
 
     def close(self) -> None:

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from fuzzcompile.model.errors import describe_error
+
 # Arithmetic of the index expressions of Inductor's loops.
 
 
@@ -204,7 +206,7 @@ def run_loop(
     except NotEvaluable:
         raise
     except Exception as error:  # lowerings are any code, a user's too, and may raise anything on real tensors
-        raise NotEvaluable(f"{type(error).__name__}: {error}"[:200]) from error
+        raise NotEvaluable(describe_error(error, 200)) from error
     result = _unwrap(result)
     return result.expand(shape) if isinstance(result, torch.Tensor) else result
 

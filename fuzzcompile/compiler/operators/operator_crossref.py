@@ -55,9 +55,10 @@ from fuzzcompile.compiler.operators.operator_application import (
     use_python_dispatcher,
 )
 from fuzzcompile.compiler.target.target_process import decompose_on_target
-from fuzzcompile.compiler.watch.ledger import Snapshot, Unseen, UnseenLog, format_reason
+from fuzzcompile.compiler.watch.ledger import Snapshot, Unseen, UnseenLog
 from fuzzcompile.compiler.watch.rule_labels import find_location
 from fuzzcompile.compiler.watch.torch_patch import Function
+from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR
 from fuzzcompile.run.device import seed_everything
@@ -194,7 +195,7 @@ class Crossref:
             raise
         except Exception as error:
             if not quiet:
-                self._record_unseen(str(operator), format_reason(error))
+                self._record_unseen(str(operator), describe_error(error))
 
     def _record_unseen(self, what: str, why: str) -> None:
         # Where the culprit is proved by a compile without it, nothing hangs on the operators that were not compared;

@@ -14,6 +14,7 @@ from fuzzcompile.compiler.target import kernel_execution, kernel_operations
 from fuzzcompile.compiler.target.kernel_execution import make_interpretable
 from fuzzcompile.compiler.target.kernel_log import LaunchGrid, ProgramOrder
 from fuzzcompile.compiler.target.target_patches import ReplacedAttribute, replace_attributes
+from fuzzcompile.model.errors import describe_error
 
 # Small Triton kernels; those that are given a ``function`` apply it to what they loaded.
 
@@ -245,5 +246,5 @@ def find_failed_check(places: tuple[ReplacedAttribute, ...]) -> str | None:
                     if not torch.allclose(*wide, rtol=tolerance, atol=tolerance, equal_nan=True):
                         return f"{name}: wrong values"
             except Exception as error:  # whatever a broken interpreter raises
-                return f"{name}: {type(error).__name__}: {error}"
+                return f"{name}: {describe_error(error)}"
     return None

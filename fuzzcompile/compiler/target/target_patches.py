@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.compiler.watch.ledger import format_reason
 from fuzzcompile.compiler.watch.torch_patch import Attribute
-from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.model.errors import EnvironmentUnfit, describe_error
 from fuzzcompile.run.subprocesses import capture_output
 
 Replacement = Callable[[Any, Any], Any]
@@ -54,7 +53,7 @@ def find_missing(places: Iterable[ReplacedAttribute]) -> dict[str, str]:
             owner = place.find_owner()
             _ = place.optional or getattr(owner, place.leaf)
         except (ImportError, AttributeError) as error:
-            missing[place.name] = format_reason(error)
+            missing[place.name] = describe_error(error)
     return missing
 
 

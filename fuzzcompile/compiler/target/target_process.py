@@ -32,9 +32,8 @@ from fuzzcompile.compiler.target.target_patches import (
     replace_with,
 )
 from fuzzcompile.compiler.torch_config import get_setting
-from fuzzcompile.compiler.watch.ledger import format_reason
 from fuzzcompile.compiler.watch.torch_patch import IntendedError
-from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.errors import UsageError, describe_error
 from fuzzcompile.model.facts import Minor, parse_minor
 from fuzzcompile.model.targets import Target
 
@@ -345,7 +344,7 @@ def move_to_target(model: object, inputs: object) -> object:
     except NotMoved as error:
         raise IntendedError(error) from error
     except Exception as error:  # whatever it is, the graph must not be compiled for the CPU instead
-        raise IntendedError(NotMoved(f"its graph cannot be moved there ({format_reason(error)})")) from error
+        raise IntendedError(NotMoved(f"its graph cannot be moved there ({describe_error(error)})")) from error
 
 
 # Decompositions as the target takes them: some depend on the device of their arguments.

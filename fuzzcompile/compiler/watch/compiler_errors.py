@@ -15,6 +15,7 @@ import torch
 
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import is_compiler
+from fuzzcompile.model.versions import PACKAGE
 from fuzzcompile.run.observation import GeneratedPlace
 from fuzzcompile.run.subprocesses import find_toolchain_fault
 
@@ -24,7 +25,6 @@ _MOST_FRAMES = 3
 _FACTS = facts().errors
 _PACKAGES = Path(torch.__file__).parent.parent
 _STANDARD = Path(sysconfig.get_paths()["stdlib"])
-_OURS = Path(__file__).parents[2]
 
 
 _Place = tuple[str, int, str]  # file, line and function
@@ -101,7 +101,7 @@ def _name_lowering_file(path: Path) -> str | None:
     if path.is_relative_to(_PACKAGES):
         name = path.relative_to(_PACKAGES).as_posix()
         return name if name.startswith("torch/_inductor/") else None
-    foreign = path.is_relative_to(_STANDARD) or path.is_relative_to(_OURS) or not path.is_file()
+    foreign = path.is_relative_to(_STANDARD) or path.is_relative_to(PACKAGE) or not path.is_file()
     return None if foreign else path.name
 
 

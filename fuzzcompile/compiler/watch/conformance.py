@@ -19,9 +19,10 @@ from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, open_session, silence_torch
 from fuzzcompile.compiler.watch import patch_table
 from fuzzcompile.compiler.watch.compiler_errors import find_inner_error
-from fuzzcompile.compiler.watch.ledger import Ledger, ProbeLedgers, format_reason
+from fuzzcompile.compiler.watch.ledger import Ledger, ProbeLedgers
 from fuzzcompile.compiler.watch.patch_table import AnyPatch
 from fuzzcompile.compiler.watch.torch_patch import install_patches, run_contained, switched_off
+from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.facts import is_in_known_range
 from fuzzcompile.run.case import CompileSettings
 
@@ -142,7 +143,7 @@ def _try_patch(patch: AnyPatch, findings: ProbeLedgers | None) -> str | None:
         trouble = [missed.why for ledger in ledgers for missed in ledger.unseen if missed.what == patch.name]
         return trouble[0] if trouble else patch.probe(findings) if patch.probe is not None else None
     except Exception as error:  # whatever a probe stumbles over says that its patch does not hold
-        return format_reason(error)
+        return describe_error(error)
 
 
 def _compile_without_failing_patches() -> ProbeLedgers | None:
@@ -153,7 +154,7 @@ def _compile_without_failing_patches() -> ProbeLedgers | None:
         except Exception as error:  # of any kind: the compiler passes on what rises in a patch
             cause = find_inner_error(error)
             guilty = _find_patches(cause) - set(switched_off) or {patch.name for patch in patch_table.PATCHES}
-            switched_off.update(dict.fromkeys(guilty, format_reason(cause)))
+            switched_off.update(dict.fromkeys(guilty, describe_error(cause)))
     return None
 
 

@@ -22,7 +22,6 @@ from fuzzcompile.model.stages import CODEGEN
 
 _MOST = 40
 _SHOWN = 6
-_LONGEST = 200
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,6 @@ def format_unseen(unseen: Sequence[Unseen]) -> list[str]:
     first = sorted(unseen, key=lambda missed: missed.harmless)[:_SHOWN]
     rest = len(unseen) - len(first)
     return [*map(str, first), *([f"not watched: {rest} further steps"] if rest else [])]
-
-
-def format_reason(error: BaseException) -> str:
-    """An exception in one short line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_LONGEST]
 
 
 if TYPE_CHECKING:

@@ -18,10 +18,11 @@ from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 from fuzzcompile.compiler import custom_code
 from fuzzcompile.compiler.torch_config import load_config
 from fuzzcompile.compiler.watch import rule_labels
-from fuzzcompile.compiler.watch.ledger import Label, Unseen, format_reason
+from fuzzcompile.compiler.watch.ledger import Label, Unseen
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.rule_labels import is_explained, run_explained
 from fuzzcompile.compiler.watch.torch_patch import Function, Patch, contain_errors, run_contained
+from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import GRAPH_STAGES, JOINT_GRAPH, PARTITION, SCHEDULER
 
@@ -236,7 +237,7 @@ def _watch_entry(recorder: Recorder, entry: PatternEntry, pass_name: str | None)
         try:
             label = label or rule_labels.make_entry_label(entry, stage, pass_name)
         except Exception as error:  # a kind of entry that no torch has had yet; it goes by its class instead
-            recorder.record_unseen(make_unseen(format_reason(error)), error)
+            recorder.record_unseen(make_unseen(describe_error(error)), error)
             label = Label(stage, pass_name, type(entry).__name__)
         return label
 

@@ -29,10 +29,10 @@ from fuzzcompile.compiler.watch.ledger import (
     Site,
     Unseen,
     collect_attributes,
-    format_reason,
     is_lowering_handler,
     take_snapshot,
 )
+from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import JOINT_GRAPH, PARTITION, RUNTIME
 from fuzzcompile.run.tensors import KnownCopies, copy_tree, measure_storages
@@ -139,7 +139,7 @@ class Recorder:
         try:
             yield
         except Exception as error:  # of any kind: the compile that is watched goes on
-            self.record_unseen(Unseen("recorder", format_reason(error), (self.stage_name,), shows), error)
+            self.record_unseen(Unseen("recorder", describe_error(error), (self.stage_name,), shows), error)
 
     # -- stages ---------------------------------------------------------------------------------
 

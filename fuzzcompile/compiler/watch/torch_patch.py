@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Protocol, TypeVar
 
-from fuzzcompile.compiler.watch.ledger import Unseen, format_reason
+from fuzzcompile.compiler.watch.ledger import Unseen
+from fuzzcompile.model.errors import describe_error
 
 if TYPE_CHECKING:
     from fuzzcompile.compiler.watch.ledger import ProbeLedgers
@@ -112,7 +113,7 @@ class Patch(Attribute, Generic[W]):
         try:
             _ = getattr(self.find_owner(), self.leaf) if self.members is None else importlib.import_module(self.module)
         except (ImportError, AttributeError) as error:
-            return format_reason(error)
+            return describe_error(error)
         return None
 
     def make_unseen(self, why: str) -> Unseen:
@@ -201,7 +202,7 @@ def run_contained(
     except Exception as error:  # whatever it is, it is no error of the compile that is watched
         if error is raised:
             raise
-        watcher.record_unseen(unseen(format_reason(error)), error)
+        watcher.record_unseen(unseen(describe_error(error)), error)
     if raised is not None:
         raise raised
     return original(*args, **kwargs) if result is _MISSING else result

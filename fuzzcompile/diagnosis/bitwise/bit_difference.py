@@ -13,11 +13,12 @@ from fuzzcompile.compiler.kernels import ir_evaluation
 from fuzzcompile.compiler.kernels.kernel_loops import find_loop_nodes, list_loop_operators, list_operators_behind
 from fuzzcompile.compiler.kernels.lowering_control import find_lowering_source, get_operator_name, parse_operator
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
-from fuzzcompile.compiler.watch.ledger import GraphCall, Kernel, LoweredGraph, Unseen, UnseenLog, format_reason
+from fuzzcompile.compiler.watch.ledger import GraphCall, Kernel, LoweredGraph, Unseen, UnseenLog
 from fuzzcompile.diagnosis.attribution.culprit import Culprit, OutOfTime
 from fuzzcompile.diagnosis.kernels.code_generators import find_generator
 from fuzzcompile.diagnosis.kernels.watched_graph import WatchedGraph, find_kernel, find_site
 from fuzzcompile.model.contract import PartingJson, PromiseJson
+from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import CODEGEN, LOWERING, RUNTIME
 from fuzzcompile.model.thresholds import DIFFERING_SHARE, FORMS_APART
@@ -380,7 +381,7 @@ def find_call_partings(look: WatchedGraph) -> list[Parting]:
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception as error:  # an operator that does not run on these values leaves the rest uncompared
-        missed = Unseen("operators of a graph", format_reason(error), (LOWERING, CODEGEN), "places where bits part")
+        missed = Unseen("operators of a graph", describe_error(error), (LOWERING, CODEGEN), "places where bits part")
         UnseenLog().note(missed)
     with contextlib.suppress(*ir_evaluation.NOT_FOLLOWED, ValueError):
         followed.finish()

@@ -30,6 +30,7 @@ from fuzzcompile.diagnosis.stages.ways import iter_captured
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.model.contract import ContractJson
 from fuzzcompile.model.culprit_contract import DetailsJson
+from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import CODEGEN, DECOMPOSITION, POST_GRAD
 from fuzzcompile.model.verdicts import Verdict
@@ -222,7 +223,7 @@ def _judge_promise(name: str, compiler: StrictCompiler) -> bits.PromiseAnswer:
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception as error:  # of a program run in other ways, or of the looking: the other promises still stand
-        return _leave_promise(name, ledgers.format_reason(error))
+        return _leave_promise(name, describe_error(error))
 
 
 def _leave_promise(name: str, why: str, *, unsure: bool = True) -> bits.PromiseAnswer:

@@ -19,6 +19,7 @@ from fuzzcompile.diagnosis.probe import SignatureLock, probe_case
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.model.contract import CauseJson, ReportJson
 from fuzzcompile.model.culprit_contract import CulpritJson, read_details
+from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.signatures import drop_fingerprint, has_fingerprints, parse_fingerprint
 from fuzzcompile.model.stages import GRAPH_STAGES
 from fuzzcompile.model.thresholds import NEARER_TO_NEIGHBOUR
@@ -368,8 +369,10 @@ def add_cause(
     except MemoryError:
         raise
     except Exception as error:  # the search runs parts of any program, which may raise anything; the verdict stands
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        cause, note = None, f"the search for the cause failed, and the signature names none: {said}"
+        cause, note = (
+            None,
+            f"the search for the cause failed, and the signature names none: {describe_error(error)}",
+        )
     seconds = report.cost.seconds + time.monotonic() - started
     cost = replace(report.cost, seconds=seconds, cause_screens=screener.count)
     return replace(report, cause=cause, cost=cost, notes=report.notes if cause else (*report.notes, note))

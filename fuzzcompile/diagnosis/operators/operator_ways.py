@@ -43,7 +43,7 @@ from fuzzcompile.model.thresholds import NOISE_SEEDS, OTHER_NUMBERS, ROUNDING_FA
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run import metrics, runs
 from fuzzcompile.run.case_program import build
-from fuzzcompile.run.device import shorten_message
+from fuzzcompile.run.device import describe_run_error
 from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.tensors import list_significant_strides
 
@@ -117,15 +117,10 @@ def _measure_errors(pair: Pair[Application]) -> OperatorStep | None:
     if kernel is not None and other is None:
         # Fake tensors have no values to check.
         told = application.way != "fake" or application.refuses_always()
-        return PartedStep(pair, "check", None, describe_error(kernel), "no error") if told else None
+        return PartedStep(pair, "check", None, describe_run_error(kernel), "no error") if told else None
     if kernel is not None or other is None or isinstance(other, NotImplementedError):
         return None
-    return PartedStep(pair, "raises", None, "no error", describe_error(other))
-
-
-def describe_error(error: BaseException) -> str:
-    """An error's type and first line."""
-    return f"{type(error).__name__}: {shorten_message(error)}"
+    return PartedStep(pair, "raises", None, "no error", describe_run_error(other))
 
 
 def find_difference(kind: Kind, right: OperatorOutcome, other: OperatorOutcome) -> tuple[str, str] | None:
@@ -252,7 +247,7 @@ def measure_layouts(pair: Pair[Application]) -> OperatorStep | None:
     if plain.error is not None or not ((plain.results and given.results) or given.error):
         return None
     if given.error is not None:
-        return PartedStep(pair, "raises", None, "no error", describe_error(given.error))
+        return PartedStep(pair, "raises", None, "no error", describe_run_error(given.error))
     floats = [place for place, result in enumerate(plain.results) if has_floats([result])]
     if not floats and has_floats(plain.arguments):
         return None  # an index: of equal values any place may be given
@@ -492,7 +487,7 @@ def _find_lost_check(divergence: Divergence) -> Iterator[Found]:
         return
     traced = raising is not None and _is_traced(raising)
     stage = DYNAMO if raising is None else LOWERING if traced else FUNCTIONALIZATION
-    expected = describe_error(error) if error is not None else "an error"
+    expected = describe_run_error(error) if error is not None else "an error"
     culprit = Culprit.from_operator(stage, str(operator), nodes=place.nodes, site=place.site, confidence="low")
     yield Found(replace(culprit, details={"kind": "check", "expected": expected, "got": "no error"}))
 

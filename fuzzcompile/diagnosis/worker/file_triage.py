@@ -21,7 +21,7 @@ from fuzzcompile.diagnosis.worker.worker_loss import (
 )
 from fuzzcompile.model.conditions import Conditions, Question, check_against, list_modes
 from fuzzcompile.model.contract import SCHEMA, ReportJson
-from fuzzcompile.model.errors import CaseError, FuzzcompileError, UsageError, format_message
+from fuzzcompile.model.errors import CaseError, FuzzcompileError, UsageError, describe_error, format_message
 from fuzzcompile.model.judge_task import JUDGE, JudgeResult, JudgeTask
 from fuzzcompile.model.versions import installed_torch
 from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
@@ -169,7 +169,7 @@ class _FileTriage:
         except RemoteError as error:
             why = f"it raises {format_message(error).rstrip(': ')}; fix the file"
         except Exception as error:  # our own failure costs this file, not those after it
-            why = f"{type(error).__name__}: {format_message(error)}; report it to the fuzzcompile developers"
+            why = f"{describe_error(error)}; report it to the fuzzcompile developers"
         else:
             return _make_answer(path, judged.report, judged.machine)
         return _make_unjudged(path, why)

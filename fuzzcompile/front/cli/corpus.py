@@ -25,6 +25,7 @@ from fuzzcompile.front.cli.finding_output import (
 from fuzzcompile.model import hints
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.privacy import strip_password
+from fuzzcompile.model.words import count_noun
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.imports import Copied
@@ -212,8 +213,7 @@ def trust(findings: tuple[str, ...], every: bool, location: str | None) -> int:
         raise UsageError("Name the findings to trust, or give --all.")
     with open_corpus(location) as store:
         marked = store.trust(None if every else findings)
-    sources = f"{marked} source{'' if marked == 1 else 's'}"
-    click.echo(f"Trusted: {sources}." if marked else "Nothing to do: they are trusted already.")
+    click.echo(f"Trusted: {count_noun(marked, 'source')}." if marked else "Nothing to do: they are trusted already.")
     return 0
 
 
@@ -383,7 +383,7 @@ def report(out: Path, summary: Path | None, location: str | None) -> int:
     with open_corpus(location) as store:
         page, number = page_of_corpus(store, datetime.now(UTC), campaign).encode("utf-8"), len(store.findings())
     write_whole(out, page, "--out")
-    click.echo(f"{out}: {number} finding{'' if number == 1 else 's'}, {len(page) / 2**20:.1f} MiB.", err=True)
+    click.echo(f"{out}: {count_noun(number, 'finding')}, {len(page) / 2**20:.1f} MiB.", err=True)
     return 0
 
 

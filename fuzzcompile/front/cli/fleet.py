@@ -15,6 +15,7 @@ from fuzzcompile.front.cli import options
 from fuzzcompile.front.cli.case_arguments import open_corpus
 from fuzzcompile.front.cli.finding_output import format_columns
 from fuzzcompile.model.hints import format_command
+from fuzzcompile.model.words import count_noun
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.fleet import Fleet, FleetCampaign, State
@@ -65,8 +66,8 @@ def fleet_text(fleet: Fleet, findings: Sequence[FindingSummary], corpus: str) ->
         parts = ", ".join(f"{states[state]} {word}" for state, word in _STATES.items() if states[state])
         machines = len({each.machine for each in fleet.machines})
         yield (
-            f"Campaigns of the last day: {parts}; {workers} worker{'' if workers == 1 else 's'} at work; "
-            f"{machines} machine{'' if machines == 1 else 's'} judged cases in the last hour."
+            f"Campaigns of the last day: {parts}; {count_noun(workers, 'worker')} at work; "
+            f"{count_noun(machines, 'machine')} judged cases in the last hour."
         )
         rows = [
             (

@@ -22,7 +22,7 @@ from fuzzcompile.front.cli.run import generate, run
 from fuzzcompile.front.cli.triage import bisect, triage
 from fuzzcompile.front.cli.watch import watch
 from fuzzcompile.model import hints
-from fuzzcompile.model.errors import FuzzcompileError, UsageError
+from fuzzcompile.model.errors import FuzzcompileError, UsageError, describe_error
 from fuzzcompile.model.privacy import strip_passwords
 from fuzzcompile.model.versions import __version__
 from fuzzcompile.programs.casefiles.case_file import looks_like_path
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _explain(message, debug)
     except Exception as error:  # a bug of ours ends with one sentence too; --debug shows the traceback
         status = 3
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        what = describe_error(error)
         _explain(f"Internal error ({what}); run again with --debug and report it to the fuzzcompile developers.", debug)
     sys.exit(status if isinstance(status, int) else 0)
 

@@ -20,6 +20,7 @@ from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions, Limits, choose_running_device
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.settings import FiniteRange, read_settings
+from fuzzcompile.model.words import count_noun
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.replay.replay_engine import Result
@@ -215,7 +216,7 @@ class _ReplayCommand:
 def _format_result(result: Result) -> str:
     """Return ``F3 on 2.15.0: fixed (3 runs, 12 s): compiled is as exact as eager``."""
     replay = result.replay
-    agree = _many(len(replay.runs), "run")
+    agree = count_noun(len(replay.runs), "run")
     if replay.status == "flaky":
         agree = ", ".join(f"{count} {status}" for status, count in Counter(replay.runs).items())
     finding, torch = result.subject.finding.public_id, replay.torch.partition("+")[0]
@@ -237,7 +238,7 @@ def _print_replays(replays: ReplayRun, corpus: str) -> None:
     counts = ", ".join(f"{count} {status}" for status, count in replays.counts.items()) or "nothing was run"
     interrupted = "Interrupted; what is shown is stored. " if replays.interrupted else ""
     back = sum(bool(record.regressions) for record in replays.records)
-    counted = f"{_many(len(replays.records), 'finding')} on torch {torches}: {counts}; regressions: {back}."
+    counted = f"{count_noun(len(replays.records), 'finding')} on torch {torches}: {counts}; regressions: {back}."
     advice = list(_advise(replays, corpus)) or ["nothing: what was known still fails"]
     nexts = (f"next: {each}" for each in advice)
     click.echo("\n".join((*format_columns(rows), f"{interrupted}{counted}", *notes, *nexts)))
@@ -253,10 +254,6 @@ def _format_since(record: Record) -> str:
     if known.affected_since is None:
         return "-"
     return f"{known.affected_since} or earlier" if known.earlier_not_tried else known.affected_since
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _advise(replays: ReplayRun, corpus: str) -> Iterator[str]:

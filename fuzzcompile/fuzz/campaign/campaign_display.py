@@ -26,6 +26,7 @@ from fuzzcompile.fuzz.campaign.campaign_events import (
 )
 from fuzzcompile.fuzz.cluster.cluster_state import ClusterChange
 from fuzzcompile.model.hints import CommandSubject, format_command
+from fuzzcompile.model.words import count_noun
 from fuzzcompile.report.circumstances import counted_line, divided
 
 _PLAIN_INTERVAL = 10.0
@@ -68,7 +69,7 @@ class CampaignProgress(contextlib.ExitStack):
 
 def format_starting(workers: int) -> str:
     """Format the message shown before the first event."""
-    return f"Starting {_format_count(workers, 'worker')}: importing torch, registering the compiler's patterns ..."
+    return f"Starting {count_noun(workers, 'worker')}: importing torch, registering the compiler's patterns ..."
 
 
 def print_summary(
@@ -85,11 +86,11 @@ def print_summary(
 
     say("")
     if not judges:
-        minimized = _format_count(len(summary.findings), "finding")
+        minimized = count_noun(len(summary.findings), "finding")
         say(f"Ended after {format_duration(tally.seconds)}: {minimized} minimized.")
         if summary.behind.waiting:
             later = _format_minimize_command(asked)
-            say(f"Waiting for minimization: {_format_count(summary.behind.waiting, 'finding')}. Next: {later}")
+            say(f"Waiting for minimization: {count_noun(summary.behind.waiting, 'finding')}. Next: {later}")
         for text in _describe_foreign(summary):
             say(text)
         _say_findings(say, summary, asked)
@@ -148,10 +149,10 @@ def _list_remaining_work(summary: Finished, asked: Mapping[str, object]) -> Iter
         yield "The time was up before the first case was judged: starting the workers takes most of so short a budget."
     if behind.cases:
         bugs = f", {behind.bugs} of which had shown a bug" if behind.bugs else ""
-        yield f"Cut off: {_format_count(behind.cases, 'case')}{bugs}; the next run on this corpus judges them first."
+        yield f"Cut off: {count_noun(behind.cases, 'case')}{bugs}; the next run on this corpus judges them first."
     if behind.waiting:
         verb = "waits" if behind.waiting == 1 else "wait"
-        yield f"{_format_count(behind.waiting, 'finding')} {verb} for minimization: {_format_minimize_command(asked)}"
+        yield f"{count_noun(behind.waiting, 'finding')} {verb} for minimization: {_format_minimize_command(asked)}"
     yield from _describe_foreign(summary)
     if summary.findings:
         return
@@ -163,12 +164,8 @@ def _list_remaining_work(summary: Finished, asked: Mapping[str, object]) -> Iter
 def _describe_foreign(summary: Finished) -> Iterator[str]:
     if foreign := summary.behind.foreign:
         trusting = format_command("corpus", "trust", all=True, corpus=summary.corpus)
-        untrusted = _format_count(foreign, "finding")
+        untrusted = count_noun(foreign, "finding")
         yield f"Imported, and not run until they are read and trusted: {untrusted}. Then: {trusting}"
-
-
-def _format_count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 _ENDED = {
@@ -213,7 +210,7 @@ def _describe_event(event: Event) -> str | None:
         if not event.judges:
             return f"Minimizing the findings of {event.corpus} that have no reproducer, budget {event.budget}."
         known = f", resuming after {event.known} cases" if event.known else ""
-        workers = _format_count(event.workers, "worker") if event.cluster is None else f"the cluster at {event.cluster}"
+        workers = count_noun(event.workers, "worker") if event.cluster is None else f"the cluster at {event.cluster}"
         return (
             f"Campaign {event.campaign}: seed {event.seed}, budget {event.budget}, {workers} on {event.device}, corpus "
             f"{event.corpus}{known}."

@@ -76,7 +76,7 @@ from fuzzcompile.fuzz.focus.focus_request import FOCUS, FocusTally
 from fuzzcompile.fuzz.generation.cases import GeneratedCase
 from fuzzcompile.model.contract import ReportJson, read_target
 from fuzzcompile.model.culprit_contract import CulpritJson
-from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, MachineUnfit
+from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, MachineUnfit, describe_error, format_message
 from fuzzcompile.model.hints import format_command
 from fuzzcompile.model.judge_task import JudgeResult
 from fuzzcompile.model.lost_worker import make_unjudged_record
@@ -407,11 +407,11 @@ class CampaignEngine:
         return Trouble(f"minimizing {finding}: {error}; `{again}` tries again")
 
     def _handle_error(self, error: Exception, job: CampaignJob) -> Iterator[Event]:
-        text = " ".join(str(error).split())[:300]
+        text = format_message(error, 300)
         if job.minimizes is not None:
             self._given_up.add(job.minimizes)
             self._work.shares.count_minimized(job.seconds, reproducer=False)
-            yield Trouble(f"minimizing {job.minimizes} failed: {type(error).__name__}: {text}")
+            yield Trouble(f"minimizing {job.minimizes} failed: {describe_error(error)}")
             return
         report = make_unjudged_record(job.name, self._torch, self.settings.device, text)
         self._record(job, JudgeResult(report | {"target": make_unexamined_target(self.settings.target)}))
@@ -419,7 +419,7 @@ class CampaignEngine:
         if self._unfit >= _MOST_UNFIT:
             raise EnvironmentUnfit(f"The campaign stops, because no case can be compiled here any more: {text}")
         if not isinstance(error, FuzzcompileError):
-            yield Trouble(f"case #{job.index} could not be judged: {type(error).__name__}: {text}")
+            yield Trouble(f"case #{job.index} could not be judged: {describe_error(error)}")
 
     def _record(self, job: CampaignJob, result: JudgeResult) -> StoredReport:
         """Count and store a judged case; steering and the certificates of the user's own passes learn from it."""

@@ -13,6 +13,7 @@ from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.culprit_contract import CulpritJson
 from fuzzcompile.model.custom import LoadedCustom
 from fuzzcompile.model.verdicts import NO_REFERENCE, CoverageCount, Verdict
+from fuzzcompile.model.words import count_noun
 
 # Kinds of programs by the first word of an idiom, or by where a case comes from.
 _KINDS = {
@@ -109,7 +110,7 @@ class Certificate:
         kinds = ", ".join(f"{kind} {count}" for kind, count in self.programs.most_common())
         exact = "judged in float64" if self.exact == total else f"{self.exact} of them judged in float64"
         exact += f" ({self.screened} without generated code)" if self.screened else ""
-        programs = f"{total} {'program' if total == 1 else 'programs'} ({kinds})"
+        programs = f"{count_noun(total, 'program')} ({kinds})"
         fired = f"{name} {verb} {programs}, {exact}"
         return "; ".join([fired, *self._describe_steps(), _describe_findings(own, open_ones)])
 
@@ -120,7 +121,7 @@ class Certificate:
         if silent and self.loaded.kind == "pass":
             yield f"never fired: {', '.join(silent)}"
         if self.unjudged:
-            further = "1 further program" if self.unjudged == 1 else f"{self.unjudged} further programs"
+            further = count_noun(self.unjudged, "further program")
             yield f"{further} could not be judged"
 
     def _to_json(self, own: Mapping[str, str], open_ones: Mapping[str, str]) -> dict[str, object]:

@@ -37,11 +37,12 @@ from fuzzcompile.fuzz.cluster.cluster_messages import (
     explain_failed_offer,
     read_named_files,
 )
-from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress, ClusterChange, ClusterState, count
+from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress, ClusterChange, ClusterState
 from fuzzcompile.fuzz.cluster.dask_client import connect
 from fuzzcompile.model.conditions import Conditions
-from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, UsageError, format_message
+from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, UsageError, describe_error, format_message
 from fuzzcompile.model.judge_task import NamedFunction, WorkerDescription
+from fuzzcompile.model.words import count_noun
 from fuzzcompile.run.pool.worker import WorkerCrashed, WorkerStartFailed, WorkerStopped
 from fuzzcompile.run.pool.worker_pool import Call, TaskOptions, TaskPool, WorkerState
 
@@ -327,7 +328,7 @@ class ClusterPool(TaskPool):
         except FuzzcompileError as error:
             self._fail(error)
         except Exception as error:  # an error of our own must not leave the campaign waiting for ever
-            self._fail(EnvironmentUnfit(f"The cluster cannot be used: {type(error).__name__}: {error}."))
+            self._fail(EnvironmentUnfit(f"The cluster cannot be used: {describe_error(error)}."))
 
     async def _attend_all(self, client: distributed.Client) -> None:
         """Attend the workers until the scheduler is lost; if this ends otherwise, the campaign's processes end too."""
@@ -387,8 +388,8 @@ class ClusterPool(TaskPool):
                     else:
                         worker.store_left(left)
         except Exception as error:  # the campaign goes on without it, and says why
-            fit = isinstance(error, FuzzcompileError)
-            self._refuse(worker, ("" if fit else f"{type(error).__name__}: ") + format_message(error).rstrip("."))
+            said = format_message(error) if isinstance(error, FuzzcompileError) else describe_error(error)
+            self._refuse(worker, said.rstrip("."))
 
     async def _admit(self, worker: ClusterWorker) -> None:
         """Admit a worker; raise EnvironmentUnfit if it does not fit, and OSError if it does not answer."""
@@ -432,7 +433,7 @@ class ClusterPool(TaskPool):
             raise EnvironmentUnfit(why)
         worker.surroundings, worker.slots = here, slots
         torch, device, machine = str(here.environment["torch"]), here.device, worker.machine
-        takes = f"{count(slots, 'case')} at a time on {device}, torch {torch}, machine {machine}"
+        takes = f"{count_noun(slots, 'case')} at a time on {device}, torch {torch}, machine {machine}"
         fields = {"worker": worker.address, "machine": machine, "slots": slots, "torch": torch, "device": device}
         self._report("worker_joined", f"Worker {worker.address} joins: {takes}", **fields)
         if not self._first.done():

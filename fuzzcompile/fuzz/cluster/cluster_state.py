@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fuzzcompile.model.errors import UsageError, format_message
+from fuzzcompile.model.words import count_noun
 
 _SCHEMES = ("tcp", "tls", "ws", "wss")
 _PORT = 8786  # Dask's own default
@@ -72,11 +73,6 @@ def _parse_url(text: str) -> str:
     return text.rstrip("/") if port is not None else f"{text.rstrip('/')}:{_PORT}"
 
 
-def count(number: int, what: str) -> str:
-    """Return a number of things in words."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 @dataclass(frozen=True)
 class ClusterChange:
     """A change of a cluster during a campaign: its event in the log, the event's fields, and a sentence."""
@@ -101,5 +97,5 @@ class ClusterState:
     def __str__(self) -> str:
         if not self.connected:
             return f"waiting for the Dask scheduler at {self.scheduler}"
-        where = f"{count(self.workers, 'Dask worker')} on {count(self.machines, 'machine')}"
+        where = f"{count_noun(self.workers, 'Dask worker')} on {count_noun(self.machines, 'machine')}"
         return f"{where}, {self.busy} of {self.slots} slots busy"

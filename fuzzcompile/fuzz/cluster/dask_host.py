@@ -28,7 +28,7 @@ from fuzzcompile.fuzz.cluster.cluster_messages import (
     compute_code_digest,
     make_portable,
 )
-from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, MachineUnfit, format_message
+from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, MachineUnfit, describe_error
 from fuzzcompile.model.judge_task import DESCRIBE, WorkerDescription
 from fuzzcompile.model.versions import __version__, installed_torch
 from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed, WorkerStopped
@@ -48,6 +48,7 @@ class CampaignHost(WorkerPlugin):  # type: ignore[misc]
 
     def __init__(self, charter: HostCharter) -> None:
         self._charter = charter
+        self.opening: asyncio.Task[bytes] | None = None  # which asks that come meanwhile wait for
         self._pool: TaskPool | None = None
         self._stack = ExitStack()  # what ends with the host
         self._closing, self._lock = threading.Event(), threading.Lock()
@@ -151,16 +152,24 @@ def offer(dask_worker: Worker) -> bytes:
 async def open_host(charter: HostCharter, dask_worker: Worker) -> bytes:
     """Open the host of a charter, and return the pickled `WorkerDescription` or error.
 
-    An earlier host is closed: its campaign had lost this worker, and what that runs has begun anew elsewhere.
+    One that opens already, for a campaign that has asked before and waited too short, is waited for. An earlier one is
+    closed: its campaign had lost this worker, and what that runs has begun anew elsewhere.
     """
-    host = CampaignHost(charter)
-    await dask_worker.plugin_add(host, name=charter.campaign)
+    host = dask_worker.plugins.get(charter.campaign)
+    if host is None or host.opening is None or host.opening.done():
+        host = CampaignHost(charter)
+        await dask_worker.plugin_add(host, name=charter.campaign)
+        host.opening = asyncio.create_task(_describe_opened(host))
+    return await asyncio.shield(host.opening)
+
+
+async def _describe_opened(host: CampaignHost) -> bytes:
     try:
         return pickle.dumps(await asyncio.to_thread(host.open))
     except FuzzcompileError as error:
         return pickle.dumps(make_portable(error))
     except Exception as error:  # the campaign goes on without this worker, and says why
-        return pickle.dumps(EnvironmentUnfit(f"{type(error).__name__}: {format_message(error)}"))
+        return pickle.dumps(EnvironmentUnfit(describe_error(error)))
 
 
 def pulse(campaign: str, dask_worker: Worker) -> bytes:

@@ -19,6 +19,7 @@ from fuzzcompile.compiler.watch import rule_labels
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.inductor_toggles import Settings, solve_switches
 from fuzzcompile.model.stages import FREEZING
+from fuzzcompile.run.reachable_state import list_global_names
 
 _DEEPEST = 3
 _PASSES = "torch._inductor.fx_passes"
@@ -46,7 +47,7 @@ def list_functions(parts: Iterable[object], helpers: int | None = None) -> list[
                 held = [cell.cell_contents for cell in part.__closure__ or () if cell != _EMPTY]
                 held.append(getattr(part, "__wrapped__", None))
                 inner = held if helpers is None else filter(_is_of_rules, held)
-                for name in () if helpers is None else _iter_names(part.__code__):
+                for name in () if helpers is None else list_global_names(part.__code__):
                     helper = part.__globals__.get(name)
                     if str(getattr(helper, "__module__", "")).startswith(_PASSES):
                         collect(helper, depth - 1)
@@ -76,13 +77,6 @@ def _is_of_rules(held: object) -> bool:
     if isinstance(held, types.FunctionType):
         return held.__module__.startswith(_PASSES) or not held.__module__.startswith("torch.")
     return isinstance(held, functools.partial)
-
-
-def _iter_names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _iter_names(constant)
 
 
 def list_code_places(rule: KnownRule) -> list[tuple[str, int]]:

@@ -32,7 +32,7 @@ from fuzzcompile.compiler.torch_config import (
     load_config,
     preserve_config,
 )
-from fuzzcompile.model.errors import CaseError, UsageError
+from fuzzcompile.model.errors import CaseError, UsageError, describe_error
 from fuzzcompile.programs.capture.case_loader import runs_own_backward
 from fuzzcompile.programs.capture.interception import CallHistory, make_captured_case, name_target, roots_of_call
 from fuzzcompile.programs.capture.state import Ambient, PresentState
@@ -230,7 +230,7 @@ def send(invocation: Invocation, path: Path) -> None:
         except (OSError, MemoryError):
             raise
         except Exception as error:  # pickling runs the objects' own code, which may raise anything
-            raise Unsendable(f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]) from error
+            raise Unsendable(describe_error(error, 200)) from error
 
 
 def receive(path: Path, device: torch.device) -> Invocation:
@@ -240,7 +240,7 @@ def receive(path: Path, device: torch.device) -> Invocation:
     except MemoryError:
         raise
     except Exception as error:  # unpickling imports modules and runs the objects' own code
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        said = describe_error(error, 200)
         raise CaseError(f"{path.stem} cannot be rebuilt in another process: {said}") from error
     for name, text in texts.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)

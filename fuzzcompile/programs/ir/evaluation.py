@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils._pytree import tree_leaves
 
+from fuzzcompile.model.errors import describe_error
 from fuzzcompile.programs.ir.case_source import Writer, input_expression
 from fuzzcompile.programs.ir.program import Program
 from fuzzcompile.run.device import seed_everything
@@ -97,7 +98,7 @@ def _run(program: Program) -> Evaluation:
                     namespace.setdefault(statement.name, namespace[name])
                     values[statement.name] = copy_tree(namespace[statement.name])
         except Exception as error:  # a candidate may be any nonsense
-            return Evaluation(values, position, f"{type(error).__name__}: {error}")
+            return Evaluation(values, position, describe_error(error))
     return Evaluation(values)
 
 

@@ -12,8 +12,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from fuzzcompile.model.privacy import scrub
+from fuzzcompile.model.versions import PACKAGE
 from fuzzcompile.run.subprocesses import run_command
 
 SCRIPT = "repro.py"
@@ -31,6 +33,10 @@ class FinishedProcess:
     output: str
     confirmed: bool = False
     files: Mapping[str, str] = field(default_factory=dict)
+
+
+# For a script that needs this fuzzcompile itself, wherever it was imported from.
+OWN_PACKAGE: Final = {"PYTHONPATH": str(PACKAGE.parent)}
 
 
 def run_alone(

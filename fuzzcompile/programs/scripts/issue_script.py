@@ -28,10 +28,10 @@ from fuzzcompile.compiler.custom_code import has_custom_code
 from fuzzcompile.model.contract import COMPILE, ReportJson, RungJson, ShownJson, read_target
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.custom import is_custom
+from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.verdicts import Verdict
-from fuzzcompile.model.versions import PACKAGE
-from fuzzcompile.programs.scripts.clean_process import FinishedProcess, collect_environment, run_alone
+from fuzzcompile.programs.scripts.clean_process import OWN_PACKAGE, FinishedProcess, collect_environment, run_alone
 from fuzzcompile.programs.scripts.plain_script import (
     ACCEPTED,
     PlainScript,
@@ -108,7 +108,7 @@ def show(
     except KeyboardInterrupt:
         return replace(shown, interrupted=True)
     except Exception as error:  # a case may be of any form, and its reproducer stands without this script
-        why = f"no script for an issue could be made ({type(error).__name__}: {error})"
+        why = f"no script for an issue could be made ({describe_error(error)})"
         return replace(shown, note="; ".join(filter(None, (shown.note, why))))
 
 
@@ -342,7 +342,6 @@ _TRIED = ("inductor", _OFF, "eager", "aot_eager", "aot_eager_decomp_partition")
 _LIMIT = 90.0
 _LEAST = 5.0
 # A clean process does not find a package that PYTHONPATH alone leads to.
-_OWN_PACKAGE = {"PYTHONPATH": str(PACKAGE.parent)}
 
 
 class LadderResult(NamedTuple):
@@ -390,7 +389,7 @@ def _try_candidates(candidates: Sequence[PlainScript], ends: float) -> dict[int,
         return {}
     asked = [(plain.check.kind, {backend: plain.text(backend) for backend in _TRIED}) for plain in candidates]
     command = ("-m", "fuzzcompile.programs.scripts.issue_script")
-    ran = run_alone(json.dumps(asked), command=command, environment=_OWN_PACKAGE, timeout=limit, wanted=["seen.jsonl"])
+    ran = run_alone(json.dumps(asked), command=command, environment=OWN_PACKAGE, timeout=limit, wanted=["seen.jsonl"])
     found: dict[int, dict[str, _Rung]] = {}
     for line in ran.files.get("seen.jsonl", "").splitlines():
         number, backend, *answer = json.loads(line)
@@ -470,7 +469,7 @@ def find_eager_script(
     if report.get("verdict") not in _VALUES or not (early or named) or limit is None:
         return None
     command = ("-m", "fuzzcompile.programs.scripts.kernels")
-    ran = run_alone(source, command=command, arguments=named, environment=_OWN_PACKAGE, timeout=limit)
+    ran = run_alone(source, command=command, arguments=named, environment=OWN_PACKAGE, timeout=limit)
     line = next((line for line in ran.output.splitlines() if line.startswith('{"operator"')), None)
     for script in json.loads(line)["scripts"] if line is not None else ():
         alone = run_alone(script, timeout=_find_time(ends) or 1)

@@ -15,9 +15,8 @@ from fuzzcompile.model.custom import ObjectPath
 from fuzzcompile.model.errors import CaseError, UsageError
 from fuzzcompile.model.templates import get_environment
 from fuzzcompile.model.verdicts import Verdict
-from fuzzcompile.model.versions import PACKAGE
 from fuzzcompile.programs.ir.case_text import extract_case, find_bound_names, makes_tensors, only_difference
-from fuzzcompile.programs.scripts.clean_process import FinishedProcess, run_alone
+from fuzzcompile.programs.scripts.clean_process import OWN_PACKAGE, FinishedProcess, run_alone
 from fuzzcompile.programs.scripts.script_plan import (
     ScriptPlan,
     choose_comparison,
@@ -134,8 +133,7 @@ def confirm_for_target(source: str, report: ReportJson, *, timeout: float = 240)
     It must show the bug of ``report``. As for `confirm_reproducer`, a planted bug is not confirmed.
     """
     command = ("-m", "fuzzcompile", "triage", "--json", "--target", read_target(report) or "")
-    package = {"PYTHONPATH": str(PACKAGE.parent)}
-    ran = run_alone(source, command=command, environment=package, timeout=timeout)
+    ran = run_alone(source, command=command, environment=OWN_PACKAGE, timeout=timeout)
     try:
         reached = json.loads(next((line for line in ran.output.splitlines() if line.startswith("{")), "{}"))
     except json.JSONDecodeError:

@@ -30,6 +30,7 @@ from fuzzcompile.model.stages import STAGES
 from fuzzcompile.model.templates import find_template_folder
 from fuzzcompile.model.templates import get_environment as templates
 from fuzzcompile.model.versions import __version__
+from fuzzcompile.model.words import count_noun
 from fuzzcompile.report.circumstances import WORDS, seen_on, versions
 from fuzzcompile.report.filing import find_refusal
 from fuzzcompile.report.finding_facts import IssueFacts
@@ -116,18 +117,14 @@ def _about_campaign(entries: Sequence[FindingEntry], summary: Mapping[str, objec
     hit, new = sum(bool(entry.hit) for entry in entries), sum(entry.new for entry in entries)
     cases, pace, listed = summary.get("cases"), summary.get("cases_per_minute"), summary.get("findings")
     speed = f" ({pace:g} a minute)" if isinstance(pace, int | float) else ""
-    yield f"The campaign judged {cases} cases{speed}, hit {_count(hit)}, {new} of them new."
+    yield f"The campaign judged {cases} cases{speed}, hit {count_noun(hit, 'finding')}, {new} of them new."
     missing = (len(listed) if isinstance(listed, list) else 0) - hit
     if missing > 0:
-        yield f"{_count(missing)} of its summary {_are(missing)} not in this corpus."
+        yield f"{count_noun(missing, 'finding')} of its summary {_are(missing)} not in this corpus."
 
 
 def _are(number: int) -> str:
     return "is" if number == 1 else "are"
-
-
-def _count(findings: int) -> str:
-    return f"{findings} finding{'' if findings == 1 else 's'}"
 
 
 _BARS = 60
