@@ -176,7 +176,6 @@ TELLING = {
     ("plain passes", "is missing"),
     ("backend entry", "raises"),
     ("pre-grad stage", "raises afterwards"),
-    ("partition", "is missing"),
     ("pattern pass", "raises"),
     ("lowered graph", "raises"),
     ("kernel call", "is missing"),

@@ -208,7 +208,7 @@ def test_caches_that_were_filled_without_a_recorder_do_not_hide_the_rewrites():
     assert watched.ledger.frames[0].find_record("post_grad") is not None
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_recording_changes_no_bit_of_the_result(training: bool):
     target, inputs = programs.block(training=training)
     torch._dynamo.reset()

@@ -64,7 +64,7 @@ CLEAN = {
 }
 
 
-SLOW = ("block", "block trained")  # the others have all that these have
+SLOW = ("block", "block trained", "dropout")  # the others have all that these have
 
 
 @pytest.fixture(

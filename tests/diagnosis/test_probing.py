@@ -27,7 +27,9 @@ def look(path: Path, target: SignatureLock) -> CaseProbe:
 
 
 @of_2_13
-@pytest.mark.parametrize("name", ["issue_195422", "issue_195579", "issue_198343b", "issue_191499"])
+@pytest.mark.parametrize(
+    "name", ["issue_195422", "issue_195579", "issue_198343b", pytest.param("issue_191499", marks=pytest.mark.slow)]
+)
 def test_who_is_at_fault_beyond_the_graph_passes_is_told_by_one_compile(name, triaged):
     report = triaged(KNOWN / f"{name}.py")
     target = SignatureLock.of(report)

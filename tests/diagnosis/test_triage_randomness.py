@@ -138,7 +138,7 @@ def sin_far_off(match, x):
     [
         DROPOUT,
         "def program(x):\n    return torch.rand(2, 1, 1) * F.dropout(x.bfloat16(), 0.5).float() + torch.randn(32)\n",
-        ATTENTION,
+        pytest.param(ATTENTION, marks=pytest.mark.slow),
     ],
     ids=["dropout", "several draws", "attention"],
 )

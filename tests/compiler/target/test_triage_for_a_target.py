@@ -45,7 +45,7 @@ def judge(workers: Executor) -> Judge:
         "sizes_from_data",
         "whole_dynamic",
         "own_kernel",
-        "frozen",
+        pytest.param("frozen", marks=pytest.mark.slow),
         "says_cuda_and_autocast",
         "autocast_around",
         "script_for_cuda",

@@ -299,6 +299,7 @@ PLANTED = [
         "aten.native_layer_norm_backward.default",
         verdict=Verdict.WRONG_GRADIENT,
         line=None,
+        slow=True,
     ),
     Planted(
         "backward of gelu",

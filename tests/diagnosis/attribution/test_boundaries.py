@@ -116,6 +116,7 @@ def test_triage_calls_it_a_bug_and_names_the_operator(tmp_path: Path):
     assert report.confidence == "high"
 
 
+@pytest.mark.slow
 def test_a_gross_error_is_named_by_the_border_as_well(tmp_path: Path):
     path = tmp_path / "case.py"
     path.write_text(CASE.format(dtype="float32", backward=False))

@@ -58,7 +58,11 @@ def report(folder: Path, dtype: str, seed: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("dtype", "error"),
-    [("float32", 1e-5), ("bfloat16", 2e-2), pytest.param("float16", 5e-3, marks=pytest.mark.slow)],
+    [
+        ("float32", 1e-5),
+        pytest.param("bfloat16", 2e-2, marks=pytest.mark.slow),
+        pytest.param("float16", 5e-3, marks=pytest.mark.slow),
+    ],
 )
 def test_a_lowering_that_is_slightly_wrong_is_a_bug(tmp_path: Path, dtype: str, error: float):
     with tanh_off(error):

@@ -122,6 +122,7 @@ def test_a_bug_that_is_not_in_the_baseline_counts(write_case, plant, capsys, sha
     assert "miscompile (BUG, known" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_case_that_is_too_large_is_refused_with_the_figure(write_case, capsys):
     large = """
 import torch

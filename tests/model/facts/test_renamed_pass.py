@@ -94,7 +94,7 @@ def tables(tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the source of this torch's stage is rewritten")
-@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("broken", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_renamed_pass_is_watched_and_named_by_a_change_of_data_alone(tables: Path, tmp_path: Path, broken: bool):
     case = tmp_path / "case.py"
     case.write_text(CASE)

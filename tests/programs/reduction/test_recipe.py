@@ -56,7 +56,7 @@ def big_cases(predicate: Predicate, wanted: int) -> tuple[GeneratedCase, ...]:
     return tuple(next(found) for _ in range(wanted))
 
 
-@pytest.mark.parametrize("predicate", [other_axis, misplaced_key])
+@pytest.mark.parametrize("predicate", [pytest.param(other_axis, marks=pytest.mark.slow), misplaced_key])
 def test_a_finding_in_a_block_becomes_one_attention_over_q_k_and_v(predicate: Predicate) -> None:
     for case in big_cases(predicate, 2):
         best = best_of(case, predicate)
