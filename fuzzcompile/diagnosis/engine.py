@@ -219,9 +219,16 @@ class JudgedTrial:
 
     def take_side(self) -> JudgedTrial:
         """The answer with the side that is wrong: a verdict on eager mode where that is."""
-        side, decision = find_side(self.experiments, self.trial, self.decision), self.decision
-        if side is None:
-            return self
+        side = find_side(self.experiments, self.trial, self.decision)
+        return self if side is None else self._on_side(side)
+
+    def weigh_culprit(self, culprit: Culprit | None) -> JudgedTrial:
+        """The answer, its side weighed once more by what is accused (`Side.weigh_culprit`)."""
+        side = None if self.side is None else self.side.weigh_culprit(culprit)
+        return self if side is None or side is self.side else self._on_side(side)
+
+    def _on_side(self, side: Side) -> JudgedTrial:
+        decision = self.decision
         if side.wrong == "eager":
             decision = replace(decision, verdict=Verdict.EAGER_WRONG, detail=side.why)
         elif side.wrong != "compiled":
@@ -377,7 +384,8 @@ def triage(
         answer = _look_again(answer)
         progress.note_verdict(answer.report())
     progress.note_ledger(answer.trial.ledger)
-    report = answer.report(answer.attribute(thorough=task.thorough))
+    attribution = answer.attribute(thorough=task.thorough)
+    report = answer.weigh_culprit(attribution.culprit).report(attribution)
     # A rewrite that is off is tried as asked, not the other way judged.
     fates = tuple(find_rewrite_fate(experiments, answer.trial, answer.steps, name) for name in task.suspects)
     maps = make_error_maps(answer.experiments, answer.trial) if task.error_maps else {}

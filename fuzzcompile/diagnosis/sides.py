@@ -8,12 +8,13 @@ differences of the forward pass as well, which calls no backward kernel at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from fuzzcompile.compiler.operators.second_reference import ContestedCall, SecondReference
+from fuzzcompile.compiler.operators.decompositions import get_operator_family
+from fuzzcompile.compiler.operators.second_reference import ContestedCall, SecondReference, UnopposedCall
 from fuzzcompile.compiler.target.target_process import current_target
 from fuzzcompile.diagnosis.attribution.culprit import Culprit
 from fuzzcompile.diagnosis.decision import Decision
@@ -46,6 +47,21 @@ class Side:
     wrong: WrongSide
     why: str = ""
     call: ContestedCall | None = None
+    unopposed: Mapping[str, UnopposedCall] = field(
+        default_factory=dict
+    )  # operators whose kernels both references share
+
+    def weigh_culprit(self, culprit: Culprit | None) -> Side:
+        """The side, undecided if the compiler is accused of what only the kernel that both references share denies."""
+        if self.wrong != "compiled" or culprit is None:
+            return self
+        # Generated code has names of its own for operators (``CppOverrides.exp``).
+        accused = {*culprit.family.split("+"), str(culprit.rewrite).rpartition(".")[2]}
+        calls = (call for name, call in self.unopposed.items() if get_operator_family(name) in accused)
+        doubtful = next((call for call in calls if not call.fits_derivative), None)
+        if doubtful is None:
+            return self
+        return Side("undecided", f"only the kernel of {doubtful.operator} itself says that compiled is wrong")
 
 
 def find_side(experiments: Experiments, trial: Trial, decision: Decision) -> Side | None:
@@ -71,7 +87,8 @@ def find_side(experiments: Experiments, trial: Trial, decision: Decision) -> Sid
     if contested and _is_repaired(experiments, trial, contested):
         names = ", ".join(dict.fromkeys(str(call.operator) for call in contested))
         return Side("undecided", f"kernel and decomposition of {names} part, and nothing tells which of them is right")
-    return Side("compiled", "two references that share no kernel agree against it")
+    why = "two references that share no kernel agree against it"
+    return Side("compiled", why, unopposed=mode.unopposed)
 
 
 def _explain_unseen(experiments: Experiments, trial: Trial) -> str | None:

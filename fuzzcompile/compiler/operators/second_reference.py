@@ -21,6 +21,7 @@ import numpy
 import torch
 from torch.utils import _pytree as pytree
 
+from fuzzcompile.compiler.functional_run import OperatorMode
 from fuzzcompile.compiler.operators.decompositions import find_decomposition
 from fuzzcompile.compiler.operators.operator_application import Arguments, is_contiguous, make_contiguous
 from fuzzcompile.model.facts import facts
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 _FACTS = facts().operators
 # Elements of the arguments of one call from which on it is not computed again: what is that large takes too long.
 _MOST_ELEMENTS = 2**22
+# Operators of a decomposition that compute nothing.
+_MOVING = ("convert_element_type", "broadcast_in_dim", "clone", "copy_to", "_to_copy", "copy_", "empty_strided")
 # Contested calls that are kept, with their arguments.
 _MOST_CONTESTED = 20
 # Differences of an operator are taken over this share of an argument's size, and over half of it.
@@ -77,12 +80,28 @@ class ContestedCall:
         if self.opinion.compute is None:
             return True
         with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):  # it has no derivative
-            return _weigh_derivatives(self.operator, self.opinion.compute, self.arguments)
+            fits = _fit_derivatives([self.operator, self.opinion.compute], self.arguments)
+            return None if fits is None or fits[0] == fits[1] else fits[1]
         return None
 
     def describe_inputs(self) -> str:
         """The dtype, sizes and strides of each tensor among the arguments."""
         return ", ".join(map(_describe_tensor, _list_tensors(self.arguments)))
+
+
+@dataclass(frozen=True, eq=False)
+class UnopposedCall:
+    """A call of an operator on which there is no other opinion: both references share its kernel."""
+
+    operator: Operator
+    arguments: Arguments
+
+    @functools.cached_property
+    def fits_derivative(self) -> bool:
+        """Return whether the kernel has the derivative that autograd computes by other kernels."""
+        with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):  # it has none
+            return _fit_derivatives([self.operator], self.arguments) == [True]
+        return False
 
 
 def _describe_tensor(tensor: torch.Tensor) -> str:
@@ -97,6 +116,7 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
         super().__init__(keep_casts=True, native=native)
         self.contested: list[ContestedCall] = []
         self.unseen = 0  # calls that could not be compared
+        self.unopposed: dict[str, UnopposedCall] = {}
         self._repaired, self._calls = repaired, 0
 
     def compute(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -114,6 +134,9 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
             return result
         if parted is None:
             return result
+        if isinstance(parted, UnopposedCall):
+            self.unopposed.setdefault(str(func), parted)
+            return result
         if number in self._repaired:
             for mine, other in zip(own, parted.values, strict=True):
                 if mine is not None and other is not None:
@@ -123,8 +146,10 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _find_parted_opinion(func: Operator, given: Arguments, own: Sequence[torch.Tensor | None]) -> PartedOpinion | None:
-    """The opinion that parts with the kernel's values, if one does: the most telling of them."""
+def _find_parted_opinion(
+    func: Operator, given: Arguments, own: Sequence[torch.Tensor | None]
+) -> PartedOpinion | UnopposedCall | None:
+    """The opinion that parts with the kernel's values, the most telling of them; None if they agree."""
     copies: Arguments | None = None
     if not all(map(is_contiguous, _list_tensors(given))):
         copies = make_contiguous(copy_tree(given))
@@ -138,14 +163,27 @@ def _find_parted_opinion(func: Operator, given: Arguments, own: Sequence[torch.T
         return PartedOpinion("contiguous", step, tuple(plain), by_layout=True)
     found = find_decomposition(func, cast("Mapping[OpOverload, Compute]", torch._decomp.decomposition_table))
     if found is None or func._schema.is_mutable:
-        return None
+        return UnopposedCall(func, given)
     args, kwargs = copy_tree(given)
-    result = found[1](*args, **kwargs)
-    if result is NotImplemented:
-        return None
+    called = list[Operator]()
+
+    def hear(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        called.append(operator)
+        return operator(*args, **kwargs)
+
+    with OperatorMode(hear):
+        result = found[1](*args, **kwargs)
+    if result is NotImplemented or not _is_independent(func, called):
+        return UnopposedCall(func, given)
     values = _list_computed(func, result, (args, kwargs))
     step = _measure_change(given, own, values)
     return PartedOpinion("decomposition", step, tuple(values), compute=found[1]) if step > SEMANTIC_STEP else None
+
+
+def _is_independent(func: Operator, called: Sequence[Operator]) -> bool:
+    """Return whether a decomposition computes its operator by others: a primitive alone calls the operator's kernel."""
+    computing = [each for each in called if each._schema.name.rsplit("::")[-1] not in _MOVING and not each.is_view]
+    return len(computing) > 1 and func not in called
 
 
 def _is_comparable(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -221,16 +259,16 @@ def _apply_formula(
     for mine, value in zip(own, (*results, *[None] * len(own)), strict=False):
         fits = mine is not None and value is not None and numpy.shape(value) == tuple(mine.shape)
         opinions.append(
-            torch.as_tensor(numpy.ascontiguousarray(value)).to(mine.dtype) if mine is not None and fits else None
+            torch.as_tensor(numpy.array(value, order="C")).to(mine.dtype) if mine is not None and fits else None
         )
     return opinions if any(opinion is not None for opinion in opinions) else None
 
 
-def _weigh_derivatives(kernel: Operator, decomposition: Compute, arguments: Arguments) -> bool | None:
-    """Return whether the operator's own derivative is that of the decomposition and not that of its kernel.
+def _fit_derivatives(functions: Sequence[Compute], arguments: Arguments) -> list[bool] | None:
+    """Return which functions have the derivative that autograd has for the first, an operator.
 
     Autograd's formula for an operator calls other operators. Along a direction v of the arguments and a weight c of the
-    results, ⟨c, f(x + hv) − f(x − hv)⟩ / 2h is compared with ⟨∂⟨c, f⟩/∂x, v⟩. None if neither has it, or both have.
+    results, ⟨c, f(x + hv) − f(x − hv)⟩ / 2h is compared with ⟨∂⟨c, f⟩/∂x, v⟩. None where there is no derivative.
     """
     generator = torch.Generator().manual_seed(0)
     leaves, spec = pytree.tree_flatten(arguments)
@@ -246,7 +284,7 @@ def _weigh_derivatives(kernel: Operator, decomposition: Compute, arguments: Argu
         return [given[index] for index in moved], [r for r in results if r.is_floating_point()]
 
     with torch.enable_grad():
-        inputs, results = call(kernel, 0.0, grad=True)
+        inputs, results = call(functions[0], 0.0, grad=True)
         weights = [torch.randn(result.shape, generator=generator).to(result) for result in results]
         pairs = [(result, weight) for result, weight in zip(results, weights, strict=True) if result.requires_grad]
         if not pairs:
@@ -264,9 +302,9 @@ def _weigh_derivatives(kernel: Operator, decomposition: Compute, arguments: Argu
 
     scale = _STEP * max((metrics.rms(leaves[index]) for index in moved), default=1.0)
     fits = []
-    for function in (kernel, decomposition):
+    for function in functions:
         near, nearer = measure(function, scale), measure(function, scale / 2)
         if abs(near - nearer) > _DERIVATIVE_TOLERANCE * max(size, abs(near)):
             return None  # a kink or a step: differences have no limit here
         fits.append(abs(nearer - along) <= _DERIVATIVE_TOLERANCE * max(size, abs(along)))
-    return fits[1] if fits[0] != fits[1] else None
+    return fits
