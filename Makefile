@@ -24,6 +24,7 @@ lint: $(STAMP) ## Formatter, linter, type checker, the measures of language and 
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tools/mypy.ini
 	$(BIN)/python tools/language.py
 	$(BIN)/python tools/rooms.py --check
 	$(BIN)/python tools/report_schema.py --check

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -198,7 +198,9 @@ def wider(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-def under(mode: Callable[[], object], layer: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+def under(
+    mode: Callable[[], AbstractContextManager[object]], layer: nn.Module
+) -> Callable[[torch.Tensor], torch.Tensor]:
     """The layer, run under the mode."""
 
     def run(x: torch.Tensor) -> torch.Tensor:
@@ -208,7 +210,7 @@ def under(mode: Callable[[], object], layer: nn.Module) -> Callable[[torch.Tenso
     return run
 
 
-def across_dtypes(dtype: torch.dtype, mode: Callable[[], object] = nullcontext) -> None:
+def across_dtypes(dtype: torch.dtype, mode: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
     """float32 against a shorter type on the same weights and inputs, both representable in it; noise in that type."""
     worst = Worst()
     for name, layer, wide, x in cases(tuple(LAYERS), dtype):

@@ -111,7 +111,8 @@ def _timed(script: Path, folder: Path, name: str, every: int | None, options: ar
     if every is not None:
         job = json.loads((out / "job.json").read_text(encoding="utf-8"))
         samples = f"{len(job['sampled'])} taken, {sum(job['skipped'].values())} skipped"
-    return Run(*json.loads(timed.read_text(encoding="utf-8")), samples)
+    wall, cpu = json.loads(timed.read_text(encoding="utf-8"))
+    return Run(wall, cpu, samples)
 
 
 if __name__ == "__main__":

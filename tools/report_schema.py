@@ -36,7 +36,10 @@ def read_meanings(kind: type) -> dict[str, str]:
     lines = inspect.getsource(sys.modules[kind.__module__]).splitlines()
     named = [node for node in ast.parse("\n".join(lines)).body if _defines(node, kind.__name__)]
     keys = {
-        ast.literal_eval(key) if isinstance(key, ast.Constant) else key.id: (key.lineno, value.end_lineno or 0)
+        ast.literal_eval(key) if isinstance(key, ast.Constant) else ast.unparse(key): (
+            key.lineno,
+            value.end_lineno or 0,
+        )
         for node in ast.walk(named[0])
         for key, value in _list_keys(node)
     }

@@ -179,7 +179,7 @@ def _plant_list() -> list[int]:
 def _clear() -> None:
     _plant_list().clear()
     for lines in _lines:
-        lines.clear()
+        lines.reached.clear()
 
 
 def _reached() -> tuple[int, ...]:
