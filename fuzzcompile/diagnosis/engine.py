@@ -38,7 +38,7 @@ from fuzzcompile.diagnosis.refusals import (
     refuse_unfit,
     refuse_unsupported,
 )
-from fuzzcompile.diagnosis.sides import Side, find_side, word_eager_fault
+from fuzzcompile.diagnosis.sides import Side, attribute_eager_fault, find_side
 from fuzzcompile.diagnosis.triage_report import Cost, TriageReport, find_rewrite_fate
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
@@ -205,7 +205,7 @@ class JudgedTrial:
         if self.hit is not None:
             return self.hit
         if self.side is not None and verdict is Verdict.EAGER_WRONG:
-            return replace(unproved, culprit=word_eager_fault(self.side))
+            return attribute_eager_fault(self.side, unproved)
         attribution = attribute(self._make_ablator(), thorough=thorough)
         return replace(attribution, changed_bits=unproved.changed_bits)
 

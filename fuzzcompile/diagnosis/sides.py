@@ -16,7 +16,7 @@ import torch
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.operators.second_reference import ContestedCall, SecondReference, UnopposedCall
 from fuzzcompile.compiler.target.target_process import current_target
-from fuzzcompile.diagnosis.attribution.culprit import Culprit
+from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.operators.operator_ways import describe_kernel_call
 from fuzzcompile.diagnosis.oracle.judgement import Observations, judge, reshape_like_eager
@@ -223,6 +223,15 @@ def _measure_slope(made: CaseRuns, name: str, direction: torch.Tensor, share: fl
         except Exception:  # the program's own: it has no loss here
             return None
     return (losses[0] - losses[1]) / (2 * step)
+
+
+def attribute_eager_fault(side: Side, attribution: Attribution) -> Attribution:
+    """The attribution with the kernel of eager mode that is at fault, and the run that proves it."""
+    if side.call is None:
+        return replace(attribution, culprit=word_eager_fault(side))
+    by = "on contiguous operands" if side.call.opinion.by_layout else "replaced"
+    ablation = Ablation(f"eager mode with {side.call.operator} {by}", True, None)
+    return replace(attribution, culprit=word_eager_fault(side), ablations=[ablation])
 
 
 def word_eager_fault(side: Side) -> Culprit:

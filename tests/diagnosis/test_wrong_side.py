@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
 import torch
-from eager_plants import eager_fault, is_strided, scaled
-from torch._inductor import decomposition, lowering
+from plants.sides import FAULTS, SharedFault, compiler_fault, eager_fault, is_strided, scaled, write_program
+from torch._inductor import lowering
 
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.model.contract import ReportJson
@@ -18,101 +16,35 @@ from fuzzcompile.programs.casefiles.case_module import load_case
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
-
-SOURCE = """
-import torch
-import torch.nn.functional as F
-
-BACKWARD = {backward}
-
-
-def make():
-    torch.manual_seed(0)
-
-    def program(x, w):
-        return {body}
-
-    return program, tuple(torch.randn(shape, dtype=torch.{dtype}, requires_grad={backward}) for shape in ({shape}, 8))
-"""
+# By the opinion that tells: a formula, the operator's derivative, differences of the forward pass.
+QUICK = (aten.gelu.default, aten.elu.default, aten.hardswish_backward.default)
+each_fault = pytest.mark.parametrize(
+    "fault", [pytest.param(each, marks=() if each.operator in QUICK else pytest.mark.slow) for each in FAULTS], ids=str
+)
 
 
 @pytest.fixture
 def judged(write_case) -> Callable[..., ReportJson]:
-    def judge(
-        body: str, *, backward: bool = False, dtype: str = "float32", shape: tuple[int, ...] = (4, 8)
-    ) -> ReportJson:
-        case = write_case(SOURCE.format(body=body, backward=backward, dtype=dtype, shape=shape))
-        return triage(load_case(case), CPU).to_json()
-
-    return judge
+    return lambda body, **how: triage(load_case(write_case(write_program(body, **how))), CPU).to_json()
 
 
-# By the opinion that tells: a formula, the operator's derivative, differences of the forward pass.
-FAULTS: list[Any] = [
-    (aten.gelu.default, "F.gelu(x) * 2", False),
-    (aten.elu.default, "F.elu(x)", False),
-    (aten.hardswish_backward.default, "F.hardswish(x * 4)", True),
-    *(
-        pytest.param(*fault, marks=pytest.mark.slow)
-        for fault in (
-            (aten._softmax.default, "torch.softmax(x, -1) + 1", False),
-            (aten.native_layer_norm.default, "F.layer_norm(x, (8,))", False),
-            (aten.native_layer_norm_backward.default, "F.layer_norm(x, (8,), w)", True),
-            (aten.exp.default, "torch.exp(x)", False),
-            (aten.silu_backward.default, "F.silu(x)", True),
-            (aten.var.correction, "x.var(-1)", False),
-            (aten.softplus.default, "F.softplus(x)", True),
-            (aten.logaddexp.default, "torch.logaddexp(x, x * 2)", False),
-            (aten.glu.default, "F.glu(x)", True),
-        )
-    ),
-]
-
-
-@pytest.mark.parametrize(("operator", "body", "backward"), FAULTS, ids=str)
-def test_a_kernel_of_eager_mode_is_named(judged, operator, body: str, backward: bool):
-    with eager_fault(operator, scaled):
-        report = judged(body, backward=backward)
+@each_fault
+def test_a_kernel_of_eager_mode_is_named(judged, fault: SharedFault):
+    with eager_fault(fault.operator):
+        report = judged(fault.body, backward=fault.backward)
     assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
-    assert report["culprit"]["stage"] == "aten" and report["culprit"]["rewrite"] == str(operator)
+    assert (report["culprit"]["stage"], report["culprit"]["rewrite"]) == ("aten", str(fault))
     assert report["culprit"]["details"]["aten_kernel"]["about"] == "values"
-    assert report["signature"] == f"aten:-:{operator._opname}" and report["severity"] == "silent"
+    assert report["signature"] == f"aten:-:{fault.operator._opname}" and report["severity"] == "silent"
 
 
-@contextlib.contextmanager
-def compiler_fault(operator: torch._ops.OpOverload) -> Iterator[str]:
-    """A decomposition that everybody shares, or a lowering, that is wrong as the kernel above is."""
-    table = torch._decomp.decomposition_table
-    with contextlib.ExitStack() as stack:
-        if operator in decomposition.decompositions:
-            right = decomposition.decompositions[operator]
-
-            def decomposed(*args: object, **kwargs: object) -> object:
-                result = right(*args, **kwargs)
-                return result if result is NotImplemented else scaled(result)
-
-            tables = [decomposition.decompositions, *([table] if operator in table else [])]
-            for each in tables:
-                stack.enter_context(mock.patch.dict(each, {operator: decomposed}))
-            yield "decomposition"
-        else:
-            kernel = lowering.lowerings[operator]
-
-            def lowered(*args: object, **kwargs: object) -> object:
-                result = kernel(*args, **kwargs)
-                return lowering.mul(result, 2 if not result.get_dtype().is_floating_point else 1.05)
-
-            stack.enter_context(mock.patch.dict(lowering.lowerings, {operator: lowered}))
-            yield "lowering"
-
-
-@pytest.mark.parametrize(("operator", "body", "backward"), FAULTS, ids=str)
-def test_the_same_fault_of_the_compiler_is_the_compilers(judged, operator, body: str, backward: bool):
-    with compiler_fault(operator) as stage:
-        report = judged(body, backward=backward)
+@each_fault
+def test_the_same_fault_of_the_compiler_is_the_compilers(judged, fault: SharedFault):
+    with compiler_fault(fault.operator) as stage:
+        report = judged(fault.body, backward=fault.backward)
     assert (report["wrong"], report["confidence"]) == ("compiled", "high")
-    assert report["verdict"] == ("wrong_gradient" if operator._opname.endswith("backward") else "miscompile")
-    assert (report["culprit"]["stage"], report["culprit"]["rewrite"]) == (stage, str(operator))
+    assert report["verdict"] == ("wrong_gradient" if "backward" in str(fault) else "miscompile")
+    assert (report["culprit"]["stage"], report["culprit"]["rewrite"]) == (stage, str(fault))
 
 
 def test_a_kernel_that_is_wrong_on_one_layout_alone_is_told_as_such(judged):
