@@ -64,7 +64,6 @@ FAULTS = (
     SharedFault(aten._softmax_backward_data.default, "torch.softmax(x, -1)", backward=True),
     SharedFault(aten.var.correction, "x.var(-1)"),
     SharedFault(aten.mean.dim, "x.mean(-1) * 3"),
-    SharedFault(aten.amax.default, "x.amax(-1)"),
     SharedFault(aten.softplus.default, "F.softplus(x)", backward=True),
     SharedFault(aten.logaddexp.default, "torch.logaddexp(x, x * 2)"),
     SharedFault(aten.glu.default, "F.glu(x)", backward=True),

@@ -25,6 +25,7 @@ from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.contract import WrongSide
 from fuzzcompile.model.culprit_contract import DetailsJson, KernelFault
 from fuzzcompile.model.stages import ATEN
+from fuzzcompile.model.thresholds import DIFFERENCE_STEP, MEETS, MISSES
 from fuzzcompile.model.verdicts import HARMLESS, Verdict
 from fuzzcompile.run import runs
 from fuzzcompile.run.arithmetic_modes import Float64Mode
@@ -32,10 +33,6 @@ from fuzzcompile.run.case_program import build
 from fuzzcompile.run.metrics import rms, widen
 from fuzzcompile.run.observation import Observation, Value, list_gradient_leaves
 
-# Differences are taken over this share of a tensor's size, and over half of it.
-_STEP = 1e-5
-# What both differences, and the gradient that is right, may miss the limit by, in units of what the two sides part by.
-_NEAR, _FAR = 0.1, 0.5
 # Gradients that are measured, the most different first.
 _MOST_GRADIENTS = 4
 
@@ -191,15 +188,15 @@ def _measure_gradient(made: CaseRuns, name: str, eager: torch.Tensor, compiled: 
     direction = apart / size
     slopes = [float((gradient * direction).sum()) for gradient in (eager, compiled)]
     parted = abs(slopes[0] - slopes[1])
-    near, nearer = (_measure_slope(made, name, direction, step) for step in (_STEP, _STEP / 2))
-    if near is None or nearer is None or not abs(near - nearer) < _NEAR * parted:
+    near, nearer = (_measure_slope(made, name, direction, step) for step in (DIFFERENCE_STEP, DIFFERENCE_STEP / 2))
+    if near is None or nearer is None or not abs(near - nearer) < MEETS * parted:
         return None  # a kink or a step, or a loss too large for such differences
     misses = [abs(nearer - slope) / parted for slope in slopes]
-    if misses[0] < _NEAR and misses[1] > _FAR:
+    if misses[0] < MEETS and misses[1] > MISSES:
         return "compiled"
-    if misses[1] < _NEAR and misses[0] > _FAR:
+    if misses[1] < MEETS and misses[0] > MISSES:
         return "eager"
-    return "both" if min(misses) > _FAR else None
+    return "both" if min(misses) > MISSES else None
 
 
 def _measure_slope(made: CaseRuns, name: str, direction: torch.Tensor, share: float) -> float | None:

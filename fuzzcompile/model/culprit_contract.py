@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 KernelFault = Literal["layout", "values"]
 
@@ -40,7 +40,7 @@ class AtenKernelJson(TypedDict):
     call: str  # the call as Python, with the tensors as ``inputs[i]``
     inputs: list[KernelInputJson]  # those tensors
     differs_by: float | None  # the largest difference, in units of the result's size
-    about: KernelFault  # ``layout``: it is right on contiguous copies of them; ``values`` otherwise
+    about: NotRequired[KernelFault]  # ``layout``: it is right on contiguous copies of them; ``values`` otherwise
     wrong_in: str  # the side that hands it such operands: ``eager`` or ``compiled``
 
 

@@ -25,7 +25,7 @@ from fuzzcompile.compiler.functional_run import OperatorMode
 from fuzzcompile.compiler.operators.decompositions import find_decomposition
 from fuzzcompile.compiler.operators.operator_application import Arguments, is_contiguous, make_contiguous
 from fuzzcompile.model.facts import facts
-from fuzzcompile.model.thresholds import SEMANTIC_STEP, VANISHING
+from fuzzcompile.model.thresholds import DERIVATIVE_TOLERANCE, DIFFERENCE_STEP, SEMANTIC_STEP, VANISHING
 from fuzzcompile.run import metrics
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.reference.formulas import FORMULAS, Call
@@ -41,10 +41,6 @@ _MOST_ELEMENTS = 2**22
 _MOVING = ("convert_element_type", "broadcast_in_dim", "clone", "copy_to", "_to_copy", "copy_", "empty_strided")
 # Contested calls that are kept, with their arguments.
 _MOST_CONTESTED = 20
-# Differences of an operator are taken over this share of an argument's size, and over half of it.
-_STEP = 1e-5
-# By this share of the whole may a derivative miss the differences' limit.
-_DERIVATIVE_TOLERANCE = 1e-4
 
 Opinion = Literal["contiguous", "formula", "decomposition"]
 """How an operator was computed beside its kernel."""
@@ -300,11 +296,11 @@ def _fit_derivatives(functions: Sequence[Compute], arguments: Arguments) -> list
         pairs = zip(*sides, weights, counted, strict=True)
         return sum(float(((up - down) * weight).sum()) for up, down, weight, wanted in pairs if wanted) / (2 * step)
 
-    scale = _STEP * max((metrics.rms(leaves[index]) for index in moved), default=1.0)
+    scale = DIFFERENCE_STEP * max((metrics.rms(leaves[index]) for index in moved), default=1.0)
     fits = []
     for function in functions:
         near, nearer = measure(function, scale), measure(function, scale / 2)
-        if abs(near - nearer) > _DERIVATIVE_TOLERANCE * max(size, abs(near)):
+        if abs(near - nearer) > DERIVATIVE_TOLERANCE * max(size, abs(near)):
             return None  # a kink or a step: differences have no limit here
-        fits.append(abs(nearer - along) <= _DERIVATIVE_TOLERANCE * max(size, abs(along)))
+        fits.append(abs(nearer - along) <= DERIVATIVE_TOLERANCE * max(size, abs(along)))
     return fits
